@@ -1,0 +1,59 @@
+"""A result with where it comes from: the command, the machine, the commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def provenance() -> dict[str, Any]:
+    """What a reader needs to run it again and to compare."""
+    return {
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "machine": machine(),
+        "commit": commit(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def machine() -> str:
+    """The processor (and GPU) in words."""
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()} ({os.cpu_count()} CPU cores)"
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        name = names[0] if names else name
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def commit() -> str:
+    """The checkout's commit, marked where files differ from it."""
+    root = Path(__file__).parent.parent
+    try:
+        run = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+        return subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def save(path: Path, figures: Mapping[str, Any]) -> None:
+    """Writes the figures and their provenance as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**provenance(), **figures}, indent=1) + "\n")

@@ -1,0 +1,1 @@
+"""What guesses: drafters and the DraftTree they all speak. Imports neither `server` nor `verify`, and no torch."""

@@ -1,0 +1,200 @@
+"""What one session has learned: successor weights per context, laid over a base table (ADED, Algorithm 2).
+
+A row starts as the base table's distribution of its context and is raised by what the target emits. Promises bounded
+memory (open addressing, the stalest row of a short probe window is evicted) and the same result for the same calls.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from drafters.ngram import PROBABILITY_UNIT, BaseArrays, context_key, find
+
+PROBES = 8  # slots looked at for one key
+
+
+class Rows(NamedTuple):
+    """The session's rows as numba kernels take them. An empty slot has key 0; stored keys are a context's key + 1."""
+
+    keys: NDArray[np.uint64]  # [C], C a power of two
+    stamps: NDArray[np.int64]  # [C]; when the row was last raised
+    tokens: NDArray[np.int32]  # [C, S]; -1 = none
+    weights: NDArray[np.float32]  # [C, S]; the base table's probabilities plus increments
+    missing: NDArray[np.float32]  # [C]; weight left for successors that are not in the row
+    clock: NDArray[np.int64]  # [1]
+
+
+def new_rows(capacity: int, successors: int) -> Rows:
+    """Empty rows for `capacity` contexts (rounded up to a power of two) of `successors` tokens each."""
+    size = 1 << max(4, (capacity - 1).bit_length())
+    return Rows(
+        np.zeros(size, np.uint64),
+        np.zeros(size, np.int64),
+        np.full((size, successors), -1, np.int32),
+        np.zeros((size, successors), np.float32),
+        np.ones(size, np.float32),
+        np.zeros(1, np.int64),
+    )
+
+
+@njit(cache=True, nogil=True)
+def _home(rows: Rows, key: np.uint64) -> np.int64:
+    mixed = key * np.uint64(0x9E3779B97F4A7C15)
+    # np.int64, not int(): numba's int() keeps the sign, and unsigned plus signed would become a float.
+    return np.int64((mixed >> np.uint64(32)) & np.uint64(len(rows.keys) - 1))
+
+
+@njit(cache=True, nogil=True)
+def locate(rows: Rows, key: np.uint64) -> int:
+    """The slot of the context with `key`, or -1."""
+    home = _home(rows, key)
+    for probe in range(PROBES):
+        slot = (home + probe) & (len(rows.keys) - 1)
+        if rows.keys[slot] == key + np.uint64(1):
+            return slot
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def _claim(base: BaseArrays, rows: Rows, key: np.uint64) -> int:
+    """A slot for the context, filled from the base table: a free one, else the stalest of the probe window."""
+    home = _home(rows, key)
+    best = home
+    for probe in range(PROBES):
+        slot = (home + probe) & (len(rows.keys) - 1)
+        if rows.keys[slot] == 0:
+            best = slot
+            break
+        if rows.stamps[slot] < rows.stamps[best]:
+            best = slot
+    rows.keys[best] = key + np.uint64(1)
+    rows.tokens[best, :] = -1
+    rows.weights[best, :] = 0.0
+    rest = 1.0
+    context = find(base, key)
+    if context >= 0:
+        start = base.offsets[context]
+        for i in range(min(base.offsets[context + 1] - start, rows.tokens.shape[1])):
+            weight = base.probabilities[start + i] / PROBABILITY_UNIT
+            rows.tokens[best, i] = base.tokens[start + i]
+            rows.weights[best, i] = weight
+            rest -= weight
+    rows.missing[best] = max(rest, 0.0)
+    return best
+
+
+@njit(cache=True, nogil=True)
+def raise_weight(base: BaseArrays, rows: Rows, previous: int, last: int, token: int, increment: float, maximum: float) -> None:
+    """Raises one successor's weight by `increment` up to `maximum`, adding it where it is new (Algorithm 2)."""
+    key = context_key(previous, last)
+    slot = locate(rows, key)
+    if slot < 0:
+        slot = _claim(base, rows, key)
+    rows.clock[0] += 1
+    rows.stamps[slot] = rows.clock[0]
+    lightest = 0
+    for i in range(rows.tokens.shape[1]):
+        if rows.tokens[slot, i] == token:
+            rows.weights[slot, i] = min(rows.weights[slot, i] + increment, maximum)
+            return
+        if rows.tokens[slot, i] < 0:
+            lightest = i
+            break
+        if rows.weights[slot, i] < rows.weights[slot, lightest]:
+            lightest = i
+    rows.tokens[slot, lightest] = token
+    rows.weights[slot, lightest] = min(increment, maximum)
+
+
+@njit(cache=True, nogil=True)
+def learn(base: BaseArrays, rows: Rows, text: NDArray[np.int32], fresh: int, increment: float, maximum: float) -> None:
+    """Raises the tri-grams and bi-grams that end in the last `fresh` tokens of `text`, int32 [T]."""
+    for i in range(max(1, len(text) - fresh), len(text)):
+        raise_weight(base, rows, -1, text[i - 1], text[i], increment, maximum)
+        if i >= 2:
+            raise_weight(base, rows, text[i - 2], text[i - 1], text[i], increment, maximum)
+
+
+@njit(cache=True, nogil=True)
+def _collect(
+    base: BaseArrays,
+    rows: Rows,
+    key: np.uint64,
+    share: float,
+    tokens: NDArray[np.int32],
+    probabilities: NDArray[np.float32],
+    size: int,
+) -> tuple[int, float]:
+    """Adds the context's successors, times `share`, to those already there; returns their number and the mass left."""
+    slot = locate(rows, key)
+    first = size
+    left = share
+    if slot >= 0:
+        total = rows.missing[slot]
+        for i in range(rows.tokens.shape[1]):
+            total += rows.weights[slot, i]
+        for i in range(rows.tokens.shape[1]):
+            if rows.tokens[slot, i] < 0:
+                break
+            size, left = _put(
+                tokens, probabilities, first, size, left, rows.tokens[slot, i], share * rows.weights[slot, i] / total
+            )
+        return size, left
+    context = find(base, key)
+    if context >= 0:
+        for i in range(base.offsets[context], base.offsets[context + 1]):
+            weight = base.probabilities[i] / PROBABILITY_UNIT
+            size, left = _put(tokens, probabilities, first, size, left, np.int32(base.tokens[i]), share * weight)
+    return size, left
+
+
+@njit(cache=True, nogil=True)
+def _put(
+    tokens: NDArray[np.int32],
+    probabilities: NDArray[np.float32],
+    first: int,
+    size: int,
+    left: float,
+    token: int,
+    probability: float,
+) -> tuple[int, float]:
+    """Adds one successor, or its mass where a longer context (entries before `first`) named it already."""
+    for i in range(first):
+        if tokens[i] == token:
+            probabilities[i] += probability
+            return size, left - probability
+    if size < len(tokens):
+        tokens[size] = token
+        probabilities[size] = probability
+        size += 1
+    return size, left - probability
+
+
+@njit(cache=True, nogil=True)
+def successors(
+    base: BaseArrays,
+    rows: Rows,
+    previous: int,
+    last: int,
+    tokens: NDArray[np.int32],
+    probabilities: NDArray[np.float32],
+) -> int:
+    """P(. | previous, last) into `tokens` and `probabilities` (as many as fit), likeliest first; returns the number.
+
+    The mass that the tri-gram row leaves to unseen tokens is shared out by the bi-gram row. Ties keep table order.
+    """
+    size, left = _collect(base, rows, context_key(previous, last), 1.0, tokens, probabilities, 0)
+    if left > 0.0:
+        size, left = _collect(base, rows, context_key(-1, last), left, tokens, probabilities, size)
+    for i in range(1, size):  # insertion sort: short, nearly sorted
+        token, probability = tokens[i], probabilities[i]
+        j = i
+        while j > 0 and probabilities[j - 1] < probability:
+            tokens[j], probabilities[j] = tokens[j - 1], probabilities[j - 1]
+            j -= 1
+        tokens[j], probabilities[j] = token, probability
+    return size

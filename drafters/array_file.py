@@ -1,0 +1,87 @@
+"""Named arrays in one file, read through a memory map.
+
+The file is plain safetensors (numbers only, nothing that runs), so other tools can look inside. Its metadata carries
+the kind, the format's version and the tokenizer's fingerprint; a file that is truncated, foreign or made with another
+tokenizer is refused with a sentence. Knows nothing about what the arrays mean.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+VERSION = "1"
+MAX_HEADER_BYTES = 1 << 20
+DTYPES = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "I32": np.int32, "I64": np.int64}
+
+
+class ArrayFileError(ValueError):
+    """The file cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class ArrayFile:
+    """An open file: read-only arrays by name, and the metadata it was saved with."""
+
+    path: Path
+    arrays: Mapping[str, NDArray[Any]]
+    metadata: Mapping[str, str]
+
+
+def save(path: Path, kind: str, fingerprint: str, arrays: Mapping[str, NDArray[Any]], **metadata: str) -> None:
+    """Writes beside `path` and renames at the end, so that a reader never sees half a file."""
+    partial = path.with_name(path.name + ".partial")
+    labels = {"kind": kind, "version": VERSION, "fingerprint": fingerprint, **metadata}
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial, labels)
+    os.replace(partial, path)
+
+
+def load(path: Path, kind: str, fingerprint: str | None = None) -> ArrayFile:
+    """Maps `path`; with a `fingerprint`, only a file built with that tokenizer is accepted. Raises ArrayFileError."""
+    try:
+        data = np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError) as error:
+        raise ArrayFileError(
+            f"{path} cannot be read ({error}); give the path of a file made by `outrider datastore build`."
+        ) from None
+    header, body = _split(path, data)
+    metadata = header.pop("__metadata__", {})
+    if metadata.get("kind") != kind or metadata.get("version") != VERSION:
+        found = f"kind {metadata.get('kind')!r}, version {metadata.get('version')!r}"
+        raise ArrayFileError(
+            f"{path} is not a version {VERSION} {kind} file ({found}); build it with `outrider datastore build`."
+        )
+    if fingerprint is not None and metadata.get("fingerprint") != fingerprint:
+        raise ArrayFileError(f"{path} was built with another tokenizer; build it again with this model's tokenizer.")
+    arrays = {name: _array(path, body, entry) for name, entry in header.items()}
+    return ArrayFile(path, arrays, metadata)
+
+
+def _split(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], NDArray[np.uint8]]:
+    """The parsed header, and the bytes behind it that its offsets count from."""
+    try:
+        size = int(data[:8].view(np.uint64)[0]) if len(data) >= 8 else 0
+        if not 0 < size <= MAX_HEADER_BYTES:
+            raise ValueError
+        header = json.loads(bytes(data[8 : 8 + size]))
+        if not isinstance(header, dict):
+            raise ValueError
+    except ValueError:
+        raise ArrayFileError(f"{path} is not a datastore file; build one with `outrider datastore build`.") from None
+    return header, data[8 + size :]
+
+
+def _array(path: Path, data: NDArray[np.uint8], entry: Mapping[str, Any]) -> NDArray[Any]:
+    start, stop = entry["data_offsets"]
+    if stop > len(data):
+        raise ArrayFileError(f"{path} is truncated; copy it again or build it again with `outrider datastore build`.")
+    # np.asarray drops the memmap subclass (slow to slice) and keeps the read-only mapping underneath.
+    return np.asarray(data[start:stop]).view(DTYPES[entry["dtype"]]).reshape(entry["shape"])

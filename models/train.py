@@ -1,0 +1,215 @@
+"""Trains the embedded target and draft model: `python -m models.train`.
+
+Both learn from the same batches in one run, in bfloat16 autocast, on a GPU where there is one. The run resumes from its
+last checkpoint after an interruption; when the time budget is spent it writes models/embedded/.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from models import DRAFT, TARGET
+from models.corpus import SOURCES, documents
+from models.tokenizer import VOCABULARY, train_tokenizer
+
+CONTEXT_TOKENS = 2048
+BATCH_TOKENS = 8192
+TARGET_SHAPE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8, "num_attention_heads": 4}
+DRAFT_SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
+# Most steps see short windows, which are cheaper; the last ones teach the far positions.
+LONG_WINDOW_SHARE = 0.15
+SHORT_WINDOW_TOKENS = 512
+
+
+@dataclass
+class Progressed:
+    """What a checkpoint knows besides weights: tokens and seconds so far, and the loss of each model over time."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    losses: list[tuple[int, float, float]] = field(default_factory=list)
+
+
+def build_model(shape: dict[str, int]) -> LlamaForCausalLM:
+    """A fresh Llama of `shape` with tied embeddings, float32."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        num_key_value_heads=shape["num_attention_heads"] // 2,
+        max_position_embeddings=CONTEXT_TOKENS,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+        attn_implementation="sdpa",
+        use_cache=False,
+        **shape,
+    )
+    return LlamaForCausalLM(config)
+
+
+class Learner:
+    """One model with its optimizers: Muon for the matrices of the layers, AdamW for embeddings and norms."""
+
+    def __init__(self, shape: dict[str, int], device: str, compiled: bool) -> None:
+        self.model = build_model(shape).to(device)
+        self.device = device
+        matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
+        chosen = {id(p) for p in matrices}
+        rest = [p for p in self.model.parameters() if id(p) not in chosen]
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(matrices, lr=0.006, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(rest, lr=0.003, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        self.base_rates = [group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups]
+        self.loss = torch.compile(self._loss, dynamic=False) if compiled else self._loss
+
+    def _loss(self, tokens: torch.Tensor) -> torch.Tensor:  # int64 [B, T+1]
+        with torch.autocast(self.device, torch.bfloat16):
+            hidden = self.model.model(input_ids=tokens[:, :-1]).last_hidden_state
+            logits = self.model.lm_head(hidden)
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+    def step(self, tokens: torch.Tensor, rate: float) -> float:
+        """One update at `rate` times the base learning rates; returns the loss in nats per token."""
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        for group, base in zip(groups, self.base_rates, strict=True):
+            group["lr"] = base * rate
+        loss: torch.Tensor = self.loss(tokens)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    def state(self) -> dict[str, object]:
+        return {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers]}
+
+    def load(self, state: dict) -> None:  # type: ignore[type-arg]
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+
+
+def prepare(folder: Path) -> tuple[PreTrainedTokenizerFast, np.ndarray, np.ndarray, int]:
+    """Tokenizer, training ids and held-out ids (uint16), and the held-out text's size in bytes; kept in `folder`."""
+    ready = folder / "data.npz"
+    if ready.exists():
+        data = np.load(ready)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
+        return tokenizer, data["train"], data["held_out"], int(data["held_out_bytes"])
+    folder.mkdir(parents=True, exist_ok=True)
+    found = documents()
+    tokenizer = train_tokenizer((d.text for d in found[::3]), folder / "tokenizer", CONTEXT_TOKENS)
+    parts: dict[bool, list[np.ndarray]] = {False: [], True: []}
+    for document in found:
+        ids = tokenizer.backend_tokenizer.encode(document.text, add_special_tokens=False).ids
+        parts[document.held_out].append(np.array(ids, np.uint16))
+    train, held_out = np.concatenate(parts[False]), np.concatenate(parts[True])
+    held_out_bytes = sum(len(d.text.encode()) for d in found if d.held_out)
+    np.savez(ready, train=train, held_out=held_out, held_out_bytes=held_out_bytes)
+    return tokenizer, train, held_out, held_out_bytes
+
+
+def batch(train: np.ndarray, done: Progressed, window: int) -> torch.Tensor:
+    """The next `BATCH_TOKENS` tokens as rows of `window` + 1 ids, int64 [B, window+1]; the text is read in order."""
+    rows = BATCH_TOKENS // window
+    starts = (done.tokens + np.arange(rows) * window) % (len(train) - window - 1)
+    return torch.from_numpy(np.stack([train[s : s + window + 1] for s in starts]).astype(np.int64))
+
+
+@torch.no_grad()
+def bits_per_byte(model: LlamaForCausalLM, held_out: np.ndarray, held_out_bytes: int, device: str) -> float:
+    """Mean code length of the held-out text under `model`, windows of the full context, in bits per byte of text."""
+    nats = 0.0
+    for start in range(0, len(held_out) - 1, CONTEXT_TOKENS):
+        ids = torch.from_numpy(held_out[start : start + CONTEXT_TOKENS + 1].astype(np.int64))[None].to(device)
+        with torch.autocast(device, torch.bfloat16):
+            logits = model(input_ids=ids[:, :-1]).logits[0]
+        nats += float(torch.nn.functional.cross_entropy(logits.float(), ids[0, 1:], reduction="sum"))
+    return nats / math.log(2) / held_out_bytes
+
+
+def rate_at(share: float) -> float:
+    """Learning rate schedule over the run's share done: short warm-up, flat, then linear to zero over the last half."""
+    return min(1.0, share / 0.01, (1.0 - share) / 0.5)
+
+
+def main(
+    minutes: float = typer.Option(60.0, help="Training time, resumed runs added up."),
+    folder: Path = typer.Option(Path("build/train"), help="Checkpoints and tokenized text."),
+    compiled: bool = typer.Option(True, help="Use torch.compile."),
+) -> None:
+    """Train the embedded models and write them to models/embedded/."""
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tokenizer, train, held_out, held_out_bytes = prepare(folder)
+    learners = (Learner(TARGET_SHAPE, device, compiled), Learner(DRAFT_SHAPE, device, compiled))
+    done = resume(folder / "checkpoint.pt", learners)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns) as bar:
+        task = bar.add_task("training", total=minutes * 60, completed=int(done.seconds))
+        while done.seconds < minutes * 60:
+            started = time.monotonic()
+            share = done.seconds / (minutes * 60)
+            window = SHORT_WINDOW_TOKENS if share < 1 - LONG_WINDOW_SHARE else CONTEXT_TOKENS
+            tokens = batch(train, done, window).to(device)
+            target, draft = (learner.step(tokens, rate_at(share)) for learner in learners)
+            done.step += 1
+            done.tokens += BATCH_TOKENS
+            done.seconds += time.monotonic() - started
+            if done.step % 50 == 0:
+                done.losses.append((done.tokens, target, draft))
+                bar.console.print(f"step {done.step} tokens {done.tokens} target {target:.3f} draft {draft:.3f}")
+            if done.step % 200 == 0:
+                save(folder / "checkpoint.pt", learners, done)
+            bar.update(task, completed=done.seconds)
+    save(folder / "checkpoint.pt", learners, done)
+    report = {
+        "sources": [asdict(source) for source in SOURCES],
+        "device": device,
+        "train_tokens_seen": done.tokens,
+        "train_tokens_available": len(train),
+        "minutes": round(done.seconds / 60, 1),
+        "bytes_per_token": round(held_out_bytes / len(held_out), 3),
+    }
+    for name, place, learner in (("target", TARGET, learners[0]), ("draft", DRAFT, learners[1])):
+        report[f"{name}_parameters"] = sum(p.numel() for p in learner.model.parameters())
+        report[f"{name}_bits_per_byte"] = round(bits_per_byte(learner.model, held_out, held_out_bytes, device), 4)
+        learner.model.config.use_cache = True
+        learner.model.to("cpu", torch.bfloat16).save_pretrained(place)
+        tokenizer.save_pretrained(place)
+    (TARGET.parent / "training.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report, indent=1))
+
+
+def save(path: Path, learners: tuple[Learner, ...], done: Progressed) -> None:
+    """Writes the checkpoint beside `path` and renames it, so that an interruption never leaves half a file."""
+    temporary = path.with_suffix(".partial")
+    torch.save({"learners": [learner.state() for learner in learners], "done": asdict(done)}, temporary)
+    temporary.rename(path)
+
+
+def resume(path: Path, learners: tuple[Learner, ...]) -> Progressed:
+    """Loads the checkpoint at `path` into `learners` where there is one."""
+    if not path.exists():
+        return Progressed()
+    saved = torch.load(path, weights_only=True)
+    for learner, state in zip(learners, saved["learners"], strict=True):
+        learner.load(state)
+    return Progressed(**saved["done"])
+
+
+if __name__ == "__main__":
+    typer.run(main)

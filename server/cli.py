@@ -1,0 +1,114 @@
+"""The `outrider` command. Heavy imports happen inside the commands, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="Low-latency LLM server: training-free drafts, exact verification.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+datastore = typer.Typer(help="Build and inspect the tables that drafters read.", no_args_is_help=True)
+bench = typer.Typer(help="Measure.", no_args_is_help=True)
+app.add_typer(datastore, name="datastore")
+app.add_typer(bench, name="bench")
+
+EXTRA_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def fail(message: str) -> typer.Exit:
+    """Prints one sentence to stderr; raise the result."""
+    print(f"outrider: {message}", file=sys.stderr)
+    return typer.Exit(2)
+
+
+@app.command(context_settings=EXTRA_FLAGS)
+def serve(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option(help="YAML file; configs/ has examples.")] = None,
+    model: Annotated[str | None, typer.Option(help="Local folder or Hugging Face id.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="none or trigram.")] = None,
+    host: Annotated[str | None, typer.Option()] = None,
+    port: Annotated[int | None, typer.Option()] = None,
+) -> None:
+    """Serve a model. Any setting also works as a flag: --section.name VALUE."""
+    from server.serve import run
+    from server.settings import SettingsError, load_settings, parse_flags
+
+    named: dict[str, Any] = {"model.path": model, "speculation.drafter": drafter, "server.host": host, "server.port": port}
+    try:
+        flags = parse_flags(context.args) | {name: value for name, value in named.items() if value is not None}
+        settings = load_settings(config, flags)
+    except SettingsError as error:
+        raise fail(str(error)) from None
+    raise typer.Exit(run(settings))
+
+
+@datastore.command("build")
+def datastore_build(
+    paths: Annotated[list[Path], typer.Argument(help="Text (.txt, .py, .md ...), .jsonl (field `text`), or folders of them.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    tokenizer: Annotated[str, typer.Option(help="Folder or Hugging Face id; default: the embedded model's.")] = "",
+    kind: Annotated[str, typer.Option(help="ngram: the base table of `trigram`.")] = "ngram",
+    successors: Annotated[int, typer.Option(min=1, max=64, help="Kept per context (the paper's t).")] = 12,
+    max_megabytes: Annotated[float | None, typer.Option(help="Leave out rare contexts until the file fits.")] = None,
+) -> None:
+    """Count a corpus into a table."""
+    import models
+    from server.datastore import DatastoreError, build_ngram
+
+    if kind != "ngram":
+        raise fail(f"There is no datastore kind {kind!r}; use ngram.")
+    try:
+        contexts = build_ngram(paths, out, tokenizer or str(models.TARGET), successors, max_megabytes)
+    except DatastoreError as error:
+        raise fail(str(error)) from None
+    print(f"{out}: {contexts} contexts, {out.stat().st_size / 1e6:.1f} MB")
+
+
+@bench.command("decode", context_settings=EXTRA_FLAGS)
+def bench_decode(
+    context: typer.Context,
+    prompts: Annotated[Path, typer.Option(help="A .jsonl or .jsonl.gz file with a field `prompt`.")] = Path(
+        "bench/prompts.jsonl"
+    ),
+    drafter: Annotated[str, typer.Option(help="Names, separated by commas; taken in turn.")] = "none,trigram",
+    temperature: Annotated[str, typer.Option(help="Temperatures, separated by commas.")] = "0,0.8",
+    limit: Annotated[int | None, typer.Option(help="Use only so many prompts.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    repeats: Annotated[int, typer.Option(min=1)] = 5,
+    config: Annotated[Path | None, typer.Option()] = None,
+    model: Annotated[str | None, typer.Option()] = None,
+    out: Annotated[Path | None, typer.Option(help="Save the figures as JSON.")] = None,
+) -> None:
+    """Tokens per second and per step, in process; settings also work as flags."""
+    from bench.decode import BenchError, Plan, read_prompts, run
+    from drafters.registry import NAMES
+    from server.settings import SettingsError, load_settings, parse_flags
+
+    try:
+        flags = parse_flags(context.args) | ({} if model is None else {"model.path": model})
+        settings = load_settings(config, flags)
+        names = [name for name in NAMES if name in drafter.split(",")]
+        unknown = set(drafter.split(",")) - set(NAMES)
+        if unknown:
+            raise BenchError(f"There is no drafter {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}.")
+        temperatures = [float(value) for value in temperature.split(",")]
+        run(settings, Plan(names, read_prompts(prompts, limit), temperatures, max_tokens, repeats), out)
+    except (SettingsError, BenchError) as error:
+        raise fail(str(error)) from None
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Builds the drafters' tables from text files: reads, tokenizes in blocks, counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.progress import Progress
+from transformers import PreTrainedTokenizerBase
+
+from drafters import ngram
+from verify.model import ModelError, fingerprint, load_tokenizer
+
+BLOCK_TOKENS = 4_000_000
+TEXT_SUFFIXES = {
+    ".txt",
+    ".md",
+    ".py",
+    ".rst",
+    ".c",
+    ".h",
+    ".cpp",
+    ".js",
+    ".ts",
+    ".go",
+    ".rs",
+    ".java",
+    ".html",
+    ".css",
+    ".yaml",
+    ".toml",
+}
+
+
+class DatastoreError(ValueError):
+    """The datastore cannot be built; the message says why."""
+
+
+def build_ngram(paths: Sequence[Path], out: Path, tokenizer: str, successors: int, max_megabytes: float | None) -> int:
+    """Counts all texts below `paths` into an n-gram table; returns its number of contexts. Raises DatastoreError."""
+    try:
+        loaded = load_tokenizer(tokenizer)
+    except ModelError as error:
+        raise DatastoreError(str(error)) from None
+    files = find_files(paths)
+    separator = len(loaded)  # no token: texts are counted apart
+    max_bytes = None if max_megabytes is None else int(max_megabytes * 1e6)
+    with Progress() as progress:
+        task = progress.add_task("reading", total=sum(file.stat().st_size for file in files))
+
+        def texts() -> Iterator[str]:
+            for file in files:
+                yield from read_texts(file)
+                progress.advance(task, file.stat().st_size)
+
+        blocks = token_blocks(texts(), loaded, separator)
+        return ngram.build(out, blocks, fingerprint(loaded), separator, successors, max_bytes)
+
+
+def find_files(paths: Sequence[Path]) -> list[Path]:
+    """The files that `paths` name, folders searched for text. Raises DatastoreError."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found += sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in TEXT_SUFFIXES | {".jsonl"})
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise DatastoreError(f"There is no file or folder {path}.")
+    if not found:
+        raise DatastoreError("No text files there; give .txt, .py, .md or .jsonl files, or folders that hold some.")
+    return found
+
+
+def read_texts(file: Path) -> Iterator[str]:
+    """The file's texts: one per line's field `text` for .jsonl, else the whole file. Raises DatastoreError."""
+    if file.suffix != ".jsonl":
+        yield file.read_text(encoding="utf-8", errors="replace")
+        return
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                text = json.loads(line)["text"]
+            except (ValueError, KeyError, TypeError):
+                raise DatastoreError(f'{file} line {number} is not JSON with a field "text".') from None
+            yield str(text)
+
+
+def token_blocks(texts: Iterator[str], tokenizer: PreTrainedTokenizerBase, separator: int) -> Iterator[NDArray[np.uint32]]:
+    """The texts as token ids with `separator` before each, in blocks of about BLOCK_TOKENS."""
+    parts: list[NDArray[np.uint32]] = []
+    size = 0
+    for text in texts:
+        ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        parts.append(np.array([separator, *ids], np.uint32))
+        size += len(parts[-1])
+        if size >= BLOCK_TOKENS:
+            yield np.concatenate(parts)
+            parts, size = [], 0
+    if parts:
+        yield np.concatenate(parts)

@@ -1,0 +1,95 @@
+"""Errors in OpenAI's shape, on every path: `{"error": {"message", "type", "param", "code"}}` with the right status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from server.engine import EngineError, Overloaded, WorkerLost
+
+RETRY_AFTER_SECONDS = "1"
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+} | {
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+
+class APIError(Exception):
+    """An answer that is an error; `message` is one sentence that says what to do."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = TYPES.get(self.status, "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        headers: Mapping[str, str] = {"Retry-After": RETRY_AFTER_SECONDS} if self.status in (429, 503) else {}
+        return JSONResponse(self.body, self.status, headers)
+
+
+def from_engine(error: EngineError) -> APIError:
+    """What a client is told when the engine cannot answer."""
+    if isinstance(error, Overloaded):
+        return APIError(429, str(error), code="queue_full")
+    if isinstance(error, WorkerLost):
+        return APIError(503, str(error), code="worker_unavailable")
+    return APIError(500, str(error), code="internal_error")
+
+
+def from_validation(error: RequestValidationError) -> APIError:
+    """The first thing wrong with a body: which field, and what it takes."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        return APIError(400, "The body is not valid JSON.", code="invalid_json")
+    name = ".".join(path) or None
+    message = first["msg"].removeprefix("Value error, ")
+    return APIError(400, f"Invalid '{name}': {message}." if name else f"Invalid body: {message}.", name, "invalid_value")
+
+
+def install(app: FastAPI) -> None:
+    """Makes every error of `app` one of OpenAI's shape."""
+
+    @app.exception_handler(APIError)
+    async def api_error(_: Request, error: APIError) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(EngineError)
+    async def engine_error(_: Request, error: EngineError) -> JSONResponse:
+        return from_engine(error).response()
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
+        return from_validation(error).response()
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        messages = {
+            404: f"There is nothing at {request.method} {request.url.path}.",
+            405: f"{request.url.path} does not take {request.method}.",
+        }
+        response = APIError(error.status_code, messages.get(error.status_code, str(error.detail))).response()
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, __: Exception) -> JSONResponse:
+        return APIError(500, "The server failed on this request; its log says why.", code="internal_error").response()

@@ -1,0 +1,101 @@
+"""The Prometheus metrics, all of them; every name is defined here and nowhere else.
+
+Each server has its own registry, so that two in one process do not mix. No label holds a user's value.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.messages import Status, StepReport
+
+LATENCY_BUCKETS = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03),
+    *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+PHASE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0003, *LATENCY_BUCKETS)
+TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
+
+
+class Metrics:
+    """The server's counters, gauges and histograms."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def latency(
+            name: str, text: str, buckets: tuple[float, ...] = LATENCY_BUCKETS, labels: tuple[str, ...] = ()
+        ) -> Histogram:
+            return Histogram(f"outrider_{name}", text, labels, buckets=buckets, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"outrider_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"outrider_{name}", text, registry=registry)
+
+        self.time_to_first_token = latency("time_to_first_token_seconds", "From the request's arrival to its first token.")
+        self.inter_token_latency = latency("inter_token_latency_seconds", "Time between the tokens of an answer, per token.")
+        self.request_duration = latency("request_duration_seconds", "From the request's arrival to its last token.")
+        self.queue = latency("queue_seconds", "From the request's arrival to its start in the worker.")
+        self.step = latency("step_seconds", "One decoding step, by phase.", PHASE_BUCKETS, ("phase",))
+        self.tokens_per_step = latency("tokens_per_step", "Tokens emitted per target forward.", TOKEN_BUCKETS)
+        self.requests = counter("requests_total", "Requests answered.", "endpoint", "status")
+        self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of all requests.")
+        self.cached_prompt_tokens = counter("cached_prompt_tokens_total", "Prompt tokens that a session held already.")
+        self.generated_tokens = counter("generated_tokens_total", "Tokens emitted.")
+        self.steps = counter("steps_total", "Target forwards that emitted tokens.")
+        self.draft_tokens = counter("draft_tokens_total", "Draft nodes verified.", "drafter")
+        self.accepted_tokens = counter("accepted_tokens_total", "Draft nodes accepted.", "drafter")
+        self.accepted_per_position = counter(
+            "accepted_tokens_per_position_total", "Accepted draft tokens by their place in the block.", "position"
+        )
+        self.worker_restarts = counter("worker_restarts_total", "Times the worker process was replaced.")
+        self.rejected_requests = counter("rejected_requests_total", "Requests refused before the worker.", "reason")
+        self.running = gauge("requests_running", "Requests at work.")
+        self.waiting = gauge("requests_waiting", "Requests in the queue.")
+        self.sessions = gauge("sessions", "Sessions kept.")
+        self.kv_cache_usage = gauge("kv_cache_usage_ratio", "Share of the kept sessions' positions in use.")
+        self.last_progress = gauge("last_progress_timestamp_seconds", "When the worker was last heard of, Unix time.")
+
+    def saw_step(self, step: StepReport, tokens: int) -> None:
+        """Counts one decoding step that emitted `tokens`."""
+        self.step.labels("draft").observe(step.draft_seconds)
+        self.step.labels("verify").observe(step.verify_seconds)
+        self.step.labels("commit").observe(step.commit_seconds)
+        self.steps.inc()
+        self.generated_tokens.inc(tokens)
+        self.tokens_per_step.observe(tokens)
+        for drafter, nodes in step.drafted.items():
+            self.draft_tokens.labels(drafter).inc(nodes)
+        for drafter, nodes in step.accepted.items():
+            self.accepted_tokens.labels(drafter).inc(nodes)
+        for position in range(1, sum(step.accepted.values()) + 1):
+            self.accepted_per_position.labels(str(position)).inc()
+
+    def saw_status(self, status: Status) -> None:
+        """Takes over the worker's gauges."""
+        self.sessions.set(status.sessions)
+        self.kv_cache_usage.set(status.kv_cache_usage_ratio)
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+
+class CountRequests:
+    """ASGI middleware: counts answers by route and status. A path that matches no route counts as "other"."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", "other")
+                self._metrics.requests.labels(route, str(message["status"])).inc()
+            await send(message)
+
+        await self._app(scope, receive, watched if scope["type"] == "http" else send)

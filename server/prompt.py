@@ -1,0 +1,62 @@
+"""From messages or text to token ids, off the event loop.
+
+Promises that the text of a message never becomes a special token, whatever it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from server.errors import APIError
+
+# Private-use characters around a number stand for special tokens that a user wrote, while the template is rendered.
+MARK = re.compile("\ue0f0(\\d+)\ue0f1")
+
+
+class PromptEncoder:
+    """The model's tokenizer and chat template."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._special = sorted(tokenizer.all_special_tokens, key=len, reverse=True)
+        self._special_pattern = re.compile("|".join(map(re.escape, self._special)) or "(?!)")
+
+    async def chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """The ids of the rendered conversation, ready for the assistant's turn. Raises APIError."""
+        if not self._tokenizer.chat_template:
+            raise APIError(400, "This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
+        return await asyncio.to_thread(self._chat, messages)
+
+    async def text(self, prompt: str | list[int]) -> list[int]:
+        """The ids of plain text as the model's tokenizer gives them, or the given ids. Raises APIError."""
+        if isinstance(prompt, str):
+            return await asyncio.to_thread(self._tokenizer.encode, prompt)
+        highest = len(self._tokenizer)
+        if any(not 0 <= token < highest for token in prompt):
+            raise APIError(400, f"Invalid 'prompt': token ids must be from 0 to {highest - 1}.", "prompt", "invalid_value")
+        return prompt
+
+    def _chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        marked = [message | {"content": self._mark(message["content"])} for message in messages]
+        try:
+            text = self._tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise APIError(400, f"The chat template refuses these messages: {error}.", "messages", "template_error") from None
+        ids: list[int] = []
+        pieces = MARK.split(str(text))
+        for i, piece in enumerate(pieces):
+            if i % 2:
+                ids += self._tokenizer.encode(self._special[int(piece)], add_special_tokens=False, split_special_tokens=True)
+            elif piece:
+                ids += self._tokenizer.encode(piece, add_special_tokens=False)
+        return ids
+
+    def _mark(self, content: str) -> str:
+        clean = content.replace("\ue0f0", "").replace("\ue0f1", "")
+        return self._special_pattern.sub(lambda found: f"\ue0f0{self._special.index(found[0])}\ue0f1", clean)

@@ -1,0 +1,136 @@
+"""The bodies that clients send, validated as OpenAI does: unknown fields are ignored, wrong types name the field."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from drafters.draft import MAX_NODES
+from drafters.registry import DrafterName
+from verify.sampling import SamplingParams
+
+UINT64 = (1 << 64) - 1
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+
+
+class Body(BaseModel):
+    # Strict: "5" is not a number and 1 is not a bool, as with OpenAI.
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+class SpeculationBody(Body):
+    """Outrider's own field: which drafter, how many nodes, and whether to report what it did."""
+
+    drafter: DrafterName | None = None
+    max_nodes: Annotated[int, Field(ge=0, le=MAX_NODES)] | None = None
+    report: bool | None = None
+
+
+class GenerationBody(Body):
+    """What both endpoints share."""
+
+    model: str
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    session_id: Annotated[str, Field(max_length=256)] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=256)] | None = None
+    speculation: SpeculationBody | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings, however they were given."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(stop for stop in given if stop)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How tokens are chosen; without a seed, a fresh one."""
+        seed = secrets.randbits(64) if self.seed is None else self.seed & UINT64
+        return SamplingParams(
+            1.0 if self.temperature is None else float(self.temperature),
+            1.0 if self.top_p is None else float(self.top_p),
+            max(0, self.top_k or 0),
+            float(self.min_p or 0.0),
+            seed,
+        )
+
+    @property
+    def include_usage(self) -> bool:
+        """The stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class TextPart(Body):
+    type: Literal["text", "input_text", "refusal"]
+    text: str = ""
+    refusal: str = ""
+
+
+class Message(Body):
+    """One message; its content is text, or parts of text."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _known_parts(cls, content: Any) -> Any:
+        for part in content if isinstance(content, list) else []:
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind not in ("text", "input_text", "refusal"):
+                raise ValueError(f"content parts must be of type 'text'; this model takes no {kind!r}")
+        return content
+
+    def rendered(self) -> dict[str, Any]:
+        """The message as a chat template takes it."""
+        content = self.content
+        if isinstance(content, list):
+            content = "".join(part.text or part.refusal for part in content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content or ""}
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        """At most so many tokens of answer; None = as many as the context holds."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts one by one."""
+        prompt = self.prompt
+        if isinstance(prompt, str) or all(isinstance(token, int) for token in prompt):
+            return [cast(str | list[int], prompt)]
+        return [cast(str | list[int], each) for each in prompt]
+
+    @property
+    def token_limit(self) -> int:
+        """At most so many tokens of answer."""
+        return self.max_tokens or DEFAULT_COMPLETION_TOKENS

@@ -1,0 +1,58 @@
+"""Runs the HTTP server until it is told to stop; start-up failures are one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+
+import uvicorn
+from transformers.utils.logging import disable_progress_bar
+
+from server.app import create_app
+from server.settings import Settings
+from verify.model import ModelError, load_tokenizer
+
+
+def run(settings: Settings) -> int:
+    """Serves; returns the process's exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    disable_progress_bar()
+    try:
+        tokenizer = load_tokenizer(settings.model.path, settings.model.trust_remote_code)
+        listener = listen(settings.server.host, settings.server.port)
+    except (ModelError, OSError) as error:
+        print(f"outrider: {error}", file=sys.stderr)
+        return 2
+    failures: list[str] = []
+
+    def on_failure(why: str) -> None:
+        print(f"outrider: {why}", file=sys.stderr)
+        failures.append(why)
+        server.should_exit = True
+
+    app = create_app(settings, tokenizer, on_failure)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, server_header=False)
+    server = uvicorn.Server(config)
+    host, port = listener.getsockname()[:2]
+    print(f"outrider: serving {settings.model.served_name} at http://{host}:{port}/v1 (loading the model)", file=sys.stderr)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
+    return 2 if failures else 0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError with a sentence where the address is taken or not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise OSError(f"Cannot listen on {host}:{port} ({reason}); choose another --port or stop what uses it.") from None
+    return listener

@@ -1,0 +1,170 @@
+"""Every setting, in one frozen tree, validated once.
+
+A setting has one name in YAML (`speculation.drafter`), in the environment (`OUTRIDER_SPECULATION__DRAFTER`) and as a
+flag (`--speculation.drafter`). Flags win over the environment, the environment over the file, the file over the defaults.
+Unknown keys are errors. Nothing else in the project reads the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+import models
+from drafters.draft import MAX_NODES
+from drafters.registry import DrafterName
+from drafters.trigram import TrigramOptions
+
+
+class SettingsError(ValueError):
+    """A setting is wrong; the message names it and says what it takes."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Server(Section):
+    """The HTTP front end."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535, description="0 = any free port")
+    keep_alive_seconds: float = Field(15.0, gt=0, description="between SSE comments while a stream has nothing to say")
+
+
+class Model(Section):
+    """The target model."""
+
+    path: str = Field(str(models.TARGET), description="a local folder or a Hugging Face id")
+    name: str | None = Field(None, description="the name clients use; default: the last part of the path")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    context_tokens: int | None = Field(None, ge=16, description="default: as many as the model was made for")
+    threads: int | None = Field(None, ge=1, description="CPU threads of the worker; default: one per core")
+    trust_remote_code: bool = False
+
+    @property
+    def served_name(self) -> str:
+        embedded = self.path == str(models.TARGET)
+        return self.name or (models.NAME if embedded else self.path.rstrip("/").rsplit("/", 1)[-1])
+
+
+class Speculation(Section):
+    """How drafts are made."""
+
+    drafter: DrafterName = "trigram"
+    max_nodes: int = Field(24, ge=0, le=MAX_NODES, description="draft nodes verified in one step; 0 = plain decoding")
+    trigram: TrigramOptions = TrigramOptions()
+
+
+class Sessions(Section):
+    """What is kept between the requests of one session."""
+
+    capacity: int = Field(8, ge=0, description="sessions kept; the least recently used goes first")
+    ttl_seconds: float = Field(1800.0, gt=0)
+
+
+class Scheduling(Section):
+    """The queue in front of the worker."""
+
+    max_active: int = Field(1, ge=1, le=64, description="requests that take turns, a step each")
+    max_waiting: int = Field(64, ge=0, description="requests that may wait; more get a 429")
+
+
+class Limits(Section):
+    """Bounds on what one request may ask for."""
+
+    body_bytes: int = Field(8 << 20, ge=1024)
+    choices: int = Field(16, ge=1, le=128)
+    stop_strings: int = Field(16, ge=1)
+    stop_characters: int = Field(500, ge=1)
+    messages: int = Field(2048, ge=1)
+
+
+class Settings(BaseSettings):
+    """The whole tree."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="OUTRIDER_", env_nested_delimiter="__", frozen=True, extra="forbid", nested_model_default_partial_update=True
+    )
+
+    server: Server = Server()
+    model: Model = Model()
+    speculation: Speculation = Speculation()
+    sessions: Sessions = Sessions()
+    scheduling: Scheduling = Scheduling()
+    limits: Limits = Limits()
+
+
+def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+    """The settings from `file`, the environment and `flags` (dotted names). Raises SettingsError with one sentence."""
+    tree: dict[str, Any] = {}
+    for name, value in (flags or {}).items():
+        _set(tree, name.split("."), value)
+
+    class Loaded(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            content = InitSettingsSource(settings_cls, _read(file) if file else {})
+            return init_settings, env_settings, content
+
+    try:
+        return Settings.model_construct(**dict(Loaded(**tree)))
+    except ValidationError as error:
+        raise SettingsError(_sentence(error)) from None
+
+
+def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
+    """`--a.b value` and `--a.b=value` pairs to {"a.b": "value"}; raises SettingsError on anything else."""
+    found: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        if not flag.startswith("--") or "." not in flag:
+            raise SettingsError(
+                f"{flag!r} is not a flag; `outrider serve --help` lists them, and any setting works as --section.name VALUE."
+            )
+        if not equals:
+            if not rest:
+                raise SettingsError(f"{flag} needs a value.")
+            value = rest.pop(0)
+        found[flag.removeprefix("--")] = value
+    return found
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text()) or {}
+    except OSError as error:
+        raise SettingsError(f"The configuration file {file} cannot be read: {error.strerror}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"The configuration file {file} is not valid YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(content, dict):
+        raise SettingsError(f"The configuration file {file} must hold sections such as `model:` and `server:`.")
+    return content
+
+
+def _set(tree: dict[str, Any], parts: Sequence[str], value: Any) -> None:
+    for part in parts[:-1]:
+        tree = tree.setdefault(part, {})
+    tree[parts[-1]] = value
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"There is no setting {name!r}; configs/default.yaml lists them all."
+    return f"The setting {name!r} is wrong: {first['msg']} (got {first['input']!r})."

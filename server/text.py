@@ -1,0 +1,107 @@
+"""From token ids to text as it grows: UTF-8 safe, and cut exactly at stop strings.
+
+Promises that the pieces add up to what decoding all tokens at once would give, up to the stop. Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+REPLACEMENT = "\ufffd"
+
+
+class TokenDecoder(Protocol):
+    """The part of a tokenizer that is needed here."""
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str: ...
+
+
+class Detokenizer:
+    """Turns tokens into text, one at a time; an unfinished character is held until the tokens that complete it."""
+
+    def __init__(self, tokenizer: TokenDecoder, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._ids: list[int] = []
+        self._start = 0  # decoding starts here: far enough back for the tokenizer's rules about spaces
+        self._done = 0  # tokens whose text has been returned
+
+    def feed(self, token: int) -> str:
+        """The text that `token` completes."""
+        self._ids.append(token)
+        before, now = self._decode(self._done), self._decode(len(self._ids))
+        if now.endswith(REPLACEMENT) or len(now) <= len(before):
+            return ""
+        self._start, self._done = self._done, len(self._ids)
+        return now[len(before) :]
+
+    def flush(self) -> str:
+        """The held text, unfinished characters replaced by U+FFFD; for the end of an answer."""
+        before, now = self._decode(self._done), self._decode(len(self._ids))
+        self._start, self._done = self._done, len(self._ids)
+        return now[len(before) :]
+
+    def _decode(self, stop: int) -> str:
+        return self._tokenizer.decode(self._ids[self._start : stop], skip_special_tokens=self._skip)
+
+
+class StopStrings:
+    """Passes text through until the first of the stop strings, holding back what may be the start of one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.stopped = False
+
+    def feed(self, text: str) -> str:
+        """The text that is certain now; sets `stopped` at a stop string, which is not part of the text."""
+        self._held += text
+        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        if found:
+            self.stopped = True
+            certain, self._held = self._held[: min(found)], ""
+            return certain
+        hold = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        certain, self._held = self._held[: len(self._held) - hold], self._held[len(self._held) - hold :]
+        return certain
+
+    def flush(self) -> str:
+        """The held text; for the end of an answer."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that is a true beginning of `stop`."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0
+
+
+class AnswerText:
+    """The text of one answer: detokenizer and stop strings in a row."""
+
+    def __init__(self, tokenizer: TokenDecoder, stops: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(stops)
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string has been reached."""
+        return self._stops.stopped
+
+    def feed(self, tokens: Sequence[int]) -> tuple[str, int]:
+        """The text that `tokens` complete, and how many of them were used: fewer than given after a stop string."""
+        text = ""
+        for used, token in enumerate(tokens, start=1):
+            text += self._stops.feed(self._detokenizer.feed(token))
+            if self.stopped:
+                return text, used
+        return text, len(tokens)
+
+    def finish(self) -> str:
+        """What is left at the end. The held text may still complete a stop string."""
+        text = self._stops.feed(self._detokenizer.flush())
+        return text if self.stopped else text + self._stops.flush()

@@ -1,0 +1,241 @@
+"""The worker process: owns the model, the sessions and the decode loop; speaks only messages.
+
+Promises that one request's failure never touches another, and that a cancelled request costs at most one more step.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import zmq
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+import models
+from drafters import ngram
+from drafters.array_file import ArrayFileError
+from drafters.draft import Source
+from drafters.registry import Resources, warm
+from server import messages
+from server.messages import Cancel, Failed, FromWorker, Ready, Refused, Request, Shutdown, Status, StepReport, TokenEvent
+from server.sessions import Session, SessionStore
+from server.settings import Settings
+from server.text import AnswerText
+from verify.decode import DecodeOptions, Generation, PromptError, Step
+from verify.model import LoadOptions, ModelError, ModelRunner, fingerprint, load_model, load_tokenizer, stop_ids
+from verify.sampling import SamplingParams
+
+log = logging.getLogger("outrider.worker")
+IDLE_POLL_MILLISECONDS = 500
+
+
+@dataclass
+class Engine:
+    """What a worker has loaded: everything that its requests share."""
+
+    runner: ModelRunner
+    tokenizer: PreTrainedTokenizerBase
+    stop_ids: frozenset[int]
+    resources: Resources
+
+
+def load(settings: Settings) -> Engine:
+    """Loads model, tokenizer and tables and warms the kernels. Raises ModelError or ArrayFileError with one sentence."""
+    chosen = settings.model
+    torch.set_num_threads(chosen.threads or os.cpu_count() or 1)
+    disable_progress_bar()
+    options = LoadOptions(chosen.path, chosen.dtype, chosen.device, chosen.context_tokens, chosen.trust_remote_code)
+    runner = load_model(options)
+    tokenizer = load_tokenizer(chosen.path, chosen.trust_remote_code)
+    trigram = settings.speculation.trigram
+    resources = Resources(trigram, _base_table(trigram.table, fingerprint(tokenizer)))
+    warm(resources)
+    return Engine(runner, tokenizer, stop_ids(chosen.path, tokenizer), resources)
+
+
+def _base_table(path: str | None, tokenizer_fingerprint: str) -> ngram.BaseArrays:
+    if path is not None:
+        return ngram.load(Path(path), tokenizer_fingerprint)
+    try:
+        return ngram.load(models.BASE_TABLE, tokenizer_fingerprint)
+    except ArrayFileError:  # the embedded table belongs to the embedded tokenizer only
+        return ngram.empty_base()
+
+
+class Job:
+    """A request at work: its choices one after the other, all in one session's cache."""
+
+    def __init__(self, request: Request, session: Session, engine: Engine, settings: Settings) -> None:
+        self.request = request
+        self.session = session
+        self._engine = engine
+        self._name = request.drafter or settings.speculation.drafter
+        self._nodes = settings.speculation.max_nodes if request.max_nodes is None else request.max_nodes
+        self._choice = 0
+        self._cached_tokens: int | None = None  # known once the first choice has begun
+        self._begin()
+
+    def _begin(self) -> None:
+        request = self.request
+        params = request.params
+        if self._choice:
+            params = choice_params(params, self._choice)
+        options = DecodeOptions(params, request.max_tokens, self._engine.stop_ids, self._nodes)
+        drafter = self.session.drafter(self._name, self._engine.resources)
+        self._generation = Generation(self.session.verifier, drafter, np.array(request.prompt, np.int32), options)
+        if self._cached_tokens is None:
+            self._cached_tokens = self._generation.reused_tokens
+        self._text = AnswerText(self._engine.tokenizer, request.stop)
+
+    def step(self) -> TokenEvent | None:
+        """One step; None while the prompt is read."""
+        step = self._generation.step()
+        if step.tree is None:
+            return None
+        text, used = self._text.feed(step.tokens)
+        finish = step.finish
+        if self._text.stopped:
+            finish = "stop"
+            self._generation.take_back(len(step.tokens) - used)
+        elif finish is not None:
+            text += self._text.finish()
+            finish = "stop" if self._text.stopped else finish
+        choice = self._choice
+        last = finish is not None and choice + 1 == self.request.choices
+        if finish is not None:
+            self._generation.close()
+            if not last:
+                self._choice += 1
+                self._begin()
+        return TokenEvent(
+            self.request.id, choice, step.tokens[:used], text, finish, report(step), self._cached_tokens or 0, last
+        )
+
+    def close(self) -> None:
+        self._generation.close()
+
+
+def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
+    """The parameters of the choice numbered `choice` > 0: the same, with a seed of its own."""
+    return replace(params, seed=params.seed + choice * 0x9E3779B97F4A7C15 & (1 << 64) - 1)
+
+
+def report(step: Step) -> StepReport:
+    """The step in numbers, for metrics."""
+    assert step.tree is not None
+    drafted = Counter(Source(int(s)).label for s in step.tree.source)
+    accepted = Counter(Source(int(step.tree.source[row])).label for row in step.accepted)
+    return StepReport(step.draft_seconds, step.verify_seconds, step.commit_seconds, dict(drafted), dict(accepted))
+
+
+class Worker:
+    """The loop: take messages, give each active request one step in turn, send what came of it."""
+
+    def __init__(self, settings: Settings, engine: Engine, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._inbox = inbox
+        self._outbox = outbox
+        kept = settings.sessions
+        self._sessions = SessionStore(engine.runner, kept.capacity, kept.ttl_seconds)
+        self._waiting: deque[Request] = deque()
+        self._active: deque[Job] = deque()
+        self._parent = os.getppid()
+
+    def run(self) -> None:
+        """Until a Shutdown message, or until the front end is gone."""
+        while self._receive():
+            self._admit()
+            if self._active:
+                self._step(self._active[0])
+                self._active.rotate(-1)
+
+    def _receive(self) -> bool:
+        """Takes all messages that are there, waiting only when there is nothing to do; False = end."""
+        wait = 0 if self._active else IDLE_POLL_MILLISECONDS
+        while self._inbox.poll(wait):
+            message = messages.decode_to_worker(self._inbox.recv())
+            wait = 0
+            match message:
+                case Shutdown():
+                    return False
+                case Cancel(id):
+                    self._cancel(id)
+                case Request():
+                    self._waiting.append(message)
+        return os.getppid() == self._parent
+
+    def _admit(self) -> None:
+        """Starts waiting requests, in order but for those whose session is busy."""
+        for _ in range(len(self._waiting)):
+            if len(self._active) >= self._settings.scheduling.max_active:
+                return
+            request = self._waiting.popleft()
+            session = self._sessions.acquire(request.session)
+            if session is None:
+                self._waiting.append(request)
+                continue
+            try:
+                self._active.append(Job(request, session, self._engine, self._settings))
+            except PromptError as error:
+                self._sessions.release(session)
+                self._send(Failed(request.id, str(error)))
+
+    def _step(self, job: Job) -> None:
+        try:
+            event = job.step()
+        except Exception:
+            log.exception("request %s failed", job.request.id)
+            job.session.verifier.truncate(0)
+            self._finish(job)
+            self._send(Failed(job.request.id, "The model failed on this request; the server's log says why."))
+            return
+        if event is None:
+            return
+        if event.last:
+            self._finish(job)
+        self._send(event)
+
+    def _finish(self, job: Job) -> None:
+        self._active.remove(job)
+        job.close()
+        self._sessions.release(job.session)
+        self._send(Status(len(self._sessions), self._sessions.usage_ratio))
+
+    def _cancel(self, request_id: str) -> None:
+        for job in [job for job in self._active if job.request.id == request_id]:
+            self._finish(job)
+        self._waiting = deque(request for request in self._waiting if request.id != request_id)
+
+    def _send(self, message: FromWorker) -> None:
+        self._outbox.send(messages.encode(message))
+
+
+def main(settings: Settings, to_worker: str, from_worker: str) -> None:
+    """The process's entry point: load, say Ready (or Refused), and work. Both endpoints are zmq addresses."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front end decides
+    started = time.monotonic()
+    context = zmq.Context()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox.connect(to_worker)
+    outbox.connect(from_worker)
+    try:
+        engine = load(settings)
+    except (ModelError, ArrayFileError) as error:
+        outbox.send(messages.encode(Refused(str(error))))
+        context.destroy(linger=1000)
+        return
+    shape = engine.runner.cache_shape
+    dtype = str(shape.dtype).removeprefix("torch.")
+    ready = Ready(engine.runner.context_tokens, str(shape.device), dtype, time.monotonic() - started)
+    outbox.send(messages.encode(ready))
+    Worker(settings, engine, inbox, outbox).run()
+    context.destroy(linger=1000)

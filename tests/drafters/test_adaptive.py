@@ -1,0 +1,67 @@
+"""The adaptive rows against a dictionary model, and their memory bound."""
+
+from collections import defaultdict
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafters import ngram
+from drafters.adaptive import Rows, learn, new_rows, raise_weight, successors
+
+BASE = ngram.empty_base()
+
+
+def lookup(rows: Rows, previous: int, last: int, size: int = 8) -> dict[int, float]:
+    tokens, probabilities = np.zeros(size, np.int32), np.zeros(size, np.float32)
+    found = successors(BASE, rows, previous, last, tokens, probabilities)
+    assert np.all(np.diff(probabilities[:found]) <= 0)
+    return dict(zip(tokens[:found].tolist(), probabilities[:found].tolist(), strict=True))
+
+
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=60))
+def test_probabilities_equal_a_dictionary_model(text: list[int]) -> None:
+    rows = new_rows(1024, 8)
+    learn(BASE, rows, np.array(text, np.int32), len(text), 1.0, 1000.0)
+    counts: dict[tuple[int, int], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for i in range(1, len(text)):
+        counts[-1, text[i - 1]][text[i]] += 1
+        if i >= 2:
+            counts[text[i - 2], text[i - 1]][text[i]] += 1
+    got = lookup(rows, text[-2], text[-1])
+    wanted: dict[int, float] = defaultdict(float)
+    left = 1.0
+    for context in ((text[-2], text[-1]), (-1, text[-1])):
+        found = counts.get(context, {})
+        total = 1.0 + sum(found.values())  # 1 = the missing mass of a context that the base table does not know
+        for token, count in found.items():
+            wanted[token] += left * count / total
+        left -= left * sum(found.values()) / total
+    assert got.keys() == wanted.keys()
+    assert all(abs(got[t] - wanted[t]) < 1e-5 for t in wanted)
+    assert sum(got.values()) < 1.0
+
+
+def test_weights_stop_at_the_maximum() -> None:
+    rows = new_rows(16, 4)
+    for _ in range(10):
+        raise_weight(BASE, rows, 1, 2, 3, 1.0, 4.0)
+    assert rows.weights.max() == 4.0
+
+
+def test_memory_is_bounded_and_the_stale_go_first() -> None:
+    rows = new_rows(64, 4)
+    size = sum(array.nbytes for array in rows)
+    for i in range(5000):
+        raise_weight(BASE, rows, i % 1000, (i * 7) % 1000, 5, 1.0, 4.0)
+        raise_weight(BASE, rows, 1, 2, 3, 1.0, 4.0)  # used all the time: it stays
+    assert sum(array.nbytes for array in rows) == size
+    assert 3 in lookup(rows, 1, 2)
+
+
+def test_a_full_row_gives_up_its_lightest_token() -> None:
+    rows = new_rows(16, 2)
+    for token, times in ((1, 3), (2, 1), (3, 2)):
+        for _ in range(times):
+            raise_weight(BASE, rows, 7, 8, token, 1.0, 9.0)
+    assert set(lookup(rows, 7, 8)) == {1, 3}

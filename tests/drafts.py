@@ -1,0 +1,59 @@
+"""Drafters for tests: one that knows the answer (partly), and one that guesses at random."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from drafters.draft import EMPTY, DraftTree, Ints, Source, Verdict, chain
+
+
+class Oracle:
+    """Drafts the known continuation `answer`, `length` tokens at a time, every `wrong`-th token spoiled."""
+
+    def __init__(self, answer: list[int], length: int = 6, wrong: int = 0) -> None:
+        self._answer = np.array(answer, np.int32)
+        self._length = length
+        self._wrong = wrong
+        self._at = 0
+
+    def begin(self, prompt: Ints) -> None:
+        self._at = 0
+
+    def propose(self, budget: int) -> DraftTree:
+        tokens = self._answer[self._at : self._at + min(self._length, budget)].copy()
+        if self._wrong:
+            tokens[self._wrong - 1 :: self._wrong] += 1
+        return chain(tokens, np.full(len(tokens), 0.5, np.float32), Source.LOOKUP)
+
+    def observe(self, verdict: Verdict) -> None:
+        self._at += len(verdict.tokens)
+
+    def end(self) -> None:
+        pass
+
+
+class Chaos:
+    """Drafts random two-way trees over a small vocabulary."""
+
+    def __init__(self, vocabulary: int, seed: int = 0) -> None:
+        self._random = np.random.default_rng(seed)
+        self._vocabulary = vocabulary
+
+    def begin(self, prompt: Ints) -> None:
+        pass
+
+    def propose(self, budget: int) -> DraftTree:
+        if budget < 6:
+            return EMPTY
+        left, right = self._random.choice(self._vocabulary, (2, 2), replace=False)
+        tokens = np.array([left[0], left[1], right[1], right[0], left[1], right[1]], np.int32)
+        parents = np.array([-1, 0, 0, -1, 3, 3], np.int32)
+        depths = np.array([1, 2, 2, 1, 2, 2], np.int32)
+        path = np.array([0.5, 0.2, 0.1, 0.4, 0.2, 0.1], np.float32)
+        return DraftTree(tokens, parents, depths, path, np.full(6, Source.LOOKUP, np.uint8))
+
+    def observe(self, verdict: Verdict) -> None:
+        pass
+
+    def end(self) -> None:
+        pass

@@ -1,0 +1,40 @@
+"""Random draft trees for property tests."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from drafters.draft import DraftTree, Source
+
+
+@st.composite
+def trees(draw: st.DrawFn, vocabulary: int = 97, nodes: int = 24) -> DraftTree:
+    """A tree of up to `nodes` nodes, depth-first, siblings distinct."""
+    size = draw(st.integers(0, nodes))
+    tokens: list[int] = []
+    parents: list[int] = []
+    probability: list[float] = []
+    used: set[tuple[int, int]] = set()
+    for row in range(size):
+        # Depth-first: the next node hangs below the last one or one of its ancestors.
+        line = [row - 1]
+        while line[-1] >= 0:
+            line.append(parents[line[-1]])
+        free = {p: [token for token in range(vocabulary) if (p, token) not in used] for p in line}
+        parent = draw(st.sampled_from([p for p in line if free[p]]))
+        token = draw(st.sampled_from(free[parent]))
+        used.add((parent, token))
+        tokens.append(token)
+        parents.append(parent)
+        probability.append((1.0 if parent < 0 else probability[parent]) * draw(st.floats(0.1, 1.0)))
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return DraftTree(
+        np.array(tokens, np.int32),
+        np.array(parents, np.int32),
+        np.array(depths, np.int32),
+        np.array(probability, np.float32),
+        np.full(size, Source.TRIGRAM, np.uint8),
+    )

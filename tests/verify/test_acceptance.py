@@ -1,0 +1,29 @@
+"""The walk accepts exactly the path that plain decoding would have taken."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafters.draft import EMPTY, DraftTree
+from tests.trees import trees
+from verify.acceptance import walk
+
+
+@given(trees(vocabulary=4, nodes=20), st.lists(st.integers(0, 3), min_size=21, max_size=21))
+def test_walk_follows_the_targets_own_choices(tree: DraftTree, chosen: list[int]) -> None:
+    rows, tokens = walk(tree, chosen)
+    paths = {tuple(tree.path(row)): row for row in range(len(tree))}
+    path: tuple[int, ...] = ()
+    expected_rows = []
+    token = chosen[0]
+    while (*path, token) in paths:
+        path = (*path, token)
+        expected_rows.append(paths[path])
+        token = chosen[paths[path] + 1]
+    assert rows.tolist() == expected_rows
+    assert tokens.tolist() == [*path, token]
+
+
+def test_without_a_draft_the_target_alone_speaks() -> None:
+    rows, tokens = walk(EMPTY, [7])
+    assert rows.tolist() == []
+    assert tokens.tolist() == [7]

@@ -1,0 +1,130 @@
+"""The decode loop gives plain decoding's tokens and ends where it must, whatever is drafted."""
+
+import numpy as np
+import pytest
+
+from drafters import ngram
+from drafters.draft import Drafter, Ints, NoDrafter
+from drafters.trigram import TrigramDrafter, TrigramOptions
+from tests.drafts import Chaos, Oracle
+from verify.decode import Decoded, DecodeOptions, Generation, PromptError, decode
+from verify.model import ModelRunner
+from verify.sampling import SamplingParams
+from verify.verifier import TreeVerifier
+
+PROMPT = np.array([5, 17, 42, 5, 17], np.int32)
+GREEDY = SamplingParams(temperature=0)
+SAMPLED = SamplingParams(temperature=1.0, seed=11)
+
+
+def run(runner: ModelRunner, drafter: Drafter, options: DecodeOptions, prompt: Ints = PROMPT) -> Decoded:
+    return decode(TreeVerifier(runner, runner.new_cache()), drafter, prompt, options)
+
+
+def plain(runner: ModelRunner, options: DecodeOptions, prompt: Ints = PROMPT) -> list[int]:
+    return run(runner, NoDrafter(), options, prompt).tokens
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, SamplingParams(0.7, top_p=0.9, top_k=20, min_p=0.02, seed=2)])
+@pytest.mark.parametrize("which", ["oracle", "half-right", "random", "trigram"])
+def test_every_drafter_gives_plain_decodings_tokens(tiny_runner: ModelRunner, params: SamplingParams, which: str) -> None:
+    options = DecodeOptions(params, max_tokens=60)
+    expected = plain(tiny_runner, options)
+    drafter = {
+        "oracle": lambda: Oracle(expected),
+        "half-right": lambda: Oracle(expected, wrong=3),
+        "random": lambda: Chaos(97),
+        "trigram": lambda: TrigramDrafter(ngram.empty_base(), TrigramOptions()),
+    }[which]()
+    decoded = run(tiny_runner, drafter, options)
+    assert decoded.tokens == expected
+    assert decoded.finish == "length"
+    if which == "oracle":
+        assert len(decoded.steps) == 9  # seven tokens a step
+
+
+def test_a_seed_decides_and_seeds_differ(tiny_runner: ModelRunner) -> None:
+    def sampled(seed: int) -> list[int]:
+        return plain(tiny_runner, DecodeOptions(SamplingParams(seed=seed), max_tokens=20))
+
+    assert sampled(1) == sampled(1) != sampled(2)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 6, 7, 8, 20])
+def test_max_tokens_inside_an_accepted_block(tiny_runner: ModelRunner, limit: int) -> None:
+    expected = plain(tiny_runner, DecodeOptions(GREEDY, max_tokens=40))
+    decoded = run(tiny_runner, Oracle(expected), DecodeOptions(GREEDY, max_tokens=limit))
+    assert decoded.tokens == expected[:limit]
+    assert decoded.finish == "length"
+
+
+def test_a_stop_token_inside_an_accepted_block(tiny_runner: ModelRunner) -> None:
+    expected = plain(tiny_runner, DecodeOptions(SAMPLED, max_tokens=40))
+    stop = expected[10]
+    first = expected.index(stop)
+    decoded = run(tiny_runner, Oracle(expected), DecodeOptions(SAMPLED, 40, frozenset([stop])))
+    assert decoded.tokens == expected[: first + 1]
+    assert decoded.finish == "stop"
+
+
+def test_the_context_limit_inside_an_accepted_block(tiny_runner: ModelRunner) -> None:
+    options = DecodeOptions(SAMPLED, max_tokens=10_000)
+    expected = plain(tiny_runner, options)
+    assert len(expected) == tiny_runner.context_tokens - len(PROMPT)
+    for drafter in (Oracle(expected, length=40), Chaos(97)):
+        assert run(tiny_runner, drafter, options).tokens == expected
+
+
+def test_a_prompt_must_leave_room(tiny_runner: ModelRunner) -> None:
+    verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
+    options = DecodeOptions(GREEDY, max_tokens=5)
+    for size in (0, tiny_runner.context_tokens):
+        with pytest.raises(PromptError):
+            Generation(verifier, NoDrafter(), np.ones(size, np.int32), options)
+    last = np.ones(tiny_runner.context_tokens - 1, np.int32)
+    assert len(decode(verifier, NoDrafter(), last, options).tokens) == 1
+
+
+def test_a_long_prompt_is_read_in_chunks_that_can_be_abandoned(
+    tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verify.verifier.PREFILL_CHUNK_TOKENS", 16)
+    prompt = np.arange(60, dtype=np.int32) % 97
+    options = DecodeOptions(SAMPLED, max_tokens=20)
+    expected = plain(tiny_runner, options, prompt)
+    verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
+    abandoned = Generation(verifier, NoDrafter(), prompt, options)
+    for _ in range(2):
+        assert abandoned.step().tokens == []
+    abandoned.close()
+    resumed = Generation(verifier, NoDrafter(), prompt, options)
+    assert resumed.reused_tokens == 32
+    assert decode(verifier, NoDrafter(), prompt, options).tokens == expected
+
+
+def test_the_next_turn_reuses_the_prefix_and_gives_the_same_tokens(tiny_runner: ModelRunner) -> None:
+    options = DecodeOptions(SAMPLED, max_tokens=12)
+    verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
+    first = decode(verifier, Chaos(97), PROMPT, options).tokens
+    turn = np.array([*PROMPT, *first, 33, 34], np.int32)
+    again = Generation(verifier, NoDrafter(), turn, options)
+    assert again.reused_tokens == len(PROMPT) + len(first) - 1
+    assert decode(verifier, Oracle(first), turn, options).tokens == plain(tiny_runner, options, turn)
+    # A conversation that went another way shares only its beginning.
+    other = np.array([*PROMPT, first[0], 90, 91], np.int32)
+    assert decode(verifier, NoDrafter(), other, options).tokens == plain(tiny_runner, options, other)
+
+
+def test_tokens_taken_back_are_forgotten(tiny_runner: ModelRunner) -> None:
+    options = DecodeOptions(GREEDY, max_tokens=30)
+    expected = plain(tiny_runner, options)
+    verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
+    generation = Generation(verifier, Oracle(expected), PROMPT, options)
+    step = generation.step()
+    while not step.tokens:
+        step = generation.step()
+    generation.take_back(3)
+    generation.close()
+    assert verifier.tokens == [*PROMPT.tolist(), *expected[: len(step.tokens) - 3]]
+    turn = np.array([*verifier.tokens, 8, 9], np.int32)
+    assert decode(verifier, NoDrafter(), turn, options).tokens == plain(tiny_runner, options, turn)

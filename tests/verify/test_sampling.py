@@ -1,0 +1,72 @@
+"""Sampling: the rules against a plain reference, the noise, and the resulting distribution."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verify.sampling import SamplingParams, choose, processed, uniform
+
+
+def reference(logits: list[float], params: SamplingParams) -> list[float]:
+    """The rules as prose has them, one row, plain Python."""
+    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+    weights = {i: math.exp((logits[i] - max(logits)) / params.temperature) for i in order}
+    if params.top_k:
+        weights = {i: weights[i] for i in order[: params.top_k]}
+    total = sum(weights.values())
+    kept, mass = {}, 0.0
+    for i in order:
+        if i in weights and mass < params.top_p:
+            kept[i] = weights[i] / total
+            mass += kept[i]
+    top = max(kept.values())
+    kept = {i: p for i, p in kept.items() if p >= params.min_p * top}
+    total = sum(kept.values())
+    return [kept.get(i, 0.0) / total for i in range(len(logits))]
+
+
+@given(
+    st.lists(st.integers(-40, 40).map(lambda x: x / 8), min_size=1, max_size=12),
+    st.sampled_from([0.3, 1.0, 1.7]),
+    st.sampled_from([0.05, 0.5, 0.93, 1.0]),
+    st.integers(0, 6),
+    st.sampled_from([0.0, 0.1, 0.6]),
+)
+def test_rules_equal_the_reference(logits: list[float], temperature: float, top_p: float, top_k: int, min_p: float) -> None:
+    params = SamplingParams(temperature, top_p, top_k, min_p)
+    got = processed(torch.tensor([logits]), params)[0].tolist()
+    assert got == pytest.approx(reference(logits, params), abs=1e-9)
+
+
+def test_greedy_takes_the_likeliest_and_the_first_of_equals() -> None:
+    assert choose(torch.tensor([[0.0, 2.0, 2.0], [3.0, 1.0, 2.0]]), SamplingParams(temperature=0), [0, 1]).tolist() == [1, 0]
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = torch.tensor([[0.0, 1.0, -1.0, 2.0]])
+    params = SamplingParams(temperature=1.0, seed=5)
+    draws = 40_000
+    chosen = choose(logits.expand(draws, -1), params, list(range(draws)))
+    counts = torch.bincount(chosen, minlength=4).double()
+    expected = processed(logits, params)[0] * draws
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_square < 16.27  # 3 degrees of freedom, p = 0.001
+
+
+def test_a_rule_never_lets_through_what_it_forbids() -> None:
+    logits = torch.randn(500, 50, generator=torch.Generator().manual_seed(0))
+    chosen = choose(logits, SamplingParams(temperature=2.0, top_k=3, seed=1), list(range(500)))
+    allowed = logits.topk(3).indices
+    assert bool((allowed == chosen[:, None]).any(1).all())
+
+
+def test_noise_depends_on_seed_and_position_only() -> None:
+    values = [uniform(seed, position) for seed in range(50) for position in range(200)]
+    assert len(set(values)) == len(values)
+    assert all(0.0 < value < 1.0 for value in values)
+    assert abs(sum(values) / len(values) - 0.5) < 0.01
+    assert uniform(3, 4) == uniform(3, 4)
+    assert 0.0 < uniform((1 << 64) - 1, 1 << 40) < 1.0

@@ -1,0 +1,60 @@
+"""The KV cache of one session slot: one preallocated tensor, written in place, committed by moving accepted rows.
+
+Promises that rows beyond `length` never matter. Knows nothing about tokens or attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What a model needs per position."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def bytes_for(self, positions: int) -> int:
+        """Size of a slot of `positions`, in bytes."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * positions * self.dtype.itemsize
+
+
+class KVCache:
+    """Keys and values of up to `positions` tokens; the first `length` are committed."""
+
+    def __init__(self, shape: CacheShape, positions: int) -> None:
+        # Pages of an untouched tensor cost nothing on a CPU, so a slot is as large as its text, not as its bound.
+        self.tensor = torch.empty(
+            (shape.layers, 2, shape.kv_heads, positions, shape.head_dim), dtype=shape.dtype, device=shape.device
+        )
+        self.positions = positions
+        self.length = 0
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores [kv_heads, N, head_dim] at `length`; returns all keys and values so far, [kv_heads, length+N, head_dim]."""
+        stop = self.length + key.shape[1]
+        keys, values = self.tensor[layer, 0], self.tensor[layer, 1]
+        keys[:, self.length : stop] = key
+        values[:, self.length : stop] = value
+        return keys[:, :stop], values[:, :stop]
+
+    def commit(self, rows: list[int]) -> None:
+        """Keeps the rows at `length + r` for r in `rows` (ascending); moves only those that are not yet in place."""
+        in_place = 0
+        while in_place < len(rows) and rows[in_place] == in_place:
+            in_place += 1
+        if in_place < len(rows):
+            start = self.length + in_place
+            index = torch.tensor(rows[in_place:], device=self.tensor.device) + self.length
+            self.tensor[:, :, :, start : self.length + len(rows)] = self.tensor[:, :, :, index]
+        self.length += len(rows)
+
+    def truncate(self, length: int) -> None:
+        """Forgets all but the first `length` positions."""
+        self.length = min(self.length, length)

@@ -1,0 +1,141 @@
+"""The decode loop: one request from its prompt to its last token, a step at a time.
+
+Promises the tokens of plain decoding, whatever the drafter: a step's tokens are cut at a stop token and at the limit, also
+inside an accepted block. Knows token ids only, nothing of text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from drafters.draft import Drafter, DraftTree, Ints, Verdict
+from verify.sampling import SamplingParams
+from verify.verifier import TreeVerifier
+
+Finish = Literal["stop", "length"]
+
+
+class PromptError(ValueError):
+    """The prompt cannot be decoded; the message says why."""
+
+
+@dataclass(frozen=True)
+class DecodeOptions:
+    """How one answer is decoded."""
+
+    params: SamplingParams
+    max_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    max_nodes: int = 24  # draft nodes a step; 0 = plain decoding
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step brought: no tokens while the prompt is read, else at least one."""
+
+    tokens: list[int]
+    finish: Finish | None = None
+    tree: DraftTree | None = None  # None while the prompt is read
+    accepted: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # int32 [A]; rows of `tree`
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    commit_seconds: float = 0.0
+
+
+class Generation:
+    """One answer in the making. `step()` until a step has `finish`; `close()` in any case."""
+
+    def __init__(self, verifier: TreeVerifier, drafter: Drafter, prompt: Ints, options: DecodeOptions) -> None:
+        """`prompt` is int32 [P], P >= 1. Raises PromptError where it does not fit."""
+        if not len(prompt):
+            raise PromptError("The prompt is empty; give at least one token.")
+        self._verifier = verifier
+        self._drafter = drafter
+        self._options = options
+        self.reused_tokens = verifier.begin(prompt, options.params)
+        self._prefill: Iterator[int] | None = verifier.prefill(prompt)
+        drafter.begin(prompt)
+        if verifier.space <= 0:
+            raise PromptError("The prompt fills the whole context; shorten it.")
+        self._left = min(options.max_tokens, verifier.space)
+        self._emitted = 0
+        self._start = len(prompt)
+
+    def step(self) -> Step:
+        """Reads one chunk of the prompt, or drafts, verifies and commits once."""
+        if self._prefill is not None:
+            if next(self._prefill, None) is not None:
+                return Step([])
+            self._prefill = None
+        started = time.perf_counter()
+        # The bonus token follows the deepest accepted node, so a useful draft is one token shorter than what is left.
+        budget = self._options.max_nodes if self._left > 1 else 0
+        tree = self._drafter.propose(budget).limit(self._left - 1)
+        drafted = time.perf_counter()
+        verdict, finish = self._cut(self._verifier.verify(tree))
+        verified = time.perf_counter()
+        self._drafter.observe(verdict)
+        tokens = verdict.tokens.tolist()
+        self._emitted += len(tokens)
+        self._left -= len(tokens)
+        seconds = (drafted - started, verified - drafted, time.perf_counter() - verified)
+        return Step(tokens, finish, tree, verdict.rows, *seconds)
+
+    def _cut(self, verdict: Verdict) -> tuple[Verdict, Finish | None]:
+        """Ends the verdict's tokens at the first stop token, or at the limit."""
+        finish: Finish | None = None
+        count = len(verdict.tokens)
+        if count >= self._left:
+            count, finish = self._left, "length"
+        for i, token in enumerate(verdict.tokens[:count].tolist()):
+            if token in self._options.stop_ids:
+                count, finish = i + 1, "stop"
+                break
+        if count < len(verdict.tokens):
+            self._verifier.truncate(self._start + self._emitted + count)
+        return verdict.cut(count), finish
+
+    def take_back(self, count: int) -> None:
+        """Forgets the last `count` emitted tokens: the text ended before them."""
+        self._emitted -= count
+        self._verifier.truncate(self._start + self._emitted)
+
+    def close(self) -> None:
+        """Ends the request for the drafter; the verifier keeps the committed text for the session's next request."""
+        self._drafter.end()
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A whole answer and what it took."""
+
+    tokens: list[int]
+    finish: Finish
+    steps: list[Step]
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens emitted per target forward, the bonus tokens included."""
+        return len(self.tokens) / max(1, len(self.steps))
+
+
+def decode(verifier: TreeVerifier, drafter: Drafter, prompt: Ints, options: DecodeOptions) -> Decoded:
+    """Runs one generation to its end."""
+    generation = Generation(verifier, drafter, prompt, options)
+    tokens: list[int] = []
+    steps: list[Step] = []
+    try:
+        while True:
+            step = generation.step()
+            tokens.extend(step.tokens)
+            if step.tree is not None:
+                steps.append(step)
+            if step.finish is not None:
+                return Decoded(tokens, step.finish, steps)
+    finally:
+        generation.close()

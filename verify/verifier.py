@@ -1,0 +1,112 @@
+"""The verifier: one target forward over a whole draft tree, one rule, one verdict.
+
+Holds the invariant that ties tokens to the cache: the cache holds all committed tokens but the last one, which is the
+root of the next forward.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from drafters.draft import DraftTree, Ints, Verdict
+from verify.acceptance import walk
+from verify.cache import KVCache
+from verify.model import ModelRunner
+from verify.sampling import SamplingParams, choose
+
+PREFILL_CHUNK_TOKENS = 512
+
+
+class Verifier(Protocol):
+    """Decides what a request's next tokens are."""
+
+    def prefill(self, tokens: Ints) -> Iterator[int]:
+        """Makes `tokens` (int32 [P], P >= 1) the committed text, chunk by chunk; yields the tokens done after each."""
+
+    def verify(self, tree: DraftTree) -> Verdict:
+        """One target forward over the tree; commits the accepted path and emits one token more."""
+
+
+class TreeVerifier:
+    """Verifies with a ModelRunner. Implements `Verifier`. Raises nothing of its own: the caller keeps to the context."""
+
+    def __init__(self, runner: ModelRunner, cache: KVCache, topk: int = 0) -> None:
+        self._runner = runner
+        self._cache = cache
+        self._topk = topk
+        self._params = SamplingParams()
+        self.tokens: list[int] = []  # the committed text
+        self._prompt_length = 0
+
+    @property
+    def space(self) -> int:
+        """How many more tokens the context can hold after the committed ones."""
+        return self._runner.context_tokens - len(self.tokens)
+
+    def begin(self, prompt: Ints, params: SamplingParams) -> int:
+        """Starts a request; returns how many of the prompt's tokens the cache holds already."""
+        self._params = params
+        self._prompt_length = len(prompt)
+        reused = common_prefix(self.tokens, prompt.tolist())
+        self._cache.truncate(min(reused, len(prompt) - 1))
+        self.tokens = prompt.tolist()
+        return self._cache.length
+
+    def prefill(self, tokens: Ints) -> Iterator[int]:
+        while self._cache.length < len(tokens) - 1:
+            chunk = tokens[self._cache.length : len(tokens) - 1][:PREFILL_CHUNK_TOKENS]
+            ids = torch.from_numpy(chunk.astype(np.int64)).to(self._runner.device)
+            self._runner.forward(self._cache, ids, logits=False)
+            self._cache.length += len(chunk)
+            yield self._cache.length
+
+    def verify(self, tree: DraftTree) -> Verdict:
+        started = time.perf_counter()
+        logits = self._forward(tree)
+        first = len(self.tokens) - self._prompt_length  # output position of the root's successor
+        positions = [first, *(tree.depths + first).tolist()]
+        chosen = choose(logits, self._params, positions).tolist()
+        rows, tokens = walk(tree, chosen)
+        ids, probabilities = self._feedback(logits)
+        self._cache.commit([0, *(rows + 1).tolist()])
+        self.tokens.extend(tokens.tolist())
+        return Verdict(tree, rows, tokens, ids, probabilities, time.perf_counter() - started)
+
+    def truncate(self, length: int) -> None:
+        """Takes back committed tokens beyond `length` (a stop inside an accepted block)."""
+        del self.tokens[length:]
+        self._cache.truncate(max(0, length - 1))
+
+    def _forward(self, tree: DraftTree) -> torch.Tensor:
+        device = self._runner.device
+        tokens = np.concatenate([[self.tokens[-1]], tree.tokens]).astype(np.int64)
+        if not len(tree):
+            return self._runner.forward(self._cache, torch.from_numpy(tokens).to(device))
+        depths = np.concatenate([[0], tree.depths]).astype(np.int64)
+        return self._runner.forward(
+            self._cache,
+            torch.from_numpy(tokens).to(device),
+            torch.from_numpy(depths).to(device),
+            torch.from_numpy(tree.ancestors()).to(device),
+        )
+
+    def _feedback(self, logits: torch.Tensor) -> tuple[Ints, np.ndarray[tuple[int, int], np.dtype[np.float32]]]:
+        """The target's own top-k at every node, before any sampling rule: ids and probabilities, [N+1, K]."""
+        if not self._topk:
+            return np.empty((len(logits), 0), np.int32), np.empty((len(logits), 0), np.float32)
+        values, ids = logits.float().topk(self._topk, -1)
+        probabilities = (values - logits.float().logsumexp(-1, keepdim=True)).exp()
+        return ids.int().cpu().numpy(), probabilities.cpu().numpy()
+
+
+def common_prefix(left: list[int], right: list[int]) -> int:
+    """The length of the longest common prefix."""
+    size = min(len(left), len(right))
+    a, b = np.asarray(left[:size]), np.asarray(right[:size])
+    different = np.flatnonzero(a != b)
+    return int(different[0]) if len(different) else size
