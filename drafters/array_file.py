@@ -41,6 +41,7 @@ def save(path: Path, kind: str, fingerprint: str, arrays: Mapping[str, NDArray[A
     partial = path.with_name(path.name + ".partial")
     labels = {"kind": kind, "version": VERSION, "fingerprint": fingerprint, **metadata}
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial, labels)
+    os.chmod(partial, 0o644)  # safetensors writes for the owner alone
     os.replace(partial, path)
 
 

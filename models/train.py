@@ -18,11 +18,15 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models import DRAFT, TARGET
+from drafters import ngram
+from models import BASE_TABLE, DRAFT, TARGET
 from models.corpus import SOURCES, documents
 from models.tokenizer import VOCABULARY, train_tokenizer
+from verify.model import fingerprint
 
 CONTEXT_TOKENS = 2048
+END_ID = 0  # <|end|>: it also parts the documents
+BASE_TABLE_BYTES = 8_000_000
 BATCH_TOKENS = 8192
 TARGET_SHAPE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8, "num_attention_heads": 4}
 DRAFT_SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -49,8 +53,8 @@ def build_model(shape: dict[str, int]) -> LlamaForCausalLM:
         max_position_embeddings=CONTEXT_TOKENS,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
+        eos_token_id=END_ID,
+        pad_token_id=END_ID,
         attn_implementation="sdpa",
         use_cache=False,
         **shape,
@@ -187,9 +191,11 @@ def main(
     for name, place, learner in (("target", TARGET, learners[0]), ("draft", DRAFT, learners[1])):
         report[f"{name}_parameters"] = sum(p.numel() for p in learner.model.parameters())
         report[f"{name}_bits_per_byte"] = round(bits_per_byte(learner.model, held_out, held_out_bytes, device), 4)
-        learner.model.config.use_cache = True
+        learner.model.config.use_cache = learner.model.generation_config.use_cache = True
         learner.model.to("cpu", torch.bfloat16).save_pretrained(place)
         tokenizer.save_pretrained(place)
+    contexts = ngram.build(BASE_TABLE, [train], fingerprint(tokenizer), END_ID, max_bytes=BASE_TABLE_BYTES)
+    report["base_table_contexts"] = contexts
     (TARGET.parent / "training.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
 

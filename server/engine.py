@@ -18,7 +18,7 @@ import zmq
 import zmq.asyncio
 
 from server import messages, worker
-from server.messages import Cancel, Failed, Ready, Refused, Request, Shutdown, Status, TokenEvent
+from server.messages import Cancel, Failed, Ready, Refused, Request, Shutdown, Status, TokenEvent, ToWorker
 from server.metrics import Metrics
 from server.settings import Settings
 
@@ -78,7 +78,7 @@ class Engine:
         for task in self._tasks:
             task.cancel()
         if self._process.is_alive():
-            await self._outbox.send(messages.encode(Shutdown()))
+            await self._send(Shutdown())
             await asyncio.to_thread(self._process.join, STOP_SECONDS)
         if self._process.is_alive():
             self._process.kill()
@@ -105,7 +105,7 @@ class Engine:
             stream = self._streams[request.id] = asyncio.Queue()
             finished = False
             try:
-                await self._outbox.send(messages.encode(request))
+                await self._send(request)
                 while not finished:
                     event = await stream.get()
                     finished = isinstance(event, EngineError) or event.last
@@ -115,7 +115,7 @@ class Engine:
             finally:
                 del self._streams[request.id]
                 if not finished:
-                    await self._outbox.send(messages.encode(Cancel(request.id)))
+                    await self._send(Cancel(request.id))
 
     @contextlib.asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
@@ -134,6 +134,11 @@ class Engine:
         finally:
             self._turn.release()
             self._metrics.running.dec()
+
+    async def _send(self, message: ToWorker) -> None:
+        """Never waits: a message to a worker that is gone is dropped, its loss is noticed elsewhere."""
+        with contextlib.suppress(zmq.Again):
+            await self._outbox.send(messages.encode(message), zmq.NOBLOCK)
 
     async def _receive(self) -> None:
         while True:

@@ -25,24 +25,23 @@ TYPES = {
 }
 
 
-class APIError(Exception):
+class APIError(HTTPException):
     """An answer that is an error; `message` is one sentence that says what to do."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
+        super().__init__(status, message)
         self.message = message
         self.param = param
         self.code = code
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = TYPES.get(self.status, "server_error")
+        kind = TYPES.get(self.status_code, "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        headers: Mapping[str, str] = {"Retry-After": RETRY_AFTER_SECONDS} if self.status in (429, 503) else {}
-        return JSONResponse(self.body, self.status, headers)
+        headers: Mapping[str, str] = {"Retry-After": RETRY_AFTER_SECONDS} if self.status_code in (429, 503) else {}
+        return JSONResponse(self.body, self.status_code, headers)
 
 
 def from_engine(error: EngineError) -> APIError:

@@ -1,11 +1,16 @@
 """What the target chooses at a node: greedy, or keyed sampling.
 
-Keyed sampling draws one uniform per (request seed, position) and inverts the processed distribution's CDF. So the
-answer for a seed is the same for every drafter, every budget and no drafter at all.
+Keyed sampling adds Gumbel noise, a function of (request seed, position, token) alone, to the processed log-weights and takes
+the largest: an exact draw from the distribution (Gumbel-max). So the answer for a seed is the same for every drafter,
+every budget and no drafter at all. One uniform per position and the inverse CDF would be exact too, but each of the
+vocabulary's boundaries is then a near-tie: rounding in the last bit flips a token every few thousand. Here only the two
+likeliest candidates can tie.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,27 +33,42 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
-def uniform(seed: int, position: int) -> float:
-    """The noise of one position, in (0, 1): splitmix64 of (seed, position)."""
-    x = _mix((seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & MASK)
-    x = _mix((x ^ (position * 0xD1B54A32D192ED03)) & MASK)
-    return ((x >> 11) + 0.5) / (1 << 53)
+def gumbel(seed: int, position: int, vocabulary: int, device: torch.device) -> torch.Tensor:
+    """The noise of one position, float32 [V]: splitmix64 of (seed, position, token), the same on every device."""
+    key = _mix(_mix(seed) ^ position * 0xD1B54A32D192ED03 & MASK)
+    x = torch.arange(vocabulary, device=device) * _signed(0x9E3779B97F4A7C15) + _signed(key)
+    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    x = x ^ _shift(x, 31)
+    uniform = (_shift(x, 11).double() + 0.5) / (1 << 53)
+    return -(-uniform.log()).log().float()
 
 
 def _mix(x: int) -> int:
+    """Splitmix64's finalizer, on Python's integers."""
     x = (x + 0x9E3779B97F4A7C15) & MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
     return x ^ (x >> 31)
 
 
+def _signed(x: int) -> int:
+    """The int64 with the same bits: torch multiplies int64 modulo 2**64, too."""
+    return x - (1 << 64) if x >> 63 else x
+
+
+def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
 def processed(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """The distributions that tokens are drawn from: logits [M, V] to probabilities, float64 [M, V], rows summing to 1.
+    """What tokens are drawn from: logits [M, V] to log-weights, float32 [M, V]; their softmax is the distribution.
 
     Temperature, then top-k, top-p and min-p, each on what the one before left. Of equal logits the smaller id counts as
-    the likelier.
+    the likelier. Excluded tokens weigh -inf.
     """
-    scaled = logits.double() / params.temperature
+    scaled = logits.float() / params.temperature
     if params.top_k or params.top_p < 1.0:
         ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
         dropped = torch.zeros_like(ordered, dtype=torch.bool)
@@ -58,20 +78,31 @@ def processed(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
             mass = ordered.masked_fill(dropped, -torch.inf).softmax(-1)
             dropped |= mass.cumsum(-1) - mass >= params.top_p
         scaled = scaled.masked_fill(torch.zeros_like(dropped).scatter(-1, ids, dropped), -torch.inf)
-    probabilities = scaled.softmax(-1)
     if params.min_p:
-        weak = probabilities < params.min_p * probabilities.amax(-1, keepdim=True)
-        probabilities = probabilities.masked_fill(weak, 0.0)
-        probabilities /= probabilities.sum(-1, keepdim=True)
-    return probabilities
+        scaled = scaled.masked_fill(scaled < scaled.amax(-1, keepdim=True) + math.log(params.min_p), -torch.inf)
+    return scaled
 
 
-def choose(logits: torch.Tensor, params: SamplingParams, positions: list[int]) -> torch.Tensor:
-    """The target's own token at each of M nodes: logits [M, V] and each node's output position, to int64 [M]."""
-    if params.greedy:
-        return logits.argmax(-1)
-    cumulative = processed(logits, params).cumsum(-1)
-    noise = torch.tensor([uniform(params.seed, p) for p in positions], dtype=torch.float64, device=logits.device)
-    # Scaled to the last entry, so that rounding never leaves the draw beyond the end.
-    threshold = noise[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+class Chooser:
+    """Chooses one request's tokens. Keeps the noise of the positions in play, which successive steps share."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+        self._noise: dict[int, torch.Tensor] = {}
+
+    def choose(self, logits: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+        """The target's own token at each of M nodes: logits [M, V] and each node's output position, to int64 [M].
+
+        Positions never go back: noise before the smallest one is dropped.
+        """
+        if self._params.greedy:
+            return logits.argmax(-1)
+        wanted = sorted(set(positions))
+        for position in wanted:
+            if position not in self._noise:
+                self._noise[position] = gumbel(self._params.seed, position, logits.shape[-1], logits.device)
+        self._noise = {position: noise for position, noise in self._noise.items() if position >= wanted[0]}
+        rows = {position: row for row, position in enumerate(wanted)}
+        noise = torch.stack([self._noise[position] for position in wanted])
+        index = torch.tensor([rows[position] for position in positions], device=logits.device)
+        return (processed(logits, self._params) + noise[index]).argmax(-1)

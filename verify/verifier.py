@@ -17,7 +17,7 @@ from drafters.draft import DraftTree, Ints, Verdict
 from verify.acceptance import walk
 from verify.cache import KVCache
 from verify.model import ModelRunner
-from verify.sampling import SamplingParams, choose
+from verify.sampling import Chooser, SamplingParams
 
 PREFILL_CHUNK_TOKENS = 512
 
@@ -39,7 +39,7 @@ class TreeVerifier:
         self._runner = runner
         self._cache = cache
         self._topk = topk
-        self._params = SamplingParams()
+        self._chooser = Chooser(SamplingParams())
         self.tokens: list[int] = []  # the committed text
         self._prompt_length = 0
 
@@ -50,7 +50,7 @@ class TreeVerifier:
 
     def begin(self, prompt: Ints, params: SamplingParams) -> int:
         """Starts a request; returns how many of the prompt's tokens the cache holds already."""
-        self._params = params
+        self._chooser = Chooser(params)
         self._prompt_length = len(prompt)
         reused = common_prefix(self.tokens, prompt.tolist())
         self._cache.truncate(min(reused, len(prompt) - 1))
@@ -70,7 +70,7 @@ class TreeVerifier:
         logits = self._forward(tree)
         first = len(self.tokens) - self._prompt_length  # output position of the root's successor
         positions = [first, *(tree.depths + first).tolist()]
-        chosen = choose(logits, self._params, positions).tolist()
+        chosen = self._chooser.choose(logits, positions).tolist()
         rows, tokens = walk(tree, chosen)
         ids, probabilities = self._feedback(logits)
         self._cache.commit([0, *(rows + 1).tolist()])

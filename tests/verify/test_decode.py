@@ -30,12 +30,13 @@ def plain(runner: ModelRunner, options: DecodeOptions, prompt: Ints = PROMPT) ->
 def test_every_drafter_gives_plain_decodings_tokens(tiny_runner: ModelRunner, params: SamplingParams, which: str) -> None:
     options = DecodeOptions(params, max_tokens=60)
     expected = plain(tiny_runner, options)
-    drafter = {
-        "oracle": lambda: Oracle(expected),
-        "half-right": lambda: Oracle(expected, wrong=3),
-        "random": lambda: Chaos(97),
-        "trigram": lambda: TrigramDrafter(ngram.empty_base(), TrigramOptions()),
-    }[which]()
+    drafters: dict[str, Drafter] = {
+        "oracle": Oracle(expected),
+        "half-right": Oracle(expected, wrong=3),
+        "random": Chaos(97),
+        "trigram": TrigramDrafter(ngram.empty_base(), TrigramOptions()),
+    }
+    drafter = drafters[which]
     decoded = run(tiny_runner, drafter, options)
     assert decoded.tokens == expected
     assert decoded.finish == "length"

@@ -1,0 +1,62 @@
+"""A real server process with the embedded model, in float32 so that equal means equal."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import openai
+import pytest
+
+START_SECONDS = 180
+
+
+@dataclass
+class Served:
+    """A running server and clients for it."""
+
+    process: subprocess.Popen[str]
+    url: str
+    http: httpx.Client
+    client: openai.OpenAI
+    model: str
+
+
+def start(*flags: str) -> tuple[subprocess.Popen[str], str]:
+    """Starts `outrider serve` on a free port; returns the process and its address."""
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--model.threads", "1", *flags]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    found = re.search(r"http://\S+(?=/v1)", line)
+    assert found, line
+    return process, found[0]
+
+
+def wait_ready(url: str) -> None:
+    """Returns when the worker has loaded."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if httpx.get(f"{url}/ready").status_code == 200:
+            return
+        time.sleep(0.1)
+    raise TimeoutError("the server did not get ready")
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[Served]:
+    process, url = start("--model.dtype", "float32", "--limits.body_bytes", "200000")
+    try:
+        wait_ready(url)
+        with httpx.Client(base_url=url, timeout=60) as http, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            yield Served(process, url, http, client, client.models.list().data[0].id)
+    finally:
+        process.terminate()
+        process.wait(20)
+        assert process.stderr is not None
+        process.stderr.close()

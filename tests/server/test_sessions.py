@@ -1,0 +1,79 @@
+"""Sessions are kept under a cap, one user at a time, and never shared."""
+
+import numpy as np
+
+from drafters.draft import NoDrafter
+from drafters.registry import Resources
+from server.sessions import Session, SessionStore
+from verify.decode import DecodeOptions, decode
+from verify.model import ModelRunner
+from verify.sampling import SamplingParams
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_session_comes_back_and_a_nameless_one_does_not(tiny_runner: ModelRunner) -> None:
+    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
+    first = store.acquire("a")
+    assert first is not None
+    store.release(first)
+    assert store.acquire("a") is first
+    nameless = store.acquire(None)
+    assert nameless is not None
+    store.release(nameless)
+    assert len(store) == 1
+    assert store.acquire(None) is not nameless
+
+
+def test_a_busy_session_waits(tiny_runner: ModelRunner) -> None:
+    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
+    held = store.acquire("a")
+    assert held is not None
+    assert store.acquire("a") is None
+    store.release(held)
+    assert store.acquire("a") is held
+
+
+def test_the_least_recently_used_goes_first(tiny_runner: ModelRunner) -> None:
+    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
+    made: dict[str, Session] = {}
+    for key in ("a", "b", "a", "c"):
+        session = store.acquire(key)
+        assert session is not None
+        made.setdefault(key, session)
+        store.release(session)
+    assert len(store) == 2
+    assert store.acquire("a") is made["a"]
+    assert store.acquire("b") is not made["b"]
+
+
+def test_idle_sessions_expire(tiny_runner: ModelRunner) -> None:
+    clock = Clock()
+    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, clock=clock)
+    session = store.acquire("a")
+    assert session is not None
+    store.release(session)
+    clock.now = 59
+    store.expire()
+    assert len(store) == 1
+    clock.now = 61
+    store.expire()
+    assert len(store) == 0
+
+
+def test_each_session_has_drafters_and_a_cache_of_its_own(tiny_runner: ModelRunner) -> None:
+    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
+    a, b = store.acquire("a"), store.acquire("b")
+    assert a is not None and b is not None
+    resources = Resources()
+    assert a.drafter("trigram", resources) is a.drafter("trigram", resources)
+    assert a.drafter("trigram", resources) is not b.drafter("trigram", resources)
+    options = DecodeOptions(SamplingParams(temperature=0), max_tokens=5)
+    decode(a.verifier, NoDrafter(), np.arange(20, dtype=np.int32), options)
+    assert b.verifier.tokens == []
+    assert 0 < store.usage_ratio < 1

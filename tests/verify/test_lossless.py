@@ -1,0 +1,81 @@
+"""The promise: on trained models, drafted decoding gives plain decoding's tokens, greedy and sampled, in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import models
+from drafters import ngram
+from drafters.draft import Drafter, Ints, NoDrafter
+from drafters.registry import NAMES, DrafterName, Resources, make
+from verify.decode import DecodeOptions, decode
+from verify.model import LoadOptions, ModelRunner, fingerprint, load_model, load_tokenizer, stop_ids
+from verify.sampling import SamplingParams
+from verify.verifier import TreeVerifier
+
+VERBS = ("read", "write", "sort", "find", "merge", "count", "parse", "remove", "open", "close")
+CODE = [
+    template.format(verb=verb)
+    for verb in VERBS
+    for template in (
+        "def {verb}_items(items):\n",
+        "import os\n\n\nclass {verb}er:\n    def ",
+        '    """{verb} the',
+        "<|user|>\nWrite a function to {verb} a file.<|end|>\n<|assistant|>\n",
+    )
+]
+TALES = [
+    f"{start} {who}"
+    for start in ("Once upon a time there was", "One day,", "The", "In a big house lived")
+    for who in ("a cat", "Lily", "a dog and", "Tom", "the sun", "two friends", "a boy", "a bird", "Mom", "a tree")
+]
+assert len(CODE) == len(TALES) == 40
+
+
+class Subject:
+    """A model with its prompts."""
+
+    def __init__(self, path: Path, texts: list[str]) -> None:
+        tokenizer = load_tokenizer(str(path))
+        self.runner: ModelRunner = load_model(LoadOptions(str(path), dtype="float32", device="cpu"))
+        self.prompts = [np.array(tokenizer.encode(text), np.int32) for text in texts]
+        self.stop_ids = stop_ids(str(path), tokenizer)
+        mine = fingerprint(tokenizer) == fingerprint(load_tokenizer(str(models.TARGET)))
+        self.resources = Resources(base=ngram.load(models.BASE_TABLE) if mine else ngram.empty_base())
+
+
+@pytest.fixture(scope="module", params=["embedded", "stories260k"])
+def subject(request: pytest.FixtureRequest) -> Subject:
+    if request.param == "embedded":
+        return Subject(models.TARGET, CODE)
+    return Subject(request.getfixturevalue("stories"), TALES)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_drafter_is_lossless(subject: Subject, temperature: float) -> None:
+    drafted: list[DrafterName] = [name for name in NAMES if name != "none"]
+    for number, prompt in enumerate(subject.prompts):
+        options = DecodeOptions(SamplingParams(temperature, seed=number), 48, subject.stop_ids)
+
+        def answer(drafter: Drafter, prompt: Ints = prompt, options: DecodeOptions = options) -> list[int]:
+            return decode(TreeVerifier(subject.runner, subject.runner.new_cache()), drafter, prompt, options).tokens
+
+        expected = answer(NoDrafter())
+        for name in drafted:
+            assert answer(make(name, subject.resources)) == expected, (name, number)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_up_to_the_end_of_the_context(subject: Subject, temperature: float) -> None:
+    runner = ModelRunner(subject.runner.model, 96)
+    options = DecodeOptions(SamplingParams(temperature, seed=1), 10_000)
+    prompt = subject.prompts[0]
+    expected = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, options)
+    assert len(prompt) + len(expected.tokens) == 96
+    assert expected.finish == "length"
+    for name in NAMES:
+        drafted = decode(TreeVerifier(runner, runner.new_cache()), make(name, subject.resources), prompt, options)
+        assert drafted.tokens == expected.tokens
