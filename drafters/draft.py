@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
+NOTHING: Ints = np.empty(0, np.int32)
 MAX_NODES = 64  # the most nodes one forward verifies
 
 
@@ -121,7 +122,7 @@ def chain(tokens: Ints, probability: Floats, source: Source) -> DraftTree:
     )
 
 
-EMPTY = chain(np.empty(0, np.int32), np.empty(0, np.float32), Source.NONE)
+EMPTY = chain(NOTHING, np.empty(0, np.float32), Source.NONE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,8 +149,8 @@ class Drafter(Protocol):
     Calls come in the order begin, (propose, observe)*, end, all from one thread.
     """
 
-    def begin(self, prompt: Ints) -> None:
-        """A request starts: `prompt` is int32 [P], all the text the target will have seen."""
+    def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
+        """A request starts: int32 [P], all the text the target will have seen, and int32 [M], what the client expects."""
 
     def propose(self, budget: int) -> DraftTree:
         """At most `budget` nodes that may follow the committed tokens; empty when nothing is worth verifying."""
@@ -164,7 +165,7 @@ class Drafter(Protocol):
 class NoDrafter:
     """`none`: plain decoding, one token a step."""
 
-    def begin(self, prompt: Ints) -> None:
+    def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
         pass
 
     def propose(self, budget: int) -> DraftTree:

@@ -1,7 +1,7 @@
 """Two searches for the continuations worth verifying: ADED's Monte Carlo tree search and best-first by probability.
 
-Both grow a `Pool` of nodes from the session's tri-gram distribution, mark the nodes of a draft, and lay them out as a
-DraftTree. Promises the same tree for the same tables and seed, and no allocation that grows with the text.
+Both grow a `Pool` of nodes from the session's tri-gram distribution and mark those of a draft. Promises the same nodes for
+the same tables and seed, and no allocation that grows with the text.
 """
 
 from __future__ import annotations
@@ -13,23 +13,20 @@ from numba import njit
 from numpy.typing import NDArray
 
 from drafters.adaptive import Rows, successors
-from drafters.draft import EMPTY, DraftTree, Source
+from drafters.draft import Source
 from drafters.ngram import BaseArrays
+from drafters.nodes import Nodes, new_nodes, reset
 
 
 class Pool(NamedTuple):
-    """Search nodes, node 0 being the last committed token; a node's children stand together, likeliest first."""
+    """Search nodes; a node's children stand together, likeliest first."""
 
-    tokens: NDArray[np.int32]  # [P]
-    parents: NDArray[np.int32]  # [P]
-    depths: NDArray[np.int32]  # [P]
+    nodes: Nodes  # [P]
     first_child: NDArray[np.int32]  # [P]; 0 = not expanded
     children: NDArray[np.int32]  # [P]; how many
-    path: NDArray[np.float32]  # [P]; probability of the path from node 0
     prior: NDArray[np.float32]  # [P]; probability after its parent: P(s, a) of Eq. 2
     visits: NDArray[np.int32]  # [P]; N(s, a)
     reward: NDArray[np.float64]  # [P]; sum over visits, so Q(s, a) = reward / visits
-    chosen: NDArray[np.bool_]  # [P]; part of the draft
     row_tokens: NDArray[np.int32]  # [S]; workspace for one successor list
     row_probabilities: NDArray[np.float32]  # [S]
 
@@ -37,55 +34,48 @@ class Pool(NamedTuple):
 def new_pool(nodes: int, row: int) -> Pool:
     """Room for `nodes` search nodes, expanded at most `row` ways."""
     return Pool(
+        new_nodes(nodes),
         np.zeros(nodes, np.int32),
         np.zeros(nodes, np.int32),
-        np.zeros(nodes, np.int32),
-        np.zeros(nodes, np.int32),
-        np.zeros(nodes, np.int32),
-        np.zeros(nodes, np.float32),
         np.zeros(nodes, np.float32),
         np.zeros(nodes, np.int32),
         np.zeros(nodes, np.float64),
-        np.zeros(nodes, np.bool_),
         np.zeros(row, np.int32),
         np.zeros(row, np.float32),
     )
 
 
 @njit(cache=True, nogil=True)
-def _reset(pool: Pool, last: int) -> None:
-    pool.tokens[0] = last
-    pool.parents[0] = -1
-    pool.depths[0] = 0
+def _restart(pool: Pool, last: int) -> None:
+    reset(pool.nodes, last)
     pool.first_child[0] = 0
     pool.children[0] = 0
-    pool.path[0] = 1.0
     pool.prior[0] = 1.0
     pool.visits[0] = 0
     pool.reward[0] = 0.0
-    pool.chosen[0] = True
 
 
 @njit(cache=True, nogil=True)
 def _expand(base: BaseArrays, rows: Rows, pool: Pool, size: int, node: int, previous: int) -> int:
     """Appends the children of `node`; returns the pool's new size. `previous` is the token before node 0's."""
-    before = previous if node == 0 else pool.tokens[pool.parents[node]]
-    found = successors(base, rows, before, pool.tokens[node], pool.row_tokens, pool.row_probabilities)
-    found = min(found, len(pool.tokens) - size)
+    before = previous if node == 0 else pool.nodes.tokens[pool.nodes.parents[node]]
+    found = successors(base, rows, before, pool.nodes.tokens[node], pool.row_tokens, pool.row_probabilities)
+    found = min(found, len(pool.nodes.tokens) - size)
     pool.first_child[node] = size
     pool.children[node] = found
     for i in range(found):
         child = size + i
-        pool.tokens[child] = pool.row_tokens[i]
-        pool.parents[child] = node
-        pool.depths[child] = pool.depths[node] + 1
+        pool.nodes.tokens[child] = pool.row_tokens[i]
+        pool.nodes.parents[child] = node
+        pool.nodes.depths[child] = pool.nodes.depths[node] + 1
         pool.first_child[child] = 0
         pool.children[child] = 0
-        pool.path[child] = pool.path[node] * pool.row_probabilities[i]
+        pool.nodes.path[child] = pool.nodes.path[node] * pool.row_probabilities[i]
         pool.prior[child] = pool.row_probabilities[i]
         pool.visits[child] = 0
         pool.reward[child] = 0.0
-        pool.chosen[child] = False
+        pool.nodes.source[child] = Source.TRIGRAM
+        pool.nodes.chosen[child] = False
     return size + found
 
 
@@ -122,10 +112,10 @@ def _rollout(
     base: BaseArrays, rows: Rows, pool: Pool, node: int, previous: int, depth: int, random: NDArray[np.uint64]
 ) -> float:
     """Samples on from `node` down to `depth`; the whole path's log-probability per token, as a number in (0, 1]."""
-    log_probability = np.log(max(pool.path[node], 1e-12))
-    length = pool.depths[node]
-    last = pool.tokens[node]
-    before = previous if node == 0 else pool.tokens[pool.parents[node]]
+    log_probability = np.log(max(pool.nodes.path[node], 1e-12))
+    length = pool.nodes.depths[node]
+    last = pool.nodes.tokens[node]
+    before = previous if node == 0 else pool.nodes.tokens[pool.nodes.parents[node]]
     while length < depth:
         found = successors(base, rows, before, last, pool.row_tokens, pool.row_probabilities)
         if found == 0:
@@ -165,13 +155,13 @@ def monte_carlo(
     Where it departs from the authors' code: the reward is the path's own log-probability, normalised by its length (theirs
     looks up the wrong word, so every path earns about 1), and ties go to the likelier token, never to hash order.
     """
-    _reset(pool, last)
+    _restart(pool, last)
     size = 1
     for _ in range(iterations):
         node = 0
-        while pool.first_child[node] and pool.children[node] and pool.depths[node] < depth:
+        while pool.first_child[node] and pool.children[node] and pool.nodes.depths[node] < depth:
             node = _select(pool, node, c1, c2)
-        if not pool.first_child[node] and pool.depths[node] < depth and size < len(pool.tokens):
+        if not pool.first_child[node] and pool.nodes.depths[node] < depth and size < len(pool.nodes.tokens):
             size = _expand(base, rows, pool, size, node, previous)
             if pool.children[node]:
                 node = pool.first_child[node]
@@ -179,18 +169,18 @@ def monte_carlo(
         while node >= 0:
             pool.visits[node] += 1
             pool.reward[node] += earned
-            node = pool.parents[node]
+            node = pool.nodes.parents[node]
     for _ in range(candidates):
         best = -1
         for node in range(1, size):
-            ends = pool.depths[node] == depth or not pool.children[node]
-            if ends and not pool.chosen[node] and (best < 0 or pool.path[node] > pool.path[best]):
+            ends = pool.nodes.depths[node] == depth or not pool.children[node]
+            if ends and not pool.nodes.chosen[node] and (best < 0 or pool.nodes.path[node] > pool.nodes.path[best]):
                 best = node
         if best < 0:
             break
         while best >= 0:
-            pool.chosen[best] = True
-            best = pool.parents[best]
+            pool.nodes.chosen[best] = True
+            best = pool.nodes.parents[best]
     return size
 
 
@@ -199,76 +189,16 @@ def best_first(
     base: BaseArrays, rows: Rows, pool: Pool, previous: int, last: int, depth: int, budget: int, floor: float
 ) -> int:
     """Marks the `budget` likeliest nodes of up to `depth` tokens and at least `floor` path probability."""
-    _reset(pool, last)
+    _restart(pool, last)
     size = _expand(base, rows, pool, 1, 0, previous)
     for _ in range(budget):
         best = -1
         for node in range(1, size):
-            if not pool.chosen[node] and (best < 0 or pool.path[node] > pool.path[best]):
+            if not pool.nodes.chosen[node] and (best < 0 or pool.nodes.path[node] > pool.nodes.path[best]):
                 best = node
-        if best < 0 or pool.path[best] < floor:
+        if best < 0 or pool.nodes.path[best] < floor:
             break
-        pool.chosen[best] = True
-        if pool.depths[best] < depth and size < len(pool.tokens):
+        pool.nodes.chosen[best] = True
+        if pool.nodes.depths[best] < depth and size < len(pool.nodes.tokens):
             size = _expand(base, rows, pool, size, best, previous)
     return size
-
-
-@njit(cache=True, nogil=True)
-def _trim(pool: Pool, size: int, budget: int) -> int:
-    """Unmarks the unlikeliest nodes until `budget` are left; a parent is never unlikelier than its child."""
-    count = 0
-    for node in range(1, size):
-        count += pool.chosen[node]
-    while count > budget:
-        worst = -1
-        for node in range(1, size):
-            # "<=": of equals the later one goes, so that a child goes before its parent.
-            if pool.chosen[node] and (worst < 0 or pool.path[node] <= pool.path[worst]):
-                worst = node
-        pool.chosen[worst] = False
-        count -= 1
-    return count
-
-
-@njit(cache=True, nogil=True)
-def _lay_out(
-    pool: Pool,
-    count: int,
-    tokens: NDArray[np.int32],
-    parents: NDArray[np.int32],
-    depths: NDArray[np.int32],
-    path: NDArray[np.float32],
-) -> None:
-    """Writes the marked nodes depth-first, likeliest child first."""
-    stack = np.empty((len(pool.tokens), 2), np.int32)  # a node, and its parent's row in the output
-    top = _push_children(pool, stack, 0, 0, -1)
-    for row in range(count):
-        top -= 1
-        node = stack[top, 0]
-        tokens[row], parents[row] = pool.tokens[node], stack[top, 1]
-        depths[row], path[row] = pool.depths[node], pool.path[node]
-        top = _push_children(pool, stack, top, node, row)
-
-
-@njit(cache=True, nogil=True)
-def _push_children(pool: Pool, stack: NDArray[np.int32], top: int, node: int, row: int) -> int:
-    """Puts the marked children of `node` on the stack, the likeliest on top; returns the stack's new height."""
-    first = pool.first_child[node]
-    for i in range(pool.children[node]):
-        child = first + pool.children[node] - 1 - i
-        if pool.chosen[child]:
-            stack[top, 0], stack[top, 1] = child, row
-            top += 1
-    return top
-
-
-def draft_tree(pool: Pool, size: int, budget: int, source: Source) -> DraftTree:
-    """The pool's marked nodes as a DraftTree of at most `budget` nodes."""
-    count = _trim(pool, size, budget)
-    if count == 0:
-        return EMPTY
-    tokens, parents, depths = (np.empty(count, np.int32) for _ in range(3))
-    path = np.empty(count, np.float32)
-    _lay_out(pool, count, tokens, parents, depths, path)
-    return DraftTree(tokens, parents, depths, path, np.full(count, source, np.uint8))

@@ -13,9 +13,10 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 
 from drafters.adaptive import learn, new_rows
-from drafters.draft import EMPTY, DraftTree, Ints, Source, Verdict
+from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Verdict
 from drafters.ngram import BaseArrays
-from drafters.search import best_first, draft_tree, monte_carlo, new_pool
+from drafters.nodes import draft_tree
+from drafters.search import best_first, monte_carlo, new_pool
 
 Positive = Annotated[float, Gt(0)]
 
@@ -51,7 +52,7 @@ class TrigramDrafter:
         self._text = np.empty(0, np.int32)  # the committed tokens' tail: all that a tri-gram needs
         self._random = np.array([0], np.uint64)
 
-    def begin(self, prompt: Ints) -> None:
+    def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
         self._random[0] = np.uint64(self._options.seed * 2 + 0x9E3779B97F4A7C15)
         self._text = np.empty(0, np.int32)
         self._commit(np.asarray(prompt, np.int32))
@@ -69,7 +70,7 @@ class TrigramDrafter:
             )
         else:
             size = best_first(self._base, self._rows, self._pool, previous, last, chosen.depth, budget, chosen.floor)
-        return draft_tree(self._pool, size, budget, Source.TRIGRAM)
+        return draft_tree(self._pool.nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:
         self._commit(verdict.tokens)

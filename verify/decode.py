@@ -32,6 +32,7 @@ class DecodeOptions:
     max_tokens: int
     stop_ids: frozenset[int] = frozenset()
     max_nodes: int = 24  # draft nodes a step; 0 = plain decoding
+    prediction: tuple[int, ...] = ()  # token ids that the client expects to read
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Generation:
         self._options = options
         self.reused_tokens = verifier.begin(prompt, options.params)
         self._prefill: Iterator[int] | None = verifier.prefill(prompt)
-        drafter.begin(prompt)
+        drafter.begin(prompt, np.array(options.prediction, np.int32))
         if verifier.space <= 0:
             raise PromptError("The prompt fills the whole context; shorten it.")
         self._left = min(options.max_tokens, verifier.space)

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from drafters import ngram
 from drafters.adaptive import learn, new_rows, successors
-from drafters.draft import DraftTree, Source
-from drafters.search import best_first, draft_tree, monte_carlo, new_pool
+from drafters.draft import DraftTree
+from drafters.nodes import draft_tree
+from drafters.search import best_first, monte_carlo, new_pool
 
 BASE = ngram.empty_base()
 
@@ -21,7 +22,7 @@ def search(kind: str, text: list[int], budget: int, depth: int = 4) -> DraftTree
         size = monte_carlo(BASE, rows, pool, text[-2], text[-1], depth, 150, 24, 32.0, 8.0, random)
     else:
         size = best_first(BASE, rows, pool, text[-2], text[-1], depth, budget, 0.0)
-    return draft_tree(pool, size, budget, Source.TRIGRAM)
+    return draft_tree(pool.nodes, size, budget)
 
 
 texts = st.lists(st.integers(0, 9), min_size=2, max_size=200)

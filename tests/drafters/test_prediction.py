@@ -1,0 +1,69 @@
+"""The expected text is followed, left, and found again."""
+
+import numpy as np
+import pytest
+
+from drafters.draft import NOTHING, DraftTree, Ints, Verdict
+from drafters.prediction import PredictionDrafter, PredictionOptions, realign
+
+EXPECTED = np.arange(100, 200, dtype=np.int32)
+
+
+def steps(answer: Ints, expected: Ints = EXPECTED) -> int:
+    """Decoding steps for `answer` when a verifier accepts exactly what agrees with it."""
+    drafter = PredictionDrafter(PredictionOptions())
+    drafter.begin(np.array([1, 2], np.int32), expected)
+    at = count = 0
+    while at < len(answer):
+        tree = drafter.propose(64)
+        tree.check()
+        agree = 0
+        while agree < len(tree) and at + agree < len(answer) and tree.tokens[agree] == answer[at + agree]:
+            agree += 1
+        drafter.observe(Verdict(tree, np.arange(agree, dtype=np.int32), answer[at : at + agree + 1]))
+        at += agree + 1
+        count += 1
+    return count
+
+
+def test_an_exact_prediction_costs_few_steps() -> None:
+    assert steps(EXPECTED) == 4  # 32 drafted and one of the target's own, a step
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        np.concatenate([EXPECTED[:40], [7], EXPECTED[41:]]),  # a token replaced
+        np.concatenate([EXPECTED[:40], [7, 8, 9], EXPECTED[40:]]),  # tokens inserted
+        np.concatenate([EXPECTED[:40], EXPECTED[60:]]),  # tokens left out
+        np.concatenate([EXPECTED[:40], [7, 8, 9], EXPECTED[55:]]),
+    ],
+)
+def test_after_an_edit_the_place_is_found_again(edited: Ints) -> None:
+    assert steps(edited.astype(np.int32)) <= 10
+
+
+def test_without_a_prediction_it_is_silent() -> None:
+    drafter = PredictionDrafter(PredictionOptions())
+    drafter.begin(EXPECTED)
+    assert len(drafter.propose(64)) == 0
+    drafter.observe(
+        Verdict(DraftTree(NOTHING, NOTHING, NOTHING, np.empty(0, np.float32), np.empty(0, np.uint8)), NOTHING, EXPECTED)
+    )
+
+
+def test_a_prediction_does_not_outlive_its_request() -> None:
+    drafter = PredictionDrafter(PredictionOptions())
+    drafter.begin(EXPECTED, EXPECTED)
+    drafter.end()
+    assert len(drafter.propose(64)) == 0
+    drafter.begin(EXPECTED)
+    assert len(drafter.propose(64)) == 0
+
+
+def test_realigning_prefers_the_longest_then_the_nearest() -> None:
+    expected = np.array([5, 6, 7, 1, 6, 7, 2, 5, 6, 7, 3], np.int32)
+    assert realign(expected, np.array([5, 6, 7], np.int32), 8) == 10
+    assert realign(expected, np.array([5, 6, 7], np.int32), 2) == 3
+    assert realign(expected, np.array([9, 6, 7], np.int32), 5) == 6
+    assert realign(expected, np.array([9], np.int32), 5) == 5
