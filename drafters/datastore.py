@@ -1,0 +1,133 @@
+"""Datastores of `retrieval` on disk: a folder of blocks, each a corpus block with its index in an array file.
+
+Blocks are searched together, so building, appending and merging are all the adding of blocks, in bounded memory.
+A folder appears under its name only when it is complete.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafters import array_file
+from drafters.array_file import ArrayFileError
+from drafters.suffix import KIND, CorpusArrays, sort_positions
+
+PLAN = "plan.txt"  # in a folder that is being built: what it is built from
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `outrider datastore info` prints of a datastore."""
+
+    blocks: int
+    documents: int
+    tokens: int
+    bytes: int
+    fingerprint: str
+
+
+def block_paths(folder: Path) -> list[Path]:
+    """The blocks of a datastore in order. Raises ArrayFileError where it is none."""
+    found = sorted(folder.glob("*.block"))
+    if not found:
+        raise ArrayFileError(f"{folder} is not a datastore folder; build one with `outrider datastore build --kind suffix`.")
+    return found
+
+
+def load(folder: Path, fingerprint: str | None = None) -> list[CorpusArrays]:
+    """Maps all blocks of a datastore; raises ArrayFileError where one is unusable or made with another tokenizer."""
+    blocks = []
+    for path in block_paths(folder):
+        file = array_file.load(path, KIND, fingerprint)
+        separator = int(file.metadata["separator"])
+        blocks.append(CorpusArrays(file.arrays["tokens"], file.arrays["order"], separator))
+    return blocks
+
+
+def describe(folder: Path) -> Description:
+    """Counts what the datastore holds; raises ArrayFileError."""
+    paths = block_paths(folder)
+    blocks = load(folder)
+    documents = sum(int((block.tokens == block.separator).sum()) for block in blocks)
+    tokens = sum(len(block.tokens) for block in blocks) - documents
+    size = sum(path.stat().st_size for path in paths)
+    return Description(len(blocks), documents, tokens, size, array_file.load(paths[0], KIND).metadata["fingerprint"])
+
+
+def save_block(path: Path, tokens: NDArray[Any], separator: int, fingerprint: str) -> None:
+    """Sorts a block of text (any integer [T], `separator` before each document) and writes it."""
+    width = np.uint16 if separator < 1 << 16 else np.uint32
+    arrays = {"tokens": tokens.astype(width), "order": sort_positions(tokens)}
+    array_file.save(path, KIND, fingerprint, arrays, separator=str(separator))
+
+
+def build(out: Path, blocks: Iterable[NDArray[Any]], separator: int, fingerprint: str, plan: str, append: bool = False) -> None:
+    """Writes `blocks` as the datastore `out`, or adds them to it.
+
+    `plan` names the texts that the blocks come from. An interrupted build leaves `out`.partial; the next call with the
+    same plan goes on there: a block that is complete is not sorted again.
+    """
+    partial = _start(out, plan)
+    first = 0
+    if append:
+        for path in block_paths(out):
+            link(path, partial / path.name)
+            first += 1
+    for number, tokens in enumerate(blocks, start=first):
+        path = partial / f"{number:06d}.block"
+        if not path.exists():
+            save_block(path, tokens, separator, fingerprint)
+    publish(partial, out)
+
+
+def merge(out: Path, folders: Sequence[Path]) -> None:
+    """Writes the datastore `out` with the blocks of all `folders`; raises ArrayFileError where tokenizers differ."""
+    fingerprint = array_file.load(block_paths(folders[0])[0], KIND).metadata["fingerprint"]
+    partial = _start(out, "merge")
+    number = 0
+    for folder in folders:
+        load(folder, fingerprint)
+        for path in block_paths(folder):
+            link(path, partial / f"{number:06d}.block")
+            number += 1
+    publish(partial, out)
+
+
+def _start(out: Path, plan: str) -> Path:
+    """The folder to build in: that of an interrupted build with the same plan, else an empty one."""
+    partial = out.with_name(out.name + ".partial")
+    note = partial / PLAN
+    if partial.exists() and (not note.exists() or note.read_text() != plan):
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True, exist_ok=True)
+    note.write_text(plan)
+    return partial
+
+
+def link(source: Path, target: Path) -> None:
+    """Makes `target` the same file as `source`, or a copy where the file system cannot."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def publish(partial: Path, out: Path) -> None:
+    """Gives a complete folder its name, in place of an older one."""
+    for leftover in [*partial.glob("*.partial"), partial / PLAN]:
+        leftover.unlink()
+    old = out.with_name(out.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if out.exists():
+        os.replace(out, old)
+    os.replace(partial, out)
+    shutil.rmtree(old, ignore_errors=True)

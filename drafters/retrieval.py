@@ -1,0 +1,144 @@
+"""`retrieval`: REST (arXiv 2311.08252). What followed the longest matching ending in a corpus, as a tree of its
+most frequent beginnings.
+
+Reads memory-mapped datastores; holds nothing of a session but the end of its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from annotated_types import Ge, Le
+from numba import njit
+from numpy.typing import NDArray
+
+from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Source, Verdict
+from drafters.nodes import Nodes, choose_likeliest, draft_tree, new_nodes, reset
+from drafters.suffix import MAX_MATCH, CorpusArrays, locate
+
+
+@dataclass(frozen=True)
+class RetrievalOptions:
+    """REST's settings (section 3); it takes up to 5000 matches, here fewer, spread evenly over all of them."""
+
+    datastores: tuple[str, ...] = ()  # folders made by `outrider datastore build --kind suffix`
+    longest: Annotated[int, Ge(1), Le(MAX_MATCH)] = 16
+    shortest: Annotated[int, Ge(1), Le(MAX_MATCH)] = 2
+    matches: Annotated[int, Ge(1), Le(5000)] = 500
+    length: Annotated[int, Ge(1), Le(32)] = 10  # tokens of a continuation
+
+
+class Trie(NamedTuple):
+    """Nodes with a hash table of children and the number of continuations that pass through each."""
+
+    nodes: Nodes  # [P]
+    counts: NDArray[np.int32]  # [P]
+    table: NDArray[np.int32]  # [H]; a child's number
+    stamps: NDArray[np.int64]  # [H]; the proposal that a table entry belongs to
+    stamp: NDArray[np.int64]  # [1]
+
+
+def new_trie(size: int) -> Trie:
+    """Room for `size` nodes."""
+    table = 1 << (2 * size - 1).bit_length()
+    return Trie(
+        new_nodes(size),
+        np.zeros(size, np.int32),
+        np.zeros(table, np.int32),
+        np.zeros(table, np.int64),
+        np.zeros(1, np.int64),
+    )
+
+
+class RetrievalDrafter:
+    """REST for one session over any number of corpus blocks. Implements `Drafter`."""
+
+    def __init__(self, corpus: Sequence[CorpusArrays], options: RetrievalOptions) -> None:
+        self._corpus = corpus
+        self._options = options
+        self._trie = new_trie(2 + options.matches * options.length if corpus else 2)
+        self._text = NOTHING  # the last MAX_MATCH committed tokens
+
+    def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
+        self._text = np.asarray(prompt, np.int32)[-MAX_MATCH:].copy()
+
+    def propose(self, budget: int) -> DraftTree:
+        chosen = self._options
+        if budget <= 0 or not self._corpus:
+            return EMPTY
+        found = [locate(block, self._text, chosen.longest, chosen.shortest) for block in self._corpus]
+        longest = max(match for _, _, match in found)
+        if not longest:
+            return EMPTY
+        ranges = [(block, low, high) for block, (low, high, n) in zip(self._corpus, found, strict=True) if n == longest]
+        total = sum(high - low for _, low, high in ranges)
+        stride = max(1, -(-total // chosen.matches))  # every stride-th match, over all blocks
+        size = 1
+        _restart(self._trie)
+        for block, low, high in ranges:
+            size = _insert(self._trie, size, block, low, high, stride, chosen.length)
+        _weigh(self._trie, size)
+        choose_likeliest(self._trie.nodes, size, budget)
+        return draft_tree(self._trie.nodes, size, budget)
+
+    def observe(self, verdict: Verdict) -> None:
+        self._text = np.concatenate([self._text, verdict.tokens])[-MAX_MATCH:]
+
+    def end(self) -> None:
+        pass
+
+
+@njit(cache=True, nogil=True)
+def _restart(trie: Trie) -> None:
+    reset(trie.nodes, 0)
+    trie.counts[0] = 0
+    trie.stamp[0] += 1  # older table entries count as empty
+
+
+@njit(cache=True, nogil=True)
+def _child(trie: Trie, size: int, node: int, token: int) -> tuple[int, int]:
+    """The child of `node` with `token`, made where there is none; returns it and the trie's size."""
+    nodes = trie.nodes
+    mask = len(trie.table) - 1
+    slot = np.int64((node * 0x9E3779B1 + token * 0x85EBCA77) & mask)
+    while trie.stamps[slot] == trie.stamp[0]:
+        child = trie.table[slot]
+        if nodes.parents[child] == node and nodes.tokens[child] == token:
+            return child, size
+        slot = (slot + 1) & mask
+    trie.stamps[slot] = trie.stamp[0]
+    trie.table[slot] = size
+    nodes.tokens[size] = token
+    nodes.parents[size] = node
+    nodes.depths[size] = nodes.depths[node] + 1
+    nodes.source[size] = Source.RETRIEVAL
+    trie.counts[size] = 0
+    return size, size + 1
+
+
+@njit(cache=True, nogil=True)
+def _insert(trie: Trie, size: int, corpus: CorpusArrays, low: int, high: int, stride: int, length: int) -> int:
+    """Adds the continuations of every `stride`-th match in [low, high), up to the end of their document."""
+    for i in range(low, high, stride):
+        position = np.int64(corpus.order[i])
+        node = 0
+        trie.counts[0] += 1
+        for at in range(length):
+            if position + at == len(corpus.tokens) or size == len(trie.counts):
+                break
+            token = np.int64(corpus.tokens[position + at])
+            if token == corpus.separator:
+                break
+            node, size = _child(trie, size, node, token)
+            trie.counts[node] += 1
+    return size
+
+
+@njit(cache=True, nogil=True)
+def _weigh(trie: Trie, size: int) -> None:
+    """A path's probability is its share of the continuations; one more stands for those never seen."""
+    for node in range(1, size):
+        trie.nodes.path[node] = trie.counts[node] / (trie.counts[0] + 1.0)

@@ -1,0 +1,73 @@
+"""REST against brute force: the most frequent beginnings of what followed the longest match."""
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafters.draft import EMPTY, NOTHING, Verdict
+from drafters.retrieval import RetrievalDrafter, RetrievalOptions
+from drafters.suffix import CorpusArrays, sort_positions
+
+SEPARATOR = 6
+Documents = list[list[int]]
+
+
+def block(documents: Documents) -> CorpusArrays:
+    tokens = np.array([t for document in documents for t in (SEPARATOR, *document)], np.uint16)
+    return CorpusArrays(tokens, sort_positions(tokens), SEPARATOR)
+
+
+def prefixes(documents: Documents, context: list[int], length: int) -> Counter[tuple[int, ...]]:
+    """The beginnings of all continuations of the longest matching ending (2 to 16 tokens), counted."""
+    for size in range(min(16, len(context)), 1, -1):
+        ending = context[len(context) - size :]
+        found: Counter[tuple[int, ...]] = Counter()
+        matched = False
+        for document in documents:
+            for i in range(size, len(document) + 1):
+                if document[i - size : i] == ending:
+                    # A match at the very end of the last document has no continuation to stand for it.
+                    matched = matched or i < len(document) or document is not documents[-1]
+                    rest = document[i : i + length]
+                    found.update(tuple(rest[: n + 1]) for n in range(len(rest)))
+        if matched or found:
+            return found
+    return Counter()
+
+
+documents = st.lists(st.lists(st.integers(0, 3), max_size=40), min_size=1, max_size=4)
+
+
+@given(documents, st.lists(st.integers(0, 3), max_size=20), st.integers(1, 40))
+def test_the_most_frequent_prefixes_are_drafted(texts: Documents, context: list[int], budget: int) -> None:
+    drafter = RetrievalDrafter([block(texts)], RetrievalOptions(length=5))
+    drafter.begin(np.array(context, np.int32))
+    tree = drafter.propose(budget)
+    tree.check()
+    wanted = prefixes(texts, context, 5)
+    assert len(tree) == min(budget, len(wanted))
+    drafted = [wanted[tuple(tree.path(row))] for row in range(len(tree))]
+    assert sorted(drafted, reverse=True) == sorted(wanted.values(), reverse=True)[:budget]
+
+
+def test_several_blocks_are_searched_together() -> None:
+    one, two = [[1, 2, 3, 4]], [[1, 2, 3, 5], [0, 2, 3, 1]]
+    drafter = RetrievalDrafter([block(one), block(two)], RetrievalOptions())
+    drafter.begin(np.array([1, 2, 3], np.int32))
+    assert sorted(drafter.propose(8).tokens.tolist()) == [4, 5]
+    drafter.observe(Verdict(EMPTY, NOTHING, np.array([0, 2, 3], np.int32)))
+    assert drafter.propose(8).tokens.tolist() == [1]
+
+
+def test_continuations_stop_at_the_document() -> None:
+    drafter = RetrievalDrafter([block([[1, 2, 3], [4, 5]])], RetrievalOptions())
+    drafter.begin(np.array([1, 2], np.int32))
+    assert drafter.propose(8).tokens.tolist() == [3]
+
+
+def test_without_a_datastore_it_is_silent() -> None:
+    drafter = RetrievalDrafter([], RetrievalOptions())
+    drafter.begin(np.array([1, 2], np.int32))
+    assert drafter.propose(8) is EMPTY
