@@ -104,11 +104,16 @@ def _lay_out(nodes: Nodes, size: int, rows: NDArray[np.int32], parents: NDArray[
         row += 1
 
 
+def lay_out(nodes: Nodes, size: int, budget: int) -> tuple[DraftTree, NDArray[np.int32]]:
+    """The marked ones of the first `size` nodes as a DraftTree of at most `budget`, and the node of each of its rows."""
+    count = _trim(nodes, size, budget)
+    rows, parents = np.empty(count, np.int32), np.empty(count, np.int32)
+    if not count:
+        return EMPTY, rows
+    _lay_out(nodes, size, rows, parents)
+    return DraftTree(nodes.tokens[rows], parents, nodes.depths[rows], nodes.path[rows], nodes.source[rows]), rows
+
+
 def draft_tree(nodes: Nodes, size: int, budget: int) -> DraftTree:
     """The marked ones of the first `size` nodes as a DraftTree of at most `budget`."""
-    count = _trim(nodes, size, budget)
-    if count == 0:
-        return EMPTY
-    rows, parents = np.empty(count, np.int32), np.empty(count, np.int32)
-    _lay_out(nodes, size, rows, parents)
-    return DraftTree(nodes.tokens[rows], parents, nodes.depths[rows], nodes.path[rows], nodes.source[rows])
+    return lay_out(nodes, size, budget)[0]

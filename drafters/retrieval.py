@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge, Le
 from numba import njit
-from numpy.typing import NDArray
 
 from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Source, Verdict
-from drafters.nodes import Nodes, choose_likeliest, draft_tree, new_nodes, reset
+from drafters.nodes import choose_likeliest, draft_tree
 from drafters.suffix import MAX_MATCH, CorpusArrays, locate
+from drafters.trie import Trie, child, new_trie, restart
 
 
 @dataclass(frozen=True)
@@ -29,28 +29,6 @@ class RetrievalOptions:
     shortest: Annotated[int, Ge(1), Le(MAX_MATCH)] = 2
     matches: Annotated[int, Ge(1), Le(5000)] = 500
     length: Annotated[int, Ge(1), Le(32)] = 10  # tokens of a continuation
-
-
-class Trie(NamedTuple):
-    """Nodes with a hash table of children and the number of continuations that pass through each."""
-
-    nodes: Nodes  # [P]
-    counts: NDArray[np.int32]  # [P]
-    table: NDArray[np.int32]  # [H]; a child's number
-    stamps: NDArray[np.int64]  # [H]; the proposal that a table entry belongs to
-    stamp: NDArray[np.int64]  # [1]
-
-
-def new_trie(size: int) -> Trie:
-    """Room for `size` nodes."""
-    table = 1 << (2 * size - 1).bit_length()
-    return Trie(
-        new_nodes(size),
-        np.zeros(size, np.int32),
-        np.zeros(table, np.int32),
-        np.zeros(table, np.int64),
-        np.zeros(1, np.int64),
-    )
 
 
 class RetrievalDrafter:
@@ -77,7 +55,7 @@ class RetrievalDrafter:
         total = sum(high - low for _, low, high in ranges)
         stride = max(1, -(-total // chosen.matches))  # every stride-th match, over all blocks
         size = 1
-        _restart(self._trie)
+        restart(self._trie)
         for block, low, high in ranges:
             size = _insert(self._trie, size, block, low, high, stride, chosen.length)
         _weigh(self._trie, size)
@@ -89,34 +67,6 @@ class RetrievalDrafter:
 
     def end(self) -> None:
         pass
-
-
-@njit(cache=True, nogil=True)
-def _restart(trie: Trie) -> None:
-    reset(trie.nodes, 0)
-    trie.counts[0] = 0
-    trie.stamp[0] += 1  # older table entries count as empty
-
-
-@njit(cache=True, nogil=True)
-def _child(trie: Trie, size: int, node: int, token: int) -> tuple[int, int]:
-    """The child of `node` with `token`, made where there is none; returns it and the trie's size."""
-    nodes = trie.nodes
-    mask = len(trie.table) - 1
-    slot = np.int64((node * 0x9E3779B1 + token * 0x85EBCA77) & mask)
-    while trie.stamps[slot] == trie.stamp[0]:
-        child = trie.table[slot]
-        if nodes.parents[child] == node and nodes.tokens[child] == token:
-            return child, size
-        slot = (slot + 1) & mask
-    trie.stamps[slot] = trie.stamp[0]
-    trie.table[slot] = size
-    nodes.tokens[size] = token
-    nodes.parents[size] = node
-    nodes.depths[size] = nodes.depths[node] + 1
-    nodes.source[size] = Source.RETRIEVAL
-    trie.counts[size] = 0
-    return size, size + 1
 
 
 @njit(cache=True, nogil=True)
@@ -132,7 +82,7 @@ def _insert(trie: Trie, size: int, corpus: CorpusArrays, low: int, high: int, st
             token = np.int64(corpus.tokens[position + at])
             if token == corpus.separator:
                 break
-            node, size = _child(trie, size, node, token)
+            node, size = child(trie, size, node, token, Source.RETRIEVAL)
             trie.counts[node] += 1
     return size
 
