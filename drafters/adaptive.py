@@ -1,6 +1,7 @@
 """What one session has learned: successor weights per context, laid over a base table (ADED, Algorithm 2).
 
-A row starts as the base table's distribution of its context and is raised by what the target emits. Promises bounded
+A row starts as the base table's distribution of its context, is raised by what the target emits, and takes over what the
+target says at verified nodes. Promises bounded
 memory (open addressing, the stalest row of a short probe window is evicted) and the same result for the same calls.
 """
 
@@ -96,18 +97,8 @@ def raise_weight(base: BaseArrays, rows: Rows, previous: int, last: int, token: 
         slot = _claim(base, rows, key)
     rows.clock[0] += 1
     rows.stamps[slot] = rows.clock[0]
-    lightest = 0
-    for i in range(rows.tokens.shape[1]):
-        if rows.tokens[slot, i] == token:
-            rows.weights[slot, i] = min(rows.weights[slot, i] + increment, maximum)
-            return
-        if rows.tokens[slot, i] < 0:
-            lightest = i
-            break
-        if rows.weights[slot, i] < rows.weights[slot, lightest]:
-            lightest = i
-    rows.tokens[slot, lightest] = token
-    rows.weights[slot, lightest] = min(increment, maximum)
+    place = _place(rows, slot, token)
+    rows.weights[slot, place] = min(rows.weights[slot, place] + increment, maximum)
 
 
 @njit(cache=True, nogil=True)
@@ -117,6 +108,81 @@ def learn(base: BaseArrays, rows: Rows, text: NDArray[np.int32], fresh: int, inc
         raise_weight(base, rows, -1, text[i - 1], text[i], increment, maximum)
         if i >= 2:
             raise_weight(base, rows, text[i - 2], text[i - 1], text[i], increment, maximum)
+
+
+@njit(cache=True, nogil=True)
+def absorb(
+    base: BaseArrays,
+    rows: Rows,
+    text: NDArray[np.int32],
+    tokens: NDArray[np.int32],
+    parents: NDArray[np.int32],
+    ids: NDArray[np.int32],
+    probabilities: NDArray[np.float32],
+) -> None:
+    """Takes over what the target said at every node of a verified tree, of rejected nodes, too.
+
+    `text` ends with the last committed token; `tokens` and `parents` are the tree's, [N]; `ids` and `probabilities` are the
+    target's likeliest tokens at the root and at each node, [N+1, K]. A tri-gram context takes them over, since the target
+    has just said what follows it; a bi-gram context, which stands for many longer ones, moves half-way.
+    """
+    for row in range(len(ids)):
+        last = text[-1] if row == 0 else tokens[row - 1]
+        previous = np.int32(-1)
+        if row > 0:
+            previous = text[-1] if parents[row - 1] < 0 else tokens[parents[row - 1]]
+        elif len(text) > 1:
+            previous = text[-2]
+        if previous >= 0:
+            _blend(base, rows, context_key(previous, last), ids[row], probabilities[row], 1.0)
+        _blend(base, rows, context_key(-1, last), ids[row], probabilities[row], 0.5)
+
+
+@njit(cache=True, nogil=True)
+def _blend(
+    base: BaseArrays,
+    rows: Rows,
+    key: np.uint64,
+    ids: NDArray[np.int32],
+    probabilities: NDArray[np.float32],
+    share: float,
+) -> None:
+    """Moves the context's row towards a distribution: (1 - share) of what it held and `share` of that."""
+    slot = locate(rows, key)
+    if slot < 0:
+        slot = _claim(base, rows, key)
+    rows.clock[0] += 1
+    rows.stamps[slot] = rows.clock[0]
+    total = rows.missing[slot]
+    for i in range(rows.tokens.shape[1]):
+        total += rows.weights[slot, i]
+    kept = (1.0 - share) / total
+    for i in range(rows.tokens.shape[1]):
+        rows.weights[slot, i] *= kept
+    for k in range(len(ids)):
+        place = _place(rows, slot, ids[k])
+        rows.weights[slot, place] += share * probabilities[k]
+    total = 0.0
+    for i in range(rows.tokens.shape[1]):
+        total += rows.weights[slot, i]
+    rows.missing[slot] = max(0.0, 1.0 - total)
+
+
+@njit(cache=True, nogil=True)
+def _place(rows: Rows, slot: int, token: int) -> int:
+    """Where `token` stands in the row: its own place, a free one, or that of the lightest, whose weight is given up."""
+    lightest = 0
+    for i in range(rows.tokens.shape[1]):
+        if rows.tokens[slot, i] == token:
+            return i
+        if rows.tokens[slot, i] < 0:
+            lightest = i
+            break
+        if rows.weights[slot, i] < rows.weights[slot, lightest]:
+            lightest = i
+    rows.tokens[slot, lightest] = token
+    rows.weights[slot, lightest] = 0.0
+    return lightest
 
 
 @njit(cache=True, nogil=True)

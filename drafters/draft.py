@@ -149,6 +149,8 @@ class Drafter(Protocol):
     Calls come in the order begin, (propose, observe)*, end, all from one thread.
     """
 
+    feedback: int  # how many of the target's likeliest tokens `observe` wants to see of every node; 0 = none
+
     def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
         """A request starts: int32 [P], all the text the target will have seen, and int32 [M], what the client expects."""
 
@@ -164,6 +166,8 @@ class Drafter(Protocol):
 
 class NoDrafter:
     """`none`: plain decoding, one token a step."""
+
+    feedback = 0
 
     def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
         pass

@@ -38,6 +38,8 @@ class LookaheadOptions:
 class LookaheadDrafter:
     """Lookahead for one session. Implements `Drafter`; needs the verdicts' top-1 at every node."""
 
+    feedback = 1
+
     def __init__(self, options: LookaheadOptions) -> None:
         self._options = options
         self._pool: OrderedDict[int, list[tuple[int, ...]]] = OrderedDict()  # first token -> what followed, newest last

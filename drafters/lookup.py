@@ -34,6 +34,8 @@ class LookupOptions:
 class LookupDrafter:
     """Lookup for one session. Implements `Drafter`."""
 
+    feedback = 0
+
     def __init__(self, options: LookupOptions) -> None:
         self._options = options
         self._automaton = new_automaton(options.capacity)

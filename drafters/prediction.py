@@ -26,6 +26,8 @@ class PredictionOptions:
 class PredictionDrafter:
     """Prediction for one session; silent in requests that bring none. Implements `Drafter`."""
 
+    feedback = 0
+
     def __init__(self, options: PredictionOptions) -> None:
         self._options = options
         self._expected = NOTHING

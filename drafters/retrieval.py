@@ -34,6 +34,8 @@ class RetrievalOptions:
 class RetrievalDrafter:
     """REST for one session over any number of corpus blocks. Implements `Drafter`."""
 
+    feedback = 0
+
     def __init__(self, corpus: Sequence[CorpusArrays], options: RetrievalOptions) -> None:
         self._corpus = corpus
         self._options = options

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
-from drafters.adaptive import learn, new_rows
+from drafters.adaptive import absorb, learn, new_rows
 from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Verdict
 from drafters.ngram import BaseArrays
 from drafters.nodes import draft_tree
@@ -34,6 +34,7 @@ class TrigramOptions:
     candidates: Annotated[int, Ge(1), Le(256)] = 24  # n: continuations in a draft
     successors: Annotated[int, Ge(1), Le(64)] = 12  # t: kept per context
     adaptive: bool = True
+    feedback: Annotated[int, Ge(0), Le(12)] = 8  # not in the paper: learn the target's top-k at every verified node
     increment: Positive = 1.0  # not in the paper: weight of one emitted tri-gram, a row of the base table weighing 1
     maximum: Positive = 16.0  # not in the paper: where raising a weight stops
     contexts: Annotated[int, Ge(16), Le(1 << 22)] = 16_384  # not in the paper: contexts that a session remembers
@@ -51,6 +52,7 @@ class TrigramDrafter:
         self._pool = new_pool(1 + options.successors * max(options.iterations, 64), options.successors)
         self._text = np.empty(0, np.int32)  # the committed tokens' tail: all that a tri-gram needs
         self._random = np.array([0], np.uint64)
+        self.feedback = options.feedback if options.adaptive else 0
 
     def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
         self._random[0] = np.uint64(self._options.seed * 2 + 0x9E3779B97F4A7C15)
@@ -73,13 +75,16 @@ class TrigramDrafter:
         return draft_tree(self._pool.nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:
-        self._commit(verdict.tokens)
+        if verdict.topk_ids.shape[-1]:
+            tree = verdict.tree
+            absorb(self._base, self._rows, self._text, tree.tokens, tree.parents, verdict.topk_ids, verdict.topk_probs)
+        self._commit(verdict.tokens, learnt=verdict.topk_ids.shape[-1] > 0)
 
     def end(self) -> None:
         pass
 
-    def _commit(self, tokens: Ints) -> None:
+    def _commit(self, tokens: Ints, learnt: bool = False) -> None:
         text = np.concatenate([self._text[-2:], tokens])
-        if self._options.adaptive:
+        if self._options.adaptive and not learnt:
             learn(self._base, self._rows, text, len(tokens), self._options.increment, self._options.maximum)
         self._text = text[-2:]

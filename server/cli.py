@@ -53,23 +53,56 @@ def serve(
 @datastore.command("build")
 def datastore_build(
     paths: Annotated[list[Path], typer.Argument(help="Text (.txt, .py, .md ...), .jsonl (field `text`), or folders of them.")],
-    out: Annotated[Path, typer.Option(help="The file to write.")],
+    out: Annotated[Path, typer.Option(help="The file (ngram) or folder (suffix) to write.")],
     tokenizer: Annotated[str, typer.Option(help="Folder or Hugging Face id; default: the embedded model's.")] = "",
-    kind: Annotated[str, typer.Option(help="ngram: the base table of `trigram`.")] = "ngram",
-    successors: Annotated[int, typer.Option(min=1, max=64, help="Kept per context (the paper's t).")] = 12,
-    max_megabytes: Annotated[float | None, typer.Option(help="Leave out rare contexts until the file fits.")] = None,
+    kind: Annotated[str, typer.Option(help="ngram: base table of `trigram`; suffix: index of `retrieval`.")] = "ngram",
+    successors: Annotated[int, typer.Option(min=1, max=64, help="ngram: kept per context (the paper's t).")] = 12,
+    max_megabytes: Annotated[float | None, typer.Option(help="ngram: leave out rare contexts until the file fits.")] = None,
+    append: Annotated[bool, typer.Option(help="suffix: add to an existing datastore.")] = False,
 ) -> None:
-    """Count a corpus into a table."""
+    """Build a table from a corpus. An interrupted suffix build goes on where it was when the command is given again."""
     import models
-    from server.datastore import DatastoreError, build_ngram
+    from server.datastore import DatastoreError, build_ngram, build_suffix
 
-    if kind != "ngram":
-        raise fail(f"There is no datastore kind {kind!r}; use ngram.")
+    tokenizer = tokenizer or str(models.TARGET)
     try:
-        contexts = build_ngram(paths, out, tokenizer or str(models.TARGET), successors, max_megabytes)
+        if kind == "ngram":
+            contexts = build_ngram(paths, out, tokenizer, successors, max_megabytes)
+            print(f"{out}: {contexts} contexts, {out.stat().st_size / 1e6:.1f} MB")
+        elif kind == "suffix":
+            made = build_suffix(paths, out, tokenizer, append)
+            print(f"{out}: {made.documents} documents, {made.tokens} tokens, {made.bytes / 1e6:.1f} MB")
+        else:
+            raise DatastoreError(f"There is no datastore kind {kind!r}; use ngram or suffix.")
     except DatastoreError as error:
         raise fail(str(error)) from None
-    print(f"{out}: {contexts} contexts, {out.stat().st_size / 1e6:.1f} MB")
+
+
+@datastore.command("merge")
+def datastore_merge(
+    folders: Annotated[list[Path], typer.Argument(help="Suffix datastores built with one tokenizer.")],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+) -> None:
+    """Make one datastore of several."""
+    from server.datastore import DatastoreError, merge
+
+    try:
+        made = merge(out, folders)
+    except DatastoreError as error:
+        raise fail(str(error)) from None
+    print(f"{out}: {made.documents} documents, {made.tokens} tokens, {made.bytes / 1e6:.1f} MB")
+
+
+@datastore.command("info")
+def datastore_info(path: Annotated[Path, typer.Argument(help="A datastore folder or an n-gram table.")]) -> None:
+    """Print what a table holds."""
+    from server.datastore import DatastoreError, describe
+
+    try:
+        for name, value in describe(path).items():
+            print(f"{name}: {value}")
+    except DatastoreError as error:
+        raise fail(str(error)) from None
 
 
 @bench.command("decode", context_settings=EXTRA_FLAGS)

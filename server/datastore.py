@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
-from drafters import ngram
+from drafters import array_file, datastore, ngram, suffix
+from drafters.array_file import ArrayFileError
 from verify.model import ModelError, fingerprint, load_tokenizer
 
-BLOCK_TOKENS = 4_000_000
+BLOCK_TOKENS = 16_000_000
 TEXT_SUFFIXES = {
     ".txt",
     ".md",
@@ -41,23 +43,70 @@ class DatastoreError(ValueError):
 
 def build_ngram(paths: Sequence[Path], out: Path, tokenizer: str, successors: int, max_megabytes: float | None) -> int:
     """Counts all texts below `paths` into an n-gram table; returns its number of contexts. Raises DatastoreError."""
-    try:
-        loaded = load_tokenizer(tokenizer)
-    except ModelError as error:
-        raise DatastoreError(str(error)) from None
-    files = find_files(paths)
+    loaded = _tokenizer(tokenizer)
     separator = len(loaded)  # no token: texts are counted apart
     max_bytes = None if max_megabytes is None else int(max_megabytes * 1e6)
     with Progress() as progress:
-        task = progress.add_task("reading", total=sum(file.stat().st_size for file in files))
+        texts = read_all(find_files(paths), progress)
+        return ngram.build(out, token_blocks(texts, loaded), fingerprint(loaded), separator, successors, max_bytes)
 
-        def texts() -> Iterator[str]:
-            for file in files:
-                yield from read_texts(file)
-                progress.advance(task, file.stat().st_size)
 
-        blocks = token_blocks(texts(), loaded, separator)
-        return ngram.build(out, blocks, fingerprint(loaded), separator, successors, max_bytes)
+def build_suffix(paths: Sequence[Path], out: Path, tokenizer: str, append: bool) -> datastore.Description:
+    """Indexes all texts below `paths` as a datastore of `retrieval`, or adds them to one. Raises DatastoreError."""
+    loaded = _tokenizer(tokenizer)
+    mark = fingerprint(loaded)
+    if append:
+        _check(out, mark)
+    files = find_files(paths)
+    plan = "\n".join([mark, str(append), *(f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)])
+    with Progress() as progress:
+        blocks = token_blocks(read_all(files, progress), loaded)
+        datastore.build(out, blocks, len(loaded), mark, plan, append)
+    return datastore.describe(out)
+
+
+def merge(out: Path, folders: Sequence[Path]) -> datastore.Description:
+    """One datastore with all that `folders` hold. Raises DatastoreError."""
+    try:
+        datastore.merge(out, folders)
+    except ArrayFileError as error:
+        raise DatastoreError(str(error)) from None
+    return datastore.describe(out)
+
+
+def describe(path: Path) -> dict[str, object]:
+    """What a datastore folder or an n-gram table holds. Raises DatastoreError."""
+    try:
+        if path.is_dir():
+            return {"kind": suffix.KIND, **asdict(datastore.describe(path))}
+        file = array_file.load(path, ngram.KIND)
+    except ArrayFileError as error:
+        raise DatastoreError(str(error)) from None
+    contexts, successors = len(file.arrays["keys"]), len(file.arrays["tokens"])
+    size, mark = path.stat().st_size, file.metadata["fingerprint"]
+    return {"kind": ngram.KIND, "contexts": contexts, "successors": successors, "bytes": size, "fingerprint": mark}
+
+
+def _tokenizer(path: str) -> PreTrainedTokenizerBase:
+    try:
+        return load_tokenizer(path)
+    except ModelError as error:
+        raise DatastoreError(str(error)) from None
+
+
+def _check(folder: Path, mark: str) -> None:
+    try:
+        datastore.load(folder, mark)
+    except ArrayFileError as error:
+        raise DatastoreError(str(error)) from None
+
+
+def read_all(files: Sequence[Path], progress: Progress) -> Iterator[str]:
+    """All texts of all files, shown on a progress bar by the bytes read."""
+    task = progress.add_task("reading", total=sum(file.stat().st_size for file in files))
+    for file in files:
+        yield from read_texts(file)
+        progress.advance(task, file.stat().st_size)
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
@@ -89,8 +138,9 @@ def read_texts(file: Path) -> Iterator[str]:
             yield str(text)
 
 
-def token_blocks(texts: Iterator[str], tokenizer: PreTrainedTokenizerBase, separator: int) -> Iterator[NDArray[np.uint32]]:
-    """The texts as token ids with `separator` before each, in blocks of about BLOCK_TOKENS."""
+def token_blocks(texts: Iterator[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[NDArray[np.uint32]]:
+    """The texts as token ids, before each the number of tokens as separator, in blocks of about BLOCK_TOKENS."""
+    separator = len(tokenizer)
     parts: list[NDArray[np.uint32]] = []
     size = 0
     for text in texts:

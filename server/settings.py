@@ -17,7 +17,11 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 import models
 from drafters.draft import MAX_NODES
-from drafters.registry import DrafterName
+from drafters.lookahead import LookaheadOptions
+from drafters.lookup import LookupOptions
+from drafters.prediction import PredictionOptions
+from drafters.registry import DrafterName, Options
+from drafters.retrieval import RetrievalOptions
 from drafters.trigram import TrigramOptions
 
 
@@ -60,6 +64,15 @@ class Speculation(Section):
     drafter: DrafterName = "trigram"
     max_nodes: int = Field(24, ge=0, le=MAX_NODES, description="draft nodes verified in one step; 0 = plain decoding")
     trigram: TrigramOptions = TrigramOptions()
+    retrieval: RetrievalOptions = RetrievalOptions()
+    lookup: LookupOptions = LookupOptions()
+    lookahead: LookaheadOptions = LookaheadOptions()
+    prediction: PredictionOptions = PredictionOptions()
+
+    @property
+    def options(self) -> Options:
+        """How each drafter works, as drafters take it."""
+        return Options(self.trigram, self.retrieval, self.lookup, self.lookahead, self.prediction)
 
 
 class Sessions(Section):

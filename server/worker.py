@@ -20,10 +20,10 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 import models
-from drafters import ngram
+from drafters import datastore, ngram
 from drafters.array_file import ArrayFileError
 from drafters.draft import Source
-from drafters.registry import Resources, warm
+from drafters.registry import Options, Resources, warm
 from server import messages
 from server.messages import Cancel, Failed, FromWorker, Ready, Refused, Request, Shutdown, Status, StepReport, TokenEvent
 from server.sessions import Session, SessionStore
@@ -55,19 +55,20 @@ def load(settings: Settings) -> Engine:
     options = LoadOptions(chosen.path, chosen.dtype, chosen.device, chosen.context_tokens, chosen.trust_remote_code)
     runner = load_model(options)
     tokenizer = load_tokenizer(chosen.path, chosen.trust_remote_code)
-    trigram = settings.speculation.trigram
-    resources = Resources(trigram, _base_table(trigram.table, fingerprint(tokenizer)))
+    resources = load_resources(settings.speculation.options, fingerprint(tokenizer))
     warm(resources)
     return Engine(runner, tokenizer, stop_ids(chosen.path, tokenizer), resources)
 
 
-def _base_table(path: str | None, tokenizer_fingerprint: str) -> ngram.BaseArrays:
-    if path is not None:
-        return ngram.load(Path(path), tokenizer_fingerprint)
+def load_resources(options: Options, tokenizer_fingerprint: str) -> Resources:
+    """Maps the tables that drafters read. Raises ArrayFileError with one sentence."""
+    corpus = [block for folder in options.retrieval.datastores for block in datastore.load(Path(folder), tokenizer_fingerprint)]
+    if options.trigram.table is not None:
+        return Resources(options, ngram.load(Path(options.trigram.table), tokenizer_fingerprint), corpus)
     try:
-        return ngram.load(models.BASE_TABLE, tokenizer_fingerprint)
+        return Resources(options, ngram.load(models.BASE_TABLE, tokenizer_fingerprint), corpus)
     except ArrayFileError:  # the embedded table belongs to the embedded tokenizer only
-        return ngram.empty_base()
+        return Resources(options, corpus=corpus)
 
 
 class Job:

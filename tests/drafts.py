@@ -10,6 +10,8 @@ from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Source, Verdict, cha
 class Oracle:
     """Drafts the known continuation `answer`, `length` tokens at a time, every `wrong`-th token spoiled."""
 
+    feedback = 0
+
     def __init__(self, answer: list[int], length: int = 6, wrong: int = 0) -> None:
         self._answer = np.array(answer, np.int32)
         self._length = length
@@ -34,6 +36,8 @@ class Oracle:
 
 class Chaos:
     """Drafts random two-way trees over a small vocabulary."""
+
+    feedback = 0
 
     def __init__(self, vocabulary: int, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)

@@ -78,7 +78,7 @@ class Generation:
         budget = self._options.max_nodes if self._left > 1 else 0
         tree = self._drafter.propose(budget).limit(self._left - 1)
         drafted = time.perf_counter()
-        verdict, finish = self._cut(self._verifier.verify(tree))
+        verdict, finish = self._cut(self._verifier.verify(tree, self._drafter.feedback))
         verified = time.perf_counter()
         self._drafter.observe(verdict)
         tokens = verdict.tokens.tolist()

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from drafters.draft import DraftTree, Ints, Verdict
+from drafters.draft import DraftTree, Floats, Ints, Verdict
 from verify.acceptance import walk
 from verify.cache import KVCache
 from verify.model import ModelRunner
@@ -28,17 +28,19 @@ class Verifier(Protocol):
     def prefill(self, tokens: Ints) -> Iterator[int]:
         """Makes `tokens` (int32 [P], P >= 1) the committed text, chunk by chunk; yields the tokens done after each."""
 
-    def verify(self, tree: DraftTree) -> Verdict:
-        """One target forward over the tree; commits the accepted path and emits one token more."""
+    def verify(self, tree: DraftTree, feedback: int = 0) -> Verdict:
+        """One target forward over the tree; commits the accepted path and emits one token more.
+
+        The verdict holds the target's `feedback` likeliest tokens at every node.
+        """
 
 
 class TreeVerifier:
     """Verifies with a ModelRunner. Implements `Verifier`. Raises nothing of its own: the caller keeps to the context."""
 
-    def __init__(self, runner: ModelRunner, cache: KVCache, topk: int = 0) -> None:
+    def __init__(self, runner: ModelRunner, cache: KVCache) -> None:
         self._runner = runner
         self._cache = cache
-        self._topk = topk
         self._chooser = Chooser(SamplingParams())
         self.tokens: list[int] = []  # the committed text
         self._prompt_length = 0
@@ -65,14 +67,14 @@ class TreeVerifier:
             self._cache.length += len(chunk)
             yield self._cache.length
 
-    def verify(self, tree: DraftTree) -> Verdict:
+    def verify(self, tree: DraftTree, feedback: int = 0) -> Verdict:
         started = time.perf_counter()
         logits = self._forward(tree)
         first = len(self.tokens) - self._prompt_length  # output position of the root's successor
         positions = [first, *(tree.depths + first).tolist()]
         chosen = self._chooser.choose(logits, positions).tolist()
         rows, tokens = walk(tree, chosen)
-        ids, probabilities = self._feedback(logits)
+        ids, probabilities = _likeliest(logits, feedback)
         self._cache.commit([0, *(rows + 1).tolist()])
         self.tokens.extend(tokens.tolist())
         return Verdict(tree, rows, tokens, ids, probabilities, time.perf_counter() - started)
@@ -95,13 +97,15 @@ class TreeVerifier:
             torch.from_numpy(tree.ancestors()).to(device),
         )
 
-    def _feedback(self, logits: torch.Tensor) -> tuple[Ints, np.ndarray[tuple[int, int], np.dtype[np.float32]]]:
-        """The target's own top-k at every node, before any sampling rule: ids and probabilities, [N+1, K]."""
-        if not self._topk:
-            return np.empty((len(logits), 0), np.int32), np.empty((len(logits), 0), np.float32)
-        values, ids = logits.float().topk(self._topk, -1)
-        probabilities = (values - logits.float().logsumexp(-1, keepdim=True)).exp()
-        return ids.int().cpu().numpy(), probabilities.cpu().numpy()
+
+def _likeliest(logits: torch.Tensor, count: int) -> tuple[Ints, Floats]:
+    """The target's own top tokens at every node, before any sampling rule: ids and probabilities, [N+1, count]."""
+    if not count:
+        return np.empty((len(logits), 0), np.int32), np.empty((len(logits), 0), np.float32)
+    logits = logits.float()
+    values, ids = logits.topk(count, -1)
+    probabilities = (values - logits.logsumexp(-1, keepdim=True)).exp()
+    return ids.int().cpu().numpy(), probabilities.cpu().numpy()
 
 
 def common_prefix(left: list[int], right: list[int]) -> int:

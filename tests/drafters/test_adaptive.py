@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters import ngram
-from drafters.adaptive import Rows, learn, new_rows, raise_weight, successors
+from drafters.adaptive import Rows, absorb, learn, new_rows, raise_weight, successors
 
 BASE = ngram.empty_base()
 
@@ -65,3 +65,19 @@ def test_a_full_row_gives_up_its_lightest_token() -> None:
         for _ in range(times):
             raise_weight(BASE, rows, 7, 8, token, 1.0, 9.0)
     assert set(lookup(rows, 7, 8)) == {1, 3}
+
+
+def test_the_targets_word_counts_at_every_node() -> None:
+    rows = new_rows(64, 8)
+    text = np.array([1, 2], np.int32)
+    tokens, parents = np.array([3, 4, 5], np.int32), np.array([-1, 0, -1], np.int32)
+    ids = np.array([[3, 5], [4, 9], [6, 7], [8, 0]], np.int32)
+    probabilities = np.array([[0.6, 0.3], [0.5, 0.2], [0.9, 0.1], [0.4, 0.4]], np.float32)
+    absorb(BASE, rows, text, tokens, parents, ids, probabilities)
+    assert list(lookup(rows, 1, 2)) == [3, 5]
+    assert list(lookup(rows, 2, 3)) == [4, 9]
+    assert list(lookup(rows, 3, 4)) == [6, 7]
+    assert set(lookup(rows, 2, 5)) == {8, 0}  # a rejected node teaches, too
+    assert list(lookup(rows, 0, 3)) == [4, 9]  # an unseen context falls back to its last token
+    assert lookup(rows, 0, 3)[4] < lookup(rows, 2, 3)[4]
+    assert sum(lookup(rows, 1, 2).values()) <= 1.0 + 1e-6
