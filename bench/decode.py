@@ -18,7 +18,7 @@ from rich.table import Table
 
 from bench import report
 from drafters.draft import Ints
-from drafters.registry import DrafterName, make
+from drafters.registry import NAMES, DrafterName, make
 from server.settings import Settings
 from server.worker import Engine, load
 from verify.decode import Decoded, DecodeOptions, decode
@@ -87,6 +87,20 @@ def read_prompts(path: Path, limit: int | None) -> list[str]:
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise BenchError(f'{path} is no file of prompts ({error}); give .jsonl lines with a field "prompt".') from None
     return [str(prompt) for prompt in prompts[:limit]]
+
+
+def make_plan(drafters: str, prompts: Path, limit: int | None, temperatures: str, max_tokens: int, repeats: int) -> Plan:
+    """The plan that the command line asks for, lists separated by commas. Raises BenchError."""
+    named = drafters.split(",")
+    unknown = [name for name in named if name not in NAMES]
+    if unknown:
+        raise BenchError(f"There is no drafter {', '.join(unknown)}; there are {', '.join(NAMES)}.")
+    try:
+        numbers = [float(value) for value in temperatures.split(",")]
+    except ValueError:
+        raise BenchError(f"--temperature takes numbers separated by commas, not {temperatures!r}.") from None
+    names = [name for name in NAMES if name in named]
+    return Plan(names, read_prompts(prompts, limit), numbers, max_tokens, repeats)
 
 
 def run(settings: Settings, plan: Plan, out: Path | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ bench = typer.Typer(help="Measure.", no_args_is_help=True)
 app.add_typer(datastore, name="datastore")
 app.add_typer(bench, name="bench")
 
+BENCH_PROMPTS = Path(__file__).parent.parent / "bench" / "prompts.jsonl"
 EXTRA_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -105,35 +106,61 @@ def datastore_info(path: Annotated[Path, typer.Argument(help="A datastore folder
         raise fail(str(error)) from None
 
 
+Prompts = Annotated[Path, typer.Option(help="A .jsonl or .jsonl.gz file with a field `prompt`.")]
+Temperatures = Annotated[str, typer.Option(help="Temperatures, separated by commas.")]
+Limit = Annotated[int | None, typer.Option(help="Use only so many prompts.")]
+MaxTokens = Annotated[int, typer.Option(min=1)]
+Repeats = Annotated[int, typer.Option(min=1)]
+Out = Annotated[Path | None, typer.Option(help="Save the figures as JSON.")]
+
+
 @bench.command("decode", context_settings=EXTRA_FLAGS)
 def bench_decode(
     context: typer.Context,
-    prompts: Annotated[Path, typer.Option(help="A .jsonl or .jsonl.gz file with a field `prompt`.")] = Path(
-        "bench/prompts.jsonl"
-    ),
+    prompts: Prompts = BENCH_PROMPTS,
     drafter: Annotated[str, typer.Option(help="Names, separated by commas; taken in turn.")] = "none,trigram",
-    temperature: Annotated[str, typer.Option(help="Temperatures, separated by commas.")] = "0,0.8",
-    limit: Annotated[int | None, typer.Option(help="Use only so many prompts.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
-    repeats: Annotated[int, typer.Option(min=1)] = 5,
+    temperature: Temperatures = "0,0.8",
+    limit: Limit = None,
+    max_tokens: MaxTokens = 128,
+    repeats: Repeats = 5,
     config: Annotated[Path | None, typer.Option()] = None,
-    model: Annotated[str | None, typer.Option()] = None,
-    out: Annotated[Path | None, typer.Option(help="Save the figures as JSON.")] = None,
+    out: Out = None,
 ) -> None:
     """Tokens per second and per step, in process; settings also work as flags."""
-    from bench.decode import BenchError, Plan, read_prompts, run
-    from drafters.registry import NAMES
+    from bench.decode import BenchError, make_plan, run
     from server.settings import SettingsError, load_settings, parse_flags
 
     try:
-        flags = parse_flags(context.args) | ({} if model is None else {"model.path": model})
-        settings = load_settings(config, flags)
-        names = [name for name in NAMES if name in drafter.split(",")]
-        unknown = set(drafter.split(",")) - set(NAMES)
-        if unknown:
-            raise BenchError(f"There is no drafter {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}.")
-        temperatures = [float(value) for value in temperature.split(",")]
-        run(settings, Plan(names, read_prompts(prompts, limit), temperatures, max_tokens, repeats), out)
+        settings = load_settings(config, parse_flags(context.args))
+        run(settings, make_plan(drafter, prompts, limit, temperature, max_tokens, repeats), out)
+    except (SettingsError, BenchError) as error:
+        raise fail(str(error)) from None
+
+
+@bench.command("serve", context_settings=EXTRA_FLAGS)
+def bench_serve(
+    context: typer.Context,
+    url: Annotated[
+        str | None, typer.Option(help="A running server; default: one of our own, compared with in-process.")
+    ] = None,
+    prompts: Prompts = BENCH_PROMPTS,
+    drafter: Annotated[str, typer.Option()] = "trigram",
+    temperature: Temperatures = "0,0.8",
+    limit: Limit = None,
+    max_tokens: MaxTokens = 128,
+    repeats: Repeats = 5,
+    config: Annotated[Path | None, typer.Option()] = None,
+    out: Out = None,
+) -> None:
+    """What a client sees: first token, tokens per second, and /health meanwhile."""
+    from bench.decode import BenchError, make_plan
+    from bench.serve import run
+    from server.settings import SettingsError, load_settings, parse_flags
+
+    try:
+        settings = load_settings(config, parse_flags(context.args))
+        flags = [*([] if config is None else ["--config", str(config)]), *context.args]
+        run(settings, flags, make_plan(drafter, prompts, limit, temperature, max_tokens, repeats), url, out)
     except (SettingsError, BenchError) as error:
         raise fail(str(error)) from None
 

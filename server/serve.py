@@ -51,6 +51,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(1024)  # from now on clients wait instead of being refused
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)

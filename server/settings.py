@@ -49,7 +49,9 @@ class Model(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     context_tokens: int | None = Field(None, ge=16, description="default: as many as the model was made for")
-    threads: int | None = Field(None, ge=1, description="CPU threads of the worker; default: one per core")
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads of the worker; default: one per core, one in all for small models"
+    )
     trust_remote_code: bool = False
 
     @property

@@ -35,6 +35,7 @@ from verify.sampling import SamplingParams
 
 log = logging.getLogger("outrider.worker")
 IDLE_POLL_MILLISECONDS = 500
+SMALL_MODEL_BYTES = 64_000_000
 
 
 @dataclass
@@ -50,14 +51,20 @@ class Engine:
 def load(settings: Settings) -> Engine:
     """Loads model, tokenizer and tables and warms the kernels. Raises ModelError or ArrayFileError with one sentence."""
     chosen = settings.model
-    torch.set_num_threads(chosen.threads or os.cpu_count() or 1)
     disable_progress_bar()
     options = LoadOptions(chosen.path, chosen.dtype, chosen.device, chosen.context_tokens, chosen.trust_remote_code)
     runner = load_model(options)
+    torch.set_num_threads(chosen.threads or default_threads(runner))
     tokenizer = load_tokenizer(chosen.path, chosen.trust_remote_code)
     resources = load_resources(settings.speculation.options, fingerprint(tokenizer))
     warm(resources)
     return Engine(runner, tokenizer, stop_ids(chosen.path, tokenizer), resources)
+
+
+def default_threads(runner: ModelRunner) -> int:
+    """All cores, but one for a small model: its forwards gain little from a second, and the front end needs it more."""
+    size = sum(parameter.nbytes for parameter in runner.model.parameters())
+    return 1 if size < SMALL_MODEL_BYTES else os.cpu_count() or 1
 
 
 def load_resources(options: Options, tokenizer_fingerprint: str) -> Resources:
