@@ -89,18 +89,22 @@ def read_prompts(path: Path, limit: int | None) -> list[str]:
     return [str(prompt) for prompt in prompts[:limit]]
 
 
-def make_plan(drafters: str, prompts: Path, limit: int | None, temperatures: str, max_tokens: int, repeats: int) -> Plan:
-    """The plan that the command line asks for, lists separated by commas. Raises BenchError."""
+def parse_names(drafters: str) -> list[DrafterName]:
+    """The drafters named in a list separated by commas. Raises BenchError."""
     named = drafters.split(",")
     unknown = [name for name in named if name not in NAMES]
     if unknown:
         raise BenchError(f"There is no drafter {', '.join(unknown)}; there are {', '.join(NAMES)}.")
+    return [name for name in NAMES if name in named]
+
+
+def make_plan(drafters: str, prompts: Path, limit: int | None, temperatures: str, max_tokens: int, repeats: int) -> Plan:
+    """The plan that the command line asks for, lists separated by commas. Raises BenchError."""
     try:
         numbers = [float(value) for value in temperatures.split(",")]
     except ValueError:
         raise BenchError(f"--temperature takes numbers separated by commas, not {temperatures!r}.") from None
-    names = [name for name in NAMES if name in named]
-    return Plan(names, read_prompts(prompts, limit), numbers, max_tokens, repeats)
+    return Plan(parse_names(drafters), read_prompts(prompts, limit), numbers, max_tokens, repeats)
 
 
 def run(settings: Settings, plan: Plan, out: Path | None) -> dict[str, Any]:

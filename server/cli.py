@@ -137,6 +137,33 @@ def bench_decode(
         raise fail(str(error)) from None
 
 
+@bench.command("replay", context_settings=EXTRA_FLAGS)
+def bench_replay(
+    context: typer.Context,
+    stream: Annotated[list[Path], typer.Option(help="A .jsonl file with `prompt` and `response`; may be given again.")],
+    tokenizer: Annotated[str, typer.Option(help="A folder, a hub id, or a sentencepiece .model file.")],
+    drafter: Annotated[str, typer.Option(help="Names, separated by commas.")] = "none,trigram,retrieval,lookup",
+    corpus: Annotated[list[Path] | None, typer.Option(help="Texts to index first; may be given again.")] = None,
+    nodes: Annotated[str, typer.Option(help="Node budgets, separated by commas.")] = "16,64",
+    limit: Limit = None,
+    json: Annotated[Path | None, typer.Option(help="Save the figures as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Save a plot as PNG.")] = None,
+) -> None:
+    """Drafters against recorded answers: tokens per step, with no model. Settings also work as flags."""
+    from bench.decode import BenchError, parse_names
+    from bench.replay import run
+    from server.settings import SettingsError, load_settings, parse_flags
+
+    try:
+        options = load_settings(None, parse_flags(context.args)).speculation.options
+        budgets = [int(value) for value in nodes.split(",") if value.isdigit()]
+        if len(budgets) != len(nodes.split(",")):
+            raise BenchError(f"--nodes takes whole numbers separated by commas, not {nodes!r}.")
+        run(stream, tokenizer, parse_names(drafter), corpus or [], budgets, limit, options, json, plot)
+    except (SettingsError, BenchError) as error:
+        raise fail(str(error)) from None
+
+
 @bench.command("serve", context_settings=EXTRA_FLAGS)
 def bench_serve(
     context: typer.Context,
