@@ -25,10 +25,9 @@ from rich.table import Table
 
 from bench import report
 from bench.decode import BenchError
-from drafters import ngram
+from drafters import ngram, suffix
 from drafters.draft import EMPTY, Drafter, Ints, Verdict
 from drafters.registry import DrafterName, Options, Resources, make, warm
-from drafters.suffix import CorpusArrays, sort_positions
 from server.datastore import DatastoreError, find_files, read_texts
 from verify.acceptance import walk
 from verify.model import ModelError, load_tokenizer
@@ -125,7 +124,7 @@ def load_corpus(paths: Sequence[Path], encoder: Encoder) -> NDArray[np.uint32]:
     return np.concatenate(parts)
 
 
-def index(corpus: NDArray[np.uint32], separator: int, options: Options) -> Resources:
+def tables(corpus: NDArray[np.uint32], separator: int, options: Options) -> Resources:
     """The corpus as each drafter reads it; empty tables for an empty corpus."""
     if not len(corpus):
         return Resources(options)
@@ -133,9 +132,7 @@ def index(corpus: NDArray[np.uint32], separator: int, options: Options) -> Resou
         table = Path(folder) / "table"
         ngram.build(table, [corpus], "replay", separator, options.trigram.successors)
         base = ngram.load(table)
-        width = np.uint16 if separator < 1 << 16 else np.uint32
-        block = CorpusArrays(corpus.astype(width), sort_positions(corpus), separator)
-        return Resources(options, base, [block])
+        return Resources(options, base, [suffix.index(corpus, separator)])
 
 
 def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:
@@ -175,7 +172,7 @@ def run(
 ) -> dict[str, Any]:
     """Replays every stream with every drafter at every budget; prints, and saves where asked. Raises BenchError."""
     encoder = load_encoder(tokenizer)
-    resources = index(load_corpus(corpus, encoder) if corpus else np.empty(0, np.uint32), len(encoder), options)
+    resources = tables(load_corpus(corpus, encoder) if corpus else np.empty(0, np.uint32), len(encoder), options)
     warm(resources)
     loaded = {path.stem: load_stream(path, encoder, limit) for path in streams}
     rows: list[dict[str, Any]] = []

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from drafters import array_file
 from drafters.array_file import ArrayFileError
-from drafters.suffix import KIND, CorpusArrays, sort_positions
+from drafters.suffix import KIND, Corpus, index
 
 PLAN = "plan.txt"  # in a folder that is being built: what it is built from
 
@@ -42,13 +41,13 @@ def block_paths(folder: Path) -> list[Path]:
     return found
 
 
-def load(folder: Path, fingerprint: str | None = None) -> list[CorpusArrays]:
+def load(folder: Path, fingerprint: str | None = None) -> list[Corpus]:
     """Maps all blocks of a datastore; raises ArrayFileError where one is unusable or made with another tokenizer."""
     blocks = []
     for path in block_paths(folder):
         file = array_file.load(path, KIND, fingerprint)
-        separator = int(file.metadata["separator"])
-        blocks.append(CorpusArrays(file.arrays["tokens"], file.arrays["order"], separator))
+        arrays = {name: file.arrays[name] for name in Corpus._fields[:-1]}
+        blocks.append(Corpus(**arrays, separator=int(file.metadata["separator"])))
     return blocks
 
 
@@ -64,8 +63,8 @@ def describe(folder: Path) -> Description:
 
 def save_block(path: Path, tokens: NDArray[Any], separator: int, fingerprint: str) -> None:
     """Sorts a block of text (any integer [T], `separator` before each document) and writes it."""
-    width = np.uint16 if separator < 1 << 16 else np.uint32
-    arrays = {"tokens": tokens.astype(width), "order": sort_positions(tokens)}
+    arrays = index(tokens, separator)._asdict()
+    del arrays["separator"]
     array_file.save(path, KIND, fingerprint, arrays, separator=str(separator))
 
 

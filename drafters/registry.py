@@ -14,7 +14,7 @@ from drafters.lookup import LookupDrafter, LookupOptions
 from drafters.ngram import BaseArrays, empty_base
 from drafters.prediction import PredictionDrafter, PredictionOptions
 from drafters.retrieval import RetrievalDrafter, RetrievalOptions
-from drafters.suffix import CorpusArrays
+from drafters.suffix import Corpus
 from drafters.trigram import TrigramDrafter, TrigramOptions
 
 DrafterName = Literal["none", "trigram", "retrieval", "lookup", "lookahead", "prediction"]
@@ -38,7 +38,7 @@ class Resources:
 
     options: Options = field(default_factory=Options)
     base: BaseArrays = field(default_factory=empty_base)
-    corpus: Sequence[CorpusArrays] = ()
+    corpus: Sequence[Corpus] = ()
 
 
 def make(name: DrafterName, resources: Resources) -> Drafter:

@@ -16,7 +16,7 @@ from numba import njit
 
 from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Source, Verdict
 from drafters.nodes import choose_likeliest, draft_tree
-from drafters.suffix import MAX_MATCH, CorpusArrays, locate
+from drafters.suffix import MAX_MATCH, Corpus, locate
 from drafters.trie import Trie, child, new_trie, restart
 
 
@@ -36,7 +36,7 @@ class RetrievalDrafter:
 
     feedback = 0
 
-    def __init__(self, corpus: Sequence[CorpusArrays], options: RetrievalOptions) -> None:
+    def __init__(self, corpus: Sequence[Corpus], options: RetrievalOptions) -> None:
         self._corpus = corpus
         self._options = options
         self._trie = new_trie(2 + options.matches * options.length if corpus else 2)
@@ -59,7 +59,7 @@ class RetrievalDrafter:
         size = 1
         restart(self._trie)
         for block, low, high in ranges:
-            size = _insert(self._trie, size, block, low, high, stride, chosen.length)
+            size = _insert(self._trie, size, block, low, high, longest, stride, chosen.length)
         _weigh(self._trie, size)
         choose_likeliest(self._trie.nodes, size, budget)
         return draft_tree(self._trie.nodes, size, budget)
@@ -72,14 +72,14 @@ class RetrievalDrafter:
 
 
 @njit(cache=True, nogil=True)
-def _insert(trie: Trie, size: int, corpus: CorpusArrays, low: int, high: int, stride: int, length: int) -> int:
-    """Adds the continuations of every `stride`-th match in [low, high), up to the end of their document."""
+def _insert(trie: Trie, size: int, corpus: Corpus, low: int, high: int, match: int, stride: int, length: int) -> int:
+    """Adds what follows every `stride`-th match (of `match` tokens) in [low, high), up to the end of its document."""
     for i in range(low, high, stride):
-        position = np.int64(corpus.order[i])
+        position = np.int64(corpus.order[i]) + match
         node = 0
         trie.counts[0] += 1
         for at in range(length):
-            if position + at == len(corpus.tokens) or size == len(trie.counts):
+            if position + at >= len(corpus.tokens) or size == len(trie.counts):
                 break
             token = np.int64(corpus.tokens[position + at])
             if token == corpus.separator:

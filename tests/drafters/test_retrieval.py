@@ -8,15 +8,14 @@ from hypothesis import strategies as st
 
 from drafters.draft import EMPTY, NOTHING, Verdict
 from drafters.retrieval import RetrievalDrafter, RetrievalOptions
-from drafters.suffix import CorpusArrays, sort_positions
+from drafters.suffix import Corpus, index
 
 SEPARATOR = 6
 Documents = list[list[int]]
 
 
-def block(documents: Documents) -> CorpusArrays:
-    tokens = np.array([t for document in documents for t in (SEPARATOR, *document)], np.uint16)
-    return CorpusArrays(tokens, sort_positions(tokens), SEPARATOR)
+def block(documents: Documents) -> Corpus:
+    return index(np.array([t for document in documents for t in (SEPARATOR, *document)], np.int64), SEPARATOR)
 
 
 def prefixes(documents: Documents, context: list[int], length: int) -> Counter[tuple[int, ...]]:
@@ -28,8 +27,7 @@ def prefixes(documents: Documents, context: list[int], length: int) -> Counter[t
         for document in documents:
             for i in range(size, len(document) + 1):
                 if document[i - size : i] == ending:
-                    # A match at the very end of the last document has no continuation to stand for it.
-                    matched = matched or i < len(document) or document is not documents[-1]
+                    matched = True
                     rest = document[i : i + length]
                     found.update(tuple(rest[: n + 1]) for n in range(len(rest)))
         if matched or found:
