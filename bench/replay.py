@@ -127,12 +127,12 @@ def load_corpus(paths: Sequence[Path], encoder: Encoder) -> NDArray[np.uint32]:
 def tables(corpus: NDArray[np.uint32], separator: int, options: Options) -> Resources:
     """The corpus as each drafter reads it; empty tables for an empty corpus."""
     if not len(corpus):
-        return Resources(options)
+        return Resources(options, vocabulary=separator + 1)
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "table"
         ngram.build(table, [corpus], "replay", separator, options.trigram.successors)
         base = ngram.load(table)
-        return Resources(options, base, [suffix.index(corpus, separator)])
+        return Resources(options, base, [suffix.index(corpus, separator)], separator + 1)
 
 
 def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:

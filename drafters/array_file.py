@@ -20,7 +20,15 @@ from safetensors.numpy import save_file
 
 VERSION = "1"
 MAX_HEADER_BYTES = 1 << 20
-DTYPES = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "I32": np.int32, "I64": np.int64}
+DTYPES = {
+    "U8": np.uint8,
+    "U16": np.uint16,
+    "U32": np.uint32,
+    "U64": np.uint64,
+    "I32": np.int32,
+    "I64": np.int64,
+    "F64": np.float64,
+}
 
 
 class ArrayFileError(ValueError):

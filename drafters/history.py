@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from drafters.suffix import LONGEST_CONTEXT
 
-NEWEST = 16  # places looked at per context
+NEWEST = 8  # places looked at per context
 NEWEST_OF_ALL = 128  # the same for the empty context: a recency-weighted unigram
 
 

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from drafters.draft import Drafter, NoDrafter, Verdict
+from drafters.fusion import FusionDrafter, FusionOptions
 from drafters.lookahead import LookaheadDrafter, LookaheadOptions
 from drafters.lookup import LookupDrafter, LookupOptions
 from drafters.ngram import BaseArrays, empty_base
@@ -17,7 +18,7 @@ from drafters.retrieval import RetrievalDrafter, RetrievalOptions
 from drafters.suffix import Corpus
 from drafters.trigram import TrigramDrafter, TrigramOptions
 
-DrafterName = Literal["none", "trigram", "retrieval", "lookup", "lookahead", "prediction"]
+DrafterName = Literal["none", "trigram", "retrieval", "lookup", "lookahead", "prediction", "fusion"]
 NAMES: tuple[DrafterName, ...] = get_args(DrafterName)
 
 
@@ -30,6 +31,7 @@ class Options:
     lookup: LookupOptions = field(default_factory=LookupOptions)
     lookahead: LookaheadOptions = field(default_factory=LookaheadOptions)
     prediction: PredictionOptions = field(default_factory=PredictionOptions)
+    fusion: FusionOptions = field(default_factory=FusionOptions)
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Resources:
     options: Options = field(default_factory=Options)
     base: BaseArrays = field(default_factory=empty_base)
     corpus: Sequence[Corpus] = ()
+    vocabulary: int = 1 << 18  # a number that no token reaches
 
 
 def make(name: DrafterName, resources: Resources) -> Drafter:
@@ -57,6 +60,8 @@ def make(name: DrafterName, resources: Resources) -> Drafter:
             return LookaheadDrafter(options.lookahead)
         case "prediction":
             return PredictionDrafter(options.prediction)
+        case "fusion":
+            return FusionDrafter(resources.base, resources.corpus, options.fusion, resources.vocabulary)
 
 
 def warm(resources: Resources) -> None:

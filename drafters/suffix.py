@@ -17,7 +17,7 @@ KIND = "suffix"
 MAX_MATCH = 16  # tokens; REST's longest
 LONGEST_CONTEXT = 6  # tokens; frequent contexts up to here have their successors counted ahead
 DENSE = 32  # a context with more occurrences is frequent
-WIDTH = 32  # successors kept of a frequent context
+WIDTH = 16  # successors kept of a frequent context
 
 
 class Corpus(NamedTuple):

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 import models
 from drafters.draft import MAX_NODES
+from drafters.fusion import FusionOptions
 from drafters.lookahead import LookaheadOptions
 from drafters.lookup import LookupOptions
 from drafters.prediction import PredictionOptions
@@ -70,11 +71,12 @@ class Speculation(Section):
     lookup: LookupOptions = LookupOptions()
     lookahead: LookaheadOptions = LookaheadOptions()
     prediction: PredictionOptions = PredictionOptions()
+    fusion: FusionOptions = FusionOptions()
 
     @property
     def options(self) -> Options:
         """How each drafter works, as drafters take it."""
-        return Options(self.trigram, self.retrieval, self.lookup, self.lookahead, self.prediction)
+        return Options(self.trigram, self.retrieval, self.lookup, self.lookahead, self.prediction, self.fusion)
 
 
 class Sessions(Section):

@@ -1,0 +1,121 @@
+"""Fits the mixture's prior on held-out documents of a corpus: `python -m bench.fit --corpus FILE --tokenizer T`.
+
+One document in ten is held out and read like a session, with the others as the corpus. EM learns how far each kind of
+level is to be trusted; then predicted and measured frequencies give the boost table. The result, drafters/prior.safetensors,
+holds numbers by kind of context only, no text, and serves every model and corpus.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from numba import njit
+from numpy.typing import NDArray
+
+from bench.replay import load_corpus, load_encoder
+from drafters import array_file
+from drafters.adaptive import new_rows
+from drafters.fusion import _enter
+from drafters.history import new_history
+from drafters.mixture import (
+    BUCKETS,
+    CELLS,
+    KINDS,
+    LEAST_MASS,
+    LENGTHS,
+    MOST_BOOST,
+    PREDICTION,
+    PRIOR,
+    SIZES,
+    STRENGTH,
+    TABLE,
+    Knowledge,
+    States,
+    Work,
+    cell,
+    commit,
+    new_states,
+    new_work,
+    predict,
+)
+from drafters.ngram import empty_base
+from drafters.suffix import Corpus, index
+
+PASSES = 2
+HELD_OUT = 10  # one document in so many
+
+
+def main(
+    corpus: Annotated[list[Path], typer.Option(help="Texts; may be given again.")],
+    tokenizer: Annotated[str, typer.Option(help="A folder, a hub id, or a sentencepiece .model file.")],
+    out: Annotated[Path, typer.Option()] = PRIOR,
+) -> None:
+    """Fit the mixture's prior."""
+    encoder = load_encoder(tokenizer)
+    separator = len(encoder)
+    text = load_corpus(corpus, encoder)
+    documents = np.split(text, np.flatnonzero(text == separator)[1:])
+    held_out = [d[1:].astype(np.int32) for d in documents[::HELD_OUT]]
+    block = index(np.concatenate([d for i, d in enumerate(documents) if i % HELD_OUT]), separator)
+    trust = start()
+    work = new_work(separator + 1, 1, 1)
+    for number in range(PASSES):
+        hits, tries, score = 2.0 * trust, np.full(BUCKETS, 2.0), 0.0
+        for document in held_out:
+            known, states = fresh(block, hits, tries)
+            score += read(known, states, work, document)
+        trust = hits / tries
+        print(f"pass {number}: {-score / math.log(2) / sum(map(len, held_out)):.3f} bits per token")
+    seen = np.full((2, CELLS), 2.0)
+    for document in held_out:
+        known, states = fresh(block, trust * STRENGTH, np.full(BUCKETS, STRENGTH))
+        compare(known, states, work, document, seen)
+    boost = np.minimum(seen[1] / seen[0], MOST_BOOST)
+    array_file.save(out, "prior", "none", {"trust": trust, "boost": boost})
+    print(f"{out}: {out.stat().st_size} bytes")
+
+
+def start() -> NDArray[np.float64]:
+    """Trust before any text: half for counts; for the table by its likeliest token, for a prediction by how long it holds."""
+    trust = np.full((4, LENGTHS, SIZES, KINDS), 0.5)
+    trust[TABLE] = np.linspace(0.4, 0.9, SIZES)[None, :, None]
+    trust[PREDICTION] = np.array([0.6, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.99])[None, :, None]
+    return trust.ravel()
+
+
+def fresh(block: Corpus, hits: NDArray[np.float64], tries: NDArray[np.float64]) -> tuple[Knowledge, States]:
+    """A new session over `block` that learns into `hits` and `tries`."""
+    known = Knowledge(
+        *((block,), new_history(4096), empty_base(), new_rows(16, 1)),
+        *(np.zeros(1, np.int32), hits, tries, np.ones(CELLS)),
+    )
+    states = new_states(1, 1)
+    _enter(known, states, np.empty(0, np.int32))
+    return known, states
+
+
+@njit(cache=True, nogil=True)
+def read(known: Knowledge, states: States, work: Work, text: NDArray[np.int32]) -> float:
+    """Reads a document like a session; returns its log-probability in nats."""
+    score = 0.0
+    for token in text:
+        score += commit(known, states, work, token)
+    return score
+
+
+@njit(cache=True, nogil=True)
+def compare(known: Knowledge, states: States, work: Work, text: NDArray[np.int32], seen: NDArray[np.float64]) -> None:
+    """Adds each listed successor's predicted (row 0) and measured (row 1) frequency to its cell."""
+    for token in text:
+        for x in range(predict(known, states, 0, work, LEAST_MASS)):
+            seen[0, cell(work, x)] += work.probability[x]
+            seen[1, cell(work, x)] += work.out[x] == token
+        commit(known, states, work, token)
+
+
+if __name__ == "__main__":
+    typer.run(main)

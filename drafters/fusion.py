@@ -1,0 +1,219 @@
+"""`fusion`: all sources in one tree, the likeliest nodes first.
+
+The session's own text, the corpora, the tri-gram table with the target's feedback and the client's prediction are levels of
+one mixture (see `drafters.mixture`), so what each is worth is measured, not set. A path's probability is the product
+of its tokens'; the tree is the `budget` likeliest paths, found best-first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from annotated_types import Ge, Le
+from numba import njit
+from numpy.typing import NDArray
+
+from drafters.adaptive import absorb, new_rows
+from drafters.draft import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Verdict
+from drafters.history import new_history
+from drafters.mixture import (
+    LEAST_MASS,
+    MOST_BOOST,
+    PREDICTION,
+    STRENGTH,
+    TABLE,
+    Knowledge,
+    States,
+    Work,
+    advance,
+    cell,
+    commit,
+    load_prior,
+    new_states,
+    new_work,
+    predict,
+)
+from drafters.ngram import BaseArrays
+from drafters.nodes import Nodes, draft_tree, new_nodes, reset
+from drafters.prediction import realign
+from drafters.suffix import LONGEST_CONTEXT, Corpus, index
+
+LEAST_PATH = 1e-6
+LEAST_GAIN = 0.5  # a node is expanded only if a child of this probability would enter a full tree
+SPARE = 2.0  # contexts are asked until their mass left could not put a node this near the worst into a full tree
+
+
+@dataclass(frozen=True)
+class FusionOptions:
+    """Bounds; what the sources are worth is learned."""
+
+    depth: Annotated[int, Ge(1), Le(64)] = 32  # tokens of the longest path
+    capacity: Annotated[int, Ge(64), Le(1 << 22)] = 16_384  # tokens of the session's text remembered
+    contexts: Annotated[int, Ge(16), Le(1 << 22)] = 16_384  # table contexts of the session remembered
+    successors: Annotated[int, Ge(1), Le(64)] = 12  # kept per table context
+    feedback: Annotated[int, Ge(0), Le(12)] = 8  # learn the target's top-k at every verified node; 0 = do not
+
+
+class FusionDrafter:
+    """Fusion for one session. Implements `Drafter`."""
+
+    def __init__(self, base: BaseArrays, corpora: Sequence[Corpus], options: FusionOptions, vocabulary: int) -> None:
+        """`vocabulary` is a number that no token reaches."""
+        trust, boost = load_prior()
+        blocks = tuple(corpora) or (index(np.empty(0, np.int64), vocabulary),)
+        self._options = options
+        self._known = Knowledge(
+            blocks,
+            new_history(options.capacity),
+            base,
+            new_rows(options.contexts, options.successors),
+            np.zeros(1, np.int32),
+            trust * STRENGTH,
+            np.full(len(trust), STRENGTH),
+            boost,
+        )
+        self._states = new_states(1 + MAX_NODES, len(blocks))
+        self._work = new_work(vocabulary, len(blocks), 2 * options.successors)
+        self._nodes = new_nodes(1 + MAX_NODES)
+        self._rank = np.zeros(1 + MAX_NODES, np.int32)
+        self._text = NOTHING  # all committed tokens of the session's last request
+        self.feedback = options.feedback
+
+    def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
+        expected = np.concatenate([[len(prediction)], prediction]).astype(np.int32)
+        self._known = self._known._replace(expected=expected)
+        prompt = np.asarray(prompt, np.int32)
+        # A conversation's next prompt repeats what is known already.
+        size = min(len(self._text), len(prompt))
+        different = np.flatnonzero(self._text[:size] != prompt[:size])
+        known = int(different[0]) if len(different) else size
+        self._text = prompt[:known]
+        _enter(self._known, self._states, prompt[max(0, known - LONGEST_CONTEXT) : known])
+        self._commit(prompt[known:])
+        self._states.expected[0] = (1, 0) if len(prediction) else (0, 0)
+
+    def propose(self, budget: int) -> DraftTree:
+        if budget <= 0 or not len(self._text):
+            return EMPTY
+        size = _grow(
+            *(self._known, self._states, self._work, self._nodes, self._rank),
+            *(min(budget, MAX_NODES), self._options.depth),
+        )
+        return draft_tree(self._nodes, size, budget)
+
+    def observe(self, verdict: Verdict) -> None:
+        before = self._text[-2:]
+        self._commit(verdict.tokens)
+        if verdict.topk_ids.shape[-1] and len(before):
+            tree = verdict.tree
+            absorb(
+                *(self._known.base, self._known.rows, before, tree.tokens, tree.parents),
+                *(verdict.topk_ids, verdict.topk_probs),
+            )
+        self._follow(len(verdict.tokens))
+
+    def end(self) -> None:
+        self._known = self._known._replace(expected=np.zeros(1, np.int32))
+
+    def _commit(self, tokens: Ints) -> None:
+        self._expected_before = int(self._states.expected[0, 0])
+        _commit_all(self._known, self._states, self._work, tokens)
+        self._text = np.concatenate([self._text, tokens])
+
+    def _follow(self, emitted: int) -> None:
+        """Finds the place in the prediction again after the answer has left it."""
+        expected = self._known.expected[1:]
+        if len(expected) and self._states.expected[0, 0] == 0:
+            near = max(0, self._expected_before - 1) + emitted
+            self._states.expected[0] = (1 + min(len(expected), realign(expected, self._text[-8:], near)), 0)
+
+
+@njit(cache=True, nogil=True)
+def _commit_all(known: Knowledge, states: States, work: Work, tokens: NDArray[np.int32]) -> None:
+    for token in tokens:
+        commit(known, states, work, token)
+
+
+@njit(cache=True, nogil=True)
+def _enter(known: Knowledge, states: States, ending: NDArray[np.int32]) -> None:
+    """Makes row 0 the context of a text that ends with `ending`, without learning it again."""
+    states.low[0] = 0
+    states.high[0] = 0
+    states.hashes[0] = 0
+    states.last[0] = -1
+    states.expected[0] = 0
+    for c in range(len(known.corpora)):
+        states.high[0, c, 0] = len(known.corpora[c].order)
+    for token in ending:
+        advance(known, states, 0, token, 0)
+
+
+@njit(cache=True, nogil=True)
+def _grow(known: Knowledge, states: States, work: Work, nodes: Nodes, rank: NDArray[np.int32], budget: int, depth: int) -> int:
+    """Marks the `budget` likeliest paths; returns the number of nodes, node 0 included.
+
+    rank[:size] are the nodes by falling path probability: those before `at` are expanded, the others wait. A child is
+    never likelier than its parent, so the one list of at most `budget` nodes is both result and queue.
+    """
+    reset(nodes, 0)
+    size, at, node = 0, -1, 0
+    while True:
+        worst = nodes.path[rank[size - 1]] if size == budget else LEAST_PATH
+        if nodes.depths[node] < depth:
+            size = _expand(known, states, work, nodes, rank, node, at, size, budget)
+            worst = nodes.path[rank[size - 1]] if size == budget else LEAST_PATH
+        at += 1
+        if at >= size:
+            break
+        node = rank[at]
+        if size == budget and LEAST_GAIN * nodes.path[node] <= worst:
+            break
+        advance(known, states, nodes.parents[node], nodes.tokens[node], node)
+    return size + 1
+
+
+@njit(cache=True, nogil=True)
+def _expand(
+    known: Knowledge,
+    states: States,
+    work: Work,
+    nodes: Nodes,
+    rank: NDArray[np.int32],
+    node: int,
+    at: int,
+    size: int,
+    budget: int,
+) -> int:
+    """Adds the successors of `node` that are among the `budget` likeliest; returns how many nodes there are."""
+    path = nodes.path[node]
+    worst = nodes.path[rank[size - 1]] if size == budget else LEAST_PATH
+    found = predict(known, states, node, work, max(LEAST_MASS, SPARE * worst / path if size == budget else 0.0))
+    for x in range(found):
+        if MOST_BOOST * path * work.probability[x] <= worst:
+            continue
+        probability = path * min(0.999, work.probability[x] * known.boost[cell(work, x)])
+        if probability <= worst:
+            continue
+        new = size + 1
+        if size == budget:
+            size -= 1
+            new = rank[size]  # the worst gives its place up
+        kind = work.out_mark[x] % 4
+        nodes.tokens[new] = work.out[x]
+        nodes.parents[new] = node
+        nodes.depths[new] = nodes.depths[node] + 1
+        nodes.path[new] = probability
+        nodes.source[new] = 5 if kind == PREDICTION else 1 if kind == TABLE else 2 + kind
+        nodes.chosen[new] = True
+        place = size
+        while place > at + 1 and nodes.path[rank[place - 1]] < probability:
+            rank[place] = rank[place - 1]
+            place -= 1
+        rank[place] = new
+        size += 1
+        if size == budget:
+            worst = nodes.path[rank[size - 1]]
+    return size
