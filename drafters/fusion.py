@@ -43,7 +43,7 @@ from drafters.suffix import LONGEST_CONTEXT, Corpus, index
 
 LEAST_PATH = 1e-6
 LEAST_GAIN = 0.5  # a node is expanded only if a child of this probability would enter a full tree
-SPARE = 2.0  # contexts are asked until their mass left could not put a node this near the worst into a full tree
+SPARE = 3.0  # contexts are asked until their mass left could not put a node this near the worst into a full tree
 
 
 @dataclass(frozen=True)

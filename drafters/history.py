@@ -66,7 +66,7 @@ def append(history: History, hashes: NDArray[np.uint64], token: int) -> None:
     history.size[0] = place + 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def followers(
     history: History, length: int, key: np.uint64, tokens: NDArray[np.int64], counts: NDArray[np.float64], start: int
 ) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from drafters import array_file
 from drafters.adaptive import Rows, successors
 from drafters.draft import Source
-from drafters.history import History, append, extend_hashes, followers
+from drafters.history import NEWEST_OF_ALL, History, append, extend_hashes, followers
 from drafters.ngram import BaseArrays
 from drafters.suffix import DENSE, LONGEST_CONTEXT, Corpus, frequent_row, narrow
 
@@ -81,6 +81,9 @@ class Work(NamedTuple):
     probability: NDArray[np.float64]  # [LISTED]
     out_mark: NDArray[np.int64]  # [LISTED]; of the first level that listed the token
     agreed: NDArray[np.int64]  # [LISTED]; bits of the corpus (1) and the session (2), where they listed the token
+    recent: NDArray[np.int64]  # [3]; the session's empty context: text size it was counted at, successors, places
+    recent_tokens: NDArray[np.int64]  # [NEWEST_OF_ALL]; its successors, which all nodes of a tree share
+    recent_counts: NDArray[np.float64]
     row_tokens: NDArray[np.int32]  # [S]; workspace of the table's level
     row_probabilities: NDArray[np.float32]
 
@@ -113,6 +116,9 @@ def new_work(vocabulary: int, corpora: int, row: int) -> Work:
         np.zeros(LISTED, np.float64),
         np.zeros(LISTED, np.int64),
         np.zeros(LISTED, np.int64),
+        np.full(3, -1, np.int64),
+        np.zeros(NEWEST_OF_ALL, np.int64),
+        np.zeros(NEWEST_OF_ALL, np.float64),
         np.zeros(row, np.int32),
         np.zeros(row, np.float32),
     )
@@ -176,7 +182,7 @@ def advance(known: Knowledge, states: States, source: int, token: int, target: i
     states.expected[target, 1] = run + 1 if agrees else 0
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def _close(work: Work, level: int, begin: int, end: int, source: int, length: int, total: float, kinds: int) -> int:
     """Notes a level that has listed its successors in [begin, end); returns the number of levels."""
     cut = DISCOUNT if total > 1 and total > DISCOUNT * kinds else 0.0
@@ -188,7 +194,7 @@ def _close(work: Work, level: int, begin: int, end: int, source: int, length: in
     return level + 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def _corpus_level(corpus: Corpus, low: int, high: int, length: int, work: Work, begin: int) -> tuple[int, int, int]:
     """Lists the successors of a range; returns the end, how often the context went on, and with how many."""
     end = begin
@@ -215,6 +221,17 @@ def _corpus_level(corpus: Corpus, low: int, high: int, length: int, work: Work, 
     return end, total, end - begin
 
 
+@njit(cache=True, nogil=True, inline="always")
+def _recent(history: History, work: Work, begin: int) -> tuple[int, int]:
+    """The session's newest tokens whatever stood before them, counted once per step; returns as `followers` does."""
+    if work.recent[0] != history.size[0]:
+        found, places = followers(history, 0, np.uint64(0), work.recent_tokens, work.recent_counts, 0)
+        work.recent[0], work.recent[1], work.recent[2] = history.size[0], found, places
+    for i in range(work.recent[1]):
+        work.tokens[begin + i], work.counts[begin + i] = work.recent_tokens[i], work.recent_counts[i]
+    return begin + work.recent[1], work.recent[2]
+
+
 @njit(cache=True, nogil=True)
 def _table_level(known: Knowledge, states: States, row: int, work: Work, level: int, begin: int) -> int:
     """The tri-gram table's level: what it says is a distribution already. Trusted by its likeliest token's probability."""
@@ -239,34 +256,40 @@ def _table_level(known: Knowledge, states: States, row: int, work: Work, level: 
 @njit(cache=True, nogil=True)
 def _levels(known: Knowledge, states: States, row: int, work: Work, least: float) -> int:
     """All levels that know the context, the longest first, until less than `least` mass is left; returns how many."""
+    # Taken out once: each look into a tuple of arrays counts references.
+    history, corpora, hashes, low, high = known.history, known.corpora, states.hashes, states.low, states.high
+    hits, tries, tokens, counts, buckets = known.hits, known.tries, work.tokens, work.counts, work.buckets
     level, end, left = 0, 0, 1.0
     place, run = states.expected[row, 0], states.expected[row, 1]
     if 0 < place <= known.expected[0]:
-        work.tokens[0], work.counts[0] = known.expected[place], 1.0
+        tokens[0], counts[0] = known.expected[place], 1.0
         level = _close(work, level, 0, 1, PREDICTION, 0, min(run + 1, 101), 1)
         work.discounts[0], work.norms[0] = 0.0, 1.0
         end = 1
-    table = known.rows.clock[0] > 0 or len(known.corpora[0].tokens) == 0
-    same = -1
+    table = known.rows.clock[0] > 0 or len(corpora[0].tokens) == 0
+    same, weighed = -1, 0
     for length in range(LENGTHS - 1, -1, -1):
         if length == 2 and table:
             level = _table_level(known, states, row, work, level, end)
             end = work.starts[level] if level else end
-        stop, total = followers(known.history, length, states.hashes[row, length], work.tokens, work.counts, end)
+        if length:
+            stop, total = followers(history, length, hashes[row, length], tokens, counts, end)
+        else:
+            stop, total = _recent(history, work, end)
         if stop > end and total != same:  # else the longer context has said the same
             level = _close(work, level, end, stop, SESSION, length, total, stop - end)
             end, same = stop, total
-        for c in range(len(known.corpora)):
-            low, high = states.low[row, c, length], states.high[row, c, length]
-            longer = states.high[row, c, length + 1] - states.low[row, c, length + 1] if length + 1 < LENGTHS else -1
-            if high - low > max(longer, 0):
-                stop, total, kinds = _corpus_level(known.corpora[c], low, high, length, work, end)
+        for c in range(low.shape[1]):
+            size = high[row, c, length] - low[row, c, length]
+            longer = high[row, c, length + 1] - low[row, c, length + 1] if length + 1 < LENGTHS else 0
+            if size > longer:
+                stop, total, kinds = _corpus_level(corpora[c], low[row, c, length], high[row, c, length], length, work, end)
                 if stop > end:
                     level = _close(work, level, end, stop, CORPUS, length, total, kinds)
                     end = stop
-        left = 1.0
-        for i in range(level):
-            left *= 1.0 - known.hits[work.buckets[i]] / known.tries[work.buckets[i]]
+        while weighed < level:
+            left *= 1.0 - hits[buckets[weighed]] / tries[buckets[weighed]]
+            weighed += 1
         if left < least:
             break
     return level
@@ -276,24 +299,26 @@ def _levels(known: Knowledge, states: States, row: int, work: Work, least: float
 def predict(known: Knowledge, states: States, row: int, work: Work, least: float) -> int:
     """P(. | the context of `row`) into `work.out` and `work.probability`, unsorted; returns how many tokens."""
     levels = _levels(known, states, row, work, least)
+    tokens, counts, where, out = work.tokens, work.counts, work.where, work.out
+    probability, agreed = work.probability, work.agreed
     size, left = 0, 1.0
     for level in range(levels):
         trust = known.hits[work.buckets[level]] / known.tries[work.buckets[level]]
         share = left * trust / work.norms[level]
-        mark = work.marks[level]
+        discount, mark = work.discounts[level], work.marks[level]
         bit = mark % 4 + 1 if mark % 4 <= SESSION else 0
         for i in range(work.starts[level], work.starts[level + 1]):
-            token = work.tokens[i]
-            x = work.where[token]
-            if x >= size or work.out[x] != token:
+            token = tokens[i]
+            x = where[token]
+            if x >= size or out[x] != token:
                 if size == LISTED:
                     continue
                 x = size
                 size += 1
-                work.where[token], work.out[x], work.probability[x] = x, token, 0.0
-                work.out_mark[x], work.agreed[x] = mark, 0
-            work.agreed[x] |= bit
-            work.probability[x] += share * (work.counts[i] - work.discounts[level])
+                where[token], out[x], probability[x] = x, token, 0.0
+                work.out_mark[x], agreed[x] = mark, 0
+            agreed[x] |= bit
+            probability[x] += share * (counts[i] - discount)
         left *= 1.0 - trust
     return size
 

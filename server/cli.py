@@ -34,7 +34,9 @@ def serve(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="YAML file; configs/ has examples.")] = None,
     model: Annotated[str | None, typer.Option(help="Local folder or Hugging Face id.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="none or trigram.")] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="fusion, trigram, retrieval, lookup, lookahead, prediction or none.")
+    ] = None,
     host: Annotated[str | None, typer.Option()] = None,
     port: Annotated[int | None, typer.Option()] = None,
 ) -> None:
@@ -118,7 +120,7 @@ Out = Annotated[Path | None, typer.Option(help="Save the figures as JSON.")]
 def bench_decode(
     context: typer.Context,
     prompts: Prompts = BENCH_PROMPTS,
-    drafter: Annotated[str, typer.Option(help="Names, separated by commas; taken in turn.")] = "none,trigram",
+    drafter: Annotated[str, typer.Option(help="Names, separated by commas; taken in turn.")] = "none,trigram,fusion",
     temperature: Temperatures = "0,0.8",
     limit: Limit = None,
     max_tokens: MaxTokens = 128,
@@ -142,7 +144,7 @@ def bench_replay(
     context: typer.Context,
     stream: Annotated[list[Path], typer.Option(help="A .jsonl file with `prompt` and `response`; may be given again.")],
     tokenizer: Annotated[str, typer.Option(help="A folder, a hub id, or a sentencepiece .model file.")],
-    drafter: Annotated[str, typer.Option(help="Names, separated by commas.")] = "none,trigram,retrieval,lookup",
+    drafter: Annotated[str, typer.Option(help="Names, separated by commas.")] = "none,trigram,retrieval,lookup,fusion",
     corpus: Annotated[list[Path] | None, typer.Option(help="Texts to index first; may be given again.")] = None,
     nodes: Annotated[str, typer.Option(help="Node budgets, separated by commas.")] = "16,64",
     limit: Limit = None,
@@ -171,7 +173,7 @@ def bench_serve(
         str | None, typer.Option(help="A running server; default: one of our own, compared with in-process.")
     ] = None,
     prompts: Prompts = BENCH_PROMPTS,
-    drafter: Annotated[str, typer.Option()] = "trigram",
+    drafter: Annotated[str, typer.Option()] = "fusion",
     temperature: Temperatures = "0,0.8",
     limit: Limit = None,
     max_tokens: MaxTokens = 128,

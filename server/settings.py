@@ -64,7 +64,7 @@ class Model(Section):
 class Speculation(Section):
     """How drafts are made."""
 
-    drafter: DrafterName = "trigram"
+    drafter: DrafterName = "fusion"
     max_nodes: int = Field(24, ge=0, le=MAX_NODES, description="draft nodes verified in one step; 0 = plain decoding")
     trigram: TrigramOptions = TrigramOptions()
     retrieval: RetrievalOptions = RetrievalOptions()

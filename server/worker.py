@@ -56,7 +56,8 @@ def load(settings: Settings) -> Engine:
     runner = load_model(options)
     torch.set_num_threads(chosen.threads or default_threads(runner))
     tokenizer = load_tokenizer(chosen.path, chosen.trust_remote_code)
-    resources = load_resources(settings.speculation.options, fingerprint(tokenizer))
+    vocabulary = max(runner.vocabulary, len(tokenizer)) + 1
+    resources = load_resources(settings.speculation.options, fingerprint(tokenizer), vocabulary)
     warm(resources)
     return Engine(runner, tokenizer, stop_ids(chosen.path, tokenizer), resources)
 
@@ -67,15 +68,17 @@ def default_threads(runner: ModelRunner) -> int:
     return 1 if size < SMALL_MODEL_BYTES else os.cpu_count() or 1
 
 
-def load_resources(options: Options, tokenizer_fingerprint: str) -> Resources:
+def load_resources(options: Options, tokenizer_fingerprint: str, vocabulary: int) -> Resources:
     """Maps the tables that drafters read. Raises ArrayFileError with one sentence."""
     corpus = [block for folder in options.retrieval.datastores for block in datastore.load(Path(folder), tokenizer_fingerprint)]
-    if options.trigram.table is not None:
-        return Resources(options, ngram.load(Path(options.trigram.table), tokenizer_fingerprint), corpus)
     try:
-        return Resources(options, ngram.load(models.BASE_TABLE, tokenizer_fingerprint), corpus)
-    except ArrayFileError:  # the embedded table belongs to the embedded tokenizer only
-        return Resources(options, corpus=corpus)
+        table = options.trigram.table
+        base = ngram.load(models.BASE_TABLE if table is None else Path(table), tokenizer_fingerprint)
+    except ArrayFileError:
+        if table is not None:
+            raise
+        base = ngram.empty_base()  # the embedded table belongs to the embedded tokenizer only
+    return Resources(options, base, corpus, vocabulary)
 
 
 class Job:

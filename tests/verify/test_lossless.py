@@ -44,7 +44,9 @@ class Subject:
         self.prompts = [np.array(tokenizer.encode(text), np.int32) for text in texts]
         self.stop_ids = stop_ids(str(path), tokenizer)
         mine = fingerprint(tokenizer) == fingerprint(load_tokenizer(str(models.TARGET)))
-        self.resources = Resources(base=ngram.load(models.BASE_TABLE) if mine else ngram.empty_base())
+        self.resources = Resources(
+            base=ngram.load(models.BASE_TABLE) if mine else ngram.empty_base(), vocabulary=len(tokenizer) + 1
+        )
 
 
 @pytest.fixture(scope="module", params=["embedded", "stories260k"])

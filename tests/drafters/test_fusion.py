@@ -1,0 +1,110 @@
+"""Fusion: well-formed trees from all sources, the same every time, and never a worse guess for having more to go by."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafters.draft import EMPTY, NOTHING, Source, Verdict
+from drafters.fusion import FusionDrafter, FusionOptions
+from drafters.ngram import empty_base
+from drafters.suffix import Corpus, index
+
+VOCABULARY = 60
+PHRASE = np.arange(10, 40, dtype=np.int32)
+
+
+def fusion(corpus: Corpus | None = None) -> FusionDrafter:
+    return FusionDrafter(empty_base(), [] if corpus is None else [corpus], FusionOptions(capacity=256), VOCABULARY)
+
+
+def texts(longest: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, 9), min_size=1, max_size=longest)
+
+
+@settings(max_examples=60)
+@given(texts(150), texts(20), st.integers(1, 64), st.booleans())
+def test_trees_are_well_formed_and_repeatable(text: list[int], more: list[int], budget: int, with_corpus: bool) -> None:
+    block = index(np.array([50, *text[::-1], 50, *text], np.int64), 50) if with_corpus else None
+    trees = []
+    for _ in range(2):
+        drafter = fusion(block)
+        drafter.begin(np.array(text, np.int32))
+        drafter.propose(budget).check()
+        drafter.observe(Verdict(EMPTY, NOTHING, np.array(more, np.int32)))
+        tree = drafter.propose(budget)
+        tree.check()
+        assert len(tree) <= budget
+        trees.append((tree.tokens.tolist(), tree.parents.tolist(), tree.probability.tolist()))
+    assert trees[0] == trees[1]
+
+
+def test_the_sessions_own_text_is_followed() -> None:
+    drafter = fusion()
+    drafter.begin(np.concatenate([PHRASE, [1, 2], PHRASE[:4]]).astype(np.int32))
+    tree = drafter.propose(24)
+    assert tree.path(int(tree.depths.argmax()))[:8] == PHRASE[4:12].tolist()
+    assert tree.source[0] == Source.LOOKUP
+
+
+def test_a_corpus_is_followed() -> None:
+    drafter = fusion(index(np.array([50, *PHRASE], np.int64), 50))
+    drafter.begin(PHRASE[:3])
+    tree = drafter.propose(16)
+    assert tree.tokens[0] == PHRASE[3]
+    assert Source.RETRIEVAL in tree.source
+
+
+def test_the_targets_feedback_is_followed() -> None:
+    drafter = fusion()
+    drafter.begin(np.array([1, 2], np.int32))
+    ids, probabilities = np.array([[30, 31]], np.int32), np.array([[0.9, 0.05]], np.float32)
+    drafter.observe(Verdict(EMPTY, NOTHING, np.array([30], np.int32), ids, probabilities))
+    drafter.observe(Verdict(EMPTY, NOTHING, np.array([1, 2], np.int32), np.array([[1, 5]], np.int32), probabilities))
+    tree = drafter.propose(16)
+    assert tree.tokens[0] == 30
+    assert 31 in tree.tokens
+
+
+def test_a_prediction_is_followed_and_found_again() -> None:
+    drafter = fusion()
+    drafter.begin(np.array([1, 2], np.int32), PHRASE)
+    tree = drafter.propose(24)
+    assert tree.path(int(tree.depths.argmax()))[:10] == PHRASE[:10].tolist()
+    assert tree.source[0] == Source.PREDICTION
+    drafter.observe(Verdict(EMPTY, NOTHING, np.array([10, 11, 5], np.int32)))  # left it
+    drafter.observe(Verdict(EMPTY, NOTHING, np.array([13, 14], np.int32)))  # and came back
+    assert drafter.propose(24).tokens[0] == 15
+    drafter.end()
+    drafter.begin(np.array([1, 2], np.int32))
+    assert Source.PREDICTION not in drafter.propose(24).source
+
+
+def test_a_conversations_next_turn_learns_only_what_is_new() -> None:
+    once, twice = fusion(), fusion()
+    once.begin(PHRASE)
+    twice.begin(PHRASE[:20])
+    twice.end()
+    twice.begin(PHRASE)
+    assert once._known.history.size[0] == twice._known.history.size[0] == len(PHRASE)
+    twice.begin(np.concatenate([PHRASE[:10], PHRASE[:10]]))
+    tree = twice.propose(16)
+    assert {PHRASE[0], PHRASE[10]} <= set(tree.tokens[tree.parents == -1])
+
+
+def test_one_session_never_sees_another() -> None:
+    block = index(np.array([50, *PHRASE], np.int64), 50)
+    mine, yours = fusion(block), fusion(block)
+    before = fusion(block)
+    mine.begin(np.array([41, 42, 43, 44] * 20, np.int32))
+    for drafter in (yours, before):
+        drafter.begin(np.array([41, 42], np.int32))
+    assert yours.propose(24).tokens.tolist() == before.propose(24).tokens.tolist()
+    assert 43 not in yours.propose(24).tokens
+
+
+@pytest.mark.parametrize("budget", [0, 1, 64])
+def test_budgets(budget: int) -> None:
+    drafter = fusion()
+    drafter.begin(np.tile(PHRASE, 3))
+    assert len(drafter.propose(budget)) <= budget
