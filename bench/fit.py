@@ -19,29 +19,10 @@ from numpy.typing import NDArray
 from bench.replay import load_corpus, load_encoder
 from drafters import array_file
 from drafters.adaptive import new_rows
-from drafters.fusion import _enter
+from drafters.fusion import enter
 from drafters.history import new_history
-from drafters.mixture import (
-    BUCKETS,
-    CELLS,
-    KINDS,
-    LEAST_MASS,
-    LENGTHS,
-    MOST_BOOST,
-    PREDICTION,
-    PRIOR,
-    SIZES,
-    STRENGTH,
-    TABLE,
-    Knowledge,
-    States,
-    Work,
-    cell,
-    commit,
-    new_states,
-    new_work,
-    predict,
-)
+from drafters.levels import BUCKETS, KINDS, LENGTHS, PREDICTION, SIZES, TABLE, Knowledge, States, Work, new_states, new_work
+from drafters.mixture import CELLS, LEAST_MASS, MOST_BOOST, PRIOR, STRENGTH, cell, commit, predict
 from drafters.ngram import empty_base
 from drafters.suffix import Corpus, index
 
@@ -94,7 +75,7 @@ def fresh(block: Corpus, hits: NDArray[np.float64], tries: NDArray[np.float64]) 
         *(np.zeros(1, np.int32), hits, tries, np.ones(CELLS)),
     )
     states = new_states(1, 1)
-    _enter(known, states, np.empty(0, np.int32))
+    enter(known, states, np.empty(0, np.int32))
     return known, states
 
 

@@ -11,6 +11,7 @@ import json
 import statistics
 import tempfile
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ class Tally:
     steps: int = 0
     propose_seconds: list[float] = field(default_factory=list)
     observe_seconds: list[float] = field(default_factory=list)
+    memory_bytes: int = 0  # of one session's drafter
     accepted_at: Counter[int] = field(default_factory=Counter)  # position in the block -> blocks that reached it
 
     def figures(self) -> dict[str, Any]:
@@ -68,6 +70,7 @@ class Tally:
             "propose_us": quantiles(self.propose_seconds),
             "observe_us": quantiles(self.observe_seconds),
             "propose_and_observe_us": quantiles(both),
+            "memory_mb": round(self.memory_bytes / 1e6, 2),
             "accepted_per_position": [round(n / self.steps, 4) for _, n in sorted(self.accepted_at.items())][:16],
         }
 
@@ -130,9 +133,19 @@ def tables(corpus: NDArray[np.uint32], separator: int, options: Options) -> Reso
         return Resources(options, vocabulary=separator + 1)
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "table"
-        ngram.build(table, [corpus], "replay", separator, options.trigram.successors)
+        ngram.build(table, [corpus], "replay", separator, options.trigram.successors, order=options.trigram.order)
         base = ngram.load(table)
         return Resources(options, base, [suffix.index(corpus, separator)], separator + 1)
+
+
+def footprint(name: DrafterName, resources: Resources) -> int:
+    """What one session's drafter takes, in bytes; the tables that sessions share not counted."""
+    tracemalloc.start()
+    try:
+        drafter = make(name, resources)
+        return tracemalloc.get_traced_memory()[0] if drafter else 0
+    finally:
+        tracemalloc.stop()
 
 
 def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:
@@ -187,7 +200,7 @@ def run(
                 )
             for name in drafters:
                 for budget in nodes:
-                    tally = Tally()
+                    tally = Tally(memory_bytes=footprint(name, resources))
                     for line in lines:
                         replay(make(name, resources), line, budget, tally)
                         progress.advance(task)
@@ -203,11 +216,14 @@ def run(
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """The figures as a table."""
-    table = Table("stream", "drafter", "nodes", "tokens/step", "propose us p50 / p99", "observe us p50 / p99")
+    names = ("propose us p50 / p99", "observe us p50 / p99", "accepted at 1, 2, 3 ...", "MB")
+    table = Table("stream", "drafter", "nodes", "tokens/step", *names)
     for row in rows:
         times = (row.get(f"{what}_us", {"p50": "", "p99": ""}) for what in ("propose", "observe"))
         cells = (f"{time['p50']} / {time['p99']}" for time in times)
-        table.add_row(row["stream"], row["drafter"], str(row["nodes"]), f"{row['tokens_per_step']:.3f}", *cells)
+        accepted = " ".join(f"{share:.2f}" for share in row.get("accepted_per_position", [])[:5])
+        start = (row["stream"], row["drafter"], str(row["nodes"]), f"{row['tokens_per_step']:.3f}")
+        table.add_row(*start, *cells, accepted, str(row.get("memory_mb", "")))
     Console().print(table)
 
 

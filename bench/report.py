@@ -47,10 +47,16 @@ def commit() -> str:
     """The checkout's commit, marked where files differ from it."""
     root = Path(__file__).parent.parent
     try:
-        run = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
-        return subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip()
+        name = git(root, "rev-parse", "--short=12", "HEAD")
+        # Other results may be new; what counts is the code.
+        return name + ("-dirty" if git(root, "status", "--porcelain", "--", ".", ":!bench/results") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def git(root: Path, *arguments: str) -> str:
+    """What git prints, stripped."""
+    return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def save(path: Path, figures: Mapping[str, Any]) -> None:

@@ -89,9 +89,8 @@ def _claim(base: BaseArrays, rows: Rows, key: np.uint64) -> int:
 
 
 @njit(cache=True, nogil=True)
-def raise_weight(base: BaseArrays, rows: Rows, previous: int, last: int, token: int, increment: float, maximum: float) -> None:
+def raise_weight(base: BaseArrays, rows: Rows, key: np.uint64, token: int, increment: float, maximum: float) -> None:
     """Raises one successor's weight by `increment` up to `maximum`, adding it where it is new (Algorithm 2)."""
-    key = context_key(previous, last)
     slot = locate(rows, key)
     if slot < 0:
         slot = _claim(base, rows, key)
@@ -102,12 +101,17 @@ def raise_weight(base: BaseArrays, rows: Rows, previous: int, last: int, token: 
 
 
 @njit(cache=True, nogil=True)
-def learn(base: BaseArrays, rows: Rows, text: NDArray[np.int32], fresh: int, increment: float, maximum: float) -> None:
-    """Raises the tri-grams and bi-grams that end in the last `fresh` tokens of `text`, int32 [T]."""
+def learn(
+    base: BaseArrays, rows: Rows, text: NDArray[np.int32], fresh: int, order: int, increment: float, maximum: float
+) -> None:
+    """Raises the n-grams of 2 to `order` tokens that end in the last `fresh` tokens of `text`, int32 [T]."""
     for i in range(max(1, len(text) - fresh), len(text)):
-        raise_weight(base, rows, -1, text[i - 1], text[i], increment, maximum)
-        if i >= 2:
-            raise_weight(base, rows, text[i - 2], text[i - 1], text[i], increment, maximum)
+        raise_weight(base, rows, context_key(-1, -1, text[i - 1]), text[i], increment, maximum)
+        if i >= 2 and order >= 3:
+            raise_weight(base, rows, context_key(-1, text[i - 2], text[i - 1]), text[i], increment, maximum)
+        if i >= 3 and order >= 4:
+            key = context_key(text[i - 3], text[i - 2], text[i - 1])
+            raise_weight(base, rows, key, text[i], increment, maximum)
 
 
 @njit(cache=True, nogil=True)
@@ -119,23 +123,31 @@ def absorb(
     parents: NDArray[np.int32],
     ids: NDArray[np.int32],
     probabilities: NDArray[np.float32],
+    order: int,
 ) -> None:
     """Takes over what the target said at every node of a verified tree, of rejected nodes, too.
 
-    `text` ends with the last committed token; `tokens` and `parents` are the tree's, [N]; `ids` and `probabilities` are the
-    target's likeliest tokens at the root and at each node, [N+1, K]. A tri-gram context takes them over, since the target
-    has just said what follows it; a bi-gram context, which stands for many longer ones, moves half-way.
+    `text` is int32 [3], the last committed tokens (-1 = none); `tokens` and `parents` are the tree's, [N]; `ids` and
+    `probabilities` are the target's likeliest tokens at the root and at each node, [N+1, K]. The longest context, of
+    `order` - 1 tokens, takes them over, since the target has just said what follows it; shorter ones, which stand for
+    many, move half-way.
     """
     for row in range(len(ids)):
-        last = text[-1] if row == 0 else tokens[row - 1]
-        previous = np.int32(-1)
+        before, previous, last = text[0], text[1], text[2]
         if row > 0:
-            previous = text[-1] if parents[row - 1] < 0 else tokens[parents[row - 1]]
-        elif len(text) > 1:
-            previous = text[-2]
-        if previous >= 0:
-            _blend(base, rows, context_key(previous, last), ids[row], probabilities[row], 1.0)
-        _blend(base, rows, context_key(-1, last), ids[row], probabilities[row], 0.5)
+            above = parents[row - 1]
+            upper = parents[above] if above >= 0 else -2
+            before = tokens[upper] if upper >= 0 else last if above >= 0 else previous
+            previous = tokens[above] if above >= 0 else last
+            last = tokens[row - 1]
+        for length in range(1, order):
+            key = context_key(-1, -1, last)
+            if length == 2:
+                key = context_key(-1, previous, last)
+            elif length == 3:
+                key = context_key(before, previous, last)
+            if (length < 2 or previous >= 0) and (length < 3 or before >= 0):
+                _blend(base, rows, key, ids[row], probabilities[row], 1.0 if length == order - 1 else 0.5)
 
 
 @njit(cache=True, nogil=True)
@@ -244,18 +256,25 @@ def _put(
 def successors(
     base: BaseArrays,
     rows: Rows,
+    before: int,
     previous: int,
     last: int,
+    order: int,
     tokens: NDArray[np.int32],
     probabilities: NDArray[np.float32],
 ) -> int:
-    """P(. | previous, last) into `tokens` and `probabilities` (as many as fit), likeliest first; returns the number.
+    """P(. | before, previous, last) into `tokens` and `probabilities` (as many as fit), likeliest first; returns the number.
 
-    The mass that the tri-gram row leaves to unseen tokens is shared out by the bi-gram row. Ties keep table order.
+    The mass that a context's row leaves to unseen tokens is shared out by the row of the next shorter context, from `order` - 1
+    tokens down to one. Ties keep table order.
     """
-    size, left = _collect(base, rows, context_key(previous, last), 1.0, tokens, probabilities, 0)
+    size, left = 0, 1.0
+    if order >= 4 and before >= 0:
+        size, left = _collect(base, rows, context_key(before, previous, last), left, tokens, probabilities, size)
+    if order >= 3 and previous >= 0 and left > 0.0:
+        size, left = _collect(base, rows, context_key(-1, previous, last), left, tokens, probabilities, size)
     if left > 0.0:
-        size, left = _collect(base, rows, context_key(-1, last), left, tokens, probabilities, size)
+        size, left = _collect(base, rows, context_key(-1, -1, last), left, tokens, probabilities, size)
     for i in range(1, size):  # insertion sort: short, nearly sorted
         token, probability = tokens[i], probabilities[i]
         j = i

@@ -19,27 +19,13 @@ from numpy.typing import NDArray
 from drafters.adaptive import absorb, new_rows
 from drafters.draft import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Verdict
 from drafters.history import new_history
-from drafters.mixture import (
-    LEAST_MASS,
-    MOST_BOOST,
-    PREDICTION,
-    STRENGTH,
-    TABLE,
-    Knowledge,
-    States,
-    Work,
-    advance,
-    cell,
-    commit,
-    load_prior,
-    new_states,
-    new_work,
-    predict,
-)
+from drafters.levels import SOURCES, TABLE_ORDER, Knowledge, States, Work, advance, new_states, new_work
+from drafters.mixture import LEAST_MASS, MOST_BOOST, STRENGTH, cell, commit, load_prior, predict
 from drafters.ngram import BaseArrays
 from drafters.nodes import Nodes, draft_tree, new_nodes, reset
 from drafters.prediction import realign
 from drafters.suffix import LONGEST_CONTEXT, Corpus, index
+from drafters.trigram import NO_TEXT
 
 LEAST_PATH = 1e-6
 LEAST_GAIN = 0.5  # a node is expanded only if a child of this probability would enter a full tree
@@ -91,7 +77,7 @@ class FusionDrafter:
         different = np.flatnonzero(self._text[:size] != prompt[:size])
         known = int(different[0]) if len(different) else size
         self._text = prompt[:known]
-        _enter(self._known, self._states, prompt[max(0, known - LONGEST_CONTEXT) : known])
+        enter(self._known, self._states, prompt[max(0, known - LONGEST_CONTEXT) : known])
         self._commit(prompt[known:])
         self._states.expected[0] = (1, 0) if len(prediction) else (0, 0)
 
@@ -105,13 +91,13 @@ class FusionDrafter:
         return draft_tree(self._nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:
-        before = self._text[-2:]
+        before = np.concatenate([NO_TEXT, self._text[-3:]])[-3:]
         self._commit(verdict.tokens)
-        if verdict.topk_ids.shape[-1] and len(before):
+        if verdict.topk_ids.shape[-1]:
             tree = verdict.tree
             absorb(
                 *(self._known.base, self._known.rows, before, tree.tokens, tree.parents),
-                *(verdict.topk_ids, verdict.topk_probs),
+                *(verdict.topk_ids, verdict.topk_probs, TABLE_ORDER),
             )
         self._follow(len(verdict.tokens))
 
@@ -138,7 +124,7 @@ def _commit_all(known: Knowledge, states: States, work: Work, tokens: NDArray[np
 
 
 @njit(cache=True, nogil=True)
-def _enter(known: Knowledge, states: States, ending: NDArray[np.int32]) -> None:
+def enter(known: Knowledge, states: States, ending: NDArray[np.int32]) -> None:
     """Makes row 0 the context of a text that ends with `ending`, without learning it again."""
     states.low[0] = 0
     states.high[0] = 0
@@ -201,12 +187,11 @@ def _expand(
         if size == budget:
             size -= 1
             new = rank[size]  # the worst gives its place up
-        kind = work.out_mark[x] % 4
         nodes.tokens[new] = work.out[x]
         nodes.parents[new] = node
         nodes.depths[new] = nodes.depths[node] + 1
         nodes.path[new] = probability
-        nodes.source[new] = 5 if kind == PREDICTION else 1 if kind == TABLE else 2 + kind
+        nodes.source[new] = SOURCES[work.out_mark[x] % 4]
         nodes.chosen[new] = True
         place = size
         while place > at + 1 and nodes.path[rank[place - 1]] < probability:

@@ -1,4 +1,4 @@
-"""The base n-gram table of ADED (Eq. 1): for a context of one or two tokens, its likeliest successors in a corpus.
+"""The base n-gram table of ADED (Eq. 1): for a context of one to three tokens, its likeliest successors in a corpus.
 
 Promises a read-only, memory-mapped table that is looked up from numba kernels, and a builder that counts a corpus in
 blocks. The table is the corpus's knowledge; what a session learns lives in `drafters.adaptive`.
@@ -19,6 +19,8 @@ from drafters import array_file
 
 KIND = "ngram"
 TOKEN_BITS = 21  # a token id must fit; the largest vocabularies in use have 18 bits
+TRIPLE = np.uint64(1 << 42)
+MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03), np.uint64(0xBF58476D1CE4E5B9))
 PROBABILITY_UNIT = 65535.0  # probabilities are stored as uint16 shares of this
 
 
@@ -46,9 +48,19 @@ def load(path: Path, fingerprint: str | None = None) -> BaseArrays:
 
 
 @njit(cache=True, nogil=True)
-def context_key(previous: int, last: int) -> np.uint64:
-    """The key of a context: of (previous, last), or of `last` alone where `previous` is -1. Exact, never 0 for pairs."""
-    return np.uint64(((previous + 1) << TOKEN_BITS) | last)
+def context_key(before: int, previous: int, last: int) -> np.uint64:
+    """The key of a context of up to three tokens, -1 for those that it lacks. Exact for one and two, a hash for three."""
+    if before < 0:
+        return np.uint64(((previous + 1) << TOKEN_BITS) | last)
+    return _triple_key(np.uint64(before), np.uint64(previous), np.uint64(last))
+
+
+@njit(cache=True, nogil=True)
+def _triple_key(before: NDArray[np.uint64], previous: NDArray[np.uint64], last: NDArray[np.uint64]) -> Any:
+    """42 bits of hash below a bit that the key of a pair does not have."""
+    mixed = (before * MIX[0] + previous) * MIX[1] + last
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * MIX[2]
+    return TRIPLE | (mixed >> np.uint64(22))
 
 
 @njit(cache=True, nogil=True)
@@ -77,14 +89,19 @@ class Counts:
         return Counts(pairs, counts)
 
 
-def count(tokens: NDArray[Any], separator: int) -> Counts:
-    """All bi-grams and tri-grams of `tokens` (any integer [T]) that do not run over a `separator` into the next text."""
+def count(tokens: NDArray[Any], separator: int, order: int = 3) -> Counts:
+    """All n-grams of 2 to `order` tokens of `tokens` (any integer [T]) that do not run over a `separator`."""
     wide = tokens.astype(np.uint64)
     bits = np.uint64(TOKEN_BITS)
     fresh = wide == np.uint64(separator)
-    pairs = ((wide[:-1] << bits) | wide[1:])[~fresh[:-1]]
-    triples = (((wide[:-2] + np.uint64(1)) << bits | wide[1:-1]) << bits | wide[2:])[~(fresh[:-2] | fresh[1:-1])]
-    return Counts(*np.unique(np.concatenate([pairs, triples]), return_counts=True))
+    grams = [((wide[:-1] << bits) | wide[1:])[~fresh[:-1]]]
+    if order >= 3:
+        keys = (wide[:-2] + np.uint64(1)) << bits | wide[1:-1]
+        grams.append((keys << bits | wide[2:])[~(fresh[:-2] | fresh[1:-1])])
+    if order >= 4:
+        keys = _triple_key(wide[:-3], wide[1:-2], wide[2:-1])
+        grams.append((keys << bits | wide[3:])[~(fresh[:-3] | fresh[1:-2] | fresh[2:-1])])
+    return Counts(*np.unique(np.concatenate(grams), return_counts=True))
 
 
 def build(
@@ -94,15 +111,16 @@ def build(
     separator: int,
     successors: int = 12,
     max_bytes: int | None = None,
+    order: int = 3,
 ) -> int:
-    """Counts the token blocks into the table at `path`; returns the number of contexts.
+    """Counts the token blocks into the table at `path`, n-grams of up to `order` tokens; returns the number of contexts.
 
     `successors` is the paper's t: how many are kept per context (Appendix F). With `max_bytes`, rare contexts are left
     out until the file fits; the share of a context's mass that is not kept stays its missing mass.
     """
     total = Counts(np.empty(0, np.uint64), np.empty(0, np.int64))
     for block in blocks:
-        total = total.add(count(block, separator))
+        total = total.add(count(block, separator, order))
     floor = 1
     while True:
         arrays = _table(total, successors, floor)

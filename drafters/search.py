@@ -56,11 +56,24 @@ def _restart(pool: Pool, last: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _expand(base: BaseArrays, rows: Rows, pool: Pool, size: int, node: int, previous: int) -> int:
-    """Appends the children of `node`; returns the pool's new size. `previous` is the token before node 0's."""
-    before = previous if node == 0 else pool.nodes.tokens[pool.nodes.parents[node]]
-    found = successors(base, rows, before, pool.nodes.tokens[node], pool.row_tokens, pool.row_probabilities)
-    found = min(found, len(pool.nodes.tokens) - size)
+def _context(pool: Pool, node: int, text: NDArray[np.int32]) -> tuple[int, int, int]:
+    """The last three tokens at `node`; `text`, int32 [3], ends with node 0's token, -1 where there is none before it."""
+    last = pool.nodes.tokens[node]
+    above = pool.nodes.parents[node]
+    if above < 0:
+        return text[0], text[1], last
+    upper = pool.nodes.parents[above]
+    return (text[1] if upper < 0 else pool.nodes.tokens[upper]), pool.nodes.tokens[above], last
+
+
+@njit(cache=True, nogil=True)
+def _expand(
+    base: BaseArrays, rows: Rows, pool: Pool, size: int, node: int, text: NDArray[np.int32], order: int, width: int
+) -> int:
+    """Appends the `width` likeliest children of `node`; returns the pool's new size."""
+    before, previous, last = _context(pool, node, text)
+    found = successors(base, rows, before, previous, last, order, pool.row_tokens, pool.row_probabilities)
+    found = min(found, width, len(pool.nodes.tokens) - size)
     pool.first_child[node] = size
     pool.children[node] = found
     for i in range(found):
@@ -109,15 +122,21 @@ def _select(pool: Pool, node: int, c1: float, c2: float) -> int:
 
 @njit(cache=True, nogil=True)
 def _rollout(
-    base: BaseArrays, rows: Rows, pool: Pool, node: int, previous: int, depth: int, random: NDArray[np.uint64]
+    base: BaseArrays,
+    rows: Rows,
+    pool: Pool,
+    node: int,
+    text: NDArray[np.int32],
+    order: int,
+    depth: int,
+    random: NDArray[np.uint64],
 ) -> float:
     """Samples on from `node` down to `depth`; the whole path's log-probability per token, as a number in (0, 1]."""
     log_probability = np.log(max(pool.nodes.path[node], 1e-12))
     length = pool.nodes.depths[node]
-    last = pool.nodes.tokens[node]
-    before = previous if node == 0 else pool.nodes.tokens[pool.nodes.parents[node]]
+    before, previous, last = _context(pool, node, text)
     while length < depth:
-        found = successors(base, rows, before, last, pool.row_tokens, pool.row_probabilities)
+        found = successors(base, rows, before, previous, last, order, pool.row_tokens, pool.row_probabilities)
         if found == 0:
             break
         mass = 0.0
@@ -131,7 +150,7 @@ def _rollout(
                 picked = i
                 break
         log_probability += np.log(max(pool.row_probabilities[picked], 1e-12))
-        before, last = last, pool.row_tokens[picked]
+        before, previous, last = previous, last, pool.row_tokens[picked]
         length += 1
     return np.exp(log_probability / max(length, 1))
 
@@ -141,8 +160,8 @@ def monte_carlo(
     base: BaseArrays,
     rows: Rows,
     pool: Pool,
-    previous: int,
-    last: int,
+    text: NDArray[np.int32],
+    order: int,
     depth: int,
     iterations: int,
     candidates: int,
@@ -155,17 +174,17 @@ def monte_carlo(
     Where it departs from the authors' code: the reward is the path's own log-probability, normalised by its length (theirs
     looks up the wrong word, so every path earns about 1), and ties go to the likelier token, never to hash order.
     """
-    _restart(pool, last)
+    _restart(pool, text[2])
     size = 1
     for _ in range(iterations):
         node = 0
         while pool.first_child[node] and pool.children[node] and pool.nodes.depths[node] < depth:
             node = _select(pool, node, c1, c2)
         if not pool.first_child[node] and pool.nodes.depths[node] < depth and size < len(pool.nodes.tokens):
-            size = _expand(base, rows, pool, size, node, previous)
+            size = _expand(base, rows, pool, size, node, text, order, len(pool.row_tokens))
             if pool.children[node]:
                 node = pool.first_child[node]
-        earned = _rollout(base, rows, pool, node, previous, depth, random)
+        earned = _rollout(base, rows, pool, node, text, order, depth, random)
         while node >= 0:
             pool.visits[node] += 1
             pool.reward[node] += earned
@@ -186,11 +205,22 @@ def monte_carlo(
 
 @njit(cache=True, nogil=True)
 def best_first(
-    base: BaseArrays, rows: Rows, pool: Pool, previous: int, last: int, depth: int, budget: int, floor: float
+    base: BaseArrays,
+    rows: Rows,
+    pool: Pool,
+    text: NDArray[np.int32],
+    order: int,
+    depth: int,
+    budget: int,
+    floor: float,
+    width: int,
 ) -> int:
-    """Marks the `budget` likeliest nodes of up to `depth` tokens and at least `floor` path probability."""
-    _restart(pool, last)
-    size = _expand(base, rows, pool, 1, 0, previous)
+    """Marks the `budget` likeliest nodes of up to `depth` tokens and at least `floor` path probability.
+
+    Only the `width` likeliest successors of a node count: 1 is greedy search, a chain.
+    """
+    _restart(pool, text[2])
+    size = _expand(base, rows, pool, 1, 0, text, order, width)
     for _ in range(budget):
         best = -1
         for node in range(1, size):
@@ -200,5 +230,5 @@ def best_first(
             break
         pool.nodes.chosen[best] = True
         if pool.nodes.depths[best] < depth and size < len(pool.nodes.tokens):
-            size = _expand(base, rows, pool, size, best, previous)
+            size = _expand(base, rows, pool, size, best, text, order, width)
     return size

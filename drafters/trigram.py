@@ -18,6 +18,7 @@ from drafters.ngram import BaseArrays
 from drafters.nodes import draft_tree
 from drafters.search import best_first, monte_carlo, new_pool
 
+NO_TEXT = np.full(3, -1, np.int32)
 Positive = Annotated[float, Gt(0)]
 
 
@@ -26,7 +27,8 @@ class TrigramOptions:
     """The paper's hyper-parameters (Appendix F); what the paper leaves open says so."""
 
     table: str | None = None  # path of the base table; None = the embedded one, where the tokenizer is the embedded one
-    search: Literal["mcts", "best-first"] = "mcts"
+    search: Literal["mcts", "best-first", "greedy"] = "mcts"
+    order: Annotated[int, Ge(2), Le(4)] = 3  # 3 = tri-grams; the paper's ablation has 2 and 4
     iterations: Annotated[int, Ge(1), Le(10_000)] = 150  # s: of the Monte Carlo search
     c1: Positive = 32.0
     c2: Positive = 8.0
@@ -50,41 +52,48 @@ class TrigramDrafter:
         self._options = options
         self._rows = new_rows(options.contexts, options.successors)
         self._pool = new_pool(1 + options.successors * max(options.iterations, 64), options.successors)
-        self._text = np.empty(0, np.int32)  # the committed tokens' tail: all that a tri-gram needs
+        self._text = NO_TEXT  # int32 [3], the last committed tokens: all that an n-gram needs
         self._random = np.array([0], np.uint64)
         self.feedback = options.feedback if options.adaptive else 0
 
     def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
         self._random[0] = np.uint64(self._options.seed * 2 + 0x9E3779B97F4A7C15)
-        self._text = np.empty(0, np.int32)
+        self._text = NO_TEXT
         self._commit(np.asarray(prompt, np.int32))
 
     def propose(self, budget: int) -> DraftTree:
-        if budget <= 0 or not len(self._text):
+        if budget <= 0 or self._text[-1] < 0:
             return EMPTY
         chosen = self._options
-        last = int(self._text[-1])
-        previous = int(self._text[-2]) if len(self._text) > 1 else -1
         if chosen.search == "mcts":
             size = monte_carlo(
-                *(self._base, self._rows, self._pool, previous, last, chosen.depth),
+                *(self._base, self._rows, self._pool, self._text, chosen.order, chosen.depth),
                 *(chosen.iterations, chosen.candidates, chosen.c1, chosen.c2, self._random),
             )
         else:
-            size = best_first(self._base, self._rows, self._pool, previous, last, chosen.depth, budget, chosen.floor)
+            width = 1 if chosen.search == "greedy" else chosen.successors
+            size = best_first(
+                *(self._base, self._rows, self._pool, self._text, chosen.order),
+                *(chosen.depth, budget, chosen.floor, width),
+            )
         return draft_tree(self._pool.nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:
         if verdict.topk_ids.shape[-1]:
             tree = verdict.tree
-            absorb(self._base, self._rows, self._text, tree.tokens, tree.parents, verdict.topk_ids, verdict.topk_probs)
+            absorb(
+                *(self._base, self._rows, self._text, tree.tokens, tree.parents),
+                *(verdict.topk_ids, verdict.topk_probs, self._options.order),
+            )
         self._commit(verdict.tokens, learnt=verdict.topk_ids.shape[-1] > 0)
 
     def end(self) -> None:
         pass
 
     def _commit(self, tokens: Ints, learnt: bool = False) -> None:
-        text = np.concatenate([self._text[-2:], tokens])
+        text = np.concatenate([self._text, tokens])
         if self._options.adaptive and not learnt:
-            learn(self._base, self._rows, text, len(tokens), self._options.increment, self._options.maximum)
-        self._text = text[-2:]
+            known = text[text >= 0]
+            chosen = self._options
+            learn(self._base, self._rows, known, len(tokens), chosen.order, chosen.increment, chosen.maximum)
+        self._text = text[-3:]

@@ -61,6 +61,7 @@ def datastore_build(
     kind: Annotated[str, typer.Option(help="ngram: base table of `trigram`; suffix: index of `retrieval`.")] = "ngram",
     successors: Annotated[int, typer.Option(min=1, max=64, help="ngram: kept per context (the paper's t).")] = 12,
     max_megabytes: Annotated[float | None, typer.Option(help="ngram: leave out rare contexts until the file fits.")] = None,
+    order: Annotated[int, typer.Option(min=2, max=4, help="ngram: 3 = tri-grams.")] = 3,
     append: Annotated[bool, typer.Option(help="suffix: add to an existing datastore.")] = False,
 ) -> None:
     """Build a table from a corpus. An interrupted suffix build goes on where it was when the command is given again."""
@@ -70,7 +71,7 @@ def datastore_build(
     tokenizer = tokenizer or str(models.TARGET)
     try:
         if kind == "ngram":
-            contexts = build_ngram(paths, out, tokenizer, successors, max_megabytes)
+            contexts = build_ngram(paths, out, tokenizer, successors, max_megabytes, order)
             print(f"{out}: {contexts} contexts, {out.stat().st_size / 1e6:.1f} MB")
         elif kind == "suffix":
             made = build_suffix(paths, out, tokenizer, append)

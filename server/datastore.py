@@ -41,14 +41,17 @@ class DatastoreError(ValueError):
     """The datastore cannot be built; the message says why."""
 
 
-def build_ngram(paths: Sequence[Path], out: Path, tokenizer: str, successors: int, max_megabytes: float | None) -> int:
+def build_ngram(
+    paths: Sequence[Path], out: Path, tokenizer: str, successors: int, max_megabytes: float | None, order: int = 3
+) -> int:
     """Counts all texts below `paths` into an n-gram table; returns its number of contexts. Raises DatastoreError."""
     loaded = _tokenizer(tokenizer)
     separator = len(loaded)  # no token: texts are counted apart
     max_bytes = None if max_megabytes is None else int(max_megabytes * 1e6)
     with Progress() as progress:
         texts = read_all(find_files(paths), progress)
-        return ngram.build(out, token_blocks(texts, loaded), fingerprint(loaded), separator, successors, max_bytes)
+        blocks = token_blocks(texts, loaded)
+        return ngram.build(out, blocks, fingerprint(loaded), separator, successors, max_bytes, order)
 
 
 def build_suffix(paths: Sequence[Path], out: Path, tokenizer: str, append: bool) -> datastore.Description:

@@ -4,24 +4,10 @@ import numpy as np
 import pytest
 
 from drafters.adaptive import new_rows
-from drafters.fusion import _enter
+from drafters.fusion import enter
 from drafters.history import new_history
-from drafters.mixture import (
-    BUCKETS,
-    CELLS,
-    DISCOUNT,
-    LEAST_MASS,
-    SESSION,
-    Knowledge,
-    States,
-    Work,
-    bucket,
-    commit,
-    load_prior,
-    new_states,
-    new_work,
-    predict,
-)
+from drafters.levels import BUCKETS, DISCOUNT, SESSION, Knowledge, States, Work, bucket, new_states, new_work
+from drafters.mixture import CELLS, LEAST_MASS, commit, load_prior, predict
 from drafters.ngram import empty_base
 from drafters.suffix import LONGEST_CONTEXT, index
 
@@ -36,7 +22,7 @@ def session(corpus: list[int], trust: float = 0.5) -> tuple[Knowledge, States, W
         *(np.zeros(1, np.int32), hits, tries, np.ones(CELLS)),
     )
     states = new_states(4, 1)
-    _enter(known, states, np.empty(0, np.int32))
+    enter(known, states, np.empty(0, np.int32))
     return known, states, new_work(VOCABULARY + 1, 1, 8)
 
 

@@ -14,20 +14,25 @@ from drafters.array_file import ArrayFileError
 SEPARATOR = 9
 
 
-def expected(texts: list[list[int]], successors: int) -> dict[tuple[int, int], list[tuple[int, float]]]:
-    counts: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+Context = tuple[int, int, int]
+
+
+def expected(texts: list[list[int]], successors: int, order: int) -> dict[Context, list[tuple[int, float]]]:
+    counts: dict[Context, Counter[int]] = defaultdict(Counter)
     for text in texts:
         for i in range(1, len(text)):
-            counts[-1, text[i - 1]][text[i]] += 1
-            if i >= 2:
-                counts[text[i - 2], text[i - 1]][text[i]] += 1
+            counts[-1, -1, text[i - 1]][text[i]] += 1
+            if i >= 2 and order >= 3:
+                counts[-1, text[i - 2], text[i - 1]][text[i]] += 1
+            if i >= 3 and order >= 4:
+                counts[text[i - 3], text[i - 2], text[i - 1]][text[i]] += 1
     return {
         context: [(t, c / found.total()) for t, c in sorted(found.items(), key=lambda tc: (-tc[1], tc[0]))[:successors]]
         for context, found in counts.items()
     }
 
 
-def rows(base: ngram.BaseArrays, context: tuple[int, int]) -> list[tuple[int, float]]:
+def rows(base: ngram.BaseArrays, context: Context) -> list[tuple[int, float]]:
     at = ngram.find(base, ngram.context_key(*context))
     if at < 0:
         return []
@@ -35,18 +40,20 @@ def rows(base: ngram.BaseArrays, context: tuple[int, int]) -> list[tuple[int, fl
     return list(zip(base.tokens[part].tolist(), (base.probabilities[part] / ngram.PROBABILITY_UNIT).tolist(), strict=True))
 
 
-@given(st.lists(st.lists(st.integers(0, 8), max_size=30), min_size=1, max_size=5), st.integers(1, 4))
-def test_table_equals_counting(tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]], successors: int) -> None:
+@given(st.lists(st.lists(st.integers(0, 8), max_size=30), min_size=1, max_size=5), st.integers(1, 4), st.integers(2, 4))
+def test_table_equals_counting(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]], successors: int, order: int
+) -> None:
     path = tmp_path_factory.mktemp("tables") / "t.ngram"
     blocks = [np.array([SEPARATOR, *text], np.uint32) for text in texts]
-    wanted = expected(texts, successors)
-    assert ngram.build(path, blocks, "f", SEPARATOR, successors) == len(wanted)
+    wanted = expected(texts, successors, order)
+    assert ngram.build(path, blocks, "f", SEPARATOR, successors, order=order) == len(wanted)
     base = ngram.load(path, "f")
     for context, found in wanted.items():
         got = rows(base, context)
         assert [t for t, _ in got] == [t for t, _ in found]
         assert np.allclose([p for _, p in got], [p for _, p in found], atol=1e-4)
-    assert rows(base, (8, 9)) == []
+    assert rows(base, (-1, 8, 9)) == []
 
 
 def test_a_size_bound_drops_rare_contexts_only(tmp_path: Path) -> None:
@@ -55,7 +62,7 @@ def test_a_size_bound_drops_rare_contexts_only(tmp_path: Path) -> None:
     some = ngram.build(tmp_path / "some", [tokens], "f", 0, max_bytes=60_000)
     assert some < everything
     assert (tmp_path / "some").stat().st_size <= 60_000
-    common = ngram.context_key(-1, 1)
+    common = ngram.context_key(-1, -1, 1)
     assert ngram.find(ngram.load(tmp_path / "some"), common) >= 0
 
 

@@ -14,28 +14,30 @@ from drafters.search import best_first, monte_carlo, new_pool
 BASE = ngram.empty_base()
 
 
-def search(kind: str, text: list[int], budget: int, depth: int = 4) -> DraftTree:
+def search(kind: str, text: list[int], budget: int, depth: int = 4, order: int = 3) -> DraftTree:
     rows, pool = new_rows(1024, 6), new_pool(1 + 6 * 150, 6)
-    learn(BASE, rows, np.array(text, np.int32), len(text), 1.0, 16.0)
+    learn(BASE, rows, np.array(text, np.int32), len(text), order, 1.0, 16.0)
     random = np.array([12345], np.uint64)
+    ending = np.array([-1, *text], np.int32)[-3:]
     if kind == "mcts":
-        size = monte_carlo(BASE, rows, pool, text[-2], text[-1], depth, 150, 24, 32.0, 8.0, random)
+        size = monte_carlo(BASE, rows, pool, ending, order, depth, 150, 24, 32.0, 8.0, random)
     else:
-        size = best_first(BASE, rows, pool, text[-2], text[-1], depth, budget, 0.0)
+        size = best_first(BASE, rows, pool, ending, order, depth, budget, 0.0, 1 if kind == "greedy" else 6)
     return draft_tree(pool.nodes, size, budget)
 
 
 texts = st.lists(st.integers(0, 9), min_size=2, max_size=200)
 
 
-@pytest.mark.parametrize("kind", ["mcts", "best-first"])
-@given(text=texts, budget=st.integers(1, 64), depth=st.integers(1, 6))
-def test_trees_are_well_formed_bounded_and_repeatable(kind: str, text: list[int], budget: int, depth: int) -> None:
-    tree = search(kind, text, budget, depth)
+@pytest.mark.parametrize("kind", ["mcts", "best-first", "greedy"])
+@given(text=texts, budget=st.integers(1, 64), depth=st.integers(1, 6), order=st.integers(2, 4))
+def test_trees_are_well_formed_bounded_and_repeatable(kind: str, text: list[int], budget: int, depth: int, order: int) -> None:
+    tree = search(kind, text, budget, depth, order)
     tree.check()
     assert len(tree) <= budget
     assert not len(tree) or tree.depths.max() <= depth
-    again = search(kind, text, budget, depth)
+    again = search(kind, text, budget, depth, order)
+    assert kind != "greedy" or len(set(tree.parents.tolist())) == len(tree)
     assert tree.tokens.tolist() == again.tokens.tolist()
     assert tree.parents.tolist() == again.parents.tolist()
 
@@ -51,13 +53,13 @@ def test_best_first_takes_the_likeliest_nodes(text: list[int], budget: int) -> N
 def all_paths(text: list[int], depth: int) -> dict[tuple[int, ...], float]:
     """Every path of up to `depth` tokens with its probability, by brute force over the same table."""
     rows = new_rows(1024, 6)
-    learn(BASE, rows, np.array(text, np.int32), len(text), 1.0, 16.0)
+    learn(BASE, rows, np.array(text, np.int32), len(text), 3, 1.0, 16.0)
     found: dict[tuple[int, ...], float] = {}
 
     def grow(path: tuple[int, ...], probability: float) -> None:
         tokens, shares = np.zeros(6, np.int32), np.zeros(6, np.float32)
         before = (*text, *path)
-        for i in range(successors(BASE, rows, before[-2], before[-1], tokens, shares)):
+        for i in range(successors(BASE, rows, -1, before[-2], before[-1], 3, tokens, shares)):
             longer = (*path, int(tokens[i]))
             found[longer] = probability * float(shares[i])
             if len(longer) < depth:

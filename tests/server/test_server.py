@@ -64,6 +64,14 @@ def test_a_chat_stream_adds_up_to_the_whole_answer(served: Served) -> None:
     assert all(c.usage is None for c in chunks[:-1])
 
 
+def test_completions_through_the_official_client(served: Served) -> None:
+    common: Any = {"model": served.model, "prompt": PROMPT, "max_tokens": 30, "temperature": 0.5, "seed": 2}
+    whole = served.client.completions.create(**common)
+    chunks = list(served.client.completions.create(**common, stream=True))
+    assert whole.choices[0].text
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+
+
 def test_completion_stream_format(served: Served) -> None:
     whole = complete(served)
     stream = events(served, "/v1/completions", body(served, stream=True))

@@ -11,7 +11,8 @@ import models
 from drafters import ngram
 from drafters.draft import Drafter, Ints, NoDrafter
 from drafters.registry import NAMES, DrafterName, Resources, make
-from verify.decode import DecodeOptions, decode
+from server.text import AnswerText
+from verify.decode import DecodeOptions, Generation, decode
 from verify.model import LoadOptions, ModelRunner, fingerprint, load_model, load_tokenizer, stop_ids
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier
@@ -39,7 +40,7 @@ class Subject:
     """A model with its prompts."""
 
     def __init__(self, path: Path, texts: list[str]) -> None:
-        tokenizer = load_tokenizer(str(path))
+        self.tokenizer = tokenizer = load_tokenizer(str(path))
         self.runner: ModelRunner = load_model(LoadOptions(str(path), dtype="float32", device="cpu"))
         self.prompts = [np.array(tokenizer.encode(text), np.int32) for text in texts]
         self.stop_ids = stop_ids(str(path), tokenizer)
@@ -68,6 +69,27 @@ def test_every_drafter_is_lossless(subject: Subject, temperature: float) -> None
         expected = answer(NoDrafter())
         for name in drafted:
             assert answer(make(name, subject.resources)) == expected, (name, number)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_stop_strings_cut_the_same_text(subject: Subject, temperature: float) -> None:
+    """A stop string inside an accepted block gives the text, and the count of tokens, of plain decoding."""
+    stops = [" the", ")", "e "]
+
+    def answer(name: DrafterName, prompt: Ints, seed: int) -> tuple[str, int]:
+        verifier = TreeVerifier(subject.runner, subject.runner.new_cache())
+        options = DecodeOptions(SamplingParams(temperature, seed=seed), 40, subject.stop_ids)
+        generation = Generation(verifier, make(name, subject.resources), prompt, options)
+        text, pieces, used = AnswerText(subject.tokenizer, stops), "", 0
+        while True:
+            step = generation.step()
+            piece, count = text.feed(step.tokens)
+            pieces, used = pieces + piece, used + count
+            if text.stopped or step.finish:
+                return pieces if text.stopped else pieces + text.finish(), used
+
+    for number, prompt in enumerate(subject.prompts[:20]):
+        assert answer("fusion", prompt, number) == answer("none", prompt, number)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
