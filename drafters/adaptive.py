@@ -171,7 +171,7 @@ def _blend(
     kept = (1.0 - share) / total
     for i in range(rows.tokens.shape[1]):
         rows.weights[slot, i] *= kept
-    for k in range(len(ids)):
+    for k in range(min(len(ids), rows.tokens.shape[1])):
         place = _place(rows, slot, ids[k])
         rows.weights[slot, place] += share * probabilities[k]
     total = 0.0

@@ -63,6 +63,8 @@ def load(path: Path, kind: str, fingerprint: str | None = None) -> ArrayFile:
         ) from None
     header, body = _split(path, data)
     metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        metadata = {}
     if metadata.get("kind") != kind or metadata.get("version") != VERSION:
         found = f"kind {metadata.get('kind')!r}, version {metadata.get('version')!r}"
         raise ArrayFileError(
@@ -83,14 +85,24 @@ def _split(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], NDArray
         header = json.loads(bytes(data[8 : 8 + size]))
         if not isinstance(header, dict):
             raise ValueError
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ArrayFileError(f"{path} is not a datastore file; build one with `outrider datastore build`.") from None
     return header, data[8 + size :]
 
 
 def _array(path: Path, data: NDArray[np.uint8], entry: Mapping[str, Any]) -> NDArray[Any]:
-    start, stop = entry["data_offsets"]
+    foreign = ArrayFileError(f"{path} is not a datastore file; build one with `outrider datastore build`.")
+    try:
+        start, stop = entry["data_offsets"]
+        dtype = DTYPES[entry["dtype"]]
+        if not 0 <= start <= stop:
+            raise foreign
+    except (KeyError, TypeError, ValueError):
+        raise foreign from None
     if stop > len(data):
         raise ArrayFileError(f"{path} is truncated; copy it again or build it again with `outrider datastore build`.")
     # np.asarray drops the memmap subclass (slow to slice) and keeps the read-only mapping underneath.
-    return np.asarray(data[start:stop]).view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    try:
+        return np.asarray(data[start:stop]).view(dtype).reshape(entry["shape"])
+    except (KeyError, TypeError, ValueError):
+        raise foreign from None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from drafters import array_file
@@ -43,12 +44,33 @@ def block_paths(folder: Path) -> list[Path]:
 
 def load(folder: Path, fingerprint: str | None = None) -> list[Corpus]:
     """Maps all blocks of a datastore; raises ArrayFileError where one is unusable or made with another tokenizer."""
-    blocks = []
+    blocks: list[Corpus] = []
     for path in block_paths(folder):
         file = array_file.load(path, KIND, fingerprint)
-        arrays = {name: file.arrays[name] for name in Corpus._fields[:-1]}
-        blocks.append(Corpus(**arrays, separator=int(file.metadata["separator"])))
+        try:
+            arrays = {name: file.arrays[name] for name in Corpus._fields[:-1]}
+            block = Corpus(**arrays, separator=int(file.metadata["separator"]))
+        except (KeyError, ValueError):
+            raise ArrayFileError(f"{path} lacks parts of a block; build the datastore again.") from None
+        if not _whole(block) or (blocks and block.tokens.dtype != blocks[0].tokens.dtype):
+            raise ArrayFileError(f"{path} is damaged; build the datastore again.")
+        blocks.append(block)
     return blocks
+
+
+def _whole(block: Corpus) -> bool:
+    """The arrays agree with each other: the kernels that read them check no bounds."""
+    rows = len(block.totals)
+    return (
+        len(block.order) == len(block.tokens) == block.first[-1]
+        and len(block.first) == block.separator + 2
+        and not np.any(block.first[1:] < block.first[:-1])
+        and len(block.slots) == len(block.slot_rows) > 0
+        and len(block.slots) & (len(block.slots) - 1) == 0
+        and bool(np.any(block.slots < 0))
+        and bool(np.all((block.slot_rows >= 0) & (block.slot_rows < max(1, rows))))
+        and len(block.kinds) == len(block.successors) == len(block.counts) == rows
+    )
 
 
 def describe(folder: Path) -> Description:
@@ -103,6 +125,9 @@ def merge(out: Path, folders: Sequence[Path]) -> None:
 def _start(out: Path, plan: str) -> Path:
     """The folder to build in: that of an interrupted build with the same plan, else an empty one."""
     partial = out.with_name(out.name + ".partial")
+    old = out.with_name(out.name + ".old")
+    if old.exists() and not out.exists():  # an earlier publish was interrupted between its two renames
+        os.replace(old, out)
     note = partial / PLAN
     if partial.exists() and (not note.exists() or note.read_text() != plan):
         shutil.rmtree(partial)

@@ -110,6 +110,13 @@ class DraftTree:
         assert len(siblings) == size
 
 
+def common_prefix(left: Ints, right: Ints) -> int:
+    """The length of the longest common prefix of two texts, int32 [N] and [M]."""
+    size = min(len(left), len(right))
+    different = np.flatnonzero(left[:size] != right[:size])
+    return int(different[0]) if len(different) else size
+
+
 def chain(tokens: Ints, probability: Floats, source: Source) -> DraftTree:
     """A tree without branches: int32 [N] tokens with their path probabilities, float32 [N]."""
     size = len(tokens)

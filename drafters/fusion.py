@@ -17,7 +17,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from drafters.adaptive import absorb, new_rows
-from drafters.draft import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Verdict
+from drafters.draft import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Verdict, common_prefix
 from drafters.history import new_history
 from drafters.levels import SOURCES, TABLE_ORDER, Knowledge, States, Work, advance, new_states, new_work
 from drafters.mixture import LEAST_MASS, MOST_BOOST, STRENGTH, cell, commit, load_prior, predict
@@ -73,9 +73,7 @@ class FusionDrafter:
         self._known = self._known._replace(expected=expected)
         prompt = np.asarray(prompt, np.int32)
         # A conversation's next prompt repeats what is known already.
-        size = min(len(self._text), len(prompt))
-        different = np.flatnonzero(self._text[:size] != prompt[:size])
-        known = int(different[0]) if len(different) else size
+        known = common_prefix(self._text, prompt)
         self._text = prompt[:known]
         enter(self._known, self._states, prompt[max(0, known - LONGEST_CONTEXT) : known])
         self._commit(prompt[known:])

@@ -149,8 +149,10 @@ def advance(known: Knowledge, states: States, source: int, token: int, target: i
         corpus = known.corpora[c]
         for length in range(LENGTHS - 1, 0, -1):
             low, high = states.low[source, c, length - 1], states.high[source, c, length - 1]
-            if length == 1:
-                low, high = (0, len(corpus.order)) if token < corpus.separator else (0, 0)
+            if token >= corpus.separator:  # a token that the corpus's tokenizer does not have
+                low, high = 0, 0
+            elif length == 1:
+                low, high = 0, len(corpus.order)
             if low < high:
                 low, high = narrow(corpus, low, high, length - 1, token)
             states.low[target, c, length], states.high[target, c, length] = low, max(low, high)
@@ -181,6 +183,8 @@ def _corpus_level(corpus: Corpus, low: int, high: int, length: int, work: Work, 
     end = begin
     if high - low > DENSE:
         row = frequent_row(corpus, low, length)
+        if row < 0:
+            return begin, 0, 0
         for i in range(corpus.successors.shape[1]):
             if corpus.successors[row, i] < 0:
                 break
@@ -221,7 +225,7 @@ def _table_level(known: Knowledge, states: States, row: int, work: Work, level: 
         return level
     tokens, probabilities = work.row_tokens, work.row_probabilities
     found = successors(known.base, known.rows, -1, previous, last, TABLE_ORDER, tokens, probabilities)
-    if not found:
+    if not found or work.row_probabilities[0] <= 0.0:
         return level
     mass = 0.0
     for i in range(found):

@@ -15,7 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from drafters.automaton import TOKENS, Automaton, append, new_automaton, repeated_ending
-from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Source, Verdict, chain
+from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Source, Verdict, chain, common_prefix
 from drafters.nodes import Nodes, draft_tree, new_nodes, reset
 
 
@@ -39,11 +39,15 @@ class LookupDrafter:
     def __init__(self, options: LookupOptions) -> None:
         self._options = options
         self._automaton = new_automaton(options.capacity)
+        self._seen = NOTHING  # all committed tokens of the session's last request
         self._nodes = new_nodes(1 + 64 * 16)
         self._states = np.zeros(len(self._nodes.tokens), np.int32)
 
     def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
-        append(self._automaton, np.asarray(prompt, np.int32))
+        prompt = np.asarray(prompt, np.int32)
+        # A conversation's next prompt repeats what is known already.
+        append(self._automaton, prompt[common_prefix(self._seen, prompt) :])
+        self._seen = prompt
 
     def propose(self, budget: int) -> DraftTree:
         chosen = self._options
@@ -62,6 +66,7 @@ class LookupDrafter:
 
     def observe(self, verdict: Verdict) -> None:
         append(self._automaton, verdict.tokens)
+        self._seen = np.concatenate([self._seen, verdict.tokens])
 
     def end(self) -> None:
         pass

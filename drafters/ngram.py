@@ -16,6 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from drafters import array_file
+from drafters.array_file import ArrayFileError
 
 KIND = "ngram"
 TOKEN_BITS = 21  # a token id must fit; the largest vocabularies in use have 18 bits
@@ -44,7 +45,15 @@ def empty_base() -> BaseArrays:
 def load(path: Path, fingerprint: str | None = None) -> BaseArrays:
     """Maps the table at `path`; raises ArrayFileError where it is unusable or made with another tokenizer."""
     arrays = array_file.load(path, KIND, fingerprint).arrays
-    return BaseArrays(arrays["keys"], arrays["offsets"], arrays["tokens"], arrays["probabilities"])
+    try:
+        base = BaseArrays(arrays["keys"], arrays["offsets"], arrays["tokens"], arrays["probabilities"])
+    except KeyError:
+        raise ArrayFileError(f"{path} lacks arrays of an n-gram table; build it with `outrider datastore build`.") from None
+    # The kernels check no bounds, so the file must agree with itself.
+    whole = len(base.offsets) == len(base.keys) + 1 and base.offsets[-1] == len(base.tokens) == len(base.probabilities)
+    if not whole or np.any(base.offsets[1:] < base.offsets[:-1]):
+        raise ArrayFileError(f"{path} is damaged; build it again with `outrider datastore build`.")
+    return base
 
 
 @njit(cache=True, nogil=True)
@@ -123,7 +132,7 @@ def build(
         total = total.add(count(block, separator, order))
     floor = 1
     while True:
-        arrays = _table(total, successors, floor)
+        arrays = _table(total, successors, floor, separator)
         if max_bytes is None or sum(array.nbytes for array in arrays) <= max_bytes - 4096:
             break
         floor += 1
@@ -131,8 +140,11 @@ def build(
     return len(arrays.keys)
 
 
-def _table(total: Counts, successors: int, floor: int) -> BaseArrays:
-    """The `successors` most frequent of each context, where a pair and its context occur at least `floor` times."""
+def _table(total: Counts, successors: int, floor: int, separator: int) -> BaseArrays:
+    """The `successors` most frequent of each context, where a pair and its context occur at least `floor` times.
+
+    The end of a text is no successor: its share stays with the context's missing mass.
+    """
     keys = total.pairs >> np.uint64(TOKEN_BITS)
     tokens = (total.pairs & np.uint64((1 << TOKEN_BITS) - 1)).astype(np.int64)
     unique, inverse, sizes = np.unique(keys, return_inverse=True, return_counts=True)
@@ -140,7 +152,7 @@ def _table(total: Counts, successors: int, floor: int) -> BaseArrays:
     # Ties go to the smaller token, so that a build is reproducible.
     order = np.lexsort((tokens, -total.counts, inverse))
     rank = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    kept = order[(rank < successors) & (total.counts[order] >= floor)]
+    kept = order[(rank < successors) & (total.counts[order] >= floor) & (tokens[order] != separator)]
     share = total.counts[kept] / mass[inverse[kept]]
     contexts, lengths = np.unique(inverse[kept], return_counts=True)
     width = np.uint16 if tokens.size == 0 or tokens.max() < 1 << 16 else np.uint32

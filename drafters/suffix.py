@@ -81,14 +81,14 @@ def index(tokens: NDArray[Any], separator: int) -> Corpus:
 def _token(corpus: Corpus, place: int, length: int) -> np.int64 | int:
     """The token that stands `length` after the start of the suffix at `place` in the order; -1 beyond the text."""
     position = np.int64(corpus.order[place]) + length
-    return np.int64(corpus.tokens[position]) if position < len(corpus.tokens) else -1
+    return np.int64(corpus.tokens[position]) if 0 <= position < len(corpus.tokens) else -1
 
 
 @njit(cache=True, nogil=True)
 def narrow(corpus: Corpus, low: int, high: int, length: int, token: int) -> tuple[int, int]:
     """The part of the range [low, high) of a context of `length` tokens where it goes on with `token`."""
     if length == 0:
-        return corpus.first[token], corpus.first[token + 1]
+        return (corpus.first[token], corpus.first[token + 1]) if 0 <= token < corpus.separator else (0, 0)
     a, b = low, high
     while a < b:
         middle = (a + b) >> 1
@@ -117,11 +117,13 @@ def _home(corpus: Corpus, low: int, length: int) -> np.int64:
 
 @njit(cache=True, nogil=True)
 def frequent_row(corpus: Corpus, low: int, length: int) -> int:
-    """The row of the frequent context whose range begins at `low`."""
+    """The row of the frequent context whose range begins at `low`; -1 where there is none."""
     slot = _home(corpus, low, length)
-    while corpus.slots[slot] != low * 8 + length:
+    while corpus.slots[slot] >= 0:
+        if corpus.slots[slot] == low * 8 + length:
+            return corpus.slot_rows[slot]
         slot = (slot + 1) & (len(corpus.slots) - 1)
-    return corpus.slot_rows[slot]
+    return -1
 
 
 @njit(cache=True, nogil=True)
@@ -182,8 +184,10 @@ def locate(corpus: Corpus, context: NDArray[np.int32], longest: int, shortest: i
     for length in range(min(longest, len(context), MAX_MATCH), shortest - 1, -1):
         low, high = 0, len(corpus.order)
         for i in range(length):
-            low, high = narrow(corpus, low, high, i, context[len(context) - length + i])
-            if low >= high:
+            token = context[len(context) - length + i]
+            low, high = narrow(corpus, low, high, i, token)
+            if low >= high or token >= corpus.separator:
+                low, high = 0, 0
                 break
         if low < high:
             return low, high, length

@@ -13,7 +13,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 
 from drafters.adaptive import absorb, learn, new_rows
-from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Verdict
+from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Verdict, common_prefix
 from drafters.ngram import BaseArrays
 from drafters.nodes import draft_tree
 from drafters.search import best_first, monte_carlo, new_pool
@@ -52,14 +52,19 @@ class TrigramDrafter:
         self._options = options
         self._rows = new_rows(options.contexts, options.successors)
         self._pool = new_pool(1 + options.successors * max(options.iterations, 64), options.successors)
+        self._seen = NOTHING  # all committed tokens of the session's last request
         self._text = NO_TEXT  # int32 [3], the last committed tokens: all that an n-gram needs
         self._random = np.array([0], np.uint64)
         self.feedback = options.feedback if options.adaptive else 0
 
     def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
         self._random[0] = np.uint64(self._options.seed * 2 + 0x9E3779B97F4A7C15)
-        self._text = NO_TEXT
-        self._commit(np.asarray(prompt, np.int32))
+        prompt = np.asarray(prompt, np.int32)
+        # A conversation's next prompt repeats what has been learned already.
+        known = common_prefix(self._seen, prompt)
+        self._text = np.concatenate([NO_TEXT, prompt[:known]])[-3:]
+        self._commit(prompt[known:])
+        self._seen = prompt
 
     def propose(self, budget: int) -> DraftTree:
         if budget <= 0 or self._text[-1] < 0:
@@ -86,6 +91,7 @@ class TrigramDrafter:
                 *(verdict.topk_ids, verdict.topk_probs, self._options.order),
             )
         self._commit(verdict.tokens, learnt=verdict.topk_ids.shape[-1] > 0)
+        self._seen = np.concatenate([self._seen, verdict.tokens])
 
     def end(self) -> None:
         pass

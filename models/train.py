@@ -194,7 +194,7 @@ def main(
         learner.model.config.use_cache = learner.model.generation_config.use_cache = True
         learner.model.to("cpu", torch.bfloat16).save_pretrained(place)
         tokenizer.save_pretrained(place)
-    contexts = ngram.build(BASE_TABLE, [train], fingerprint(tokenizer), END_ID, max_bytes=BASE_TABLE_BYTES)
+    contexts = ngram.build(BASE_TABLE, [train], fingerprint(tokenizer), VOCABULARY, max_bytes=BASE_TABLE_BYTES)
     report["base_table_contexts"] = contexts
     (TARGET.parent / "training.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))

@@ -159,8 +159,11 @@ class Answerer:
         usage = Usage()
         opened: set[int] = set()
         try:
-            async with aclosing(self._events(asked, usage)) as events:
-                async for event in keep_alive(events, self._keep_alive_seconds):
+            async with (
+                aclosing(self._events(asked, usage)) as events,
+                aclosing(keep_alive(events, self._keep_alive_seconds)) as beats,
+            ):
+                async for event in beats:
                     if event is None:
                         yield KEEP_ALIVE
                         continue
@@ -189,12 +192,12 @@ class Answerer:
         """All prompts' events in order, counted on the way."""
         last_token = asked.arrived
         for number, request in enumerate(asked.requests):
-            usage.prompt_tokens += len(request.prompt)
-            self._metrics.prompt_tokens.inc(len(request.prompt))
             cached: int | None = None
-            async with aclosing(self._engine.generate(request)) as events:
+            async with aclosing(self._engine.generate(request, admitted=number > 0)) as events:
                 async for event in events:
                     if cached is None:
+                        usage.prompt_tokens += len(request.prompt)
+                        self._metrics.prompt_tokens.inc(len(request.prompt))
                         cached = event.cached_tokens
                         usage.cached_tokens += cached
                         self._metrics.cached_prompt_tokens.inc(cached)
@@ -220,7 +223,7 @@ def sse(body: Any) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-async def keep_alive(events: AsyncIterator[TokenEvent], seconds: float) -> AsyncIterator[TokenEvent | None]:
+async def keep_alive(events: AsyncIterator[TokenEvent], seconds: float) -> AsyncGenerator[TokenEvent | None, None]:
     """The events, and None whenever there was none for `seconds`."""
     upcoming: asyncio.Task[TokenEvent] | None = None
     try:

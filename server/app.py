@@ -80,7 +80,9 @@ class Service:
         asked = Asked(identity, model, shape, requests, body.include_usage, report, arrived)
         if body.stream:
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-            chunks = await started(self.answers.stream(asked))
+            chunks = await unless_gone(http, started(self.answers.stream(asked)))
+            if chunks is None:
+                return Response(status_code=499)
             return StreamingResponse(chunks, media_type="text/event-stream", headers=headers)
         whole = await unless_gone(http, self.answers.whole(asked))
         return Response(status_code=499) if whole is None else JSONResponse(whole)

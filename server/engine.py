@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import zmq
@@ -45,6 +46,7 @@ class Engine:
         self._settings = settings
         self._metrics = metrics
         self._streams: dict[str, asyncio.Queue[TokenEvent | EngineError]] = {}
+        self._running: set[str] = set()
         self._turn = asyncio.Semaphore(settings.scheduling.max_active)
         self._ready = asyncio.Event()
         self._waiting = 0
@@ -68,7 +70,7 @@ class Engine:
         self._inbox.bind(addresses[1])
         spawn = multiprocessing.get_context("spawn")
         self._process = spawn.Process(
-            target=worker.main, args=(self._settings, *addresses), name="outrider-worker", daemon=True
+            target=worker.main, args=(self._settings, *addresses, os.getpid()), name="outrider-worker", daemon=True
         )
         self._process.start()
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
@@ -91,35 +93,38 @@ class Engine:
         if self.failure is not None:
             raise WorkerLost(self.failure)
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(self, request: Request, admitted: bool = False) -> AsyncGenerator[TokenEvent, None]:
         """The request's events as they come, the first one when its turn has come. Raises EngineError.
 
-        Close the iterator (or leave it) to cancel the request.
+        Close the iterator (or leave it) to cancel the request. With `admitted`, a full queue is no reason to refuse it.
         """
-        if self._waiting >= self._settings.scheduling.max_waiting and self._turn.locked():
+        if not admitted and self._waiting >= self._settings.scheduling.max_waiting and self._turn.locked():
             self._metrics.rejected_requests.labels("queue_full").inc()
             raise Overloaded("The server is busy and its queue is full; try again shortly.")
         arrived = time.monotonic()
-        async with self._in_turn():
-            self._metrics.queue.observe(time.monotonic() - arrived)
-            stream = self._streams[request.id] = asyncio.Queue()
-            finished = False
-            try:
-                await self._send(request)
-                while not finished:
-                    event = await stream.get()
-                    finished = isinstance(event, EngineError) or event.last
-                    if isinstance(event, EngineError):
-                        raise event
-                    yield event
-            finally:
-                del self._streams[request.id]
-                if not finished:
-                    await self._send(Cancel(request.id))
+        await self._wait_for_turn()
+        self._running.add(request.id)
+        self._metrics.running.inc()
+        self._metrics.queue.observe(time.monotonic() - arrived)
+        stream = self._streams[request.id] = asyncio.Queue()
+        finished = False
+        try:
+            await self.wait_ready()  # the worker may have been lost meanwhile
+            await self._send(request)
+            while not finished:
+                event = await stream.get()
+                finished = isinstance(event, EngineError) or event.last
+                if isinstance(event, EngineError):
+                    raise event
+                yield event
+        finally:
+            del self._streams[request.id]
+            self._end_turn(request.id)
+            if not finished:
+                await self._send(Cancel(request.id))
 
-    @contextlib.asynccontextmanager
-    async def _in_turn(self) -> AsyncIterator[None]:
-        """Waits for the worker to be there and to have room, and counts who waits and who runs."""
+    async def _wait_for_turn(self) -> None:
+        """Returns when the worker is there and has room; counts who waits."""
         self._waiting += 1
         self._metrics.waiting.set(self._waiting)
         try:
@@ -128,10 +133,11 @@ class Engine:
         finally:
             self._waiting -= 1
             self._metrics.waiting.set(self._waiting)
-        self._metrics.running.inc()
-        try:
-            yield
-        finally:
+
+    def _end_turn(self, request_id: str) -> None:
+        """Makes room for the next request, once: when the worker is done with this one, however slowly its client reads."""
+        if request_id in self._running:
+            self._running.remove(request_id)
             self._turn.release()
             self._metrics.running.dec()
 
@@ -158,6 +164,8 @@ class Engine:
                     self._deliver(message.id, message)
 
     def _deliver(self, request_id: str, event: TokenEvent | EngineError) -> None:
+        if isinstance(event, EngineError) or event.last:
+            self._end_turn(request_id)
         stream = self._streams.get(request_id)  # gone where the request was cancelled meanwhile
         if stream is not None:
             stream.put_nowait(event)

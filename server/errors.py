@@ -56,7 +56,8 @@ def from_engine(error: EngineError) -> APIError:
 def from_validation(error: RequestValidationError) -> APIError:
     """The first thing wrong with a body: which field, and what it takes."""
     first = error.errors()[0]
-    path = [str(part) for part in first["loc"] if part != "body"]
+    # Pydantic names the member of a union, too ("stop.str"); clients know the field alone.
+    path = [str(part) for part in first["loc"] if part not in ("body", "str") and "[" not in str(part)]
     if first["type"] == "json_invalid":
         return APIError(400, "The body is not valid JSON.", code="invalid_json")
     name = ".".join(path) or None

@@ -92,10 +92,21 @@ class CountRequests:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
         async def watched(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 route = getattr(scope.get("route"), "path", "other")
                 self._metrics.requests.labels(route, str(message["status"])).inc()
             await send(message)
 
-        await self._app(scope, receive, watched if scope["type"] == "http" else send)
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        try:
+            await self._app(scope, receive, watched)
+        except Exception:  # answered with a 500 further out
+            if not started:
+                self._metrics.requests.labels(getattr(scope.get("route"), "path", "other"), "500").inc()
+            raise

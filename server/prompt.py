@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -24,19 +25,22 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._special = sorted(tokenizer.all_special_tokens, key=len, reverse=True)
+        # One thread for all: encoding with and without special tokens switches the tokenizer itself.
+        self._thread = ThreadPoolExecutor(1, "outrider-tokenizer")
+        added = (str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values())
+        self._special = sorted({*tokenizer.all_special_tokens, *added}, key=lambda text: (-len(text), text))
         self._special_pattern = re.compile("|".join(map(re.escape, self._special)) or "(?!)")
 
     async def chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         """The ids of the rendered conversation, ready for the assistant's turn. Raises APIError."""
         if not self._tokenizer.chat_template:
             raise APIError(400, "This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
-        return await asyncio.to_thread(self._chat, messages)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._chat, messages)
 
     async def text(self, prompt: str | list[int]) -> list[int]:
         """The ids of plain text as the model's tokenizer gives them, or the given ids. Raises APIError."""
         if isinstance(prompt, str):
-            return await asyncio.to_thread(self._tokenizer.encode, prompt)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._tokenizer.encode, prompt)
         highest = len(self._tokenizer)
         if any(not 0 <= token < highest for token in prompt):
             raise APIError(400, f"Invalid 'prompt': token ids must be from 0 to {highest - 1}.", "prompt", "invalid_value")

@@ -73,10 +73,12 @@ class SessionStore:
         session.used = self._clock()
         self.expire()
 
-    def expire(self) -> None:
-        """Forgets idle sessions that are too old or too many."""
+    def expire(self) -> int:
+        """Forgets idle sessions that are too old or too many; returns how many."""
+        before = len(self._kept)
         idle = [key for key, session in self._kept.items() if not session.busy]
         surplus = len(self._kept) - self._capacity
         for i, key in enumerate(idle):
             if i < surplus or self._clock() - self._kept[key].used > self._ttl_seconds:
                 del self._kept[key]
+        return before - len(self._kept)

@@ -7,6 +7,7 @@ Unknown keys are errors. Nothing else in the project reads the environment.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -143,9 +144,9 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
         raise SettingsError(_sentence(error)) from None
 
 
-def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
-    """`--a.b value` and `--a.b=value` pairs to {"a.b": "value"}; raises SettingsError on anything else."""
-    found: dict[str, str] = {}
+def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
+    """`--a.b value` and `--a.b=value` pairs to {"a.b": "value"}, lists from JSON; raises SettingsError on anything else."""
+    found: dict[str, Any] = {}
     rest = list(arguments)
     while rest:
         flag, equals, value = rest.pop(0).partition("=")
@@ -157,8 +158,15 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
             if not rest:
                 raise SettingsError(f"{flag} needs a value.")
             value = rest.pop(0)
-        found[flag.removeprefix("--")] = value
+        found[flag.removeprefix("--")] = _list(flag, value) if value.startswith("[") else value
     return found
+
+
+def _list(flag: str, value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise SettingsError(f'{flag} takes a JSON list such as \'["a", "b"]\', not {value}.') from None
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -176,6 +184,8 @@ def _read(file: Path) -> dict[str, Any]:
 def _set(tree: dict[str, Any], parts: Sequence[str], value: Any) -> None:
     for part in parts[:-1]:
         tree = tree.setdefault(part, {})
+        if not isinstance(tree, dict):
+            raise SettingsError(f"{'.'.join(parts)!r} cannot be set: {part!r} is no section.")
     tree[parts[-1]] = value
 
 

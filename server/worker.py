@@ -59,7 +59,7 @@ def load(settings: Settings) -> Engine:
     vocabulary = max(runner.vocabulary, len(tokenizer)) + 1
     resources = load_resources(settings.speculation.options, fingerprint(tokenizer), vocabulary)
     warm(resources)
-    return Engine(runner, tokenizer, stop_ids(chosen.path, tokenizer), resources)
+    return Engine(runner, tokenizer, stop_ids(runner.model, tokenizer), resources)
 
 
 def default_threads(runner: ModelRunner) -> int:
@@ -150,7 +150,9 @@ def report(step: Step) -> StepReport:
 class Worker:
     """The loop: take messages, give each active request one step in turn, send what came of it."""
 
-    def __init__(self, settings: Settings, engine: Engine, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
+    def __init__(
+        self, settings: Settings, engine: Engine, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes], parent: int
+    ) -> None:
         self._settings = settings
         self._engine = engine
         self._inbox = inbox
@@ -159,7 +161,7 @@ class Worker:
         self._sessions = SessionStore(engine.runner, kept.capacity, kept.ttl_seconds)
         self._waiting: deque[Request] = deque()
         self._active: deque[Job] = deque()
-        self._parent = os.getppid()
+        self._parent = parent
 
     def run(self) -> None:
         """Until a Shutdown message, or until the front end is gone."""
@@ -168,6 +170,8 @@ class Worker:
             if self._active:
                 self._step(self._active[0])
                 self._active.rotate(-1)
+            elif self._sessions.expire():
+                self._report()
 
     def _receive(self) -> bool:
         """Takes all messages that are there, waiting only when there is nothing to do; False = end."""
@@ -190,24 +194,35 @@ class Worker:
             if len(self._active) >= self._settings.scheduling.max_active:
                 return
             request = self._waiting.popleft()
-            session = self._sessions.acquire(request.session)
-            if session is None:
-                self._waiting.append(request)
-                continue
+            session = None
             try:
+                session = self._sessions.acquire(request.session)
+                if session is None:
+                    self._waiting.append(request)
+                    continue
                 self._active.append(Job(request, session, self._engine, self._settings))
-            except PromptError as error:
-                self._sessions.release(session)
-                self._send(Failed(request.id, str(error)))
+            except Exception as error:
+                if session is not None:
+                    self._sessions.release(session)
+                self._send(Failed(request.id, self._explain(request, error)))
+
+    def _explain(self, request: Request, error: Exception) -> str:
+        """What the client is told; what it cannot mend goes to the log."""
+        if isinstance(error, PromptError):
+            return str(error)
+        log.error("request %s failed", request.id, exc_info=error)
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            return "There is no memory for this request; try again later, or with a shorter context."
+        return "The model failed on this request; the server's log says why."
 
     def _step(self, job: Job) -> None:
         try:
             event = job.step()
-        except Exception:
-            log.exception("request %s failed", job.request.id)
+        except Exception as error:
             job.session.verifier.truncate(0)
             self._finish(job)
-            self._send(Failed(job.request.id, "The model failed on this request; the server's log says why."))
+            job.session.drafters.clear()  # whatever state they are in
+            self._send(Failed(job.request.id, self._explain(job.request, error)))
             return
         if event is None:
             return
@@ -219,6 +234,9 @@ class Worker:
         self._active.remove(job)
         job.close()
         self._sessions.release(job.session)
+        self._report()
+
+    def _report(self) -> None:
         self._send(Status(len(self._sessions), self._sessions.usage_ratio))
 
     def _cancel(self, request_id: str) -> None:
@@ -230,8 +248,11 @@ class Worker:
         self._outbox.send(messages.encode(message))
 
 
-def main(settings: Settings, to_worker: str, from_worker: str) -> None:
-    """The process's entry point: load, say Ready (or Refused), and work. Both endpoints are zmq addresses."""
+def main(settings: Settings, to_worker: str, from_worker: str, parent: int) -> None:
+    """The process's entry point: load, say Ready (or Refused), and work until the process `parent` is gone.
+
+    Both endpoints are zmq addresses.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front end decides
     started = time.monotonic()
     context = zmq.Context()
@@ -248,5 +269,5 @@ def main(settings: Settings, to_worker: str, from_worker: str) -> None:
     dtype = str(shape.dtype).removeprefix("torch.")
     ready = Ready(engine.runner.context_tokens, str(shape.device), dtype, time.monotonic() - started)
     outbox.send(messages.encode(ready))
-    Worker(settings, engine, inbox, outbox).run()
+    Worker(settings, engine, inbox, outbox, parent).run()
     context.destroy(linger=1000)

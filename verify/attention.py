@@ -65,9 +65,11 @@ def tree_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     step: AttentionStep | None = None,
-    **_: Any,
+    **extra: Any,
 ) -> tuple[torch.Tensor, None]:
     """Writes the new rows to the cache and attends; returns [1, N, heads, head_dim]."""
+    if extra.get("s_aux") is not None or extra.get("softcap") is not None:
+        raise ValueError("This model's attention has sinks or soft-capping, which tree attention lacks so far.")
     if step is None:
         raise ValueError("This model does not hand keyword arguments on to its attention, so it cannot be served.")
     keys, values = step.cache.write(cast(int, module.layer_idx), key[0], value[0])

@@ -58,11 +58,11 @@ class Generation:
         self._verifier = verifier
         self._drafter = drafter
         self._options = options
+        if len(prompt) >= verifier.context_tokens:
+            raise PromptError("The prompt fills the whole context; shorten it.")
         self.reused_tokens = verifier.begin(prompt, options.params)
         self._prefill: Iterator[int] | None = verifier.prefill(prompt)
         drafter.begin(prompt, np.array(options.prediction, np.int32))
-        if verifier.space <= 0:
-            raise PromptError("The prompt fills the whole context; shorten it.")
         self._left = min(options.max_tokens, verifier.space)
         self._emitted = 0
         self._start = len(prompt)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -84,6 +83,10 @@ def load_model(options: LoadOptions) -> ModelRunner:
     except (OSError, ValueError) as error:
         raise ModelError(f"No model at {options.path!r}: {_first_sentence(error)}") from None
     device = resolve_device(options.device)
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        # Their frequencies depend on the longest position in a forward, so a draft would change its own root.
+        raise ModelError(f"The model at {options.path!r} scales RoPE with the text's length, which drafts would disturb.")
     try:
         model = AutoModelForCausalLM.from_pretrained(
             options.path,
@@ -95,7 +98,12 @@ def load_model(options: LoadOptions) -> ModelRunner:
         )
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(f"The model at {options.path!r} does not load: {_first_sentence(error)}") from None
-    return ModelRunner(model.to(device), options.context_tokens)
+    runner = ModelRunner(model.to(device), options.context_tokens)
+    try:  # one forward shows what the model's attention asks for
+        runner.forward(runner.new_cache(), torch.zeros(1, dtype=torch.long, device=device))
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"The model at {options.path!r} cannot be served: {_first_sentence(error)}") from None
+    return runner
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -113,13 +121,11 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
 
 
-def stop_ids(path: str, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The token ids that end an answer: the model's generation settings' and the tokenizer's."""
+def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The token ids that end an answer: those of the model's generation settings, and the tokenizer's."""
     found: set[int] = set() if tokenizer.eos_token_id is None else {int(cast(Any, tokenizer.eos_token_id))}
-    settings = Path(path) / "generation_config.json"
-    if settings.is_file():
-        ids = json.loads(settings.read_text()).get("eos_token_id")
-        found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    ids = getattr(model.generation_config, "eos_token_id", None)
+    found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
     return frozenset(found)
 
 

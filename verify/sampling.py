@@ -68,7 +68,8 @@ def processed(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     Temperature, then top-k, top-p and min-p, each on what the one before left. Of equal logits the smaller id counts as
     the likelier. Excluded tokens weigh -inf.
     """
-    scaled = logits.float() / params.temperature
+    scaled = logits.float()
+    scaled = (scaled - scaled.amax(-1, keepdim=True)) / params.temperature  # the largest is 0, however small the divisor
     if params.top_k or params.top_p < 1.0:
         ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
         dropped = torch.zeros_like(ordered, dtype=torch.bool)

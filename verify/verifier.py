@@ -46,6 +46,11 @@ class TreeVerifier:
         self._prompt_length = 0
 
     @property
+    def context_tokens(self) -> int:
+        """How many tokens the context holds."""
+        return self._runner.context_tokens
+
+    @property
     def space(self) -> int:
         """How many more tokens the context can hold after the committed ones."""
         return self._runner.context_tokens - len(self.tokens)

@@ -70,3 +70,11 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     ngram.build(tmp_path / "t", [np.arange(5, dtype=np.uint32)], "mine", 99)
     with pytest.raises(ArrayFileError, match="another tokenizer"):
         ngram.load(tmp_path / "t", "yours")
+
+
+def test_the_end_of_a_text_is_no_successor(tmp_path: Path) -> None:
+    ngram.build(tmp_path / "t", [np.array([9, 1, 2, 9, 1, 2, 9, 1, 3], np.uint32)], "f", 9)
+    base = ngram.load(tmp_path / "t")
+    assert 9 not in base.tokens
+    assert rows(base, (-1, -1, 2)) == []
+    assert [t for t, _ in rows(base, (-1, -1, 1))] == [2, 3]

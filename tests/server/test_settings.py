@@ -47,6 +47,15 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
             load_settings(tmp_path / "bad.yaml")
 
 
+def test_lists_come_as_json() -> None:
+    flags = parse_flags(["--speculation.retrieval.datastores", '["a", "b"]'])
+    assert load_settings(None, flags).speculation.retrieval.datastores == ("a", "b")
+    with pytest.raises(SettingsError, match="JSON list"):
+        parse_flags(["--speculation.retrieval.datastores", "[a"])
+    with pytest.raises(SettingsError, match="no section"):
+        load_settings(None, {"server.port": "1", "server.port.x": "2"})
+
+
 @pytest.mark.parametrize("arguments", [["--port"], ["--nonsense", "1"], ["stray"], ["--server.port"]])
 def test_stray_arguments_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SettingsError):

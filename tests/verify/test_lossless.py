@@ -43,7 +43,7 @@ class Subject:
         self.tokenizer = tokenizer = load_tokenizer(str(path))
         self.runner: ModelRunner = load_model(LoadOptions(str(path), dtype="float32", device="cpu"))
         self.prompts = [np.array(tokenizer.encode(text), np.int32) for text in texts]
-        self.stop_ids = stop_ids(str(path), tokenizer)
+        self.stop_ids = stop_ids(self.runner.model, tokenizer)
         mine = fingerprint(tokenizer) == fingerprint(load_tokenizer(str(models.TARGET)))
         self.resources = Resources(
             base=ngram.load(models.BASE_TABLE) if mine else ngram.empty_base(), vocabulary=len(tokenizer) + 1

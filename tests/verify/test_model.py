@@ -58,7 +58,7 @@ def test_a_trained_model_loads_and_says_what_transformers_says(stories: Path) ->
     with torch.inference_mode():
         expected = plain(torch.tensor([ids])).logits[0]
     assert torch.allclose(runner.forward(runner.new_cache(), torch.tensor(ids)), expected, atol=1e-4)
-    assert tokenizer.eos_token_id in stop_ids(str(stories), tokenizer)
+    assert tokenizer.eos_token_id in stop_ids(runner.model, tokenizer)
 
 
 def test_context_can_be_narrowed_never_widened(tiny_runner: ModelRunner) -> None:
