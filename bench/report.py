@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parent / "results"
 def provenance() -> dict[str, Any]:
     """What a reader needs to run it again and to compare."""
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([Path(sys.argv[0]).name, *(short(argument) for argument in sys.argv[1:])]),
         "machine": machine(),
         "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
@@ -29,6 +29,12 @@ def provenance() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
+
+
+def short(argument: str) -> str:
+    """A file outside the current folder by its name alone: where it lies is the machine's affair."""
+    path = Path(argument)
+    return path.name if path.exists() and (path.is_absolute() or ".." in path.parts) else argument
 
 
 def machine() -> str:

@@ -1,0 +1,53 @@
+"""Replay counts what a verifier would accept: by hand on a made-up stream."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.decode import BenchError, parse_names
+from bench.replay import Line, Tally, load_encoder, load_stream, replay, run
+from drafters.draft import NoDrafter
+from drafters.registry import Options
+from models import TARGET
+from tests.drafts import Oracle
+
+
+def test_an_oracle_is_worth_its_length_plus_one() -> None:
+    answer = np.arange(1, 30, dtype=np.int32)
+    line = Line(np.array([1], np.int32), answer)
+    for drafter, steps in ((NoDrafter(), 29), (Oracle(answer.tolist(), length=6), 5)):  # 1, then 7 a step
+        tally = Tally()
+        replay(drafter, line, 16, tally)
+        assert (tally.tokens, tally.steps) == (29, steps)
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Path:
+    record = {"prompt": "def add(a, b):\n", "response": "    return a + b\n\n\ndef sub(a, b):\n    return a - b\n" * 3}
+    record["rest_reference"] = {"new_tokens": 30, "steps": 20}  # type: ignore[assignment]
+    (tmp_path / "s.jsonl").write_text(json.dumps(record) + "\n")
+    return tmp_path / "s.jsonl"
+
+
+def test_the_whole_command(stream: Path, tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("def add(a, b):\n    return a + b\n")
+    names = parse_names("none,lookup,fusion")
+    out, plot = tmp_path / "r.json", tmp_path / "r.png"
+    corpus = [tmp_path / "corpus.txt"]
+    figures = run([stream], str(TARGET), names, corpus, [8, 16], None, Options(), out, plot)
+    rows = {(row["drafter"], row["nodes"]): row["tokens_per_step"] for row in figures["results"]}
+    assert rows["REST's own run", 64] == 1.5
+    assert rows["none", 8] == 1.0
+    assert rows["fusion", 16] >= rows["fusion", 8] > 1.5
+    assert json.loads(out.read_text())["results"] == figures["results"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_mistakes_are_sentences(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="no drafter magic"):
+        parse_names("none,magic")
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    with pytest.raises(BenchError, match=r"bad\.jsonl is no stream"):
+        load_stream(tmp_path / "bad.jsonl", load_encoder(str(TARGET)), None)
