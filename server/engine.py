@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import multiprocessing
 import os
 import tempfile
@@ -23,6 +24,7 @@ from server.messages import Cancel, Failed, Ready, Refused, Request, Shutdown, S
 from server.metrics import Metrics
 from server.settings import Settings
 
+log = logging.getLogger("outrider")
 POLL_SECONDS = 0.5
 STOP_SECONDS = 5.0
 
@@ -154,6 +156,7 @@ class Engine:
                 case Ready():
                     self.info = message
                     self._ready.set()
+                    log.info("ready after %.1f s: %s on %s", message.seconds, message.dtype, message.device)
                 case Refused():
                     self._lose(message.message)
                 case Status():
