@@ -12,7 +12,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 serve: install
-	$(BIN)/outrider serve $(ARGS)
+	$(BIN)/outrider serve --config configs/embedded.yaml $(ARGS)
 
 test: install
 	$(BIN)/pytest $(ARGS)

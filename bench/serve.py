@@ -119,7 +119,10 @@ def run(settings: Settings, flags: Sequence[str], plan: Plan, url: str | None, o
     """Measures and prints; with `out`, saves the figures there, too. Raises BenchError."""
     figures: list[dict[str, Any]] = []
     if url:
-        figures += [served(url, plan, temperature) for temperature in plan.temperatures]
+        try:
+            figures += [served(url, plan, temperature) for temperature in plan.temperatures]
+        except httpx.TransportError as error:
+            raise BenchError(f"No server answers at {url} ({error}); start one, or leave out --url.") from None
     else:
         engine = load(settings)
         prompts = [encode(engine, prompt) for prompt in plan.prompts]
