@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from drafters.draft import MAX_NODES
@@ -78,6 +80,7 @@ class ModelRunner:
 
 def load_model(options: LoadOptions) -> ModelRunner:
     """Loads `options.path`; raises ModelError with one sentence where that cannot be done."""
+    _check_path(options.path)
     try:
         config = AutoConfig.from_pretrained(options.path, trust_remote_code=options.trust_remote_code)
     except (OSError, ValueError) as error:
@@ -96,7 +99,7 @@ def load_model(options: LoadOptions) -> ModelRunner:
             use_safetensors=True,
             trust_remote_code=options.trust_remote_code,
         )
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise ModelError(f"The model at {options.path!r} does not load: {_first_sentence(error)}") from None
     runner = ModelRunner(model.to(device), options.context_tokens)
     try:  # one forward shows what the model's attention asks for
@@ -108,11 +111,22 @@ def load_model(options: LoadOptions) -> ModelRunner:
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of the model at `path`; raises ModelError."""
+    _check_path(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(f"No tokenizer at {path!r}: {_first_sentence(error)}") from None
     return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def _check_path(path: str) -> None:
+    """Says what is wrong with a path before transformers takes it for a hub id. Raises ModelError."""
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / "config.json").exists() and not (folder / "tokenizer.json").exists():
+            raise ModelError(f"The folder {path!r} holds no model: it has neither config.json nor tokenizer.json.")
+    elif folder.exists() or path.count("/") > 1 or path.startswith((".", "/", "~")):
+        raise ModelError(f"There is no folder {path!r}; give a model's folder, or a hub id such as Qwen/Qwen3-8B.")
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

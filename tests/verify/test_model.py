@@ -74,6 +74,26 @@ def test_a_missing_model_is_one_sentence(path: str, monkeypatch: pytest.MonkeyPa
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("path", ["./nowhere", "/no/such/folder", "a/b/c"])
+def test_a_mistyped_folder_is_told_from_a_hub_id(path: str) -> None:
+    for load in (lambda: load_model(LoadOptions(path)), lambda: load_tokenizer(path)):
+        with pytest.raises(ModelError, match="There is no folder"):
+            load()
+
+
+def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="holds no model"):
+        load_model(LoadOptions(str(tmp_path)))
+
+
+def test_truncated_weights_are_one_sentence(tmp_path: Path, tiny_runner: ModelRunner) -> None:
+    tiny_runner.model.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="does not load"):
+        load_model(LoadOptions(str(tmp_path)))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_no_gpu_is_one_sentence() -> None:
     with pytest.raises(ModelError, match="sees no GPU"):
