@@ -13,7 +13,6 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from numba import njit
 from numpy.typing import NDArray
 
 from bench.replay import load_corpus, load_encoder
@@ -21,6 +20,7 @@ from drafters import array_file
 from drafters.adaptive import new_rows
 from drafters.fusion import enter
 from drafters.history import new_history
+from drafters.kernel import kernel
 from drafters.levels import BUCKETS, KINDS, LENGTHS, PREDICTION, SIZES, TABLE, Knowledge, States, Work, new_states, new_work
 from drafters.mixture import CELLS, LEAST_MASS, MOST_BOOST, PRIOR, STRENGTH, cell, commit, predict
 from drafters.ngram import empty_base
@@ -79,7 +79,7 @@ def fresh(block: Corpus, hits: NDArray[np.float64], tries: NDArray[np.float64]) 
     return known, states
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def read(known: Knowledge, states: States, work: Work, text: NDArray[np.int32]) -> float:
     """Reads a document like a session; returns its log-probability in nats."""
     score = 0.0
@@ -88,7 +88,7 @@ def read(known: Knowledge, states: States, work: Work, text: NDArray[np.int32]) 
     return score
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def compare(known: Knowledge, states: States, work: Work, text: NDArray[np.int32], seen: NDArray[np.float64]) -> None:
     """Adds each listed successor's predicted (row 0) and measured (row 1) frequency to its cell."""
     for token in text:

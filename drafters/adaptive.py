@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from drafters.kernel import kernel
 from drafters.ngram import PROBABILITY_UNIT, BaseArrays, context_key, find
 
 PROBES = 8  # slots looked at for one key
@@ -42,14 +42,14 @@ def new_rows(capacity: int, successors: int) -> Rows:
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _home(rows: Rows, key: np.uint64) -> np.int64:
     mixed = key * np.uint64(0x9E3779B97F4A7C15)
     # np.int64, not int(): numba's int() keeps the sign, and unsigned plus signed would become a float.
     return np.int64((mixed >> np.uint64(32)) & np.uint64(len(rows.keys) - 1))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def locate(rows: Rows, key: np.uint64) -> int:
     """The slot of the context with `key`, or -1."""
     home = _home(rows, key)
@@ -60,7 +60,7 @@ def locate(rows: Rows, key: np.uint64) -> int:
     return -1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _claim(base: BaseArrays, rows: Rows, key: np.uint64) -> int:
     """A slot for the context, filled from the base table: a free one, else the stalest of the probe window."""
     home = _home(rows, key)
@@ -88,7 +88,7 @@ def _claim(base: BaseArrays, rows: Rows, key: np.uint64) -> int:
     return best
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def raise_weight(base: BaseArrays, rows: Rows, key: np.uint64, token: int, increment: float, maximum: float) -> None:
     """Raises one successor's weight by `increment` up to `maximum`, adding it where it is new (Algorithm 2)."""
     slot = locate(rows, key)
@@ -100,7 +100,7 @@ def raise_weight(base: BaseArrays, rows: Rows, key: np.uint64, token: int, incre
     rows.weights[slot, place] = min(rows.weights[slot, place] + increment, maximum)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def learn(
     base: BaseArrays, rows: Rows, text: NDArray[np.int32], fresh: int, order: int, increment: float, maximum: float
 ) -> None:
@@ -114,7 +114,7 @@ def learn(
             raise_weight(base, rows, key, text[i], increment, maximum)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def absorb(
     base: BaseArrays,
     rows: Rows,
@@ -150,7 +150,7 @@ def absorb(
                 _blend(base, rows, key, ids[row], probabilities[row], 1.0 if length == order - 1 else 0.5)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _blend(
     base: BaseArrays,
     rows: Rows,
@@ -180,7 +180,7 @@ def _blend(
     rows.missing[slot] = max(0.0, 1.0 - total)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _place(rows: Rows, slot: int, token: int) -> int:
     """Where `token` stands in the row: its own place, a free one, or that of the lightest, whose weight is given up."""
     lightest = 0
@@ -197,7 +197,7 @@ def _place(rows: Rows, slot: int, token: int) -> int:
     return lightest
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _collect(
     base: BaseArrays,
     rows: Rows,
@@ -230,7 +230,7 @@ def _collect(
     return size, left
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _put(
     tokens: NDArray[np.int32],
     probabilities: NDArray[np.float32],
@@ -252,7 +252,7 @@ def _put(
     return size, left - probability
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def successors(
     base: BaseArrays,
     rows: Rows,

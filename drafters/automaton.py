@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from drafters.kernel import kernel
 
 HOPS = 32  # suffix links followed to note an occurrence; beyond, an older one is remembered
 
@@ -57,7 +58,7 @@ def new_automaton(capacity: int) -> Automaton:
     return automaton
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def clear(automaton: Automaton) -> None:
     """Forgets all text."""
     automaton.size[:] = 0
@@ -68,7 +69,7 @@ def clear(automaton: Automaton) -> None:
     automaton.table_key[:] = 0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _slot(automaton: Automaton, state: int, token: int) -> np.int64:
     """Where the edge stands in the table, or the free place where it would."""
     key = (np.uint64(state) << np.uint64(32)) | np.uint64(token + 1)
@@ -79,14 +80,14 @@ def _slot(automaton: Automaton, state: int, token: int) -> np.int64:
     return np.int64(place)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def follow(automaton: Automaton, state: int, token: int) -> int:
     """The edge of `state` with `token`, or -1."""
     slot = _slot(automaton, state, token)
     return automaton.table_edge[slot] if automaton.table_key[slot] else -1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_edge(automaton: Automaton, state: int, token: int, target: int) -> None:
     edge = automaton.size[EDGES]
     automaton.size[EDGES] += 1
@@ -99,7 +100,7 @@ def _add_edge(automaton: Automaton, state: int, token: int, target: int) -> None
     automaton.table_edge[slot] = edge
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _new_state(automaton: Automaton, length: int) -> int:
     state = automaton.size[STATES]
     automaton.size[STATES] += 1
@@ -109,7 +110,7 @@ def _new_state(automaton: Automaton, length: int) -> int:
     return state
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _clone(automaton: Automaton, state: int, above: int, token: int) -> int:
     """Splits off the part of `state` that `above` reaches with `token`; returns the new state."""
     twin = _new_state(automaton, automaton.lengths[above] + 1)
@@ -130,7 +131,7 @@ def _clone(automaton: Automaton, state: int, above: int, token: int) -> int:
     return twin
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _extend(automaton: Automaton, token: int) -> None:
     position = automaton.size[TOKENS]
     automaton.text[position] = token
@@ -150,7 +151,7 @@ def _extend(automaton: Automaton, token: int) -> None:
     automaton.size[NEWEST] = state
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _note(automaton: Automaton) -> None:
     """Notes that the newest state's strings, and their endings, occur at the end of the text."""
     state = automaton.size[NEWEST]
@@ -162,23 +163,22 @@ def _note(automaton: Automaton) -> None:
         state = automaton.links[state]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def append(automaton: Automaton, tokens: NDArray[np.int32]) -> None:
     """Adds text, int32 [N]. The end itself is noted only when more text follows: an ending is no repetition of itself."""
     for token in tokens:
         if automaton.size[TOKENS] == len(automaton.text):
-            kept = automaton.text[len(automaton.text) // 2 :].copy()
             clear(automaton)
-            for old in kept:
+            for at in range(len(automaton.text) // 2, len(automaton.text)):  # the newer half is read before it is overwritten
                 if automaton.size[TOKENS]:
                     _note(automaton)
-                _extend(automaton, old)
+                _extend(automaton, automaton.text[at])
         if automaton.size[TOKENS]:
             _note(automaton)
         _extend(automaton, token)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def repeated_ending(automaton: Automaton) -> int:
     """The state of the longest ending of the text that occurred before; 0 where none did."""
     return max(0, automaton.links[automaton.size[NEWEST]])

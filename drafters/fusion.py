@@ -13,12 +13,12 @@ from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge, Le
-from numba import njit
 from numpy.typing import NDArray
 
 from drafters.adaptive import absorb, new_rows
 from drafters.draft import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Verdict, common_prefix
 from drafters.history import new_history
+from drafters.kernel import kernel
 from drafters.levels import SOURCES, TABLE_ORDER, Knowledge, States, Work, advance, new_states, new_work
 from drafters.mixture import LEAST_MASS, MOST_BOOST, STRENGTH, cell, commit, load_prior, predict
 from drafters.ngram import BaseArrays
@@ -115,13 +115,13 @@ class FusionDrafter:
             self._states.expected[0] = (1 + min(len(expected), realign(expected, self._text[-8:], near)), 0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _commit_all(known: Knowledge, states: States, work: Work, tokens: NDArray[np.int32]) -> None:
     for token in tokens:
         commit(known, states, work, token)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def enter(known: Knowledge, states: States, ending: NDArray[np.int32]) -> None:
     """Makes row 0 the context of a text that ends with `ending`, without learning it again."""
     states.low[0] = 0
@@ -135,7 +135,7 @@ def enter(known: Knowledge, states: States, ending: NDArray[np.int32]) -> None:
         advance(known, states, 0, token, 0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _grow(known: Knowledge, states: States, work: Work, nodes: Nodes, rank: NDArray[np.int32], budget: int, depth: int) -> int:
     """Marks the `budget` likeliest paths; returns the number of nodes, node 0 included.
 
@@ -159,7 +159,7 @@ def _grow(known: Knowledge, states: States, work: Work, nodes: Nodes, rank: NDAr
     return size + 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _expand(
     known: Knowledge,
     states: States,

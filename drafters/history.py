@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from drafters.kernel import kernel
 from drafters.suffix import LONGEST_CONTEXT
 
 NEWEST = 8  # places looked at per context
@@ -41,7 +41,7 @@ def new_history(capacity: int) -> History:
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def extend_hashes(before: NDArray[np.uint64], token: int, after: NDArray[np.uint64]) -> None:
     """The hashes of the last 0, 1, 2 ... tokens once `token` has been added; may be done in place."""
     for length in range(len(after) - 1, 0, -1):
@@ -51,7 +51,7 @@ def extend_hashes(before: NDArray[np.uint64], token: int, after: NDArray[np.uint
     after[0] = np.uint64(0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def append(history: History, hashes: NDArray[np.uint64], token: int) -> None:
     """Adds a token; `hashes` are those of the contexts before it."""
     mask = len(history.text) - 1
@@ -66,7 +66,7 @@ def append(history: History, hashes: NDArray[np.uint64], token: int) -> None:
     history.size[0] = place + 1
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel
 def followers(
     history: History, length: int, key: np.uint64, tokens: NDArray[np.int64], counts: NDArray[np.float64], start: int
 ) -> tuple[int, int]:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from drafters.adaptive import Rows, successors
 from drafters.draft import Source
 from drafters.history import NEWEST_OF_ALL, History, extend_hashes, followers
+from drafters.kernel import kernel
 from drafters.ngram import BaseArrays
 from drafters.suffix import DENSE, LONGEST_CONTEXT, Corpus, frequent_row, narrow
 
@@ -111,7 +111,7 @@ def new_work(vocabulary: int, corpora: int, row: int) -> Work:
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def bucket(source: int, length: int, total: float, kinds: int) -> int:
     """The trust table's entry for a context that occurred `total` times with `kinds` different successors."""
     if total <= 3:
@@ -142,7 +142,7 @@ def bucket(source: int, length: int, total: float, kinds: int) -> int:
     return ((source * LENGTHS + length) * SIZES + size) * KINDS + kind
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def advance(known: Knowledge, states: States, source: int, token: int, target: int) -> None:
     """Makes row `target` the context of row `source` with `token` behind it; the same row will do."""
     for c in range(len(known.corpora)):
@@ -165,7 +165,7 @@ def advance(known: Knowledge, states: States, source: int, token: int, target: i
     states.expected[target, 1] = run + 1 if agrees else 0
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel
 def _close(work: Work, level: int, begin: int, end: int, source: int, length: int, total: float, kinds: int) -> int:
     """Notes a level that has listed its successors in [begin, end); returns the number of levels."""
     cut = DISCOUNT if total > 1 and total > DISCOUNT * kinds else 0.0
@@ -177,7 +177,7 @@ def _close(work: Work, level: int, begin: int, end: int, source: int, length: in
     return level + 1
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel
 def _corpus_level(corpus: Corpus, low: int, high: int, length: int, work: Work, begin: int) -> tuple[int, int, int]:
     """Lists the successors of a range; returns the end, how often the context went on, and with how many."""
     end = begin
@@ -206,7 +206,7 @@ def _corpus_level(corpus: Corpus, low: int, high: int, length: int, work: Work, 
     return end, total, end - begin
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel
 def _recent(history: History, work: Work, begin: int) -> tuple[int, int]:
     """The session's newest tokens whatever stood before them, counted once per step; returns as `followers` does."""
     if work.recent[0] != history.size[0]:
@@ -217,7 +217,7 @@ def _recent(history: History, work: Work, begin: int) -> tuple[int, int]:
     return begin + work.recent[1], work.recent[2]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _table_level(known: Knowledge, states: States, row: int, work: Work, level: int, begin: int) -> int:
     """The tri-gram table's level: what it says is a distribution already. Trusted by its likeliest token's probability."""
     previous, last = states.last[row, 0], states.last[row, 1]
@@ -239,7 +239,7 @@ def _table_level(known: Knowledge, states: States, row: int, work: Work, level: 
     return level + 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def levels(known: Knowledge, states: States, row: int, work: Work, least: float) -> int:
     """All levels that know the context, the longest first, until less than `least` mass is left; returns how many."""
     # Taken out once: each look into a tuple of arrays counts references.

@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
-from numba import njit
 from numpy.typing import NDArray
 
 from drafters.automaton import TOKENS, Automaton, append, new_automaton, repeated_ending
 from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Source, Verdict, chain, common_prefix
+from drafters.kernel import kernel
 from drafters.nodes import Nodes, draft_tree, new_nodes, reset
 
 
@@ -92,7 +92,7 @@ def find_ngram(text: Ints, longest: int) -> int:
     return -1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _grow(
     automaton: Automaton, nodes: Nodes, states: NDArray[np.int32], state: int, budget: int, depth: int, branching: bool
 ) -> int:
@@ -113,7 +113,7 @@ def _grow(
     return size
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _expand(automaton: Automaton, nodes: Nodes, states: NDArray[np.int32], node: int, size: int, branching: bool) -> int:
     """Appends the successors of the node's state, or the most frequent one alone; returns the new size."""
     total = 1.0  # the mass of what was never seen here

@@ -16,11 +16,11 @@ import math
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from drafters import array_file
 from drafters.history import append
+from drafters.kernel import kernel
 from drafters.levels import LENGTHS, LISTED, SESSION, Knowledge, States, Work, advance, levels
 
 POWERS = 12
@@ -37,7 +37,7 @@ def load_prior() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return arrays["trust"], arrays["boost"]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def predict(known: Knowledge, states: States, row: int, work: Work, least: float) -> int:
     """P(. | the context of `row`) into `work.out` and `work.probability`, unsorted; returns how many tokens."""
     count = levels(known, states, row, work, least)
@@ -65,14 +65,14 @@ def predict(known: Knowledge, states: States, row: int, work: Work, least: float
     return size
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def cell(work: Work, x: int) -> int:
     """The boost table's entry for the token at `x` of the last prediction: who listed it, and its power of two."""
     power = max(0, min(POWERS - 1, -math.frexp(work.probability[x])[1]))
     return (work.out_mark[x] // 4 * 4 + work.agreed[x]) * POWERS + power
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def commit(known: Knowledge, states: States, work: Work, token: int) -> float:
     """Takes one token of text into row 0 and the history; shares it out to the levels that foresaw it (online EM).
 

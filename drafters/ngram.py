@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from drafters import array_file
 from drafters.array_file import ArrayFileError
+from drafters.kernel import kernel
 
 KIND = "ngram"
 TOKEN_BITS = 21  # a token id must fit; the largest vocabularies in use have 18 bits
@@ -56,7 +56,7 @@ def load(path: Path, fingerprint: str | None = None) -> BaseArrays:
     return base
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def context_key(before: int, previous: int, last: int) -> np.uint64:
     """The key of a context of up to three tokens, -1 for those that it lacks. Exact for one and two, a hash for three."""
     if before < 0:
@@ -64,15 +64,15 @@ def context_key(before: int, previous: int, last: int) -> np.uint64:
     return _triple_key(np.uint64(before), np.uint64(previous), np.uint64(last))
 
 
-@njit(cache=True, nogil=True)
-def _triple_key(before: NDArray[np.uint64], previous: NDArray[np.uint64], last: NDArray[np.uint64]) -> Any:
-    """42 bits of hash below a bit that the key of a pair does not have."""
+@kernel
+def _triple_key(before: Any, previous: Any, last: Any) -> Any:
+    """42 bits of hash below a bit that the key of a pair does not have; uint64, in plain Python also [N]."""
     mixed = (before * MIX[0] + previous) * MIX[1] + last
     mixed = (mixed ^ (mixed >> np.uint64(29))) * MIX[2]
     return TRIPLE | (mixed >> np.uint64(22))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def find(base: BaseArrays, key: np.uint64) -> int:
     """The context's index, or -1."""
     low, high = 0, len(base.keys)
@@ -108,7 +108,7 @@ def count(tokens: NDArray[Any], separator: int, order: int = 3) -> Counts:
         keys = (wide[:-2] + np.uint64(1)) << bits | wide[1:-1]
         grams.append((keys << bits | wide[2:])[~(fresh[:-2] | fresh[1:-1])])
     if order >= 4:
-        keys = _triple_key(wide[:-3], wide[1:-2], wide[2:-1])
+        keys = _triple_key.py_func(wide[:-3], wide[1:-2], wide[2:-1])
         grams.append((keys << bits | wide[3:])[~(fresh[:-3] | fresh[1:-2] | fresh[2:-1])])
     return Counts(*np.unique(np.concatenate(grams), return_counts=True))
 

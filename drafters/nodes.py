@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from drafters.draft import EMPTY, DraftTree
+from drafters.kernel import kernel
 
 
 class Nodes(NamedTuple):
@@ -34,7 +34,7 @@ def new_nodes(size: int) -> Nodes:
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def reset(nodes: Nodes, last: int) -> None:
     """Makes node 0 the token `last`."""
     nodes.tokens[0] = last
@@ -44,7 +44,7 @@ def reset(nodes: Nodes, last: int) -> None:
     nodes.chosen[0] = True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def choose_likeliest(nodes: Nodes, size: int, budget: int) -> None:
     """Marks the `budget` nodes of the likeliest paths among the first `size`, whatever was marked before."""
     for node in range(1, size):
@@ -60,7 +60,7 @@ def choose_likeliest(nodes: Nodes, size: int, budget: int) -> None:
         nodes.chosen[best] = True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _trim(nodes: Nodes, size: int, budget: int) -> int:
     """Unmarks the unlikeliest nodes until `budget` are left; returns how many there are."""
     count = 0
@@ -77,10 +77,9 @@ def _trim(nodes: Nodes, size: int, budget: int) -> int:
     return count
 
 
-@njit(cache=True, nogil=True)
-def _lay_out(nodes: Nodes, size: int, rows: NDArray[np.int32], parents: NDArray[np.int32]) -> None:
+@kernel
+def _lay_out(nodes: Nodes, size: int, marked: NDArray[np.int32], rows: NDArray[np.int32], parents: NDArray[np.int32]) -> None:
     """Writes the marked nodes depth-first, likeliest child first: node numbers to `rows`, parents' rows to `parents`."""
-    marked = np.empty(len(rows), np.int32)
     count = 0
     for node in range(1, size):
         if nodes.chosen[node]:
@@ -107,10 +106,10 @@ def _lay_out(nodes: Nodes, size: int, rows: NDArray[np.int32], parents: NDArray[
 def lay_out(nodes: Nodes, size: int, budget: int) -> tuple[DraftTree, NDArray[np.int32]]:
     """The marked ones of the first `size` nodes as a DraftTree of at most `budget`, and the node of each of its rows."""
     count = _trim(nodes, size, budget)
-    rows, parents = np.empty(count, np.int32), np.empty(count, np.int32)
+    marked, rows, parents = np.empty((3, count), np.int32)
     if not count:
         return EMPTY, rows
-    _lay_out(nodes, size, rows, parents)
+    _lay_out(nodes, size, marked, rows, parents)
     return DraftTree(nodes.tokens[rows], parents, nodes.depths[rows], nodes.path[rows], nodes.source[rows]), rows
 
 

@@ -12,9 +12,9 @@ from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge, Le
-from numba import njit
 
 from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Source, Verdict
+from drafters.kernel import kernel
 from drafters.nodes import choose_likeliest, draft_tree
 from drafters.suffix import MAX_MATCH, Corpus, locate
 from drafters.trie import Trie, child, new_trie, restart
@@ -71,7 +71,7 @@ class RetrievalDrafter:
         pass
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _insert(trie: Trie, size: int, corpus: Corpus, low: int, high: int, match: int, stride: int, length: int) -> int:
     """Adds what follows every `stride`-th match (of `match` tokens) in [low, high), up to the end of its document."""
     for i in range(low, high, stride):
@@ -89,7 +89,7 @@ def _insert(trie: Trie, size: int, corpus: Corpus, low: int, high: int, match: i
     return size
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _weigh(trie: Trie, size: int) -> None:
     """A path's probability is its share of the continuations; one more stands for those never seen."""
     for node in range(1, size):

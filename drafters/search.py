@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from drafters.adaptive import Rows, successors
 from drafters.draft import Source
+from drafters.kernel import kernel
 from drafters.ngram import BaseArrays
 from drafters.nodes import Nodes, new_nodes, reset
 
@@ -45,7 +45,7 @@ def new_pool(nodes: int, row: int) -> Pool:
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _restart(pool: Pool, last: int) -> None:
     reset(pool.nodes, last)
     pool.first_child[0] = 0
@@ -55,7 +55,7 @@ def _restart(pool: Pool, last: int) -> None:
     pool.reward[0] = 0.0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _context(pool: Pool, node: int, text: NDArray[np.int32]) -> tuple[int, int, int]:
     """The last three tokens at `node`; `text`, int32 [3], ends with node 0's token, -1 where there is none before it."""
     last = pool.nodes.tokens[node]
@@ -66,7 +66,7 @@ def _context(pool: Pool, node: int, text: NDArray[np.int32]) -> tuple[int, int, 
     return (text[1] if upper < 0 else pool.nodes.tokens[upper]), pool.nodes.tokens[above], last
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _expand(
     base: BaseArrays, rows: Rows, pool: Pool, size: int, node: int, text: NDArray[np.int32], order: int, width: int
 ) -> int:
@@ -92,7 +92,7 @@ def _expand(
     return size + found
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _uniform(state: NDArray[np.uint64]) -> float:
     """Xorshift64*: the next number in [0, 1)."""
     x = state[0]
@@ -103,7 +103,7 @@ def _uniform(state: NDArray[np.uint64]) -> float:
     return float((x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(11)) / 9007199254740992.0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _select(pool: Pool, node: int, c1: float, c2: float) -> int:
     """The child with the largest PUCT score (Eq. 2, with E from Eq. 3)."""
     first = pool.first_child[node]
@@ -120,7 +120,7 @@ def _select(pool: Pool, node: int, c1: float, c2: float) -> int:
     return best
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _rollout(
     base: BaseArrays,
     rows: Rows,
@@ -155,7 +155,7 @@ def _rollout(
     return np.exp(log_probability / max(length, 1))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def monte_carlo(
     base: BaseArrays,
     rows: Rows,
@@ -203,7 +203,7 @@ def monte_carlo(
     return size
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def best_first(
     base: BaseArrays,
     rows: Rows,

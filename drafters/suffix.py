@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from drafters.kernel import allocating_kernel, kernel
 
 KIND = "suffix"
 MAX_MATCH = 16  # tokens; REST's longest
@@ -77,14 +78,14 @@ def index(tokens: NDArray[Any], separator: int) -> Corpus:
     return corpus
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _token(corpus: Corpus, place: int, length: int) -> np.int64 | int:
     """The token that stands `length` after the start of the suffix at `place` in the order; -1 beyond the text."""
     position = np.int64(corpus.order[place]) + length
     return np.int64(corpus.tokens[position]) if 0 <= position < len(corpus.tokens) else -1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def narrow(corpus: Corpus, low: int, high: int, length: int, token: int) -> tuple[int, int]:
     """The part of the range [low, high) of a context of `length` tokens where it goes on with `token`."""
     if length == 0:
@@ -109,13 +110,13 @@ def narrow(corpus: Corpus, low: int, high: int, length: int, token: int) -> tupl
     return start, a
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _home(corpus: Corpus, low: int, length: int) -> np.int64:
     mixed = np.uint64(low * 8 + length) * np.uint64(0x9E3779B97F4A7C15)
     return np.int64((mixed >> np.uint64(30)) & np.uint64(len(corpus.slots) - 1))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def frequent_row(corpus: Corpus, low: int, length: int) -> int:
     """The row of the frequent context whose range begins at `low`; -1 where there is none."""
     slot = _home(corpus, low, length)
@@ -126,7 +127,7 @@ def frequent_row(corpus: Corpus, low: int, length: int) -> int:
     return -1
 
 
-@njit(cache=True, nogil=True)
+@allocating_kernel
 def _count_frequent(corpus: Corpus, write: bool) -> int:
     """Walks all frequent contexts, shorter before longer; returns how many, and writes their rows where asked."""
     tokens = np.empty(corpus.separator + 1, np.int64)
@@ -151,7 +152,7 @@ def _count_frequent(corpus: Corpus, write: bool) -> int:
     return rows
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _run(corpus: Corpus, low: int, high: int, length: int) -> int:
     """Where the run of equal tokens that begins at `low` ends."""
     token = _token(corpus, low, length)
@@ -163,7 +164,7 @@ def _run(corpus: Corpus, low: int, high: int, length: int) -> int:
     return end
 
 
-@njit(cache=True, nogil=True)
+@allocating_kernel
 def _write_row(corpus: Corpus, row: int, low: int, length: int, tokens: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
     slot = _home(corpus, low, length)
     while corpus.slots[slot] >= 0:
@@ -175,7 +176,7 @@ def _write_row(corpus: Corpus, row: int, low: int, length: int, tokens: NDArray[
         corpus.successors[row, i], corpus.counts[row, i] = tokens[best[i]], counts[best[i]]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def locate(corpus: Corpus, context: NDArray[np.int32], longest: int, shortest: int) -> tuple[int, int, int]:
     """The range of the longest ending of `context` that occurs, and that ending's length.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from drafters.kernel import kernel
 from drafters.nodes import Nodes, new_nodes, reset
 
 
@@ -33,7 +33,7 @@ def new_trie(size: int) -> Trie:
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def restart(trie: Trie) -> None:
     """Empties the trie."""
     reset(trie.nodes, 0)
@@ -41,7 +41,7 @@ def restart(trie: Trie) -> None:
     trie.stamp[0] += 1  # older table entries count as empty
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def child(trie: Trie, size: int, node: int, token: int, source: int) -> tuple[int, int]:
     """The child of `node` with `token`, made where there is none; returns it and the trie's size.
 
