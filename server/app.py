@@ -10,12 +10,13 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from transformers import PreTrainedTokenizerBase
 
 from server import errors, messages
 from server.answers import Answerer, Asked, ChatShape, CompletionShape, Shape
+from server.auth import Authenticator
 from server.engine import Engine
 from server.errors import APIError
 from server.limits import BodyLimit
@@ -25,7 +26,6 @@ from server.schema import ChatBody, CompletionBody, GenerationBody
 from server.settings import Settings
 
 T = TypeVar("T")
-ANYONE = "anyone"  # the principal of a server without keys
 
 
 class Service:
@@ -106,7 +106,8 @@ class Service:
             max_tokens=min(limit or context, context - len(prompt)),
             stop=body.stops,
             choices=body.n or 1,
-            session=f"{ANYONE}\0{session[:256]}" if session else None,
+            principal=http.state.principal,
+            session=session[:256] if session else None,
             drafter=speculation.drafter if speculation else None,
             max_nodes=speculation.max_nodes if speculation else None,
         )
@@ -172,20 +173,21 @@ def create_app(
 
 def add_routes(app: FastAPI, service: Service) -> None:
     """All endpoints."""
+    v1 = APIRouter(prefix="/v1", dependencies=[Depends(Authenticator(service.settings.auth.keys))])
 
-    @app.post("/v1/chat/completions")
+    @v1.post("/chat/completions")
     async def chat(http: Request, body: ChatBody) -> Response:
         return await service.chat(http, body)
 
-    @app.post("/v1/completions")
+    @v1.post("/completions")
     async def completions(http: Request, body: CompletionBody) -> Response:
         return await service.complete(http, body)
 
-    @app.get("/v1/models")
+    @v1.get("/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [service.card()]}
 
-    @app.get("/v1/models/{name:path}")
+    @v1.get("/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         if name != service.settings.model.served_name:
             raise APIError(404, f"The model {name!r} does not exist here.", "model", "model_not_found")
@@ -209,3 +211,5 @@ def add_routes(app: FastAPI, service: Service) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    app.include_router(v1)

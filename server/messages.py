@@ -27,6 +27,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     session: str | None = None  # None = nothing is kept
     drafter: DrafterName | None = None  # None = the configured one
     max_nodes: int | None = None
+    principal: str = ""  # whose key it came with; sessions and datastores are theirs
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

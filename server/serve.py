@@ -12,6 +12,7 @@ import uvicorn
 from transformers.utils.logging import disable_progress_bar
 
 from server.app import create_app
+from server.auth import is_loopback
 from server.settings import Settings
 from verify.model import ModelError, load_tokenizer
 
@@ -21,6 +22,13 @@ def run(settings: Settings) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     disable_progress_bar()
+    if not (settings.auth.keys or settings.auth.open or is_loopback(settings.server.host)):
+        print(
+            f"outrider: {settings.server.host} is a public address and there are no API keys; set auth.keys or auth.file, "
+            "or say --auth.open true where something else keeps strangers out.",
+            file=sys.stderr,
+        )
+        return 2
     try:
         tokenizer = load_tokenizer(settings.model.path, settings.model.trust_remote_code)
         listener = listen(settings.server.host, settings.server.port)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 import models
@@ -41,6 +41,27 @@ class Server(Section):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535, description="0 = any free port")
     keep_alive_seconds: float = Field(15.0, gt=0, description="between SSE comments while a stream has nothing to say")
+
+
+class ApiKey(Section):
+    """One client's key, and what belongs to it."""
+
+    key: SecretStr = Field(min_length=8)
+    datastores: tuple[str, ...] = Field((), description="searched for this key's requests alone, beside the common ones")
+
+
+def _key_alone(value: Any) -> Any:
+    return {"key": value} if isinstance(value, str) else value
+
+
+class Auth(Section):
+    """Who may ask. Without keys, anyone who reaches the address."""
+
+    file: Path | None = Field(None, description="YAML file with more `keys`")
+    keys: dict[str, Annotated[ApiKey, BeforeValidator(_key_alone)]] = Field(
+        {}, description="by name: a key, or {key, datastores}"
+    )
+    open: bool = Field(False, description="listen on a public address although there are no keys")
 
 
 class Model(Section):
@@ -112,6 +133,7 @@ class Settings(BaseSettings):
     )
 
     server: Server = Server()
+    auth: Auth = Auth()
     model: Model = Model()
     speculation: Speculation = Speculation()
     sessions: Sessions = Sessions()
@@ -139,7 +161,10 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
             return init_settings, env_settings, content
 
     try:
-        return Settings.model_construct(**dict(Loaded(**tree)))
+        loaded = dict(Loaded(**tree))
+        if loaded["auth"].file:
+            loaded["auth"] = _with_keys(loaded["auth"])
+        return Settings.model_construct(**loaded)
     except ValidationError as error:
         raise SettingsError(_sentence(error)) from None
 
@@ -169,6 +194,16 @@ def _list(flag: str, value: str) -> Any:
         raise SettingsError(f'{flag} takes a JSON list such as \'["a", "b"]\', not {value}.') from None
 
 
+def _with_keys(auth: Auth) -> Auth:
+    """The section with the keys of its file."""
+    assert auth.file is not None
+    try:
+        return Auth.model_validate({**vars(auth), "keys": {**_read(auth.file), **auth.keys}})
+    except ValidationError as error:
+        name = ".".join(str(part) for part in error.errors()[0]["loc"][1:])
+        raise SettingsError(f"The key {name!r} in {auth.file} is wrong: {error.errors()[0]['msg']}.") from None
+
+
 def _read(file: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(file.read_text()) or {}
@@ -194,4 +229,5 @@ def _sentence(error: ValidationError) -> str:
     name = ".".join(str(part) for part in first["loc"])
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"There is no setting {name!r}; configs/default.yaml lists them all."
-    return f"The setting {name!r} is wrong: {first['msg']} (got {first['input']!r})."
+    given = "" if "keys" in name else f" (got {first['input']!r})"  # a key never appears in a message
+    return f"The setting {name!r} is wrong: {first['msg']}{given}."

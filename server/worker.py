@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from drafters import datastore, ngram
 from drafters.array_file import ArrayFileError
 from drafters.draft import Source
 from drafters.registry import Options, Resources, warm
+from drafters.suffix import Corpus
 from server import messages
 from server.messages import Cancel, Failed, FromWorker, Ready, Refused, Request, Shutdown, Status, StepReport, TokenEvent
 from server.sessions import Session, SessionStore
@@ -46,6 +48,11 @@ class Engine:
     tokenizer: PreTrainedTokenizerBase
     stop_ids: frozenset[int]
     resources: Resources
+    own_resources: dict[str, Resources]  # of the principals that have datastores of their own
+
+    def resources_of(self, principal: str) -> Resources:
+        """What the drafters of a principal's requests read."""
+        return self.own_resources.get(principal, self.resources)
 
 
 def load(settings: Settings) -> Engine:
@@ -57,9 +64,16 @@ def load(settings: Settings) -> Engine:
     torch.set_num_threads(chosen.threads or default_threads(runner))
     tokenizer = load_tokenizer(chosen.path, chosen.trust_remote_code)
     vocabulary = max(runner.vocabulary, len(tokenizer)) + 1
-    resources = load_resources(settings.speculation.options, fingerprint(tokenizer), vocabulary)
-    warm(resources)
-    return Engine(runner, tokenizer, stop_ids(runner.model, tokenizer), resources)
+    mark = fingerprint(tokenizer)
+    resources = load_resources(settings.speculation.options, mark, vocabulary)
+    own = {
+        name: replace(resources, corpus=[*resources.corpus, *load_corpus(key.datastores, mark)])
+        for name, key in settings.auth.keys.items()
+        if key.datastores
+    }
+    for each in {len(each.corpus): each for each in (resources, *own.values())}.values():
+        warm(each)  # kernels are compiled for a number of blocks
+    return Engine(runner, tokenizer, stop_ids(runner.model, tokenizer), resources, own)
 
 
 def default_threads(runner: ModelRunner) -> int:
@@ -70,7 +84,7 @@ def default_threads(runner: ModelRunner) -> int:
 
 def load_resources(options: Options, tokenizer_fingerprint: str, vocabulary: int) -> Resources:
     """Maps the tables that drafters read. Raises ArrayFileError with one sentence."""
-    corpus = [block for folder in options.retrieval.datastores for block in datastore.load(Path(folder), tokenizer_fingerprint)]
+    corpus = load_corpus(options.retrieval.datastores, tokenizer_fingerprint)
     try:
         table = options.trigram.table
         base = ngram.load(models.BASE_TABLE if table is None else Path(table), tokenizer_fingerprint)
@@ -79,6 +93,11 @@ def load_resources(options: Options, tokenizer_fingerprint: str, vocabulary: int
             raise
         base = ngram.empty_base()  # the embedded table belongs to the embedded tokenizer only
     return Resources(options, base, corpus, vocabulary)
+
+
+def load_corpus(datastores: Iterable[str], tokenizer_fingerprint: str) -> list[Corpus]:
+    """Maps all blocks of the datastores at these paths. Raises ArrayFileError with one sentence."""
+    return [block for folder in datastores for block in datastore.load(Path(folder), tokenizer_fingerprint)]
 
 
 class Job:
@@ -100,7 +119,7 @@ class Job:
         if self._choice:
             params = choice_params(params, self._choice)
         options = DecodeOptions(params, request.max_tokens, self._engine.stop_ids, self._nodes)
-        drafter = self.session.drafter(self._name, self._engine.resources)
+        drafter = self.session.drafter(self._name, self._engine.resources_of(request.principal))
         self._generation = Generation(self.session.verifier, drafter, np.array(request.prompt, np.int32), options)
         if self._cached_tokens is None:
             self._cached_tokens = self._generation.reused_tokens
@@ -196,7 +215,7 @@ class Worker:
             request = self._waiting.popleft()
             session = None
             try:
-                session = self._sessions.acquire(request.session)
+                session = self._sessions.acquire(f"{request.principal}\0{request.session}" if request.session else None)
                 if session is None:
                     self._waiting.append(request)
                     continue

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -48,15 +49,25 @@ def wait_ready(url: str) -> None:
     raise TimeoutError("the server did not get ready")
 
 
-@pytest.fixture(scope="session")
-def served() -> Iterator[Served]:
-    process, url = start("--model.dtype", "float32", "--limits.body_bytes", "200000")
+@contextmanager
+def serving(*flags: str, key: str = "none") -> Iterator[Served]:
+    """A server process that is ready, and clients that send `key`."""
+    process, url = start(*flags)
     try:
         wait_ready(url)
-        with httpx.Client(base_url=url, timeout=60) as http, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        with (
+            httpx.Client(base_url=url, timeout=60, headers={"Authorization": f"Bearer {key}"}) as http,
+            openai.OpenAI(base_url=f"{url}/v1", api_key=key) as client,
+        ):
             yield Served(process, url, http, client, client.models.list().data[0].id)
     finally:
         process.terminate()
         process.wait(20)
         assert process.stderr is not None
         process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[Served]:
+    with serving("--model.dtype", "float32", "--limits.body_bytes", "200000") as server:
+        yield server
