@@ -195,6 +195,26 @@ def bench_serve(
         raise fail(str(error)) from None
 
 
+@bench.command("datastore")
+def bench_datastore(
+    paths: Annotated[list[Path], typer.Argument(help="Texts to index.")],
+    tokenizer: Annotated[str, typer.Option(help="Folder or Hugging Face id; default: the embedded model's.")] = "",
+    prompts: Prompts = BENCH_PROMPTS,
+    limit: Limit = None,
+    out: Out = None,
+) -> None:
+    """What a datastore takes: memory and time to build, to open, to answer."""
+    import models
+    from bench.datastore import run
+    from bench.decode import BenchError
+    from verify.model import ModelError
+
+    try:
+        run(paths, tokenizer or str(models.TARGET), prompts, limit, out)
+    except (BenchError, ModelError) as error:
+        raise fail(str(error)) from None
+
+
 def main() -> None:
     """The console script."""
     app()
