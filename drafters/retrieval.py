@@ -16,7 +16,7 @@ from annotated_types import Ge, Le
 from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Source, Verdict
 from drafters.kernel import kernel
 from drafters.nodes import choose_likeliest, draft_tree
-from drafters.suffix import MAX_MATCH, Corpus, locate
+from drafters.suffix import MAX_MATCH, Corpus, locate, release
 from drafters.trie import Trie, child, new_trie, restart
 
 
@@ -68,7 +68,7 @@ class RetrievalDrafter:
         self._text = np.concatenate([self._text, verdict.tokens])[-MAX_MATCH:]
 
     def end(self) -> None:
-        pass
+        release(self._corpus)
 
 
 @kernel

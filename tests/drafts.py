@@ -24,7 +24,8 @@ class Oracle:
     def propose(self, budget: int) -> DraftTree:
         tokens = self._answer[self._at : self._at + min(self._length, budget)].copy()
         if self._wrong:
-            tokens[self._wrong - 1 :: self._wrong] += 1
+            tokens[self._wrong - 1 :: self._wrong] -= 1
+        np.maximum(tokens, 0, out=tokens)
         return chain(tokens, np.full(len(tokens), 0.5, np.float32), Source.LOOKUP)
 
     def observe(self, verdict: Verdict) -> None:

@@ -7,7 +7,8 @@ the model builds no mask of its own.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
 import torch
 from transformers import AttentionInterface
@@ -17,27 +18,83 @@ from verify.cache import KVCache
 NAME = "outrider"
 
 
-class AttentionStep:
-    """What one forward's attention needs: the cache, and who sees whom among the new rows.
+@dataclass(frozen=True)
+class Layer:
+    """What one layer asks of its attention."""
+
+    index: int
+    scaling: float
+    window: int | None = None  # positions that a row sees, itself included
+    softcap: float | None = None  # Gemma 2
+    sinks: torch.Tensor | None = None  # [heads]; gpt-oss
+
+
+class Attention(Protocol):
+    """What a forward hands to every layer."""
+
+    def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Takes the new rows, [heads, N, head_dim] and [kv_heads, N, head_dim], and returns [heads, N, head_dim]."""
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [1, heads, N, head_dim]
+    key: torch.Tensor,  # [1, kv_heads, N, head_dim]
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    attention: Attention | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls; returns [1, N, heads, head_dim]."""
+    if attention is None:
+        raise ValueError("This model does not hand keyword arguments on to its attention, so it cannot be served.")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer = Layer(cast(int, module.layer_idx), scale, sliding_window, softcap, s_aux)
+    return attention.attend(layer, query[0], key[0], value[0]).transpose(0, 1)[None], None
+
+
+AttentionInterface.register(NAME, tree_attention)
+
+
+class TorchAttention:
+    """One forward over a cache, in plain torch. Implements `Attention`; the reference for every faster one.
 
     `ancestors` is bool [N, N], or None for rows that follow one another (a chunk of prompt, or a single row).
     """
 
-    def __init__(self, cache: KVCache, rows: int, ancestors: torch.Tensor | None, groups: int) -> None:
-        self.cache = cache
+    def __init__(self, cache: KVCache, rows: int, ancestors: torch.Tensor | None) -> None:
+        self._cache = cache
         self._rows = rows
         self._ancestors = ancestors
-        self._groups = groups
         self._masks: dict[int | None, torch.Tensor | None] = {}
 
-    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
+    def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        keys, values = self._cache.write(layer.index, key, value)
+        heads, rows, head_dim = query.shape
+        groups = heads // len(key)
+        # The query heads that share a key head become more rows of it: no key or value is ever repeated.
+        packed = query.reshape(len(key), groups * rows, head_dim)
+        mask = self._mask(layer.window, groups, query)
+        if layer.softcap is None and layer.sinks is None:
+            out = torch.nn.functional.scaled_dot_product_attention(
+                packed[None], keys[None], values[None], attn_mask=mask, scale=layer.scaling
+            )
+        else:
+            out = _capped(layer, packed, keys, values, mask)
+        return out.reshape(heads, rows, head_dim)
+
+    def _mask(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
         """Additive mask [groups * N, length + N] in the dtype of `like`; None where every row sees everything."""
         if window not in self._masks:
-            self._masks[window] = self._build(window, like)
+            self._masks[window] = self._build(window, groups, like)
         return self._masks[window]
 
-    def _build(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
-        start, rows = self.cache.length, self._rows
+    def _build(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
+        start, rows = self._cache.length, self._rows
         if rows == 1 and (window is None or start < window):
             return None
         seen = self._ancestors
@@ -53,34 +110,36 @@ class AttentionStep:
             allowed[:, start:] &= (depth - 1) + start >= first[:, None]
         mask = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device)
         mask.masked_fill_(~allowed, -torch.inf)
-        return mask.repeat(self._groups, 1)
+        return mask.repeat(groups, 1)
 
 
-def tree_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,  # [1, heads, N, head_dim]
-    key: torch.Tensor,  # [1, kv_heads, N, head_dim]
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    step: AttentionStep | None = None,
-    **extra: Any,
-) -> tuple[torch.Tensor, None]:
-    """Writes the new rows to the cache and attends; returns [1, N, heads, head_dim]."""
-    if extra.get("s_aux") is not None or extra.get("softcap") is not None:
-        raise ValueError("This model's attention has sinks or soft-capping, which tree attention lacks so far.")
-    if step is None:
-        raise ValueError("This model does not hand keyword arguments on to its attention, so it cannot be served.")
-    keys, values = step.cache.write(cast(int, module.layer_idx), key[0], value[0])
-    heads, rows, head_dim = query.shape[1:]
-    kv_heads = key.shape[1]
-    # The query heads that share a key head become more rows of it: no key or value is ever repeated.
-    packed = query.reshape(1, kv_heads, heads // kv_heads * rows, head_dim)
-    out = torch.nn.functional.scaled_dot_product_attention(
-        packed, keys[None], values[None], attn_mask=step.mask(sliding_window, query), scale=scaling
-    )
-    return out.reshape(1, heads, rows, head_dim).transpose(1, 2), None
+def _capped(
+    layer: Layer,
+    query: torch.Tensor,  # [kv_heads, groups * N, head_dim]
+    keys: torch.Tensor,  # [kv_heads, L, head_dim]
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention with soft-capped scores or sinks, which scaled_dot_product_attention does not have."""
+    scores = (query @ keys.transpose(1, 2)).float() * layer.scaling
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    if mask is not None:
+        scores = scores + mask
+    if layer.sinks is not None:  # a key without a value
+        groups = len(layer.sinks) // len(keys)
+        sinks = layer.sinks.float().view(len(keys), groups, 1).expand(-1, -1, query.shape[1] // groups)
+        scores = torch.cat([scores, sinks.reshape(len(keys), -1, 1)], -1)
+    weights = scores.softmax(-1)[..., : keys.shape[1]]
+    return weights.to(values.dtype) @ values
 
 
-AttentionInterface.register(NAME, tree_attention)
+class ShapeProbe:
+    """Notes what the layers hand over, so that a cache can be made for any model. Implements `Attention`."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, tuple[torch.Size, torch.Size]] = {}  # of keys and values, by layer
+
+    def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        self.shapes[layer.index] = (key.shape, value.shape)
+        return torch.zeros_like(query)

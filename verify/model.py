@@ -11,9 +11,10 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from drafters.draft import MAX_NODES
-from verify.attention import NAME, AttentionStep
+from verify.attention import NAME, Attention, ShapeProbe, TorchAttention
 from verify.cache import CacheShape, KVCache
 
 
@@ -42,17 +43,26 @@ class ModelRunner:
         self.vocabulary = int(config.vocab_size)
         limit = int(config.max_position_embeddings)
         self.context_tokens = min(limit, context_tokens or limit)
-        heads = int(config.num_attention_heads)
-        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-        head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-        self._groups = heads // kv_heads
-        self.cache_shape = CacheShape(int(config.num_hidden_layers), kv_heads, head_dim, model.dtype, self.device)
+        self.cache_shape = self._probe()
+
+    def _probe(self) -> CacheShape:
+        """What a position takes in the cache, found out by one forward. Raises ModelError."""
+        probe = ShapeProbe()
+        try:
+            token = torch.zeros(1, dtype=torch.long, device=self.device)
+            self._run(token, token, 1, probe)
+        except (ValueError, TypeError) as error:
+            raise ModelError(f"This model cannot be served: {_first_sentence(error)}") from None
+        found = {shape for pair in probe.shapes.values() for shape in pair}
+        if len(found) != 1 or set(probe.shapes) != set(range(len(probe.shapes))):
+            raise ModelError("This model cannot be served: its layers do not all keep keys and values of one shape.")
+        kv_heads, _, head_dim = found.pop()
+        return CacheShape(len(probe.shapes), kv_heads, head_dim, self.model.dtype, self.device)
 
     def new_cache(self) -> KVCache:
         """An empty cache for a full context; the rows of one draft may stand beyond its end."""
         return KVCache(self.cache_shape, self.context_tokens + MAX_NODES + 1)
 
-    @torch.inference_mode()
     def forward(
         self,
         cache: KVCache,
@@ -65,15 +75,20 @@ class ModelRunner:
 
         Returns the logits, [N, V], or those of the last row alone ([1, V]) where `logits` is off.
         """
-        rows = len(tokens)
         if depths is None:
-            depths = torch.arange(rows, device=self.device)
+            depths = torch.arange(len(tokens), device=self.device)
+        attention = TorchAttention(cache, len(tokens), ancestors)
+        return self._run(tokens, depths + cache.length, 0 if logits else 1, attention)
+
+    @torch.inference_mode()
+    def _run(self, tokens: torch.Tensor, positions: torch.Tensor, keep: int, attention: Attention) -> torch.Tensor:
+        """The model's forward; logits of the last `keep` rows, of all where it is 0."""
         output = self.model(
             input_ids=tokens[None],
-            position_ids=(depths + cache.length)[None],
+            position_ids=positions[None],
             use_cache=False,
-            logits_to_keep=0 if logits else 1,
-            step=AttentionStep(cache, rows, ancestors, self._groups),
+            logits_to_keep=keep,
+            attention=attention,
         )
         return cast(torch.Tensor, output.logits[0])
 
@@ -86,10 +101,6 @@ def load_model(options: LoadOptions) -> ModelRunner:
     except (OSError, ValueError) as error:
         raise ModelError(f"No model at {options.path!r}: {_first_sentence(error)}") from None
     device = resolve_device(options.device)
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
-        # Their frequencies depend on the longest position in a forward, so a draft would change its own root.
-        raise ModelError(f"The model at {options.path!r} scales RoPE with the text's length, which drafts would disturb.")
     try:
         model = AutoModelForCausalLM.from_pretrained(
             options.path,
@@ -101,12 +112,29 @@ def load_model(options: LoadOptions) -> ModelRunner:
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise ModelError(f"The model at {options.path!r} does not load: {_first_sentence(error)}") from None
-    runner = ModelRunner(model.to(device), options.context_tokens)
-    try:  # one forward shows what the model's attention asks for
-        runner.forward(runner.new_cache(), torch.zeros(1, dtype=torch.long, device=device))
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"The model at {options.path!r} cannot be served: {_first_sentence(error)}") from None
-    return runner
+    if getattr(model, "_is_stateful", False):
+        message = (
+            "keeps a recurrent state, which cannot be taken back when a draft is rejected; serve a model of attention layers"
+        )
+        raise ModelError(f"The model at {options.path!r} {message}.")
+    prepare(model.to(device), options.context_tokens)
+    return ModelRunner(model, options.context_tokens)
+
+
+def prepare(model: PreTrainedModel, context_tokens: int | None) -> None:
+    """Fixes what would make a token's keys depend on the rest of the forward that computes them.
+
+    Some RoPE scalings (dynamic, longrope) take their frequencies from the longest position in a forward, so a draft would
+    change its own root. They are fixed at those of a full context.
+    """
+    limit = int(model.config.get_text_config().max_position_embeddings)
+    length = min(limit, context_tokens or limit)
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if isinstance(kinds, str) and (kinds == "longrope" or "dynamic" in kinds):
+            frequencies, module.attention_scaling = ROPE_INIT_FUNCTIONS[kinds](module.config, model.device, seq_len=length)
+            module.inv_freq = frequencies
+            module.rope_type = "default"
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
