@@ -75,12 +75,12 @@ def ask(store: Path, mark: str, vocabulary: int, texts: Sequence[Ints]) -> dict[
     opened = time.perf_counter() - started
     found: dict[str, Any] = {"open_seconds": round(opened, 4)}
     for name, drafter in zip(("retrieval", "fusion"), drafters(corpus, vocabulary), strict=True):
-        times = microseconds(drafter, texts)
+        times, most = microseconds(drafter, texts)
         quantiles = statistics.quantiles(times, n=100)
         found[name] = {
             "questions": len(times),
             "propose_us": {"p50": round(quantiles[49], 1), "p99": round(quantiles[98], 1)},
-            "resident_growth_mb": round(resident_megabytes() - before, 1),
+            "resident_growth_mb": round(most - before, 1),
         }
     return found
 
@@ -93,9 +93,9 @@ def drafters(corpus: Sequence[Any], vocabulary: int) -> tuple[Drafter, Drafter]:
     )
 
 
-def microseconds(drafter: Drafter, texts: Sequence[Ints]) -> list[float]:
-    """Time of each draft, the texts taken as answers that are read STRIDE tokens at a time."""
-    times = []
+def microseconds(drafter: Drafter, texts: Sequence[Ints]) -> tuple[list[float], float]:
+    """Time of each draft, the texts taken as answers that are read STRIDE tokens at a time, and the most memory resident."""
+    times, most = [], 0.0
     for text in texts:
         drafter.begin(text[:STRIDE])
         for at in range(STRIDE, len(text) - STRIDE, STRIDE):
@@ -103,8 +103,9 @@ def microseconds(drafter: Drafter, texts: Sequence[Ints]) -> list[float]:
             tree = drafter.propose(NODES)
             times.append(1e6 * (time.perf_counter() - started))
             drafter.observe(Verdict(tree, np.empty(0, np.int32), text[at : at + STRIDE]))
+        most = max(most, resident_megabytes())
         drafter.end()
-    return times
+    return times, most
 
 
 def resident_megabytes() -> float:
