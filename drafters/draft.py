@@ -5,7 +5,7 @@ Promises plain numpy data, frozen. Knows nothing about where drafts come from or
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Protocol
 
@@ -50,6 +50,9 @@ class DraftTree:
     depths: Ints  # int32 [N]; 1 = child of the last committed token
     probability: Floats  # float32 [N]; estimated probability that the whole path to the node is accepted
     source: NDArray[np.uint8]  # uint8 [N]; a Source
+    # Float32 [N+1, V]: what a node's children were drawn from, without replacement, in the order they stand in; entry 0 is
+    # the last committed token's, entry i+1 node i's. None where nodes are no draws.
+    q: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -70,6 +73,7 @@ class DraftTree:
             self.depths[chosen],
             self.probability[chosen],
             self.source[chosen],
+            None if self.q is None else self.q[np.concatenate([[True], chosen])],
         )
 
     def ancestors(self) -> NDArray[np.bool_]:
@@ -133,6 +137,19 @@ EMPTY = chain(NOTHING, np.empty(0, np.float32), Source.NONE)
 
 
 @dataclass(frozen=True, eq=False)
+class Logprobs:
+    """Natural logarithms of the target's own probabilities, before any sampling rule, of emitted tokens."""
+
+    chosen: Floats  # float32 [A+1]
+    top_ids: Ints  # int32 [A+1, K]; the likeliest tokens there
+    top: Floats  # float32 [A+1, K]
+
+    def cut(self, count: int) -> Logprobs:
+        """Those of the first `count` tokens."""
+        return Logprobs(self.chosen[:count], self.top_ids[:count], self.top[:count])
+
+
+@dataclass(frozen=True, eq=False)
 class Verdict:
     """What the target said about a tree."""
 
@@ -142,12 +159,14 @@ class Verdict:
     topk_ids: Ints = field(default_factory=lambda: np.empty((0, 0), np.int32))  # int32 [N+1, K], likeliest first
     topk_probs: Floats = field(default_factory=lambda: np.empty((0, 0), np.float32))  # float32 [N+1, K]
     seconds: float = 0.0  # of the target's forward, sampling included
+    logprobs: Logprobs | None = None  # where the request asks
 
     def cut(self, count: int) -> Verdict:
         """The verdict as if only the first `count` emitted tokens had been (a stop inside an accepted block)."""
         if count >= len(self.tokens):
             return self
-        return Verdict(self.tree, self.rows[:count], self.tokens[:count], self.topk_ids, self.topk_probs, self.seconds)
+        logprobs = self.logprobs and self.logprobs.cut(count)
+        return replace(self, rows=self.rows[:count], tokens=self.tokens[:count], logprobs=logprobs)
 
 
 class Drafter(Protocol):

@@ -1,12 +1,44 @@
-"""The acceptance walk: descend from the root while the token that the target chose at a node is one of its children."""
+"""Acceptance: which path of a draft tree the target agrees to, by one of two rules.
+
+`keyed`: the target chooses its own token at every node, with noise that depends on seed and position alone; descend while
+that token is a child. The answer is the same for every draft. `rejection`: a child is accepted with a probability that
+makes the answer's *distribution* the target's; it accepts more of what a draft model has sampled.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from drafters.draft import DraftTree, Ints
+from verify.sampling import Chooser, SamplingParams, processed, uniform
+
+
+class Rule(Protocol):
+    """Decides for one request."""
+
+    def decide(self, logits: torch.Tensor, tree: DraftTree, first: int) -> tuple[Ints, Ints]:
+        """Accepted rows [A] and emitted tokens [A+1], from logits [N+1, V]; `first` is the next output position."""
+
+
+def rule_of(params: SamplingParams) -> Rule:
+    """The rule that a request asks for. Greedy decoding needs no second one."""
+    return Rejection(params) if params.rule == "rejection" and not params.greedy else Keyed(params)
+
+
+class Keyed:
+    """The target's own choice at every node. Implements `Rule`."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._chooser = Chooser(params)
+
+    def decide(self, logits: torch.Tensor, tree: DraftTree, first: int) -> tuple[Ints, Ints]:
+        positions = [first, *(tree.depths + first).tolist()]
+        return walk(tree, self._chooser.choose(logits, positions).tolist())
 
 
 def walk(tree: DraftTree, chosen: Sequence[int]) -> tuple[Ints, Ints]:
@@ -23,3 +55,57 @@ def walk(tree: DraftTree, chosen: Sequence[int]) -> tuple[Ints, Ints]:
         tokens.append(chosen[node + 1])
         node = children.get((node, chosen[node + 1]))
     return np.array(rows, np.int32), np.array(tokens, np.int32)
+
+
+class Rejection:
+    """Speculative sampling: Leviathan et al. (arXiv 2211.17192) for a chain, recursive for siblings. Implements `Rule`."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+
+    def decide(self, logits: torch.Tensor, tree: DraftTree, first: int) -> tuple[Ints, Ints]:
+        weights = processed(logits, self._params)
+        rows: list[int] = []
+        tokens: list[int] = []
+        node = -1
+        while True:
+            target = weights[node + 1].double().softmax(-1).cpu().numpy()
+            drawn = None if tree.q is None else tree.q[node + 1].astype(np.float64)
+            children = np.flatnonzero(tree.parents == node).tolist()
+            position = first + len(rows)
+            noise = [uniform(self._params.seed, position, number) for number in range(len(children) + 1)]
+            accepted, token = descend(target, drawn, [int(tree.tokens[row]) for row in children], noise)
+            tokens.append(token)
+            if accepted is None:
+                return np.array(rows, np.int32), np.array(tokens, np.int32)
+            node = children[accepted]
+            rows.append(node)
+
+
+def descend(
+    target: NDArray[np.float64],  # [V]; the target's distribution
+    drawn: NDArray[np.float64] | None,  # [V]; what the children were drawn from, one after the other, without replacement
+    children: Sequence[int],  # their tokens, in that order
+    noise: Sequence[float],  # one number in [0, 1) for each child, and one more
+) -> tuple[int | None, int]:
+    """Which child is accepted, and its token; or None and a token drawn from what is left.
+
+    A child x is accepted with probability min(1, p(x) / q(x)); where it is not, p becomes max(p - q, 0) and q loses x,
+    both normalised. Without `drawn`, a child was no draw at all: q(x) = 1.
+    """
+    left, draft = target, drawn
+    for number, token in enumerate(children):
+        share = 1.0 if draft is None else draft[token]
+        if noise[number] * share < left[token]:
+            return number, token
+        if draft is None:
+            left = left.copy()
+            left[token] = 0.0
+        else:
+            left = np.maximum(left - draft, 0.0)
+            draft = draft.copy()
+            draft[token] = 0.0
+            draft /= max(draft.sum(), 1e-300)
+        left /= max(left.sum(), 1e-300)
+    mass = np.cumsum(left)
+    return None, int(np.searchsorted(mass, noise[-1] * mass[-1], "right"))

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from drafters.draft import Drafter, DraftTree, Ints, Verdict
+from drafters.draft import Drafter, DraftTree, Ints, Logprobs, Verdict
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier
 
@@ -42,6 +42,7 @@ class Step:
     tokens: list[int]
     finish: Finish | None = None
     tree: DraftTree | None = None  # None while the prompt is read
+    logprobs: Logprobs | None = None  # where the request asks
     accepted: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # int32 [A]; rows of `tree`
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -60,7 +61,8 @@ class Generation:
         self._options = options
         if len(prompt) >= verifier.context_tokens:
             raise PromptError("The prompt fills the whole context; shorten it.")
-        self.reused_tokens = verifier.begin(prompt, options.params)
+        self._stop_ids = frozenset[int]() if options.params.ignore_eos else options.stop_ids
+        self.reused_tokens = verifier.begin(prompt, options.params, self._stop_ids)
         self._prefill: Iterator[int] | None = verifier.prefill(prompt)
         drafter.begin(prompt, np.array(options.prediction, np.int32))
         self._left = min(options.max_tokens, verifier.space)
@@ -85,7 +87,7 @@ class Generation:
         self._emitted += len(tokens)
         self._left -= len(tokens)
         seconds = (drafted - started, verified - drafted, time.perf_counter() - verified)
-        return Step(tokens, finish, tree, verdict.rows, *seconds)
+        return Step(tokens, finish, tree, verdict.logprobs, verdict.rows, *seconds)
 
     def _cut(self, verdict: Verdict) -> tuple[Verdict, Finish | None]:
         """Ends the verdict's tokens at the first stop token, or at the limit."""
@@ -94,7 +96,7 @@ class Generation:
         if count >= self._left:
             count, finish = self._left, "length"
         for i, token in enumerate(verdict.tokens[:count].tolist()):
-            if token in self._options.stop_ids:
+            if token in self._stop_ids:
                 count, finish = i + 1, "stop"
                 break
         if count < len(verdict.tokens):

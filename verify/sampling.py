@@ -10,8 +10,9 @@ likeliest candidates can tie.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -27,10 +28,29 @@ class SamplingParams:
     top_k: int = 0  # keep this many likeliest tokens; 0 = all
     min_p: float = 0.0  # keep tokens with at least this share of the likeliest one's probability
     seed: int = 0
+    rule: Literal["keyed", "rejection"] = "keyed"
+    presence_penalty: float = 0.0  # taken from the logits of tokens that the answer has
+    frequency_penalty: float = 0.0  # the same, once for each time
+    repetition_penalty: float = 1.0  # divides the logits of tokens that prompt or answer have
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of these tokens
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that never appear
+    min_tokens: int = 0  # no stop token before so many
+    ignore_eos: bool = False  # stop tokens are tokens like others
+    logprobs: int | None = None  # report each token's log-probability and those of so many likeliest ones
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def penalizes(self) -> bool:
+        """Earlier tokens change the logits."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def adjusts(self) -> bool:
+        """The logits are not taken as the model gives them."""
+        return bool(self.penalizes or self.logit_bias or self.bad_words or self.min_tokens)
 
 
 def gumbel(seed: int, position: int, vocabulary: int, device: torch.device) -> torch.Tensor:
@@ -42,6 +62,11 @@ def gumbel(seed: int, position: int, vocabulary: int, device: torch.device) -> t
     x = x ^ _shift(x, 31)
     uniform = (_shift(x, 11).double() + 0.5) / (1 << 53)
     return -(-uniform.log()).log().float()
+
+
+def uniform(seed: int, position: int, number: int) -> float:
+    """A number in [0, 1), a function of its arguments alone."""
+    return (_mix(_mix(_mix(seed) ^ position * 0xD1B54A32D192ED03 & MASK) ^ (number + 1)) >> 11) / (1 << 53)
 
 
 def _mix(x: int) -> int:

@@ -7,17 +7,18 @@ root of the next forward.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from drafters.draft import DraftTree, Floats, Ints, Verdict
-from verify.acceptance import walk
+from drafters.draft import DraftTree, Floats, Ints, Logprobs, Verdict
+from verify.acceptance import rule_of
 from verify.cache import KVCache
+from verify.logits import LogitsProcessor
 from verify.model import ModelRunner
-from verify.sampling import Chooser, SamplingParams
+from verify.sampling import SamplingParams
 
 PREFILL_CHUNK_TOKENS = 512
 
@@ -41,7 +42,9 @@ class TreeVerifier:
     def __init__(self, runner: ModelRunner, cache: KVCache) -> None:
         self._runner = runner
         self._cache = cache
-        self._chooser = Chooser(SamplingParams())
+        self._params = SamplingParams()
+        self._rule = rule_of(self._params)
+        self._processor: LogitsProcessor | None = None
         self.tokens: list[int] = []  # the committed text
         self._prompt_length = 0
 
@@ -55,9 +58,11 @@ class TreeVerifier:
         """How many more tokens the context can hold after the committed ones."""
         return self._runner.context_tokens - len(self.tokens)
 
-    def begin(self, prompt: Ints, params: SamplingParams) -> int:
+    def begin(self, prompt: Ints, params: SamplingParams, stop_ids: Collection[int] = ()) -> int:
         """Starts a request; returns how many of the prompt's tokens the cache holds already."""
-        self._chooser = Chooser(params)
+        self._params = params
+        self._rule = rule_of(params)
+        self._processor = LogitsProcessor(params, prompt, stop_ids, self._runner.vocabulary, self._runner.device)
         self._prompt_length = len(prompt)
         reused = common_prefix(self.tokens, prompt.tolist())
         self._cache.truncate(min(reused, len(prompt) - 1))
@@ -76,13 +81,15 @@ class TreeVerifier:
         started = time.perf_counter()
         logits = self._forward(tree)
         first = len(self.tokens) - self._prompt_length  # output position of the root's successor
-        positions = [first, *(tree.depths + first).tolist()]
-        chosen = self._chooser.choose(logits, positions).tolist()
-        rows, tokens = walk(tree, chosen)
+        assert self._processor is not None
+        rows, tokens = self._rule.decide(self._processor(logits, tree), tree, first)
+        self._processor.commit(tokens)
         ids, probabilities = _likeliest(logits, feedback)
+        wanted = self._params.logprobs
+        logprobs = None if wanted is None else _logprobs(logits[[0, *(rows + 1).tolist()]], tokens, wanted)
         self._cache.commit([0, *(rows + 1).tolist()])
         self.tokens.extend(tokens.tolist())
-        return Verdict(tree, rows, tokens, ids, probabilities, time.perf_counter() - started)
+        return Verdict(tree, rows, tokens, ids, probabilities, time.perf_counter() - started, logprobs)
 
     def truncate(self, length: int) -> None:
         """Takes back committed tokens beyond `length` (a stop inside an accepted block)."""
@@ -111,6 +118,14 @@ def _likeliest(logits: torch.Tensor, count: int) -> tuple[Ints, Floats]:
     values, ids = logits.topk(count, -1)
     probabilities = (values - logits.logsumexp(-1, keepdim=True)).exp()
     return ids.int().cpu().numpy(), probabilities.cpu().numpy()
+
+
+def _logprobs(logits: torch.Tensor, tokens: Ints, count: int) -> Logprobs:
+    """Of `tokens` [A+1], each at its row of `logits` [A+1, V], and of the `count` likeliest ones there."""
+    values = logits.float().log_softmax(-1)
+    chosen = values.gather(1, torch.from_numpy(tokens).long().to(values.device)[:, None])[:, 0]
+    top, ids = values.topk(count, -1)
+    return Logprobs(chosen.cpu().numpy(), ids.int().cpu().numpy(), top.cpu().numpy())
 
 
 def common_prefix(left: list[int], right: list[int]) -> int:

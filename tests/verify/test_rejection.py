@@ -1,0 +1,103 @@
+"""`rejection`: answers follow the target's own distribution, shown by chi-square over a toy model's sequences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from drafters.draft import DraftTree, Ints, NoDrafter
+from tests.drafts import Chaos
+from verify.acceptance import Keyed, Rejection, rule_of
+from verify.decode import DecodeOptions, decode
+from verify.model import ModelRunner
+from verify.sampling import SamplingParams
+from verify.verifier import TreeVerifier
+
+VOCABULARY, DRAWS = 4, 200_000
+RANDOM = np.random.default_rng(0)
+TARGET = torch.log(torch.from_numpy(RANDOM.dirichlet(np.ones(VOCABULARY), VOCABULARY + 1)))  # [last token + 1, next token]
+DRAFT = RANDOM.dirichlet(np.ones(VOCABULARY), VOCABULARY + 1)
+
+
+def sampled_tree(branches: tuple[int, ...], random: np.random.Generator) -> DraftTree:
+    """A tree whose nodes are drawn from DRAFT, `branches[d]` children at depth d, without replacement."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    depths: list[int] = []
+
+    def grow(parent: int, last: int, depth: int) -> None:
+        if depth == len(branches):
+            return
+        left = DRAFT[last + 1].copy()
+        for _ in range(branches[depth]):
+            token = int(np.searchsorted(np.cumsum(left) / left.sum(), random.random(), "right"))
+            left[token] = 0.0
+            row = len(tokens)
+            tokens.append(token)
+            parents.append(parent)
+            depths.append(depth + 1)
+            grow(row, token, depth + 1)
+
+    grow(-1, -1, 0)
+    q = DRAFT[[0, *(token + 1 for token in tokens)]].astype(np.float32)
+    size = len(tokens)
+    shape = (np.array(tokens, np.int32), np.array(parents, np.int32), np.array(depths, np.int32))
+    return DraftTree(*shape, np.ones(size, np.float32), np.zeros(size, np.uint8), q)
+
+
+def two_tokens(tree: DraftTree, seed: int, random: np.random.Generator) -> tuple[int, int]:
+    """The first two tokens of an answer: one step over `tree`, and where that gave one token only, a plain draw."""
+    logits = TARGET[[0, *(tree.tokens + 1)]]
+    _, emitted = Rejection(SamplingParams(seed=seed)).decide(logits, tree, 0)
+    if len(emitted) > 1:
+        return int(emitted[0]), int(emitted[1])
+    follow = TARGET[emitted[0] + 1].exp().numpy()
+    return int(emitted[0]), int(np.searchsorted(np.cumsum(follow) / follow.sum(), random.random(), "right"))
+
+
+def chi_square(counts: NDArray[np.int64]) -> float:
+    joint = (TARGET[0].exp()[:, None] * TARGET[1:].exp()).numpy()
+    expected = joint * counts.sum()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("branches", [(1, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize("with_q", [True, False])
+def test_answers_follow_the_target(branches: tuple[int, ...], with_q: bool) -> None:
+    random = np.random.default_rng(1)
+    fixed = sampled_tree(branches, random)
+    fixed = DraftTree(fixed.tokens, fixed.parents, fixed.depths, fixed.probability, fixed.source)
+    counts = np.zeros((VOCABULARY, VOCABULARY), np.int64)
+    for seed in range(DRAWS // 6):  # 200,000 over the six cases
+        tree = sampled_tree(branches, random) if with_q else fixed
+        counts[two_tokens(tree, seed, random)] += 1
+    assert chi_square(counts) < 37.70  # 15 degrees of freedom, p = 0.001
+
+
+def test_a_draft_like_the_target_is_always_accepted() -> None:
+    random = np.random.default_rng(2)
+    for seed in range(200):
+        tree = sampled_tree((1, 1), random)
+        logits = torch.log(torch.from_numpy(DRAFT))[[0, *(tree.tokens + 1)]]
+        rows, emitted = Rejection(SamplingParams(seed=seed)).decide(logits, tree, 0)
+        assert rows.tolist() == [0, 1]
+        assert emitted[:2].tolist() == tree.tokens.tolist()
+
+
+def test_greedy_has_one_rule() -> None:
+    assert isinstance(rule_of(SamplingParams(temperature=0, rule="rejection")), Keyed)
+    assert isinstance(rule_of(SamplingParams(rule="rejection")), Rejection)
+
+
+def test_rejection_keeps_to_the_sampling_rules(tiny_runner: ModelRunner) -> None:
+    """What top-k forbids is never emitted, and a seed gives the same answer again."""
+    prompt: Ints = np.arange(3, 15, dtype=np.int32)
+    options = DecodeOptions(SamplingParams(seed=3, rule="rejection", top_k=1, temperature=1.0), 30)
+    greedy = DecodeOptions(SamplingParams(temperature=0), 30)
+    drafted = decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), Chaos(97), prompt, options).tokens
+    assert drafted == decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), prompt, greedy).tokens
+    free = DecodeOptions(SamplingParams(seed=3, rule="rejection"), 30)
+    answers = [decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), Chaos(97), prompt, free).tokens for _ in range(2)]
+    assert answers[0] == answers[1]
