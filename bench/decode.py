@@ -148,7 +148,8 @@ def answer(engine: Engine, settings: Settings, drafter: DrafterName, prompt: Int
     """One answer with fresh state, as a request without a session gets it."""
     verifier = TreeVerifier(engine.runner, engine.runner.new_cache())
     params = SamplingParams(temperature=temperature, seed=plan.seed)
-    options = DecodeOptions(params, plan.max_tokens, engine.stop_ids, settings.speculation.max_nodes)
+    budget = engine.budget(drafter, settings.speculation.max_nodes)
+    options = DecodeOptions(params, plan.max_tokens, engine.stop_ids, **budget)
     return decode(verifier, make(drafter, engine.resources), prompt, options)
 
 

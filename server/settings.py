@@ -87,7 +87,10 @@ class Speculation(Section):
     """How drafts are made."""
 
     drafter: DrafterName = "fusion"
-    max_nodes: int = Field(24, ge=0, le=MAX_NODES, description="draft nodes verified in one step; 0 = plain decoding")
+    max_nodes: Literal["auto"] | Annotated[int, Field(ge=0, le=MAX_NODES)] = "auto"  # draft nodes verified in one step
+    cost_folder: Path | None = Field(
+        Path("~/.cache/outrider"), description="where what steps cost on this machine is kept; null = measure at every start"
+    )
     trigram: TrigramOptions = TrigramOptions()
     retrieval: RetrievalOptions = RetrievalOptions()
     lookup: LookupOptions = LookupOptions()

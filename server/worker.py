@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
@@ -23,14 +24,15 @@ from transformers.utils.logging import disable_progress_bar
 import models
 from drafters import datastore, ngram
 from drafters.array_file import ArrayFileError
-from drafters.draft import Source
-from drafters.registry import Options, Resources, warm
+from drafters.draft import MAX_NODES, Source
+from drafters.registry import DrafterName, Options, Resources, warm
 from drafters.suffix import Corpus
 from server import messages
 from server.messages import Cancel, Failed, FromWorker, Ready, Refused, Request, Shutdown, Status, StepReport, TokenEvent
 from server.sessions import Session, SessionStore
 from server.settings import Settings
 from server.text import AnswerText
+from verify.cost import CostCurve, load_or_measure
 from verify.decode import DecodeOptions, Generation, PromptError, Step
 from verify.model import LoadOptions, ModelError, ModelRunner, fingerprint, load_model, load_tokenizer, stop_ids
 from verify.sampling import SamplingParams
@@ -38,6 +40,13 @@ from verify.sampling import SamplingParams
 log = logging.getLogger("outrider.worker")
 IDLE_POLL_MILLISECONDS = 500
 SMALL_MODEL_BYTES = 64_000_000
+
+
+class Budget(TypedDict):
+    """The part of DecodeOptions that says how much is drafted."""
+
+    max_nodes: int
+    curve: CostCurve | None
 
 
 @dataclass
@@ -49,10 +58,18 @@ class Engine:
     stop_ids: frozenset[int]
     resources: Resources
     own_resources: dict[str, Resources]  # of the principals that have datastores of their own
+    curve: CostCurve | None  # where the settings leave the nodes of a step to it
 
     def resources_of(self, principal: str) -> Resources:
         """What the drafters of a principal's requests read."""
         return self.own_resources.get(principal, self.resources)
+
+    def budget(self, drafter: DrafterName, max_nodes: int | Literal["auto"]) -> Budget:
+        """How many nodes a step may have, as DecodeOptions take it."""
+        if max_nodes != "auto":
+            return {"max_nodes": max_nodes, "curve": None}
+        # Lookahead's window is no guess: its nodes are there for what the target says of them.
+        return {"max_nodes": MAX_NODES, "curve": None if drafter == "lookahead" else self.curve}
 
 
 def load(settings: Settings) -> Engine:
@@ -73,7 +90,10 @@ def load(settings: Settings) -> Engine:
     }
     for each in {len(each.corpus): each for each in (resources, *own.values())}.values():
         warm(each)  # kernels are compiled for a number of blocks
-    return Engine(runner, tokenizer, stop_ids(runner.model, tokenizer), resources, own)
+    folder = settings.speculation.cost_folder
+    measured = settings.speculation.max_nodes == "auto"
+    curve = load_or_measure(runner, folder and folder.expanduser()) if measured else None
+    return Engine(runner, tokenizer, stop_ids(runner.model, tokenizer), resources, own, curve)
 
 
 def default_threads(runner: ModelRunner) -> int:
@@ -118,7 +138,8 @@ class Job:
         params = request.params
         if self._choice:
             params = choice_params(params, self._choice)
-        options = DecodeOptions(params, request.max_tokens, self._engine.stop_ids, self._nodes)
+        budget = self._engine.budget(self._name, self._nodes)
+        options = DecodeOptions(params, request.max_tokens, self._engine.stop_ids, **budget)
         drafter = self.session.drafter(self._name, self._engine.resources_of(request.principal))
         self._generation = Generation(self.session.verifier, drafter, np.array(request.prompt, np.int32), options)
         if self._cached_tokens is None:

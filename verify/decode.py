@@ -14,6 +14,8 @@ from typing import Literal
 import numpy as np
 
 from drafters.draft import Drafter, DraftTree, Ints, Logprobs, Verdict
+from verify.budget import FixedBudget, MeasuredBudget
+from verify.cost import CostCurve
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier
 
@@ -32,6 +34,7 @@ class DecodeOptions:
     max_tokens: int
     stop_ids: frozenset[int] = frozenset()
     max_nodes: int = 24  # draft nodes a step; 0 = plain decoding
+    curve: CostCurve | None = None  # with it, as many nodes as pay, whatever `max_nodes` says
     prediction: tuple[int, ...] = ()  # token ids that the client expects to read
 
 
@@ -65,6 +68,7 @@ class Generation:
         self.reused_tokens = verifier.begin(prompt, options.params, self._stop_ids)
         self._prefill: Iterator[int] | None = verifier.prefill(prompt)
         drafter.begin(prompt, np.array(options.prediction, np.int32))
+        self._budget = MeasuredBudget(options.curve) if options.curve else FixedBudget(options.max_nodes)
         self._left = min(options.max_tokens, verifier.space)
         self._emitted = 0
         self._start = len(prompt)
@@ -77,12 +81,14 @@ class Generation:
             self._prefill = None
         started = time.perf_counter()
         # The bonus token follows the deepest accepted node, so a useful draft is one token shorter than what is left.
-        budget = self._options.max_nodes if self._left > 1 else 0
-        tree = self._drafter.propose(budget).limit(self._left - 1)
+        nodes = self._budget.ask() if self._left > 1 else 0
+        tree = self._drafter.propose(nodes).limit(self._left - 1)
         drafted = time.perf_counter()
+        tree = self._budget.prune(tree, self._start + self._emitted)
         verdict, finish = self._cut(self._verifier.verify(tree, self._drafter.feedback))
         verified = time.perf_counter()
         self._drafter.observe(verdict)
+        self._budget.saw(tree, len(verdict.rows), drafted - started)
         tokens = verdict.tokens.tolist()
         self._emitted += len(tokens)
         self._left -= len(tokens)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import openai
@@ -30,7 +32,9 @@ class Served:
 
 def start(*flags: str) -> tuple[subprocess.Popen[str], str]:
     """Starts `outrider serve` on a free port; returns the process and its address."""
-    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--model.threads", "1", *flags]
+    costs = str(Path(tempfile.gettempdir()) / "outrider-tests")
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--model.threads", "1"]
+    command += ["--speculation.cost_folder", costs, *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stderr is not None
     line = process.stderr.readline()

@@ -1,0 +1,100 @@
+"""What a step costs on this machine, measured: seconds by draft nodes and by context length.
+
+A tree of 64 nodes is nearly free on a large GPU and ten steps' worth on a laptop; the budget follows this curve.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from drafters.draft import MAX_NODES
+from verify.cache import KVCache
+from verify.model import ModelRunner
+
+NODES = (0, 1, 2, 4, 8, 16, 32, 64)
+CONTEXTS = (64, 512, 2048, 8192, 32768)
+REPEATS = 7
+POINT_SECONDS = 0.4  # no more repeats once a point has taken so long
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """Seconds of a step over NODES draft nodes, at several context lengths."""
+
+    contexts: tuple[int, ...]  # ascending
+    seconds: tuple[tuple[float, ...], ...]  # [contexts, NODES]
+
+    def at(self, context: int) -> NDArray[np.float64]:
+        """Seconds of a step over 0, 1, ... MAX_NODES draft nodes after `context` tokens, float64 [MAX_NODES + 1]."""
+        table = np.array(self.seconds)
+        row = np.array([np.interp(context, self.contexts, column) for column in table.T])
+        # More nodes never cost less: where they seem to, that is noise.
+        return np.interp(np.arange(MAX_NODES + 1), NODES, np.maximum.accumulate(row))
+
+
+def measure(runner: ModelRunner) -> CostCurve:
+    """Runs steps of every size over an empty cache; takes seconds on a small model, a minute on a slow one."""
+    cache = runner.new_cache()
+    contexts = tuple(c for c in CONTEXTS if c + MAX_NODES < runner.context_tokens) or (1,)
+    cache.tensor[:, :, :, : contexts[-1]] = 0  # what lies in fresh memory may be slow to compute with
+    rows = []
+    for context in contexts:
+        cache.length = context
+        rows.append(tuple(_step_seconds(runner, cache, nodes) for nodes in NODES))
+    return CostCurve(contexts, tuple(rows))
+
+
+def _step_seconds(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
+    tokens = torch.zeros(nodes + 1, dtype=torch.long, device=runner.device)
+    depths = torch.arange(nodes + 1, device=runner.device)
+    ancestors = torch.ones(nodes + 1, nodes + 1, dtype=torch.bool, device=runner.device).tril() if nodes else None
+    times: list[float] = []
+    started = time.perf_counter()
+    for repeat in range(REPEATS + 1):
+        begun = time.perf_counter()
+        runner.forward(cache, tokens, depths, ancestors).argmax(-1).cpu()
+        if repeat:  # the first one warms up
+            times.append(time.perf_counter() - begun)
+        if times and time.perf_counter() - started > POINT_SECONDS:
+            break
+    return statistics.median(times)
+
+
+def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:
+    """The curve of this model on this machine: from `folder` where an earlier start has left it there, else measured."""
+    if folder is None:
+        return measure(runner)
+    path = folder / f"{_key(runner)}.json"
+    try:
+        kept = json.loads(path.read_text())
+        return CostCurve(tuple(kept["contexts"]), tuple(tuple(row) for row in kept["seconds"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        curve = measure(runner)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial.write_text(json.dumps(asdict(curve)))
+        partial.replace(path)
+    except OSError:
+        pass  # a folder that cannot be written costs the next start a measurement
+    return curve
+
+
+def _key(runner: ModelRunner) -> str:
+    """Equal exactly where steps cost the same: model, numbers, machine, torch."""
+    device = runner.device
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.node()} {platform.machine()}"
+    shape = runner.cache_shape
+    parts = [runner.model.config.to_json_string(), str(shape.dtype), machine, torch.__version__, str(torch.get_num_threads())]
+    return hashlib.sha256("\0".join([*parts, str(runner.context_tokens)]).encode()).hexdigest()[:16]
