@@ -1,4 +1,4 @@
-"""`outrider bench decode`: tokens per second and per step, in process, drafters taken in turn over the same prompts."""
+"""`outrider bench decode`: tokens per second and per step, in process; drafters and peers take turns over the same prompts."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import gzip
 import json
 import resource
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from bench import report
+from bench.bandwidth import read_bytes_per_second, weight_bytes
+from bench.peers import PEERS, PeerName, Transformers
 from drafters.draft import Ints
 from drafters.registry import NAMES, DrafterName, make
 from server.settings import Settings
@@ -44,37 +48,44 @@ class Plan:
 
 @dataclass
 class Tally:
-    """The answers of one drafter at one temperature, over all repeats."""
+    """The answers of one drafter or peer at one temperature, over all repeats."""
 
     tokens_per_second: list[float] = field(default_factory=list)  # one per repeat
     tokens: int = 0
-    steps: int = 0
+    steps: int = 0  # 0 = the peer does not say
     seconds: dict[str, float] = field(default_factory=lambda: {"draft": 0.0, "verify": 0.0, "commit": 0.0})
     answers: list[list[int]] = field(default_factory=list)  # of the last repeat
 
-    def add(self, answers: Sequence[Decoded]) -> None:
-        """One repeat."""
+    def add(self, answers: Sequence[Decoded], seconds: float) -> None:
+        """One repeat, and the time it took."""
         steps = [step for answer in answers for step in answer.steps]
-        tokens = sum(len(answer.tokens) for answer in answers)
-        phases = {
-            "draft": sum(step.draft_seconds for step in steps),
-            "verify": sum(step.verify_seconds for step in steps),
-            "commit": sum(step.commit_seconds for step in steps),
-        }
-        for phase, seconds in phases.items():
-            self.seconds[phase] += seconds
-        self.tokens += tokens
+        self.seconds["draft"] += sum(step.draft_seconds for step in steps)
+        self.seconds["verify"] += sum(step.verify_seconds for step in steps)
+        self.seconds["commit"] += sum(step.commit_seconds for step in steps)
         self.steps += len(steps)
-        self.tokens_per_second.append(tokens / sum(phases.values()))
-        self.answers = [answer.tokens for answer in answers]
+        self.add_tokens([answer.tokens for answer in answers], seconds)
 
-    def figures(self) -> dict[str, Any]:
+    def add_tokens(self, answers: list[list[int]], seconds: float) -> None:
+        """One repeat of a peer, which says nothing of its steps."""
+        tokens = sum(len(answer) for answer in answers)
+        self.tokens += tokens
+        self.tokens_per_second.append(tokens / seconds)
+        self.answers = answers
+
+    def figures(self, weight_bytes: int, read_bytes_per_second: float) -> dict[str, Any]:
         """The medians and means that are reported."""
-        return {
+        rates = {
             "tokens_per_second": round(statistics.median(self.tokens_per_second), 2),
             "tokens_per_second_runs": [round(value, 2) for value in self.tokens_per_second],
+        }
+        if not self.steps:
+            return rates
+        read = weight_bytes * self.steps / self.seconds["verify"]
+        return rates | {
             "tokens_per_step": round(self.tokens / self.steps, 4),
             **{f"{phase}_ms_per_step": round(1e3 * s / self.steps, 4) for phase, s in self.seconds.items()},
+            "weights_read_gb_per_second": round(read / 1e9, 2),
+            "share_of_measured_bandwidth": round(read / read_bytes_per_second, 3),
         }
 
 
@@ -107,36 +118,60 @@ def make_plan(drafters: str, prompts: Path, limit: int | None, temperatures: str
     return Plan(parse_names(drafters), read_prompts(prompts, limit), numbers, max_tokens, repeats)
 
 
-def run(settings: Settings, plan: Plan, out: Path | None) -> dict[str, Any]:
+def run(settings: Settings, plan: Plan, out: Path | None, with_peers: bool = False, draft: str | None = None) -> dict[str, Any]:
     """Measures and prints; with `out`, saves the figures there, too."""
     engine = load(settings)
     prompts = [encode(engine, prompt) for prompt in plan.prompts]
-    tallies = {(t, d): Tally() for t in plan.temperatures for d in plan.drafters}
+    peers = Transformers(engine, settings, draft) if with_peers else None
+    contenders: list[DrafterName | PeerName] = [*plan.drafters, *(peers.names if peers else [])]
+    tallies = {(t, name): Tally() for t in plan.temperatures for name in contenders}
     with Progress() as progress:
         task = progress.add_task("decoding", total=(plan.repeats + 1) * len(tallies))
         for repeat in range(plan.repeats + 1):
-            for (temperature, drafter), tally in tallies.items():
+            for (temperature, name), tally in tallies.items():
                 chosen = prompts if repeat else prompts[:2]  # the first round only warms up
-                answers = [answer(engine, settings, drafter, prompt, temperature, plan) for prompt in chosen]
-                if repeat:
-                    tally.add(answers)
+                started = time.perf_counter()
+                if name in PEERS:
+                    assert peers is not None
+                    timed = [peers.answer(name, p, temperature, plan.max_tokens, plan.seed) for p in chosen]
+                    if repeat:
+                        tally.add_tokens([tokens for tokens, _ in timed], sum(seconds for _, seconds in timed))
+                else:
+                    answers = [answer(engine, settings, cast(DrafterName, name), p, temperature, plan) for p in chosen]
+                    if repeat:
+                        tally.add(answers, time.perf_counter() - started)
                 progress.advance(task)
+    size, speed = weight_bytes(engine.runner), read_bytes_per_second(engine.runner)
     figures = {
         "model": settings.model.served_name,
         "dtype": str(engine.runner.cache_shape.dtype),
         "prompts": len(prompts),
         "max_tokens": plan.max_tokens,
         "max_nodes": settings.speculation.max_nodes,
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "peak_memory_mb": peak_memory_mb(),
+        "weights_mb": round(size / 1e6, 1),
+        "measured_read_gb_per_second": round(speed / 1e9, 2),
         "results": [
-            {"drafter": d, "temperature": t, **tally.figures(), "same_tokens_as_first": same(tallies, plan, t, tally)}
-            for (t, d), tally in tallies.items()
+            {
+                "drafter": name,
+                "temperature": t,
+                **tally.figures(size, speed),
+                "same_tokens_as_first": same(tallies, plan, t, tally),
+            }
+            for (t, name), tally in tallies.items()
         ],
     }
     show(figures)
     if out:
         report.save(out, figures)
     return figures
+
+
+def peak_memory_mb() -> int:
+    """The most that this process has held: of the GPU's memory where it has one, else of the machine's."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() >> 20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 def encode(engine: Engine, prompt: str) -> Ints:
@@ -153,17 +188,27 @@ def answer(engine: Engine, settings: Settings, drafter: DrafterName, prompt: Int
     return decode(verifier, make(drafter, engine.resources), prompt, options)
 
 
-def same(tallies: dict[tuple[float, DrafterName], Tally], plan: Plan, temperature: float, tally: Tally) -> str:
-    """How many answers equal the first drafter's, as "n/m"."""
+def same(tallies: dict[tuple[float, DrafterName | PeerName], Tally], plan: Plan, temperature: float, tally: Tally) -> str:
+    """How many answers equal the first drafter's, as "n/m". A peer's sampled answers have other noise."""
     first = tallies[temperature, plan.drafters[0]].answers
     return f"{sum(a == b for a, b in zip(first, tally.answers, strict=True))}/{len(first)}"
 
 
 def show(figures: dict[str, Any]) -> None:
     """The figures as a table."""
-    table = Table("temperature", "drafter", "tokens/s", "tokens/step", "draft ms", "verify ms", "commit ms", "same tokens")
+    table = Table("temperature", "drafter", "tokens/s", "tokens/step", "draft ms", "verify ms", "commit ms", "same", "GB/s")
     for row in figures["results"]:
-        phases = (f"{row[f'{phase}_ms_per_step']:.3f}" for phase in ("draft", "verify", "commit"))
-        cells = (f"{row['tokens_per_second']:.1f}", f"{row['tokens_per_step']:.3f}", *phases, row["same_tokens_as_first"])
-        table.add_row(str(row["temperature"]), row["drafter"], *cells)
-    Console().print(table)
+        cells = [str(row["temperature"]), row["drafter"], f"{row['tokens_per_second']:.1f}"]
+        if "tokens_per_step" in row:
+            phases = (f"{row[f'{phase}_ms_per_step']:.3f}" for phase in ("draft", "verify", "commit"))
+            share = f"{row['weights_read_gb_per_second']:.1f} ({100 * row['share_of_measured_bandwidth']:.0f} %)"
+            cells += [f"{row['tokens_per_step']:.3f}", *phases, row["same_tokens_as_first"], share]
+        else:
+            cells += ["", "", "", "", row["same_tokens_as_first"], ""]
+        table.add_row(*cells)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"Weights {figures['weights_mb']} MB; this machine reads {figures['measured_read_gb_per_second']} GB/s;"
+        f" peak memory {figures['peak_memory_mb']} MB."
+    )

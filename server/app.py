@@ -151,14 +151,18 @@ async def unless_gone(http: Request, work: Awaitable[T]) -> T | None:
 
 
 def create_app(
-    settings: Settings, tokenizer: PreTrainedTokenizerBase, on_failure: Callable[[str], None] = lambda _: None
+    settings: Settings,
+    tokenizer: PreTrainedTokenizerBase,
+    on_start: Callable[[], None] = lambda: None,
+    on_failure: Callable[[str], None] = lambda _: None,
 ) -> FastAPI:
-    """The application; `on_failure` is told in one sentence when the worker cannot start."""
+    """The application. `on_start` is called when the worker is on its way, `on_failure` told in one sentence if it is lost."""
     service = Service(settings, tokenizer)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await service.engine.start(on_failure)
+        on_start()
         yield
         await service.engine.stop()
 

@@ -53,6 +53,33 @@ def serve(
     raise typer.Exit(run(settings))
 
 
+@app.command("verify-lossless", context_settings=EXTRA_FLAGS)
+def verify_lossless(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option(help="YAML file; configs/ has examples.")] = None,
+    model: Annotated[str | None, typer.Option(help="Local folder or Hugging Face id.")] = None,
+    drafter: Annotated[str, typer.Option(help="Names, separated by commas.")] = "fusion",
+    prompts: Annotated[Path, typer.Option(help="A .jsonl or .jsonl.gz file with a field `prompt`.")] = BENCH_PROMPTS,
+    temperature: Annotated[str, typer.Option(help="Temperatures, separated by commas.")] = "0,0.8",
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only so many prompts.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
+) -> None:
+    """Compare drafted answers with plain decoding's. Exit code 1 where one differs. Settings also work as flags."""
+    from bench.decode import BenchError, make_plan
+    from bench.lossless import run
+    from drafters.array_file import ArrayFileError
+    from server.settings import SettingsError, load_settings, parse_flags
+    from verify.model import ModelError
+
+    try:
+        settings = load_settings(config, parse_flags(context.args) | ({"model.path": model} if model else {}))
+        plan = make_plan(drafter, prompts, limit, temperature, max_tokens, 1)
+        found = run(settings, plan)
+    except (SettingsError, BenchError, ModelError, ArrayFileError) as error:
+        raise fail(str(error)) from None
+    raise typer.Exit(1 if found else 0)
+
+
 @datastore.command("build")
 def datastore_build(
     paths: Annotated[list[Path], typer.Argument(help="Text (.txt, .py, .md ...), .jsonl (field `text`), or folders of them.")],
@@ -127,16 +154,37 @@ def bench_decode(
     max_tokens: MaxTokens = 128,
     repeats: Repeats = 5,
     config: Annotated[Path | None, typer.Option()] = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Also transformers' generate: plain, prompt lookup, assistant.")
+    ] = False,
+    draft_model: Annotated[str | None, typer.Option(help="The assistant of --peers; default: the embedded one's.")] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Random weights of a known shape, such as llama-2-7b: what steps cost.")
+    ] = None,
+    forced: Annotated[Path | None, typer.Option(help="With --shape: a recorded stream whose answers are emitted.")] = None,
+    tokenizer: Annotated[str, typer.Option(help="Of --forced: a folder, a hub id, or a sentencepiece .model file.")] = "",
+    corpus: Annotated[list[Path] | None, typer.Option(help="Of --forced: texts to index first.")] = None,
     out: Out = None,
 ) -> None:
     """Tokens per second and per step, in process; settings also work as flags."""
-    from bench.decode import BenchError, make_plan, run
+    from bench.decode import BenchError, make_plan, parse_names, run
+    from bench.steps import run_forced, run_steps
+    from drafters.array_file import ArrayFileError
     from server.settings import SettingsError, load_settings, parse_flags
+    from verify.model import ModelError
 
     try:
         settings = load_settings(config, parse_flags(context.args))
-        run(settings, make_plan(drafter, prompts, limit, temperature, max_tokens, repeats), out)
-    except (SettingsError, BenchError) as error:
+        if forced and not (shape and tokenizer):
+            raise BenchError("--forced needs --shape and --tokenizer.")
+        if shape and forced:
+            run_forced(shape, settings, forced, tokenizer, corpus or [], parse_names(drafter), limit, repeats, out)
+        elif shape:
+            run_steps(shape, settings, out)
+        else:
+            plan = make_plan(drafter, prompts, limit, temperature, max_tokens, repeats)
+            run(settings, plan, out, peers, draft_model)
+    except (SettingsError, BenchError, ModelError, ArrayFileError) as error:
         raise fail(str(error)) from None
 
 

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import multiprocessing
-import os
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -72,7 +71,7 @@ class Engine:
         self._inbox.bind(addresses[1])
         spawn = multiprocessing.get_context("spawn")
         self._process = spawn.Process(
-            target=worker.main, args=(self._settings, *addresses, os.getpid()), name="outrider-worker", daemon=True
+            target=worker.main, args=(self._settings, *addresses), name="outrider-worker", daemon=True
         )
         self._process.start()
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
@@ -81,7 +80,7 @@ class Engine:
         """Ends the worker and everything that waits for it."""
         for task in self._tasks:
             task.cancel()
-        if self._process.is_alive():
+        if self._process.is_alive() and self.info is not None:  # one that is loading does not listen
             await self._send(Shutdown())
             await asyncio.to_thread(self._process.join, STOP_SECONDS)
         if self._process.is_alive():

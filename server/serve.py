@@ -42,11 +42,15 @@ def run(settings: Settings) -> int:
         failures.append(why)
         server.should_exit = True
 
-    app = create_app(settings, tokenizer, on_failure)
+    host, port = listener.getsockname()[:2]
+
+    def on_start() -> None:  # from here on Ctrl-C is the server's to handle
+        address = f"http://{host}:{port}/v1"
+        print(f"outrider: serving {settings.model.served_name} at {address} (loading the model)", file=sys.stderr)
+
+    app = create_app(settings, tokenizer, on_start, on_failure)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, server_header=False)
     server = uvicorn.Server(config)
-    host, port = listener.getsockname()[:2]
-    print(f"outrider: serving {settings.model.served_name} at http://{host}:{port}/v1 (loading the model)", file=sys.stderr)
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     return 2 if failures else 0

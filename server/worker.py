@@ -6,8 +6,10 @@ Promises that one request's failure never touches another, and that a cancelled 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -190,9 +192,7 @@ def report(step: Step) -> StepReport:
 class Worker:
     """The loop: take messages, give each active request one step in turn, send what came of it."""
 
-    def __init__(
-        self, settings: Settings, engine: Engine, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes], parent: int
-    ) -> None:
+    def __init__(self, settings: Settings, engine: Engine, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
         self._settings = settings
         self._engine = engine
         self._inbox = inbox
@@ -201,10 +201,9 @@ class Worker:
         self._sessions = SessionStore(engine.runner, kept.capacity, kept.ttl_seconds)
         self._waiting: deque[Request] = deque()
         self._active: deque[Job] = deque()
-        self._parent = parent
 
     def run(self) -> None:
-        """Until a Shutdown message, or until the front end is gone."""
+        """Until a Shutdown message."""
         while self._receive():
             self._admit()
             if self._active:
@@ -226,7 +225,7 @@ class Worker:
                     self._cancel(id)
                 case Request():
                     self._waiting.append(message)
-        return os.getppid() == self._parent
+        return True
 
     def _admit(self) -> None:
         """Starts waiting requests, in order but for those whose session is busy."""
@@ -288,11 +287,17 @@ class Worker:
         self._outbox.send(messages.encode(message))
 
 
-def main(settings: Settings, to_worker: str, from_worker: str, parent: int) -> None:
-    """The process's entry point: load, say Ready (or Refused), and work until the process `parent` is gone.
+def end_with_parent() -> None:
+    """Ends this process, whatever it is doing, once the front end is gone."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
-    Both endpoints are zmq addresses.
-    """
+
+def main(settings: Settings, to_worker: str, from_worker: str) -> None:
+    """The process's entry point: load, say Ready (or Refused), and work. Both endpoints are zmq addresses."""
+    threading.Thread(target=end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front end decides
     started = time.monotonic()
     context = zmq.Context()
@@ -309,5 +314,5 @@ def main(settings: Settings, to_worker: str, from_worker: str, parent: int) -> N
     dtype = str(shape.dtype).removeprefix("torch.")
     ready = Ready(engine.runner.context_tokens, str(shape.device), dtype, time.monotonic() - started)
     outbox.send(messages.encode(ready))
-    Worker(settings, engine, inbox, outbox, parent).run()
+    Worker(settings, engine, inbox, outbox).run()
     context.destroy(linger=1000)

@@ -1,0 +1,54 @@
+"""The physical limit of single-stream decoding: every step reads all weights once."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+
+from verify.model import ModelRunner
+
+PROBE_BYTES = 1 << 28
+REPEATS = 7
+
+
+def weight_bytes(runner: ModelRunner) -> int:
+    """What a step reads: all parameters but the embedding table, of which it reads a row per token (unless the head is it)."""
+    parameters = {parameter.data_ptr(): parameter.nbytes for parameter in runner.model.parameters()}
+    table, head = runner.model.get_input_embeddings().weight, runner.model.get_output_embeddings().weight
+    if table.data_ptr() != head.data_ptr():
+        parameters.pop(table.data_ptr())
+    return sum(parameters.values())
+
+
+@torch.inference_mode()
+def read_bytes_per_second(runner: ModelRunner) -> float:
+    """How fast this device reads memory, in the threads that the model has: the best of several sums over much of it."""
+    free = torch.cuda.mem_get_info(runner.device)[0] if runner.device.type == "cuda" else 8 * PROBE_BYTES
+    memory = torch.ones(min(PROBE_BYTES * (16 if runner.device.type == "cuda" else 1), free // 2) // 8, device=runner.device)
+    times = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        memory.sum().item()
+        times.append(time.perf_counter() - started)
+    return memory.nbytes / min(times)
+
+
+@torch.inference_mode()
+def linear_seconds(runner: ModelRunner, rows: int = 1) -> float:
+    """What the model's linear layers alone take for `rows` tokens, one after the other."""
+    layers = [module for module in runner.model.modules() if isinstance(module, torch.nn.Linear)]
+    dtype = runner.cache_shape.dtype
+    inputs = {layer.in_features: torch.zeros(1, rows, layer.in_features, dtype=dtype, device=runner.device) for layer in layers}
+    times = []
+    for _ in range(REPEATS):
+        if runner.device.type == "cuda":
+            torch.cuda.synchronize(runner.device)
+        started = time.perf_counter()
+        for layer in layers:
+            layer(inputs[layer.in_features])
+        if runner.device.type == "cuda":
+            torch.cuda.synchronize(runner.device)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
