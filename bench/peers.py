@@ -43,7 +43,13 @@ class Transformers:
     @torch.inference_mode()
     def answer(self, name: PeerName, prompt: Ints, temperature: float, max_tokens: int, seed: int) -> tuple[list[int], float]:
         """The answer's tokens and its seconds, reading the prompt included."""
-        options: dict[str, Any] = {"max_new_tokens": max_tokens, "do_sample": temperature > 0, "top_k": 0, "top_p": 1.0}
+        options: dict[str, Any] = {
+            "use_cache": True,
+            "max_new_tokens": max_tokens,
+            "do_sample": temperature > 0,
+            "top_k": 0,
+            "top_p": 1.0,
+        }
         if temperature > 0:
             options["temperature"] = temperature
             torch.manual_seed(seed)
