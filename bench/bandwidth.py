@@ -8,18 +8,10 @@ import time
 import torch
 
 from verify.model import ModelRunner
+from verify.packing import PackedLinear
 
 PROBE_BYTES = 1 << 28
 REPEATS = 7
-
-
-def weight_bytes(runner: ModelRunner) -> int:
-    """What a step reads: all parameters but the embedding table, of which it reads a row per token (unless the head is it)."""
-    parameters = {parameter.data_ptr(): parameter.nbytes for parameter in runner.model.parameters()}
-    table, head = runner.model.get_input_embeddings().weight, runner.model.get_output_embeddings().weight
-    if table.data_ptr() != head.data_ptr():
-        parameters.pop(table.data_ptr())
-    return sum(parameters.values())
 
 
 @torch.inference_mode()
@@ -38,7 +30,7 @@ def read_bytes_per_second(runner: ModelRunner) -> float:
 @torch.inference_mode()
 def linear_seconds(runner: ModelRunner, rows: int = 1) -> float:
     """What the model's linear layers alone take for `rows` tokens, one after the other."""
-    layers = [module for module in runner.model.modules() if isinstance(module, torch.nn.Linear)]
+    layers = [module for module in runner.model.modules() if isinstance(module, (torch.nn.Linear, PackedLinear))]
     dtype = runner.cache_shape.dtype
     inputs = {layer.in_features: torch.zeros(1, rows, layer.in_features, dtype=dtype, device=runner.device) for layer in layers}
     times = []

@@ -19,7 +19,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench import report
-from bench.bandwidth import read_bytes_per_second, weight_bytes
+from bench.bandwidth import read_bytes_per_second
 from bench.peers import PEERS, PeerName, Transformers
 from drafters.draft import Ints
 from drafters.registry import NAMES, DrafterName, make
@@ -141,7 +141,7 @@ def run(settings: Settings, plan: Plan, out: Path | None, with_peers: bool = Fal
                     if repeat:
                         tally.add(answers, time.perf_counter() - started)
                 progress.advance(task)
-    size, speed = weight_bytes(engine.runner), read_bytes_per_second(engine.runner)
+    size, speed = engine.runner.weight_bytes, read_bytes_per_second(engine.runner)
     figures = {
         "model": settings.model.served_name,
         "dtype": str(engine.runner.cache_shape.dtype),

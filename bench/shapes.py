@@ -38,11 +38,13 @@ SHAPES = {
 }
 
 
-def random_runner(shape: str, dtype: torch.dtype, device: str = "auto", context_tokens: int | None = None) -> ModelRunner:
+def random_runner(
+    shape: str, dtype: torch.dtype, device: str = "auto", context_tokens: int | None = None, pack: bool = True
+) -> ModelRunner:
     """A model of that shape, its weights random, made on the device."""
     place = resolve_device(device)
     torch.manual_seed(0)
     with torch.device(place):
         model = AutoModelForCausalLM.from_config(SHAPES[shape](), dtype=dtype, attn_implementation=NAME)
     prepare(model, context_tokens)
-    return ModelRunner(model, context_tokens)
+    return ModelRunner(model, context_tokens, pack)

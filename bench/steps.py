@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench import report
-from bench.bandwidth import linear_seconds, read_bytes_per_second, weight_bytes
+from bench.bandwidth import linear_seconds, read_bytes_per_second
 from bench.decode import BenchError, Tally, peak_memory_mb
 from bench.forced import forced_answer
 from bench.replay import Line, load_corpus, load_encoder, load_stream, tables
@@ -34,7 +34,7 @@ def make_runner(shape: str, settings: Settings) -> ModelRunner:
         raise BenchError(f"There is no shape {shape!r}; there are {', '.join(SHAPES)}.")
     chosen = settings.model
     dtype = torch.bfloat16 if chosen.dtype == "auto" else getattr(torch, chosen.dtype)
-    runner = random_runner(shape, dtype, chosen.device, chosen.context_tokens)
+    runner = random_runner(shape, dtype, chosen.device, chosen.context_tokens, chosen.pack)
     torch.set_num_threads(chosen.threads or default_threads(runner))
     return runner
 
@@ -43,7 +43,7 @@ def run_steps(shape: str, settings: Settings, out: Path | None) -> dict[str, Any
     """Seconds of a step by nodes and context, beside the linear layers alone and the memory's limit. Raises BenchError."""
     runner = make_runner(shape, settings)
     curve = measure(runner)
-    linear, speed, size = linear_seconds(runner), read_bytes_per_second(runner), weight_bytes(runner)
+    linear, speed, size = linear_seconds(runner), read_bytes_per_second(runner), runner.weight_bytes
     single = curve.seconds[0][0]
     figures = {
         "shape": shape,
@@ -104,7 +104,7 @@ def run_forced(
                     answers.append(forced_answer(runner, name, resources, line, MAX_NODES if nodes == "auto" else nodes, curve))
                     progress.advance(task)
                 tally.add(answers, time.perf_counter() - started)
-    size, speed = weight_bytes(runner), read_bytes_per_second(runner)
+    size, speed = runner.weight_bytes, read_bytes_per_second(runner)
     first = statistics.median(tallies[drafters[0]].tokens_per_second)
     figures: dict[str, Any] = {
         "shape": shape,

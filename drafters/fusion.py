@@ -24,8 +24,7 @@ from drafters.mixture import LEAST_MASS, MOST_BOOST, STRENGTH, cell, commit, loa
 from drafters.ngram import BaseArrays
 from drafters.nodes import Nodes, draft_tree, new_nodes, reset
 from drafters.prediction import realign
-from drafters.residence import Residence
-from drafters.suffix import LONGEST_CONTEXT, Corpus, index
+from drafters.suffix import LONGEST_CONTEXT, Corpus, index, release
 from drafters.trigram import NO_TEXT
 
 LEAST_PATH = 1e-6
@@ -52,7 +51,6 @@ class FusionDrafter:
         trust, boost = load_prior()
         blocks = tuple(corpora) or (index(np.empty(0, np.int64), vocabulary),)
         self._options = options
-        self._residence = Residence(corpora)
         self._known = Knowledge(
             blocks,
             new_history(options.capacity),
@@ -88,7 +86,6 @@ class FusionDrafter:
             *(self._known, self._states, self._work, self._nodes, self._rank),
             *(min(budget, MAX_NODES), self._options.depth),
         )
-        self._residence.asked()
         return draft_tree(self._nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:
@@ -104,6 +101,7 @@ class FusionDrafter:
 
     def end(self) -> None:
         self._known = self._known._replace(expected=np.zeros(1, np.int32))
+        release(self._known.corpora)
 
     def _commit(self, tokens: Ints) -> None:
         self._expected_before = int(self._states.expected[0, 0])

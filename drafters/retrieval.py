@@ -16,8 +16,7 @@ from annotated_types import Ge, Le
 from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Source, Verdict
 from drafters.kernel import kernel
 from drafters.nodes import choose_likeliest, draft_tree
-from drafters.residence import Residence
-from drafters.suffix import MAX_MATCH, Corpus, locate
+from drafters.suffix import MAX_MATCH, Corpus, locate, release
 from drafters.trie import Trie, child, new_trie, restart
 
 
@@ -39,7 +38,6 @@ class RetrievalDrafter:
 
     def __init__(self, corpus: Sequence[Corpus], options: RetrievalOptions) -> None:
         self._corpus = corpus
-        self._residence = Residence(corpus)
         self._options = options
         self._trie = new_trie(2 + options.matches * options.length if corpus else 2)
         self._text = NOTHING  # the last MAX_MATCH committed tokens
@@ -62,7 +60,6 @@ class RetrievalDrafter:
         restart(self._trie)
         for block, low, high in ranges:
             size = _insert(self._trie, size, block, low, high, longest, stride, chosen.length)
-        self._residence.asked()
         _weigh(self._trie, size)
         choose_likeliest(self._trie.nodes, size, budget)
         return draft_tree(self._trie.nodes, size, budget)
@@ -71,7 +68,7 @@ class RetrievalDrafter:
         self._text = np.concatenate([self._text, verdict.tokens])[-MAX_MATCH:]
 
     def end(self) -> None:
-        pass
+        release(self._corpus)
 
 
 @kernel

@@ -7,11 +7,13 @@ memory-mapped arrays; matches and continuations never cross documents.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from drafters import array_file
 from drafters.kernel import allocating_kernel, kernel
 
 KIND = "suffix"
@@ -76,6 +78,15 @@ def index(tokens: NDArray[Any], separator: int) -> Corpus:
     for array in corpus[:-1]:
         array.setflags(write=False)  # as a mapped file's arrays are: one version of the kernels serves both
     return corpus
+
+
+def release(corpora: Sequence[Corpus]) -> None:
+    """Gives back the memory that mapped blocks take, for the end of a request.
+
+    The kernel maps many pages around each one that is touched, so a long answer may make much of a datastore resident.
+    """
+    for corpus in corpora:
+        array_file.release(corpus.tokens)
 
 
 @kernel

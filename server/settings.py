@@ -75,6 +75,7 @@ class Model(Section):
     threads: int | None = Field(
         None, ge=1, description="CPU threads of the worker; default: one per core, one in all for small models"
     )
+    pack: bool = Field(True, description="on a CPU, lay linear layers out as it multiplies fastest")
     trust_remote_code: bool = False
 
     @property

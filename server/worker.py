@@ -78,7 +78,9 @@ def load(settings: Settings) -> Engine:
     """Loads model, tokenizer and tables and warms the kernels. Raises ModelError or ArrayFileError with one sentence."""
     chosen = settings.model
     disable_progress_bar()
-    options = LoadOptions(chosen.path, chosen.dtype, chosen.device, chosen.context_tokens, chosen.trust_remote_code)
+    options = LoadOptions(
+        chosen.path, chosen.dtype, chosen.device, chosen.context_tokens, chosen.trust_remote_code, chosen.pack
+    )
     runner = load_model(options)
     torch.set_num_threads(chosen.threads or default_threads(runner))
     tokenizer = load_tokenizer(chosen.path, chosen.trust_remote_code)
@@ -100,8 +102,7 @@ def load(settings: Settings) -> Engine:
 
 def default_threads(runner: ModelRunner) -> int:
     """All cores, but one for a small model: its forwards gain little from a second, and the front end needs it more."""
-    size = sum(parameter.nbytes for parameter in runner.model.parameters())
-    return 1 if size < SMALL_MODEL_BYTES else os.cpu_count() or 1
+    return 1 if runner.weight_bytes < SMALL_MODEL_BYTES else os.cpu_count() or 1
 
 
 def load_resources(options: Options, tokenizer_fingerprint: str, vocabulary: int) -> Resources:

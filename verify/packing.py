@@ -1,0 +1,42 @@
+"""Linear layers in the layout that this CPU multiplies fastest.
+
+A tree of a few dozen rows is too small for the usual matrix product, which rearranges the weights at every call. oneDNN
+lets us do that once. Promises the same layers up to rounding.
+"""
+
+from __future__ import annotations
+
+import torch
+
+ROWS = 16  # what the layout is chosen for: one token and a small tree
+
+
+class PackedLinear(torch.nn.Module):
+    """Takes the place of a torch.nn.Linear; its weights are kept packed only."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight = linear.weight.detach()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+        self.bias = linear.bias
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] to [..., out_features]."""
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
+        return result
+
+
+def can_pack(model: torch.nn.Module) -> bool:
+    """The model computes on a CPU, in numbers that oneDNN packs."""
+    weight = next(model.parameters())
+    fast = weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.device.type == "cpu" and torch.backends.mkldnn.is_available() and fast
+
+
+def pack_layers(model: torch.nn.Module) -> None:
+    """Packs every plain linear layer of the model, in place. The caller has asked `can_pack`."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) is torch.nn.Linear:  # a subclass may compute something else
+                setattr(parent, name, PackedLinear(child))
