@@ -82,13 +82,13 @@ class Generation:
         started = time.perf_counter()
         # The bonus token follows the deepest accepted node, so a useful draft is one token shorter than what is left.
         nodes = self._budget.ask() if self._left > 1 else 0
-        tree = self._drafter.propose(nodes).limit(self._left - 1)
+        draft = self._drafter.propose(nodes).limit(self._left - 1)
         drafted = time.perf_counter()
-        tree = self._budget.prune(tree, self._start + self._emitted)
+        tree = self._budget.prune(draft, self._start + self._emitted)
         verdict, finish = self._cut(self._verifier.verify(tree, self._drafter.feedback))
         verified = time.perf_counter()
         self._drafter.observe(verdict)
-        self._budget.saw(tree, len(verdict.rows), drafted - started)
+        self._budget.saw(draft, tree, verdict.tokens, drafted - started)
         tokens = verdict.tokens.tolist()
         self._emitted += len(tokens)
         self._left -= len(tokens)

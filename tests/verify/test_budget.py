@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from drafters.draft import MAX_NODES, DraftTree, Source, chain
-from verify.budget import LONGEST_PAUSE, MeasuredBudget
+from verify.budget import RARELY, MeasuredBudget, outcome
 from verify.cost import NODES, CostCurve
 
 
@@ -36,32 +36,43 @@ def test_a_branch_is_kept_only_with_its_parent() -> None:
     assert kept.tokens.tolist() == [1, 2, 4][: len(kept)]
 
 
-def asked(budget: MeasuredBudget, tree: DraftTree, accepted: int, steps: int) -> list[int]:
-    """The nodes verified in each of `steps` steps."""
+def asked(budget: MeasuredBudget, tree: DraftTree, emitted: list[int], steps: int) -> list[int]:
+    """The nodes verified in each of `steps` steps that emit the same."""
     seen = []
     for _ in range(steps):
         proposed = tree if budget.ask() else draft()
         pruned = budget.prune(proposed, 0)
         seen.append(len(pruned))
-        budget.saw(pruned, min(accepted, len(pruned)), 0.0)
+        budget.saw(proposed, pruned, np.array(emitted[: len(pruned) + 1], np.int32), 0.0)
     return seen
 
 
-def test_drafts_that_are_never_accepted_stop_within_a_few_steps_and_are_tried_again() -> None:
-    seen = asked(MeasuredBudget(curve(0.1)), draft(0.8, 0.8, 0.8, 0.8), 0, 400)
+def test_drafts_that_never_come_true_stop_within_a_few_steps_and_come_back_when_they_do() -> None:
+    budget, tree = MeasuredBudget(curve(0.1)), draft(0.8, 0.8, 0.8, 0.8)
+    seen = asked(budget, tree, [9], 100)
     assert seen[0] == 4
-    assert np.count_nonzero(seen[12:80]) <= 5
-    tries = np.flatnonzero(seen[100:])
-    assert 0 < len(tries) < 30
-    assert np.diff(tries).max() <= LONGEST_PAUSE + 2
+    assert sum(seen[12:]) == 0
+    back = asked(budget, tree, [0, 1, 2, 3, 4], 60)
+    assert back[-1] == 4
 
 
-def test_drafts_that_are_always_accepted_go_on() -> None:
-    assert asked(MeasuredBudget(curve(0.1)), draft(0.8, 0.8, 0.8, 0.8), 4, 50) == [4] * 50
+def test_drafts_that_always_come_true_go_on() -> None:
+    assert asked(MeasuredBudget(curve(0.1)), draft(0.8, 0.8, 0.8, 0.8), [0, 1, 2, 3, 4], 50) == [4] * 50
 
 
-def test_where_nodes_cost_a_step_each_nothing_is_drafted() -> None:
-    assert sum(asked(MeasuredBudget(curve(1.5)), draft(0.9, 0.9), 2, 50)) == 0
+def test_where_nodes_cost_a_step_each_nothing_is_drafted_and_the_drafter_is_asked_rarely() -> None:
+    budget = MeasuredBudget(curve(1.5))
+    assert sum(asked(budget, draft(0.9, 0.9), [0, 1, 2], 50)) == 0
+    assert sum(budget.ask() > 0 for _ in range(40)) == 40 // RARELY
+
+
+def test_the_outcome_counts_along_the_emitted_path() -> None:
+    tokens, parents = np.array([1, 2, 3, 4], np.int32), np.array([-1, 0, 1, 0], np.int32)
+    path = np.array([0.8, 0.4, 0.1, 0.2], np.float32)
+    tree = DraftTree(tokens, parents, np.array([1, 2, 3, 2], np.int32), path, np.zeros(4, np.uint8))
+    assert outcome(tree, np.array([7], np.int32)) == pytest.approx((0.8, 0))
+    assert outcome(tree, np.array([1, 4, 9], np.int32)) == pytest.approx((0.8 + 0.6 / 0.8, 2))
+    assert outcome(tree, np.array([1, 2, 9], np.int32)) == pytest.approx((0.8 + 0.6 / 0.8 + 0.25, 2))
 
 
 def test_a_curve_is_read_between_its_points() -> None:
