@@ -76,6 +76,7 @@ class Model(Section):
         None, ge=1, description="CPU threads of the worker; default: one per core, one in all for small models"
     )
     pack: bool = Field(True, description="on a CPU, lay linear layers out as it multiplies fastest")
+    trace: bool = Field(True, description="on a CPU, run the model's forward without Python")
     trust_remote_code: bool = False
 
     @property

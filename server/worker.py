@@ -79,7 +79,8 @@ def load(settings: Settings) -> Engine:
     chosen = settings.model
     disable_progress_bar()
     options = LoadOptions(
-        chosen.path, chosen.dtype, chosen.device, chosen.context_tokens, chosen.trust_remote_code, chosen.pack
+        *(chosen.path, chosen.dtype, chosen.device, chosen.context_tokens, chosen.trust_remote_code),
+        *(chosen.pack, chosen.trace),
     )
     runner = load_model(options)
     torch.set_num_threads(chosen.threads or default_threads(runner))

@@ -78,7 +78,7 @@ class TorchAttention:
         groups = heads // len(key)
         # The query heads that share a key head become more rows of it: no key or value is ever repeated.
         packed = query.reshape(len(key), groups * rows, head_dim)
-        mask = self._mask(layer.window, groups, query)
+        mask = self.mask(layer.window, groups, query)
         if layer.softcap is None and layer.sinks is None:
             out = torch.nn.functional.scaled_dot_product_attention(
                 packed[None], keys[None], values[None], attn_mask=mask, scale=layer.scaling
@@ -87,7 +87,7 @@ class TorchAttention:
             out = _capped(layer, packed, keys, values, mask)
         return out.reshape(heads, rows, head_dim)
 
-    def _mask(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
+    def mask(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
         """Additive mask [groups * N, length + N] in the dtype of `like`; None where every row sees everything."""
         if window not in self._masks:
             self._masks[window] = self._build(window, groups, like)
@@ -139,7 +139,11 @@ class ShapeProbe:
 
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[torch.Size, torch.Size]] = {}  # of keys and values, by layer
+        self.windows: list[int | None] = []  # all that there are
+        self.groups = 1  # query heads that share a key head
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         self.shapes[layer.index] = (key.shape, value.shape)
+        self.windows += [layer.window] if layer.window not in self.windows else []
+        self.groups = len(query) // len(key)
         return torch.zeros_like(query)

@@ -17,6 +17,7 @@ from drafters.draft import MAX_NODES
 from verify.attention import NAME, Attention, ShapeProbe, TorchAttention
 from verify.cache import CacheShape, KVCache
 from verify.packing import can_pack, pack_layers
+from verify.traced import TracedForward, trace
 
 
 class ModelError(ValueError):
@@ -33,14 +34,18 @@ class LoadOptions:
     context_tokens: int | None = None  # None = as many as the model was made for
     trust_remote_code: bool = False
     pack: bool = True  # on a CPU, linear layers in the layout that it multiplies fastest
+    trace: bool = True  # on a CPU, forwards without Python
 
 
 class ModelRunner:
     """A loaded model and the shape of its cache. Forwards are stateless but for the cache they are given."""
 
-    def __init__(self, model: PreTrainedModel, context_tokens: int | None = None, pack: bool = False) -> None:
-        """With `pack`, the linear layers are laid out anew where that helps."""
+    def __init__(
+        self, model: PreTrainedModel, context_tokens: int | None = None, pack: bool = False, traced: bool = False
+    ) -> None:
+        """With `pack`, the linear layers are laid out anew where that helps; with `traced`, forwards do without Python."""
         self.model = model.eval()
+        self._traced: TracedForward | None = None
         self.weight_bytes = weight_bytes(model)  # that a step reads
         if pack and can_pack(model):
             pack_layers(model)
@@ -49,11 +54,12 @@ class ModelRunner:
         self.vocabulary = int(config.vocab_size)
         limit = int(config.max_position_embeddings)
         self.context_tokens = min(limit, context_tokens or limit)
-        self.cache_shape = self._probe()
-
-    def _probe(self) -> CacheShape:
-        """What a position takes in the cache, found out by one forward. Raises ModelError."""
         probe = ShapeProbe()
+        self.cache_shape = self._probe(probe)
+        self._traced = trace(model, self.cache_shape, probe.windows, probe.groups, self.forward) if traced else None
+
+    def _probe(self, probe: ShapeProbe) -> CacheShape:
+        """What a position takes in the cache, found out by one forward. Raises ModelError."""
         try:
             token = torch.zeros(1, dtype=torch.long, device=self.device)
             self._run(token, token, 1, probe)
@@ -64,6 +70,11 @@ class ModelRunner:
             raise ModelError("This model cannot be served: its layers do not all keep keys and values of one shape.")
         kv_heads, _, head_dim = found.pop()
         return CacheShape(len(probe.shapes), kv_heads, head_dim, self.model.dtype, self.device)
+
+    @property
+    def is_traced(self) -> bool:
+        """Forwards run without Python."""
+        return self._traced is not None
 
     def new_cache(self) -> KVCache:
         """An empty cache for a full context; the rows of one draft may stand beyond its end."""
@@ -83,6 +94,8 @@ class ModelRunner:
         """
         if depths is None:
             depths = torch.arange(len(tokens), device=self.device)
+        if self._traced is not None and logits:
+            return self._traced(cache, tokens, depths, ancestors)
         attention = TorchAttention(cache, len(tokens), ancestors)
         return self._run(tokens, depths + cache.length, 0 if logits else 1, attention)
 
@@ -124,7 +137,7 @@ def load_model(options: LoadOptions) -> ModelRunner:
         )
         raise ModelError(f"The model at {options.path!r} {message}.")
     prepare(model.to(device), options.context_tokens)
-    return ModelRunner(model, options.context_tokens, options.pack)
+    return ModelRunner(model, options.context_tokens, options.pack, options.trace)
 
 
 def prepare(model: PreTrainedModel, context_tokens: int | None) -> None:

@@ -113,7 +113,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[ModelRunner, Any]:
     ours, theirs = make(request.param, NAME), make(request.param, "eager")
     theirs.load_state_dict(ours.state_dict())
     prepare(ours, None)
-    return ModelRunner(ours), theirs
+    return ModelRunner(ours, pack=True, traced=True), theirs
 
 
 def test_logits_are_those_of_transformers(pair: tuple[ModelRunner, Any]) -> None:
