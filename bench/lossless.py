@@ -83,7 +83,7 @@ def tie_margin(
     logits = engine.runner.forward(engine.runner.new_cache(), text, logits=False)
     scores = logits[0].float()
     if not params.greedy:
-        scores = processed(logits, params)[0] + gumbel(params.seed, place, logits.shape[-1], logits.device)
+        scores = processed(logits, params)[0] + gumbel(params.seed, [place], logits.shape[-1], logits.device)[0]
     return float(scores[tokens[0]] - scores[tokens[1]])
 
 

@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 
 MASK = (1 << 64) - 1
+NOISE_NUMBERS = 1 << 17  # computed at once
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,16 @@ class SamplingParams:
         return bool(self.penalizes or self.logit_bias or self.bad_words or self.min_tokens)
 
 
-def gumbel(seed: int, position: int, vocabulary: int, device: torch.device) -> torch.Tensor:
-    """The noise of one position, float32 [V]: splitmix64 of (seed, position, token), the same on every device."""
-    key = _mix(_mix(seed) ^ position * 0xD1B54A32D192ED03 & MASK)
-    x = torch.arange(vocabulary, device=device) * _signed(0x9E3779B97F4A7C15) + _signed(key)
+def gumbel(seed: int, positions: Sequence[int], vocabulary: int, device: torch.device) -> torch.Tensor:
+    """The noise of positions, float32 [P, V]: splitmix64 of (seed, position, token), the same on every device."""
+    keys = [_signed(_mix(_mix(seed) ^ position * 0xD1B54A32D192ED03 & MASK)) for position in positions]
+    tokens = torch.arange(vocabulary, device=device) * _signed(0x9E3779B97F4A7C15)
+    x = tokens + torch.tensor(keys, device=device)[:, None]
     x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
     x = x ^ _shift(x, 31)
     uniform = (_shift(x, 11).double() + 0.5) / (1 << 53)
-    return -(-uniform.log()).log().float()
+    return uniform.log_().neg_().log_().neg_().float()
 
 
 def uniform(seed: int, position: int, number: int) -> float:
@@ -114,21 +116,18 @@ class Chooser:
 
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
-        self._noise: dict[int, torch.Tensor] = {}
+        self._noise = torch.empty(0, 0)  # [P, V], of the positions from `_first` on
+        self._first = 0
 
     def choose(self, logits: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
-        """The target's own token at each of M nodes: logits [M, V] and each node's output position, to int64 [M].
-
-        Positions never go back: noise before the smallest one is dropped.
-        """
+        """The target's own token at each of M nodes: logits [M, V] and each node's output position, to int64 [M]."""
         if self._params.greedy:
             return logits.argmax(-1)
-        wanted = sorted(set(positions))
-        for position in wanted:
-            if position not in self._noise:
-                self._noise[position] = gumbel(self._params.seed, position, logits.shape[-1], logits.device)
-        self._noise = {position: noise for position, noise in self._noise.items() if position >= wanted[0]}
-        rows = {position: row for row, position in enumerate(wanted)}
-        noise = torch.stack([self._noise[position] for position in wanted])
-        index = torch.tensor([rows[position] for position in positions], device=logits.device)
-        return (processed(logits, self._params) + noise[index]).argmax(-1)
+        first, last = min(positions), max(positions)
+        if first < self._first or last >= self._first + len(self._noise):
+            # Some more than needed at once: it costs less than one by one.
+            size = max(last - first + 1, NOISE_NUMBERS // logits.shape[-1])
+            self._noise = gumbel(self._params.seed, range(first, first + size), logits.shape[-1], logits.device)
+            self._first = first
+        index = torch.tensor([position - self._first for position in positions], device=logits.device)
+        return (processed(logits, self._params) + self._noise[index]).argmax(-1)
