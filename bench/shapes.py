@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def qwen3(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, **extra
     return Qwen3Config(**{**sizes, **window, "intermediate_size": ffn, **extra})
 
 
-SHAPES = {
+SHAPES: dict[str, Callable[[], Any]] = {
     "llama-110m": lambda: llama(768, 12, 12, 4, 2048),
     "llama-160m": lambda: llama(768, 12, 12, 12, 3072),
     "llama-460m": lambda: llama(1280, 22, 20, 4, 3456),
