@@ -155,7 +155,8 @@ class Engine:
                 case Ready():
                     self.info = message
                     self._ready.set()
-                    log.info("ready after %.1f s: %s on %s", message.seconds, message.dtype, message.device)
+                    kept = f"{message.slots} contexts of {message.slot_bytes / 1e6:.0f} MB"
+                    log.info("ready after %.1f s: %s on %s, %s", message.seconds, message.dtype, message.device, kept)
                 case Refused():
                     self._lose(message.message)
                 case Status():

@@ -47,6 +47,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     device: str
     dtype: str
     seconds: float  # since the process started
+    slots: int  # contexts that the device holds at once
+    slot_bytes: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

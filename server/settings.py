@@ -111,6 +111,9 @@ class Sessions(Section):
 
     capacity: int = Field(8, ge=0, description="sessions kept; the least recently used goes first")
     ttl_seconds: float = Field(1800.0, gt=0)
+    slots: int | None = Field(
+        None, ge=1, description="whose KV cache is on the device, the others' waiting in host memory; default: as many as fit"
+    )
 
 
 class Scheduling(Section):

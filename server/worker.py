@@ -34,6 +34,7 @@ from server.messages import Cancel, Failed, FromWorker, Ready, Refused, Request,
 from server.sessions import Session, SessionStore
 from server.settings import Settings
 from server.text import AnswerText
+from verify.cache import slots_that_fit
 from verify.cost import CostCurve, load_or_measure
 from verify.decode import DecodeOptions, Generation, PromptError, Step
 from verify.model import LoadOptions, ModelError, ModelRunner, fingerprint, load_model, load_tokenizer, stop_ids
@@ -60,6 +61,7 @@ class Engine:
     stop_ids: frozenset[int]
     resources: Resources
     own_resources: dict[str, Resources]  # of the principals that have datastores of their own
+    slots: int  # contexts that the device holds at once
     curve: CostCurve | None  # where the settings leave the nodes of a step to it
 
     def resources_of(self, principal: str) -> Resources:
@@ -84,6 +86,7 @@ def load(settings: Settings) -> Engine:
     )
     runner = load_model(options)
     torch.set_num_threads(chosen.threads or default_threads(runner))
+    slots = plan_slots(runner, settings)
     tokenizer = load_tokenizer(chosen.path, chosen.trust_remote_code)
     vocabulary = max(runner.vocabulary, len(tokenizer)) + 1
     mark = fingerprint(tokenizer)
@@ -98,7 +101,21 @@ def load(settings: Settings) -> Engine:
     folder = settings.speculation.cost_folder
     measured = settings.speculation.max_nodes == "auto"
     curve = load_or_measure(runner, folder and folder.expanduser()) if measured else None
-    return Engine(runner, tokenizer, stop_ids(runner.model, tokenizer), resources, own, curve)
+    return Engine(runner, tokenizer, stop_ids(runner.model, tokenizer), resources, own, slots, curve)
+
+
+def plan_slots(runner: ModelRunner, settings: Settings) -> int:
+    """How many contexts the device holds: the settings' number, else what sessions need and memory has. Raises ModelError."""
+    least = settings.scheduling.max_active
+    fitting = slots_that_fit(runner.cache_shape, runner.context_tokens)
+    wanted = settings.sessions.slots or min(fitting, settings.sessions.capacity + least)
+    if min(fitting, wanted) < least:
+        size = runner.cache_shape.bytes_for(runner.context_tokens) / 1e9
+        raise ModelError(
+            f"{least} requests at once need {least} contexts of {size:.1f} GB each, but {min(fitting, wanted)} fit;"
+            " lower model.context_tokens or scheduling.max_active, or raise sessions.slots."
+        )
+    return wanted
 
 
 def default_threads(runner: ModelRunner) -> int:
@@ -200,7 +217,7 @@ class Worker:
         self._inbox = inbox
         self._outbox = outbox
         kept = settings.sessions
-        self._sessions = SessionStore(engine.runner, kept.capacity, kept.ttl_seconds)
+        self._sessions = SessionStore(engine.runner, kept.capacity, kept.ttl_seconds, engine.slots)
         self._waiting: deque[Request] = deque()
         self._active: deque[Job] = deque()
 
@@ -314,7 +331,9 @@ def main(settings: Settings, to_worker: str, from_worker: str) -> None:
         return
     shape = engine.runner.cache_shape
     dtype = str(shape.dtype).removeprefix("torch.")
-    ready = Ready(engine.runner.context_tokens, str(shape.device), dtype, time.monotonic() - started)
+    slot_bytes = shape.bytes_for(engine.runner.context_tokens)
+    seconds = time.monotonic() - started
+    ready = Ready(engine.runner.context_tokens, str(shape.device), dtype, seconds, engine.slots, slot_bytes)
     outbox.send(messages.encode(ready))
     Worker(settings, engine, inbox, outbox).run()
     context.destroy(linger=1000)

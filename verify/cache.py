@@ -5,9 +5,12 @@ Promises that rows beyond `length` never matter. Knows nothing about tokens or a
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
+
+MEMORY_SHARE = 0.8  # of what is free at the start
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,26 @@ class CacheShape:
     def bytes_for(self, positions: int) -> int:
         """Size of a slot of `positions`, in bytes."""
         return 2 * self.layers * self.kv_heads * self.head_dim * positions * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Parked:
+    """The committed rows of a slot, in host memory."""
+
+    rows: torch.Tensor  # [layers, 2, kv_heads, length, head_dim]
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes
+
+
+def slots_that_fit(shape: CacheShape, positions: int) -> int:
+    """How many slots of `positions` fit into the free memory of the device, some of it left to forwards."""
+    if shape.device.type == "cuda":
+        free = torch.cuda.mem_get_info(shape.device)[0]
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(MEMORY_SHARE * free) // shape.bytes_for(positions)
 
 
 class KVCache:
@@ -54,6 +77,17 @@ class KVCache:
             index = torch.tensor(rows[in_place:], device=self.tensor.device) + self.length
             self.tensor[:, :, :, start : self.length + len(rows)] = self.tensor[:, :, :, index]
         self.length += len(rows)
+
+    def park(self) -> Parked:
+        """A copy of the committed rows for later; the slot is empty then."""
+        rows = self.tensor[:, :, :, : self.length].to("cpu", copy=True)
+        self.length = 0
+        return Parked(rows)
+
+    def restore(self, parked: Parked) -> None:
+        """Takes parked rows back, in place of what it holds."""
+        self.length = parked.rows.shape[3]
+        self.tensor[:, :, :, : self.length] = parked.rows.to(self.tensor.device)
 
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` positions."""

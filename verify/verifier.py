@@ -15,7 +15,7 @@ import torch
 
 from drafters.draft import DraftTree, Floats, Ints, Logprobs, Verdict
 from verify.acceptance import rule_of
-from verify.cache import KVCache
+from verify.cache import KVCache, Parked
 from verify.logits import LogitsProcessor
 from verify.model import ModelRunner
 from verify.sampling import SamplingParams
@@ -41,12 +41,48 @@ class TreeVerifier:
 
     def __init__(self, runner: ModelRunner, cache: KVCache) -> None:
         self._runner = runner
-        self._cache = cache
+        self._slot: KVCache | None = cache
+        self._parked: Parked | None = None
         self._params = SamplingParams()
         self._rule = rule_of(self._params)
         self._processor: LogitsProcessor | None = None
         self.tokens: list[int] = []  # the committed text
         self._prompt_length = 0
+
+    def park(self) -> KVCache:
+        """Puts the committed text's rows into host memory and gives the slot back; `resume` before anything else."""
+        assert self._slot is not None
+        slot, self._parked, self._slot = self._slot, self._slot.park(), None
+        return slot
+
+    def resume(self, slot: KVCache) -> None:
+        """Goes on in another slot after `park`."""
+        assert self._parked is not None
+        slot.restore(self._parked)
+        self._slot, self._parked = slot, None
+
+    def leave(self) -> KVCache | None:
+        """Forgets everything; returns the slot, if it has one."""
+        slot, self._slot, self._parked = self._slot, None, None
+        self.tokens = []
+        if slot is not None:
+            slot.truncate(0)
+        return slot
+
+    @property
+    def is_parked(self) -> bool:
+        """Its rows are in host memory."""
+        return self._parked is not None
+
+    @property
+    def parked_bytes(self) -> int:
+        """What it takes of host memory while parked."""
+        return self._parked.nbytes if self._parked is not None else 0
+
+    @property
+    def _cache(self) -> KVCache:
+        assert self._slot is not None, "a parked session must be resumed first"
+        return self._slot
 
     @property
     def context_tokens(self) -> int:

@@ -32,7 +32,7 @@ def test_to_the_worker(message: ToWorker) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Ready(10, "cpu", "float32", 1.0),
+        Ready(10, "cpu", "float32", 1.0, 2, 1000),
         Refused("no"),
         TokenEvent("r", 0, [1], "é", "stop", REPORT, 3, True),
         Failed("r", "no"),

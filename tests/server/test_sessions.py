@@ -5,9 +5,10 @@ import numpy as np
 from drafters.draft import NoDrafter
 from drafters.registry import Resources
 from server.sessions import Session, SessionStore
-from verify.decode import DecodeOptions, decode
+from verify.decode import DecodeOptions, Generation, decode
 from verify.model import ModelRunner
 from verify.sampling import SamplingParams
+from verify.verifier import TreeVerifier
 
 
 class Clock:
@@ -77,3 +78,31 @@ def test_each_session_has_drafters_and_a_cache_of_its_own(tiny_runner: ModelRunn
     decode(a.verifier, NoDrafter(), np.arange(20, dtype=np.int32), options)
     assert b.verifier.tokens == []
     assert 0 < store.usage_ratio < 1
+
+
+def test_sessions_take_turns_in_a_slot_and_keep_their_text(tiny_runner: ModelRunner) -> None:
+    """With one slot for three sessions, each turn goes on from its own prefix, with the tokens of one that never left."""
+    options = DecodeOptions(SamplingParams(temperature=0), max_tokens=5)
+    store = SessionStore(tiny_runner, capacity=3, ttl_seconds=60, slots=1)
+    texts = {key: np.arange(start, start + 12, dtype=np.int32) for key, start in (("a", 3), ("b", 30), ("c", 60))}
+    alone = {key: TreeVerifier(tiny_runner, tiny_runner.new_cache()) for key in texts}
+    for turn in range(3):
+        for key, text in texts.items():
+            session = store.acquire(key)
+            assert session is not None
+            assert store.acquire(None) is None  # the only slot is at work
+            answer = decode(session.verifier, NoDrafter(), text, options).tokens
+            assert answer == decode(alone[key], NoDrafter(), text, options).tokens
+            store.release(session)
+            texts[key] = np.concatenate([text, np.array(answer, np.int32)])
+        assert store.parked_bytes == sum(tiny_runner.cache_shape.bytes_for(len(texts[key]) - 1) for key in ("a", "b")), turn
+    session = store.acquire("a")
+    assert session is not None
+    generation = Generation(session.verifier, NoDrafter(), texts["a"], options)
+    assert generation.reused_tokens == len(texts["a"]) - 1
+    store.release(session)
+    for name in ("d", "e", None):
+        other = store.acquire(name)
+        assert other is not None
+        assert other.verifier.tokens == []
+        store.release(other)
