@@ -31,13 +31,15 @@ class PackedLinear(torch.nn.Module):
 def can_pack(model: torch.nn.Module) -> bool:
     """The model computes on a CPU, in numbers that oneDNN packs."""
     weight = next(model.parameters())
-    fast = weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight.device.type == "cpu" and torch.backends.mkldnn.is_available() and fast
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def pack_layers(model: torch.nn.Module) -> None:
     """Packs every plain linear layer of the model, in place. The caller has asked `can_pack`."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if type(child) is torch.nn.Linear:  # a subclass may compute something else
+            # A subclass, of the layer or of its weights' tensor (a quantised one), computes something else.
+            if type(child) is torch.nn.Linear and type(child.weight.data) is torch.Tensor:
                 setattr(parent, name, PackedLinear(child))
