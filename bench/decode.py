@@ -23,8 +23,8 @@ from bench.bandwidth import read_bytes_per_second
 from bench.peers import PEERS, PeerName, Transformers
 from drafters.draft import Ints
 from drafters.registry import NAMES, DrafterName, make
+from server.loaded import Loaded, load
 from server.settings import Settings
-from server.worker import Engine, load
 from verify.decode import Decoded, DecodeOptions, decode
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier
@@ -120,9 +120,9 @@ def make_plan(drafters: str, prompts: Path, limit: int | None, temperatures: str
 
 def run(settings: Settings, plan: Plan, out: Path | None, with_peers: bool = False, draft: str | None = None) -> dict[str, Any]:
     """Measures and prints; with `out`, saves the figures there, too."""
-    engine = load(settings)
-    prompts = [encode(engine, prompt) for prompt in plan.prompts]
-    peers = Transformers(engine, settings, draft) if with_peers else None
+    loaded = load(settings)
+    prompts = [encode(loaded, prompt) for prompt in plan.prompts]
+    peers = Transformers(loaded, settings, draft) if with_peers else None
     contenders: list[DrafterName | PeerName] = [*plan.drafters, *(peers.names if peers else [])]
     tallies = {(t, name): Tally() for t in plan.temperatures for name in contenders}
     with Progress() as progress:
@@ -137,14 +137,14 @@ def run(settings: Settings, plan: Plan, out: Path | None, with_peers: bool = Fal
                     if repeat:
                         tally.add_tokens([tokens for tokens, _ in timed], sum(seconds for _, seconds in timed))
                 else:
-                    answers = [answer(engine, settings, cast(DrafterName, name), p, temperature, plan) for p in chosen]
+                    answers = [answer(loaded, settings, cast(DrafterName, name), p, temperature, plan) for p in chosen]
                     if repeat:
                         tally.add(answers, time.perf_counter() - started)
                 progress.advance(task)
-    size, speed = engine.runner.weight_bytes, read_bytes_per_second(engine.runner)
+    size, speed = loaded.runner.weight_bytes, read_bytes_per_second(loaded.runner)
     figures = {
         "model": settings.model.served_name,
-        "dtype": str(engine.runner.cache_shape.dtype),
+        "dtype": str(loaded.runner.cache_shape.dtype),
         "prompts": len(prompts),
         "max_tokens": plan.max_tokens,
         "max_nodes": settings.speculation.max_nodes,
@@ -174,18 +174,18 @@ def peak_memory_mb() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
-def encode(engine: Engine, prompt: str) -> Ints:
+def encode(loaded: Loaded, prompt: str) -> Ints:
     """The prompt's token ids, int32 [P]."""
-    return np.array(engine.tokenizer.encode(prompt), np.int32)
+    return np.array(loaded.tokenizer.encode(prompt), np.int32)
 
 
-def answer(engine: Engine, settings: Settings, drafter: DrafterName, prompt: Ints, temperature: float, plan: Plan) -> Decoded:
+def answer(loaded: Loaded, settings: Settings, drafter: DrafterName, prompt: Ints, temperature: float, plan: Plan) -> Decoded:
     """One answer with fresh state, as a request without a session gets it."""
-    verifier = TreeVerifier(engine.runner, engine.runner.new_cache())
+    verifier = TreeVerifier(loaded.runner, loaded.runner.new_cache())
     params = SamplingParams(temperature=temperature, seed=plan.seed)
-    budget = engine.budget(drafter, settings.speculation.max_nodes)
-    options = DecodeOptions(params, plan.max_tokens, engine.stop_ids, **budget)
-    return decode(verifier, make(drafter, engine.resources), prompt, options)
+    budget = loaded.budget(drafter, settings.speculation.max_nodes)
+    options = DecodeOptions(params, plan.max_tokens, loaded.stop_ids, **budget)
+    return decode(verifier, make(drafter, loaded.resources), prompt, options)
 
 
 def same(tallies: dict[tuple[float, DrafterName | PeerName], Tally], plan: Plan, temperature: float, tally: Tally) -> str:

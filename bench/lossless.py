@@ -17,8 +17,8 @@ from rich.table import Table
 from bench.decode import Plan, answer, encode
 from drafters.draft import Ints
 from drafters.registry import DrafterName
+from server.loaded import Loaded, load
 from server.settings import Settings
-from server.worker import Engine, load
 from verify.sampling import SamplingParams, gumbel, processed
 
 
@@ -37,25 +37,25 @@ class Divergence:
 
 def run(settings: Settings, plan: Plan) -> list[Divergence]:
     """Compares every answer of the plan and prints what it finds."""
-    engine = load(settings)
+    loaded = load(settings)
     found: list[Divergence] = []
     compared = 0
     with Progress() as progress:
         task = progress.add_task("comparing", total=len(plan.prompts) * len(plan.temperatures))
         for temperature in plan.temperatures:
-            for number, prompt in enumerate(encode(engine, text) for text in plan.prompts):
-                plain = answer(engine, settings, "none", prompt, temperature, plan).tokens
+            for number, prompt in enumerate(encode(loaded, text) for text in plan.prompts):
+                plain = answer(loaded, settings, "none", prompt, temperature, plan).tokens
                 for drafter in plan.drafters:
-                    drafted = answer(engine, settings, drafter, prompt, temperature, plan).tokens
+                    drafted = answer(loaded, settings, drafter, prompt, temperature, plan).tokens
                     compared += 1
                     place = first_difference(plain, drafted)
                     if place is not None:
                         params = SamplingParams(temperature=temperature, seed=plan.seed)
-                        margin = tie_margin(engine, prompt, plain, drafted, place, params)
+                        margin = tie_margin(loaded, prompt, plain, drafted, place, params)
                         tokens = (token_at(plain, place), token_at(drafted, place))
                         found.append(Divergence(drafter, temperature, number, place, *tokens, margin))
                 progress.advance(task)
-    show(found, compared, str(engine.runner.cache_shape.dtype).removeprefix("torch."))
+    show(found, compared, str(loaded.runner.cache_shape.dtype).removeprefix("torch."))
     return found
 
 
@@ -73,14 +73,14 @@ def token_at(tokens: Sequence[int], place: int) -> int:
 
 
 def tie_margin(
-    engine: Engine, prompt: Ints, plain: Sequence[int], drafted: Sequence[int], place: int, params: SamplingParams
+    loaded: Loaded, prompt: Ints, plain: Sequence[int], drafted: Sequence[int], place: int, params: SamplingParams
 ) -> float:
     """How far plain decoding's token stood above the other after the same text, in one forward; NaN where one has none."""
     tokens = (token_at(plain, place), token_at(drafted, place))
     if min(tokens) < 0:
         return float("nan")
-    text = torch.tensor([*prompt.tolist(), *plain[:place]], device=engine.runner.device)
-    logits = engine.runner.forward(engine.runner.new_cache(), text, logits=False)
+    text = torch.tensor([*prompt.tolist(), *plain[:place]], device=loaded.runner.device)
+    logits = loaded.runner.forward(loaded.runner.new_cache(), text, logits=False)
     scores = logits[0].float()
     if not params.greedy:
         scores = processed(logits, params)[0] + gumbel(params.seed, [place], logits.shape[-1], logits.device)[0]

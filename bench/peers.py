@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 import models
 from drafters.draft import Ints
+from server.loaded import Loaded
 from server.settings import Settings
-from server.worker import Engine
 
 PeerName = Literal["transformers", "transformers-lookup", "transformers-assistant"]
 PEERS: tuple[PeerName, ...] = get_args(PeerName)
@@ -21,15 +21,15 @@ LOOKUP_TOKENS = 10  # what transformers' documentation takes
 class Transformers:
     """`generate` over the same weights, with transformers' own cache and attention."""
 
-    def __init__(self, engine: Engine, settings: Settings, draft: str | None) -> None:
+    def __init__(self, loaded: Loaded, settings: Settings, draft: str | None) -> None:
         """`draft` is the assistant's path; the embedded draft model where the target is the embedded one."""
         path = settings.model.path
         if draft is None and path == str(models.TARGET):
             draft = str(models.DRAFT)
-        self._device, self._dtype = engine.runner.device, engine.runner.cache_shape.dtype
+        self._device, self._dtype = loaded.runner.device, loaded.runner.cache_shape.dtype
         self._model = self._load(path)
         self._assistant = self._load(draft) if draft else None
-        self._stop_ids = sorted(engine.stop_ids)
+        self._stop_ids = sorted(loaded.stop_ids)
 
     def _load(self, path: str) -> Any:
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=self._dtype, use_safetensors=True)

@@ -26,8 +26,8 @@ from rich.table import Table
 
 from bench import report
 from bench.decode import BenchError, Plan, answer, encode
+from server.loaded import load
 from server.settings import Settings
-from server.worker import load
 
 HEALTH_PAUSE_SECONDS = 0.01
 START_SECONDS = 300
@@ -124,15 +124,15 @@ def run(settings: Settings, flags: Sequence[str], plan: Plan, url: str | None, o
         except httpx.TransportError as error:
             raise BenchError(f"No server answers at {url} ({error}); start one, or leave out --url.") from None
     else:
-        engine = load(settings)
-        prompts = [encode(engine, prompt) for prompt in plan.prompts]
+        loaded = load(settings)
+        prompts = [encode(loaded, prompt) for prompt in plan.prompts]
         with server(flags) as own, Progress() as progress:
             task = progress.add_task("serving", total=len(plan.temperatures) * plan.repeats)
             for temperature in plan.temperatures:
                 rates, ratios, runs = [], [], []
                 for repeat in range(plan.repeats + 1):
                     started = time.perf_counter()
-                    answers = [answer(engine, settings, plan.drafters[0], p, temperature, plan) for p in prompts]
+                    answers = [answer(loaded, settings, plan.drafters[0], p, temperature, plan) for p in prompts]
                     rate = sum(len(a.tokens) for a in answers) / (time.perf_counter() - started)
                     row = served(own, plan, temperature)
                     if repeat:  # the first round warms up

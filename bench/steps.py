@@ -22,8 +22,8 @@ from bench.replay import Line, load_corpus, load_encoder, load_stream, tables
 from bench.shapes import SHAPES, random_runner
 from drafters.draft import MAX_NODES
 from drafters.registry import DrafterName, warm
+from server.loaded import default_threads
 from server.settings import Settings
-from server.worker import default_threads
 from verify.cost import NODES, measure
 from verify.model import ModelRunner, resolve_device
 

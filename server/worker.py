@@ -12,142 +12,35 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal, TypedDict
+from dataclasses import replace
 
 import numpy as np
 import torch
 import zmq
-from transformers import PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 
-import models
-from drafters import datastore, ngram
 from drafters.array_file import ArrayFileError
-from drafters.draft import MAX_NODES, Source
-from drafters.registry import DrafterName, Options, Resources, warm
-from drafters.suffix import Corpus
+from drafters.draft import Source
 from server import messages
+from server.loaded import Loaded, load
 from server.messages import Cancel, Failed, FromWorker, Ready, Refused, Request, Shutdown, Status, StepReport, TokenEvent
 from server.sessions import Session, SessionStore
 from server.settings import Settings
 from server.text import AnswerText
-from verify.cache import slots_that_fit
-from verify.cost import CostCurve, load_or_measure
 from verify.decode import DecodeOptions, Generation, PromptError, Step
-from verify.model import LoadOptions, ModelError, ModelRunner, fingerprint, load_model, load_tokenizer, stop_ids
+from verify.model import ModelError
 from verify.sampling import SamplingParams
 
 log = logging.getLogger("outrider.worker")
 IDLE_POLL_MILLISECONDS = 500
-SMALL_MODEL_BYTES = 64_000_000
-
-
-class Budget(TypedDict):
-    """The part of DecodeOptions that says how much is drafted."""
-
-    max_nodes: int
-    curve: CostCurve | None
-
-
-@dataclass
-class Engine:
-    """What a worker has loaded: everything that its requests share."""
-
-    runner: ModelRunner
-    tokenizer: PreTrainedTokenizerBase
-    stop_ids: frozenset[int]
-    resources: Resources
-    own_resources: dict[str, Resources]  # of the principals that have datastores of their own
-    slots: int  # contexts that the device holds at once
-    curve: CostCurve | None  # where the settings leave the nodes of a step to it
-
-    def resources_of(self, principal: str) -> Resources:
-        """What the drafters of a principal's requests read."""
-        return self.own_resources.get(principal, self.resources)
-
-    def budget(self, drafter: DrafterName, max_nodes: int | Literal["auto"]) -> Budget:
-        """How many nodes a step may have, as DecodeOptions take it."""
-        if max_nodes != "auto":
-            return {"max_nodes": max_nodes, "curve": None}
-        # Lookahead's window is no guess: its nodes are there for what the target says of them.
-        return {"max_nodes": MAX_NODES, "curve": None if drafter == "lookahead" else self.curve}
-
-
-def load(settings: Settings) -> Engine:
-    """Loads model, tokenizer and tables and warms the kernels. Raises ModelError or ArrayFileError with one sentence."""
-    chosen = settings.model
-    disable_progress_bar()
-    options = LoadOptions(
-        *(chosen.path, chosen.dtype, chosen.device, chosen.context_tokens, chosen.trust_remote_code),
-        *(chosen.pack, chosen.trace),
-    )
-    runner = load_model(options)
-    torch.set_num_threads(chosen.threads or default_threads(runner))
-    slots = plan_slots(runner, settings)
-    tokenizer = load_tokenizer(chosen.path, chosen.trust_remote_code)
-    vocabulary = max(runner.vocabulary, len(tokenizer)) + 1
-    mark = fingerprint(tokenizer)
-    resources = load_resources(settings.speculation.options, mark, vocabulary)
-    own = {
-        name: replace(resources, corpus=[*resources.corpus, *load_corpus(key.datastores, mark)])
-        for name, key in settings.auth.keys.items()
-        if key.datastores
-    }
-    for each in {len(each.corpus): each for each in (resources, *own.values())}.values():
-        warm(each)  # kernels are compiled for a number of blocks
-    folder = settings.speculation.cost_folder
-    measured = settings.speculation.max_nodes == "auto"
-    curve = load_or_measure(runner, folder and folder.expanduser()) if measured else None
-    return Engine(runner, tokenizer, stop_ids(runner.model, tokenizer), resources, own, slots, curve)
-
-
-def plan_slots(runner: ModelRunner, settings: Settings) -> int:
-    """How many contexts the device holds: the settings' number, else what sessions need and memory has. Raises ModelError."""
-    least = settings.scheduling.max_active
-    fitting = slots_that_fit(runner.cache_shape, runner.context_tokens)
-    wanted = settings.sessions.slots or min(fitting, settings.sessions.capacity + least)
-    if min(fitting, wanted) < least:
-        size = runner.cache_shape.bytes_for(runner.context_tokens) / 1e9
-        raise ModelError(
-            f"{least} requests at once need {least} contexts of {size:.1f} GB each, but {min(fitting, wanted)} fit;"
-            " lower model.context_tokens or scheduling.max_active, or raise sessions.slots."
-        )
-    return wanted
-
-
-def default_threads(runner: ModelRunner) -> int:
-    """All cores, but one for a small model: its forwards gain little from a second, and the front end needs it more."""
-    return 1 if runner.weight_bytes < SMALL_MODEL_BYTES else os.cpu_count() or 1
-
-
-def load_resources(options: Options, tokenizer_fingerprint: str, vocabulary: int) -> Resources:
-    """Maps the tables that drafters read. Raises ArrayFileError with one sentence."""
-    corpus = load_corpus(options.retrieval.datastores, tokenizer_fingerprint)
-    try:
-        table = options.trigram.table
-        base = ngram.load(models.BASE_TABLE if table is None else Path(table), tokenizer_fingerprint)
-    except ArrayFileError:
-        if table is not None:
-            raise
-        base = ngram.empty_base()  # the embedded table belongs to the embedded tokenizer only
-    return Resources(options, base, corpus, vocabulary)
-
-
-def load_corpus(datastores: Iterable[str], tokenizer_fingerprint: str) -> list[Corpus]:
-    """Maps all blocks of the datastores at these paths. Raises ArrayFileError with one sentence."""
-    return [block for folder in datastores for block in datastore.load(Path(folder), tokenizer_fingerprint)]
 
 
 class Job:
     """A request at work: its choices one after the other, all in one session's cache."""
 
-    def __init__(self, request: Request, session: Session, engine: Engine, settings: Settings) -> None:
+    def __init__(self, request: Request, session: Session, loaded: Loaded, settings: Settings) -> None:
         self.request = request
         self.session = session
-        self._engine = engine
+        self._loaded = loaded
         self._name = request.drafter or settings.speculation.drafter
         self._nodes = settings.speculation.max_nodes if request.max_nodes is None else request.max_nodes
         self._choice = 0
@@ -159,13 +52,13 @@ class Job:
         params = request.params
         if self._choice:
             params = choice_params(params, self._choice)
-        budget = self._engine.budget(self._name, self._nodes)
-        options = DecodeOptions(params, request.max_tokens, self._engine.stop_ids, **budget)
-        drafter = self.session.drafter(self._name, self._engine.resources_of(request.principal))
+        budget = self._loaded.budget(self._name, self._nodes)
+        options = DecodeOptions(params, request.max_tokens, self._loaded.stop_ids, **budget)
+        drafter = self.session.drafter(self._name, self._loaded.resources_of(request.principal))
         self._generation = Generation(self.session.verifier, drafter, np.array(request.prompt, np.int32), options)
         if self._cached_tokens is None:
             self._cached_tokens = self._generation.reused_tokens
-        self._text = AnswerText(self._engine.tokenizer, request.stop)
+        self._text = AnswerText(self._loaded.tokenizer, request.stop)
 
     def step(self) -> TokenEvent | None:
         """One step; None while the prompt is read."""
@@ -211,13 +104,13 @@ def report(step: Step) -> StepReport:
 class Worker:
     """The loop: take messages, give each active request one step in turn, send what came of it."""
 
-    def __init__(self, settings: Settings, engine: Engine, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
+    def __init__(self, settings: Settings, loaded: Loaded, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
         self._settings = settings
-        self._engine = engine
+        self._loaded = loaded
         self._inbox = inbox
         self._outbox = outbox
         kept = settings.sessions
-        self._sessions = SessionStore(engine.runner, kept.capacity, kept.ttl_seconds, engine.slots)
+        self._sessions = SessionStore(loaded.runner, kept.capacity, kept.ttl_seconds, loaded.slots)
         self._waiting: deque[Request] = deque()
         self._active: deque[Job] = deque()
 
@@ -258,7 +151,7 @@ class Worker:
                 if session is None:
                     self._waiting.append(request)
                     continue
-                self._active.append(Job(request, session, self._engine, self._settings))
+                self._active.append(Job(request, session, self._loaded, self._settings))
             except Exception as error:
                 if session is not None:
                     self._sessions.release(session)
@@ -324,16 +217,16 @@ def main(settings: Settings, to_worker: str, from_worker: str) -> None:
     inbox.connect(to_worker)
     outbox.connect(from_worker)
     try:
-        engine = load(settings)
+        loaded = load(settings)
     except (ModelError, ArrayFileError) as error:
         outbox.send(messages.encode(Refused(str(error))))
         context.destroy(linger=1000)
         return
-    shape = engine.runner.cache_shape
+    shape = loaded.runner.cache_shape
     dtype = str(shape.dtype).removeprefix("torch.")
-    slot_bytes = shape.bytes_for(engine.runner.context_tokens)
+    slot_bytes = shape.bytes_for(loaded.runner.context_tokens)
     seconds = time.monotonic() - started
-    ready = Ready(engine.runner.context_tokens, str(shape.device), dtype, seconds, engine.slots, slot_bytes)
+    ready = Ready(loaded.runner.context_tokens, str(shape.device), dtype, seconds, loaded.slots, slot_bytes)
     outbox.send(messages.encode(ready))
-    Worker(settings, engine, inbox, outbox).run()
+    Worker(settings, loaded, inbox, outbox).run()
     context.destroy(linger=1000)

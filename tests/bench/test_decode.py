@@ -18,8 +18,8 @@ from bench.shapes import SHAPES
 from bench.steps import fitting, make_runner
 from drafters.draft import NoDrafter
 from drafters.registry import Resources
+from server.loaded import load
 from server.settings import Settings, load_settings
-from server.worker import load
 from verify.decode import DecodeOptions, decode
 from verify.model import ModelRunner
 from verify.sampling import SamplingParams
@@ -53,14 +53,14 @@ def test_a_divergence_is_placed_and_weighed(exact: Settings) -> None:
     assert first_difference([1, 2, 3], [1, 2, 3]) is None
     assert first_difference([1, 2, 3], [1, 4, 3]) == 1
     assert first_difference([1, 2, 3], [1, 2]) == 2
-    engine = load(exact)
-    prompt = encode(engine, PROMPT)
+    loaded = load(exact)
+    prompt = encode(loaded, PROMPT)
     for params in (SamplingParams(temperature=0), SamplingParams(temperature=1.0, seed=3)):
-        verifier = TreeVerifier(engine.runner, engine.runner.new_cache())
+        verifier = TreeVerifier(loaded.runner, loaded.runner.new_cache())
         plain = decode(verifier, NoDrafter(), prompt, DecodeOptions(params, 6)).tokens
         other = [*plain[:4], (plain[4] + 1) % 4096]
-        assert tie_margin(engine, prompt, plain, other, 4, params) > 0  # plain decoding took the higher one
-        assert math.isnan(tie_margin(engine, prompt, plain, plain[:5], 5, params))
+        assert tie_margin(loaded, prompt, plain, other, 4, params) > 0  # plain decoding took the higher one
+        assert math.isnan(tie_margin(loaded, prompt, plain, plain[:5], 5, params))
 
 
 @pytest.mark.parametrize("name", ["none", "lookup", "fusion"])
