@@ -16,7 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from drafters.draft import MAX_NODES
 from verify.attention import NAME, Attention, ShapeProbe, TorchAttention
 from verify.cache import CacheShape, KVCache
-from verify.packing import can_pack, pack_layers
+from verify.packing import PackedLinear, can_pack, pack_layers
 from verify.traced import TracedForward, trace
 
 
@@ -159,10 +159,11 @@ def prepare(model: PreTrainedModel, context_tokens: int | None) -> None:
 def weight_bytes(model: PreTrainedModel) -> int:
     """What a step reads: all parameters but the embedding table, of which it reads a row per token (unless the head is it)."""
     sizes = {parameter.data_ptr(): parameter.nbytes for parameter in model.parameters()}
-    table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    if table.data_ptr() != head.data_ptr():
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    if isinstance(head, PackedLinear) or table.data_ptr() != head.weight.data_ptr():
         sizes.pop(table.data_ptr())
-    return sum(sizes.values())
+    packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    return int(sum(sizes.values())) + sum(layer.nbytes for layer in packed)
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -20,6 +20,7 @@ class PackedLinear(torch.nn.Module):
         weight = linear.weight.detach()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
         self.bias = linear.bias
+        self.nbytes: int = weight.nbytes
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from verify.model import ModelRunner
 from verify.packing import PackedLinear, can_pack, pack_layers
 
 
@@ -28,6 +30,15 @@ def test_every_plain_layer_is_packed_and_others_are_left() -> None:
     pack_layers(model)
     assert [type(module) for module in model] == [PackedLinear, torch.nn.Sequential, Other, torch.nn.ReLU]
     assert type(inner[0]) is PackedLinear
+
+
+def test_a_packed_model_can_be_taken_up_again(tiny_config: LlamaConfig) -> None:
+    torch.manual_seed(0)
+    first = ModelRunner(LlamaForCausalLM(tiny_config), pack=True)
+    again = ModelRunner(first.model, 64, pack=True)
+    assert again.weight_bytes == first.weight_bytes
+    tokens = torch.arange(5)
+    assert torch.equal(again.forward(again.new_cache(), tokens), first.forward(first.new_cache(), tokens))
 
 
 def test_half_precision_is_not_packed() -> None:
