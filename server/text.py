@@ -18,7 +18,7 @@ class TokenDecoder(Protocol):
 
 
 class Detokenizer:
-    """Turns tokens into text, one at a time; an unfinished character is held until the tokens that complete it."""
+    """Turns tokens into text; an unfinished character is held until the tokens that complete it."""
 
     def __init__(self, tokenizer: TokenDecoder, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
@@ -27,14 +27,24 @@ class Detokenizer:
         self._start = 0  # decoding starts here: far enough back for the tokenizer's rules about spaces
         self._done = 0  # tokens whose text has been returned
 
-    def feed(self, token: int) -> str:
-        """The text that `token` completes."""
-        self._ids.append(token)
+    def feed(self, tokens: Sequence[int]) -> str:
+        """The text that `tokens` complete; nothing at all where they end within a character."""
+        self._ids.extend(tokens)
         before, now = self._decode(self._done), self._decode(len(self._ids))
         if now.endswith(REPLACEMENT) or len(now) <= len(before):
             return ""
         self._start, self._done = self._done, len(self._ids)
         return now[len(before) :]
+
+    def take_back(self, count: int, done: tuple[int, int]) -> None:
+        """Forgets the last `count` tokens; `done` is what `progress` was before them."""
+        del self._ids[len(self._ids) - count :]
+        self._start, self._done = done
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How far the tokens have become text."""
+        return self._start, self._done
 
     def flush(self) -> str:
         """The held text, unfinished characters replaced by U+FFFD; for the end of an answer."""
@@ -53,6 +63,11 @@ class StopStrings:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
         self.stopped = False
+
+    def finds(self, text: str) -> bool:
+        """Whether `text` would complete a stop string."""
+        whole = self._held + text
+        return any(stop in whole for stop in self._stops)
 
     def feed(self, text: str) -> str:
         """The text that is certain now; sets `stopped` at a stop string, which is not part of the text."""
@@ -94,9 +109,15 @@ class AnswerText:
 
     def feed(self, tokens: Sequence[int]) -> tuple[str, int]:
         """The text that `tokens` complete, and how many of them were used: fewer than given after a stop string."""
+        progress = self._detokenizer.progress
+        text = self._detokenizer.feed(tokens)
+        if text and not self._stops.finds(text):
+            return self._stops.feed(text), len(tokens)
+        # One by one, to see which token completes a stop string or leaves a character unfinished.
+        self._detokenizer.take_back(len(tokens), progress)
         text = ""
         for used, token in enumerate(tokens, start=1):
-            text += self._stops.feed(self._detokenizer.feed(token))
+            text += self._stops.feed(self._detokenizer.feed([token]))
             if self.stopped:
                 return text, used
         return text, len(tokens)
