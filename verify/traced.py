@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from verify.attention import Layer, TorchAttention
 from verify.cache import CacheShape, KVCache
@@ -138,17 +139,20 @@ def trace(
     cache.length = 5
     example = torch.arange(4)
     masks = row_masks(cache, len(example), None, windows, groups)
+    verbosity = logging.get_verbosity()
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
             forward = _Forward(model, windows, torch.jit.script(attend))
             inputs = (example, example + cache.length, cache.tensor, torch.tensor(cache.length), masks, packed)
+            logging.set_verbosity_error()  # tracing looks at every property, and some complain
             traced = TracedForward(torch.jit.trace(forward, inputs, check_trace=False), packed, windows, groups)
         same = all(_same(traced, reference, cache, rows, length, model) for rows, length in CHECKS)
     except (_Untraceable, RuntimeError, TypeError, ValueError):
         return None
     finally:
+        logging.set_verbosity(verbosity)
         for layer, weights in zip(layers, packed, strict=False):
             layer.packed = weights
     return traced if same else None
