@@ -122,14 +122,19 @@ def run_forced(
             for name, tally in tallies.items()
         ],
     }
-    table = Table("drafter", "tokens/s", "tokens/step", "verify ms", f"times {drafters[0]}")
-    for row in figures["results"]:
-        cells = (row["tokens_per_second"], row["tokens_per_step"], row["verify_ms_per_step"], row[f"times_{drafters[0]}"])
-        table.add_row(row["drafter"], *map(str, cells))
-    Console().print(table)
+    show_forced(figures["results"], drafters[0])
     if out:
         report.save(out, figures)
     return figures
+
+
+def show_forced(rows: Sequence[dict[str, Any]], first: DrafterName) -> None:
+    """The figures as a table."""
+    table = Table("drafter", "tokens/s", "tokens/step", "verify ms", f"times {first}")
+    for row in rows:
+        cells = (row["tokens_per_second"], row["tokens_per_step"], row["verify_ms_per_step"], row[f"times_{first}"])
+        table.add_row(row["drafter"], *map(str, cells))
+    Console().print(table)
 
 
 def make_context(settings: Settings) -> int:

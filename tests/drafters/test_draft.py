@@ -11,6 +11,7 @@ from tests.trees import trees
 @given(trees())
 def test_random_trees_are_well_formed(tree: DraftTree) -> None:
     tree.check()
+    assert all(tree.path(row)[-1] == tree.tokens[row] for row in range(len(tree)))
 
 
 @given(trees(), st.integers(0, 6))

@@ -14,6 +14,7 @@ def test_each_keeps_the_protocol(name: DrafterName) -> None:
         drafter.begin(np.array([1, 2, 3, 1, 2], np.int32))
         tree = drafter.propose(16)
         tree.check()
+        assert len(tree) <= 16
         drafter.observe(Verdict(tree, np.empty(0, np.int32), np.array([3, 1, 2], np.int32)))
         drafter.propose(16).check()
         drafter.end()
