@@ -1,11 +1,14 @@
 """`outrider bench serve`: what a client sees of a server, beside the same answers in process.
 
-Starts a server of its own unless it is given the address of one; only its own is compared with in-process decoding, in turns,
-since both need the machine. While streams run, /health is asked all the time: the front end must stay responsive.
+Starts a server of its own unless it is given the address of one; only its own is compared with in-process decoding, answer by
+answer in turns: both need the machine, and its speed changes from second to second. While streams run once more, /health is
+asked all the time: the front end must stay responsive.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 import statistics
 import subprocess
@@ -14,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,42 +36,35 @@ HEALTH_PAUSE_SECONDS = 0.01
 START_SECONDS = 300
 
 
-@dataclass
+@dataclass(frozen=True)
 class Seen:
-    """What clients saw, in seconds."""
+    """What a client saw of one streamed answer, in seconds."""
 
-    tokens: int = 0
-    seconds: float = 0.0  # of whole requests, one after the other
-    first_token: list[float] = field(default_factory=list)
-    between_chunks: list[float] = field(default_factory=list)
+    tokens: int
+    seconds: float  # of the whole request
+    first_token: float
+    between_chunks: list[float]
 
     @property
     def tokens_per_second(self) -> float:
-        """Over whole requests, reading the prompt included."""
+        """Over the whole request, reading the prompt included."""
         return self.tokens / self.seconds
 
 
-def stream(client: httpx.Client, fields: dict[str, Any], seen: Seen) -> None:
-    """One streamed completion, timed. Raises BenchError where the server refuses."""
-    started = last = time.perf_counter()
-    first = True
+def stream(client: httpx.Client, fields: dict[str, Any]) -> Seen:
+    """One streamed completion, timed, and read once it has ended. Raises BenchError where the server refuses."""
+    started = time.perf_counter()
+    body, arrivals = bytearray(), [started]
     with client.stream("POST", "/v1/completions", json=fields) as response:
-        if response.status_code != 200:
-            raise BenchError(f"The server answered {response.status_code}: {response.read().decode()[:200]}")
-        for line in response.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            now = time.perf_counter()
-            chunk = msgspec.json.decode(line.removeprefix("data: "))
-            if chunk.get("usage"):
-                seen.tokens += chunk["usage"]["completion_tokens"]
-            elif first:
-                seen.first_token.append(now - started)
-                first = False
-            else:
-                seen.between_chunks.append(now - last)
-            last = now
-    seen.seconds += time.perf_counter() - started
+        for chunk in response.iter_raw():
+            arrivals.append(time.perf_counter())
+            body += chunk
+    if response.status_code != 200:
+        raise BenchError(f"The server answered {response.status_code}: {body.decode()[:200]}")
+    lines = [line.removeprefix(b"data: ") for line in body.splitlines() if line.startswith(b"data: {")]
+    tokens = msgspec.json.decode(lines[-1])["usage"]["completion_tokens"]
+    gaps = [b - a for a, b in itertools.pairwise(arrivals)]
+    return Seen(tokens, arrivals[-1] - started, gaps[0], gaps[1:])
 
 
 @contextmanager
@@ -117,33 +113,15 @@ def health(url: str) -> Iterator[list[float]]:
 
 def run(settings: Settings, flags: Sequence[str], plan: Plan, url: str | None, out: Path | None) -> dict[str, Any]:
     """Measures and prints; with `out`, saves the figures there, too. Raises BenchError."""
-    figures: list[dict[str, Any]] = []
     if url:
         try:
-            figures += [served(url, plan, temperature) for temperature in plan.temperatures]
+            figures = [served(url, plan, temperature, None) for temperature in plan.temperatures]
         except httpx.TransportError as error:
             raise BenchError(f"No server answers at {url} ({error}); start one, or leave out --url.") from None
     else:
-        loaded = load(settings)
-        prompts = [encode(loaded, prompt) for prompt in plan.prompts]
-        with server(flags) as own, Progress() as progress:
-            task = progress.add_task("serving", total=len(plan.temperatures) * plan.repeats)
-            for temperature in plan.temperatures:
-                rates, ratios, runs = [], [], []
-                for repeat in range(plan.repeats + 1):
-                    started = time.perf_counter()
-                    answers = [answer(loaded, settings, plan.drafters[0], p, temperature, plan) for p in prompts]
-                    rate = sum(len(a.tokens) for a in answers) / (time.perf_counter() - started)
-                    row = served(own, plan, temperature)
-                    if repeat:  # the first round warms up
-                        rates.append(rate)
-                        ratios.append(row["tokens_per_second"] / rate)
-                        runs.append(row)
-                        progress.advance(task)
-                row = {name: statistics.median(r[name] for r in runs) for name in runs[0]}
-                row["in_process_tokens_per_second"] = round(statistics.median(rates), 2)
-                row["served_over_in_process"] = round(statistics.median(ratios), 4)
-                figures.append(row)
+        inside = InProcess(settings, plan)
+        with server(flags) as own:
+            figures = [served(own, plan, temperature, inside) for temperature in plan.temperatures]
     show(figures)
     whole = {
         "model": settings.model.served_name,
@@ -156,31 +134,59 @@ def run(settings: Settings, flags: Sequence[str], plan: Plan, url: str | None, o
     return whole
 
 
-def served(url: str, plan: Plan, temperature: float) -> dict[str, float]:
-    """All prompts once, one after the other, with /health asked meanwhile and, for comparison, streams without it."""
-    with httpx.Client(base_url=url, timeout=120) as client:
-        model = client.get("/v1/models").json()["data"][0]["id"]
+class InProcess:
+    """The same answers without a server."""
 
-        def fields(prompt: str) -> dict[str, Any]:
+    def __init__(self, settings: Settings, plan: Plan) -> None:
+        self._settings = settings
+        self._plan = plan
+        self._loaded = load(settings)
+
+    def tokens_per_second(self, prompt: str, temperature: float) -> float:
+        """Of one answer, reading the prompt included."""
+        ids = encode(self._loaded, prompt)
+        started = time.perf_counter()
+        decoded = answer(self._loaded, self._settings, self._plan.drafters[0], ids, temperature, self._plan)
+        return len(decoded.tokens) / (time.perf_counter() - started)
+
+
+def served(url: str, plan: Plan, temperature: float, inside: InProcess | None) -> dict[str, float]:
+    """All prompts, each answer beside one in process right before it; then again with /health asked all the time."""
+    with httpx.Client(base_url=url, timeout=120) as client, Progress() as progress:
+        model = client.get("/v1/models").json()["data"][0]["id"]
+        task = progress.add_task(f"serving at {temperature}", total=(plan.repeats + 1) * len(plan.prompts))
+
+        def ask(prompt: str) -> Seen:
             asked = {"model": model, "prompt": prompt, "max_tokens": plan.max_tokens, "temperature": temperature}
             options = {"stream": True, "stream_options": {"include_usage": True}, "seed": plan.seed}
-            return {**asked, **options, "speculation": {"drafter": plan.drafters[0]}}
+            return stream(client, {**asked, **options, "speculation": {"drafter": plan.drafters[0]}})
 
-        seen, watched = Seen(), Seen()
-        for prompt in plan.prompts:
-            stream(client, fields(prompt), seen)
+        seen, rates = [], []
+        for repeat in range(plan.repeats + 1):
+            for prompt in plan.prompts:
+                rate = inside.tokens_per_second(prompt, temperature) if inside else math.nan
+                answered = ask(prompt)
+                if repeat:  # the first round warms up
+                    seen.append(answered)
+                    rates.append(rate)
+                progress.advance(task)
         with health(url) as answers:
             for prompt in plan.prompts:
-                stream(client, fields(prompt), watched)
+                ask(prompt)
     quantiles = statistics.quantiles(answers, n=100)
-    return {
+    row = {
         "temperature": temperature,
-        "tokens_per_second": round(seen.tokens_per_second, 2),
-        "first_token_ms_p50": round(1e3 * statistics.median(seen.first_token), 3),
-        "between_chunks_ms_p50": round(1e3 * statistics.median(seen.between_chunks), 3),
+        "tokens_per_second": round(statistics.median(s.tokens_per_second for s in seen), 2),
+        "first_token_ms_p50": round(1e3 * statistics.median(s.first_token for s in seen), 3),
+        "between_chunks_ms_p50": round(1e3 * statistics.median(gap for s in seen for gap in s.between_chunks), 3),
         "health_ms_p50": round(1e3 * quantiles[49], 3),
         "health_ms_p99": round(1e3 * quantiles[98], 3),
     }
+    if inside:
+        row["in_process_tokens_per_second"] = round(statistics.median(rates), 2)
+        ratios = (s.tokens_per_second / rate for s, rate in zip(seen, rates, strict=True))
+        row["served_over_in_process"] = round(statistics.median(ratios), 4)
+    return row
 
 
 def show(figures: Sequence[dict[str, Any]]) -> None:

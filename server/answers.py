@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -133,10 +132,9 @@ class Asked:
 class Answerer:
     """Runs requests on the engine and writes the answers."""
 
-    def __init__(self, engine: Engine, metrics: Metrics, keep_alive_seconds: float) -> None:
+    def __init__(self, engine: Engine, metrics: Metrics) -> None:
         self._engine = engine
         self._metrics = metrics
-        self._keep_alive_seconds = keep_alive_seconds
 
     async def whole(self, asked: Asked) -> dict[str, Any]:
         """The answer as one JSON body. Raises EngineError."""
@@ -145,6 +143,8 @@ class Answerer:
         usage = Usage()
         async with aclosing(self._events(asked, usage)) as events:
             async for event in events:
+                if event is None:
+                    continue
                 texts[event.choice] = texts.get(event.choice, "") + event.text
                 finishes[event.choice] = event.finish
         choices = [asked.shape.choice(i, texts[i], finishes[i]) for i in sorted(texts)]
@@ -159,11 +159,8 @@ class Answerer:
         usage = Usage()
         opened: set[int] = set()
         try:
-            async with (
-                aclosing(self._events(asked, usage)) as events,
-                aclosing(keep_alive(events, self._keep_alive_seconds)) as beats,
-            ):
-                async for event in beats:
+            async with aclosing(self._events(asked, usage)) as events:
+                async for event in events:
                     if event is None:
                         yield KEEP_ALIVE
                         continue
@@ -188,13 +185,16 @@ class Answerer:
     def _head(self, asked: Asked, kind: str) -> dict[str, Any]:
         return {"id": asked.id, "object": kind, "created": int(time.time()), "model": asked.model, "system_fingerprint": None}
 
-    async def _events(self, asked: Asked, usage: Usage) -> AsyncGenerator[TokenEvent, None]:
-        """All prompts' events in order, counted on the way."""
+    async def _events(self, asked: Asked, usage: Usage) -> AsyncGenerator[TokenEvent | None, None]:
+        """All prompts' events in order, counted on the way; None = nothing for the keep-alive time."""
         last_token = asked.arrived
         for number, request in enumerate(asked.requests):
             cached: int | None = None
             async with aclosing(self._engine.generate(request, admitted=number > 0)) as events:
                 async for event in events:
+                    if event is None:
+                        yield None
+                        continue
                     if cached is None:
                         usage.prompt_tokens += len(request.prompt)
                         self._metrics.prompt_tokens.inc(len(request.prompt))
@@ -221,27 +221,3 @@ class Answerer:
 def sse(body: Any) -> bytes:
     """One server-sent event."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
-
-
-async def keep_alive(events: AsyncIterator[TokenEvent], seconds: float) -> AsyncGenerator[TokenEvent | None, None]:
-    """The events, and None whenever there was none for `seconds`."""
-    upcoming: asyncio.Task[TokenEvent] | None = None
-    try:
-        while True:
-            if upcoming is None:
-                upcoming = asyncio.ensure_future(anext(events))
-            done, _ = await asyncio.wait({upcoming}, timeout=seconds)
-            if not done:
-                yield None
-                continue
-            try:
-                event = upcoming.result()
-            except StopAsyncIteration:
-                return
-            finally:
-                upcoming = None
-            yield event
-    finally:
-        if upcoming is not None:
-            upcoming.cancel()
-            await asyncio.wait({upcoming})

@@ -36,7 +36,7 @@ class Service:
         self.metrics = Metrics()
         self.engine = Engine(settings, self.metrics)
         self.prompts = PromptEncoder(tokenizer)
-        self.answers = Answerer(self.engine, self.metrics, settings.server.keep_alive_seconds)
+        self.answers = Answerer(self.engine, self.metrics)
         self.started = int(time.time())
 
     async def chat(self, http: Request, body: ChatBody) -> Response:
@@ -72,9 +72,9 @@ class Service:
     async def _answer(
         self, http: Request, body: GenerationBody, shape: Shape, prompts: list[list[int]], limit: int | None, arrived: float
     ) -> Response:
-        await self.engine.wait_ready()
+        context = (await self.engine.wait_started()).context_tokens
         identity = shape.prefix + uuid.uuid4().hex
-        requests = [self._request(http, body, f"{identity}-{i}", prompt, limit) for i, prompt in enumerate(prompts)]
+        requests = [self._request(http, body, f"{identity}-{i}", prompt, limit, context) for i, prompt in enumerate(prompts)]
         report = bool(body.speculation and body.speculation.report)
         model = self.settings.model.served_name
         asked = Asked(identity, model, shape, requests, body.include_usage, report, arrived)
@@ -88,10 +88,8 @@ class Service:
         return Response(status_code=499) if whole is None else JSONResponse(whole)
 
     def _request(
-        self, http: Request, body: GenerationBody, identity: str, prompt: list[int], limit: int | None
+        self, http: Request, body: GenerationBody, identity: str, prompt: list[int], limit: int | None, context: int
     ) -> messages.Request:
-        assert self.engine.info is not None
-        context = self.engine.info.context_tokens
         if not prompt:
             raise APIError(400, "The prompt is empty; give at least one token.", "prompt", "invalid_value")
         if len(prompt) >= context:
@@ -205,8 +203,8 @@ def add_routes(app: FastAPI, service: Service) -> None:
     async def ready() -> Response:
         engine = service.engine
         if engine.ready:
-            return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "failed" if engine.failure else "loading", "detail": engine.failure}, 503)
+            return JSONResponse({"status": engine.state})
+        return JSONResponse({"status": engine.state, "detail": engine.failure}, 503)
 
     @app.get("/version")
     async def app_version() -> dict[str, str]:

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.messages import Status, StepReport
+from server.queue import Queue
 
 LATENCY_BUCKETS = (
     *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03),
@@ -40,6 +41,7 @@ class Metrics:
         self.request_duration = latency("request_duration_seconds", "From the request's arrival to its last token.")
         self.queue = latency("queue_seconds", "From the request's arrival to its start in the worker.")
         self.step = latency("step_seconds", "One decoding step, by phase.", PHASE_BUCKETS, ("phase",))
+        self._draft, self._verify, self._commit = (self.step.labels(phase) for phase in ("draft", "verify", "commit"))
         self.tokens_per_step = latency("tokens_per_step", "Tokens emitted per target forward.", TOKEN_BUCKETS)
         self.requests = counter("requests_total", "Requests answered.", "endpoint", "status")
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of all requests.")
@@ -61,9 +63,9 @@ class Metrics:
 
     def saw_step(self, step: StepReport, tokens: int) -> None:
         """Counts one decoding step that emitted `tokens`."""
-        self.step.labels("draft").observe(step.draft_seconds)
-        self.step.labels("verify").observe(step.verify_seconds)
-        self.step.labels("commit").observe(step.commit_seconds)
+        self._draft.observe(step.draft_seconds)
+        self._verify.observe(step.verify_seconds)
+        self._commit.observe(step.commit_seconds)
         self.steps.inc()
         self.generated_tokens.inc(tokens)
         self.tokens_per_step.observe(tokens)
@@ -73,6 +75,11 @@ class Metrics:
             self.accepted_tokens.labels(drafter).inc(nodes)
         for position in range(1, sum(step.accepted.values()) + 1):
             self.accepted_per_position.labels(str(position)).inc()
+
+    def saw_queue(self, queue: Queue) -> None:
+        """Takes over who is at work and who waits."""
+        self.running.set(queue.active)
+        self.waiting.set(queue.waiting)
 
     def saw_status(self, status: Status) -> None:
         """Takes over the worker's gauges."""

@@ -121,6 +121,7 @@ class Scheduling(Section):
 
     max_active: int = Field(1, ge=1, le=64, description="requests that take turns, a step each")
     max_waiting: int = Field(64, ge=0, description="requests that may wait; more get a 429")
+    stall_seconds: float = Field(120.0, gt=0, description="a worker that is silent for so long while it has work is replaced")
 
 
 class Limits(Section):

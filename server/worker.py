@@ -5,10 +5,12 @@ Promises that one request's failure never touches another, and that a cancelled 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 from collections import Counter, deque
@@ -16,7 +18,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-import zmq
 
 from drafters.array_file import ArrayFileError
 from drafters.draft import Source
@@ -26,12 +27,13 @@ from server.messages import Cancel, Failed, FromWorker, Ready, Refused, Request,
 from server.sessions import Session, SessionStore
 from server.settings import Settings
 from server.text import AnswerText
+from server.wire import WorkerSide
 from verify.decode import DecodeOptions, Generation, PromptError, Step
 from verify.model import ModelError
 from verify.sampling import SamplingParams
 
 log = logging.getLogger("outrider.worker")
-IDLE_POLL_MILLISECONDS = 500
+IDLE_SECONDS = 0.5
 
 
 class Job:
@@ -104,18 +106,17 @@ def report(step: Step) -> StepReport:
 class Worker:
     """The loop: take messages, give each active request one step in turn, send what came of it."""
 
-    def __init__(self, settings: Settings, loaded: Loaded, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
+    def __init__(self, settings: Settings, loaded: Loaded, wire: WorkerSide) -> None:
         self._settings = settings
         self._loaded = loaded
-        self._inbox = inbox
-        self._outbox = outbox
+        self._wire = wire
         kept = settings.sessions
         self._sessions = SessionStore(loaded.runner, kept.capacity, kept.ttl_seconds, loaded.slots)
         self._waiting: deque[Request] = deque()
         self._active: deque[Job] = deque()
 
     def run(self) -> None:
-        """Until a Shutdown message."""
+        """Until a Shutdown message. Raises EOFError or OSError if the front end is gone."""
         while self._receive():
             self._admit()
             if self._active:
@@ -125,12 +126,9 @@ class Worker:
                 self._report()
 
     def _receive(self) -> bool:
-        """Takes all messages that are there, waiting only when there is nothing to do; False = end."""
-        wait = 0 if self._active else IDLE_POLL_MILLISECONDS
-        while self._inbox.poll(wait):
-            message = messages.decode_to_worker(self._inbox.recv())
-            wait = 0
-            match message:
+        """Takes the messages that are there, waiting only when there is nothing to do; False = end."""
+        for data in self._wire.receive(0 if self._active else IDLE_SECONDS):
+            match message := messages.decode_to_worker(data):
                 case Shutdown():
                     return False
                 case Cancel(id):
@@ -175,7 +173,8 @@ class Worker:
             job.session.drafters.clear()  # whatever state they are in
             self._send(Failed(job.request.id, self._explain(job.request, error)))
             return
-        if event is None:
+        if event is None:  # a chunk of the prompt was read: the front end hears that work goes on
+            self._report()
             return
         if event.last:
             self._finish(job)
@@ -196,7 +195,7 @@ class Worker:
         self._waiting = deque(request for request in self._waiting if request.id != request_id)
 
     def _send(self, message: FromWorker) -> None:
-        self._outbox.send(messages.encode(message))
+        self._wire.send(messages.encode(message))
 
 
 def end_with_parent() -> None:
@@ -207,26 +206,22 @@ def end_with_parent() -> None:
         os._exit(1)
 
 
-def main(settings: Settings, to_worker: str, from_worker: str) -> None:
-    """The process's entry point: load, say Ready (or Refused), and work. Both endpoints are zmq addresses."""
+def main(settings: Settings, end: socket.socket) -> None:
+    """The process's entry point: load, say Ready (or Refused), and work."""
     threading.Thread(target=end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front end decides
     started = time.monotonic()
-    context = zmq.Context()
-    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    inbox.connect(to_worker)
-    outbox.connect(from_worker)
+    wire = WorkerSide(end)
     try:
         loaded = load(settings)
     except (ModelError, ArrayFileError) as error:
-        outbox.send(messages.encode(Refused(str(error))))
-        context.destroy(linger=1000)
+        wire.send(messages.encode(Refused(str(error))))
         return
     shape = loaded.runner.cache_shape
     dtype = str(shape.dtype).removeprefix("torch.")
     slot_bytes = shape.bytes_for(loaded.runner.context_tokens)
     seconds = time.monotonic() - started
     ready = Ready(loaded.runner.context_tokens, str(shape.device), dtype, seconds, loaded.slots, slot_bytes)
-    outbox.send(messages.encode(ready))
-    Worker(settings, loaded, inbox, outbox).run()
-    context.destroy(linger=1000)
+    wire.send(messages.encode(ready))
+    with contextlib.suppress(EOFError, ConnectionError):  # the front end is gone
+        Worker(settings, loaded, wire).run()
