@@ -8,6 +8,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from drafters.draft import MAX_NODES
 from server.messages import Status, StepReport
 from server.queue import Queue
 
@@ -53,6 +54,7 @@ class Metrics:
         self.accepted_per_position = counter(
             "accepted_tokens_per_position_total", "Accepted draft tokens by their place in the block.", "position"
         )
+        self._positions = [self.accepted_per_position.labels(str(1 + i)) for i in range(MAX_NODES)]
         self.worker_restarts = counter("worker_restarts_total", "Times the worker process was replaced.")
         self.rejected_requests = counter("rejected_requests_total", "Requests refused before the worker.", "reason")
         self.running = gauge("requests_running", "Requests at work.")
@@ -73,8 +75,8 @@ class Metrics:
             self.draft_tokens.labels(drafter).inc(nodes)
         for drafter, nodes in step.accepted.items():
             self.accepted_tokens.labels(drafter).inc(nodes)
-        for position in range(1, sum(step.accepted.values()) + 1):
-            self.accepted_per_position.labels(str(position)).inc()
+        for position in self._positions[: sum(step.accepted.values())]:
+            position.inc()
 
     def saw_queue(self, queue: Queue) -> None:
         """Takes over who is at work and who waits."""

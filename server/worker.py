@@ -13,11 +13,12 @@ import signal
 import socket
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from drafters.array_file import ArrayFileError
 from drafters.draft import Source
@@ -34,6 +35,7 @@ from verify.sampling import SamplingParams
 
 log = logging.getLogger("outrider.worker")
 IDLE_SECONDS = 0.5
+LABELS = {int(source): source.label for source in Source}
 
 
 class Job:
@@ -98,9 +100,15 @@ def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
 def report(step: Step) -> StepReport:
     """The step in numbers, for metrics."""
     assert step.tree is not None
-    drafted = Counter(Source(int(s)).label for s in step.tree.source)
-    accepted = Counter(Source(int(step.tree.source[row])).label for row in step.accepted)
-    return StepReport(step.draft_seconds, step.verify_seconds, step.commit_seconds, dict(drafted), dict(accepted))
+    sources = step.tree.source
+    return StepReport(
+        step.draft_seconds, step.verify_seconds, step.commit_seconds, by_source(sources), by_source(sources[step.accepted])
+    )
+
+
+def by_source(sources: NDArray[np.uint8]) -> dict[str, int]:
+    """How many nodes (uint8 [N]) come from each source, by its name."""
+    return {LABELS[i]: count for i, count in enumerate(np.bincount(sources).tolist()) if count}
 
 
 class Worker:
