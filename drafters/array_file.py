@@ -8,7 +8,6 @@ tokenizer is refused with a sentence. Knows nothing about what the arrays mean.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ class ArrayFile:
 
     path: Path
     arrays: Mapping[str, NDArray[Any]]
+    starts: Mapping[str, int]  # where each array begins in the file, in bytes
     metadata: Mapping[str, str]
 
 
@@ -74,16 +74,9 @@ def load(path: Path, kind: str, fingerprint: str | None = None) -> ArrayFile:
     if fingerprint is not None and metadata.get("fingerprint") != fingerprint:
         raise ArrayFileError(f"{path} was built with another tokenizer; build it again with this model's tokenizer.")
     arrays = {name: _array(path, body, entry) for name, entry in header.items()}
-    return ArrayFile(path, arrays, metadata)
-
-
-def release(array: NDArray[Any]) -> None:
-    """Gives back the memory of the mapped file that `array` stands in; its pages come back as they are read."""
-    base: Any = array
-    while base is not None and not isinstance(base, mmap.mmap):
-        base = getattr(base, "base", None)
-    if base is not None and hasattr(mmap, "MADV_DONTNEED"):
-        base.madvise(mmap.MADV_DONTNEED)
+    before = len(data) - len(body)
+    starts = {name: before + entry["data_offsets"][0] for name, entry in header.items()}
+    return ArrayFile(path, arrays, starts, metadata)
 
 
 def _split(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], NDArray[np.uint8]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafters import array_file
-from drafters.array_file import ArrayFileError
-from drafters.suffix import KIND, Corpus, index
+from drafters.array_file import ArrayFile, ArrayFileError
+from drafters.pages import open_pages
+from drafters.suffix import KIND, NONE, ROW, Corpus, corpus_of, tabulate
 
 PLAN = "plan.txt"  # in a folder that is being built: what it is built from
 
@@ -43,51 +44,56 @@ def block_paths(folder: Path) -> list[Path]:
 
 
 def load(folder: Path, fingerprint: str | None = None) -> list[Corpus]:
-    """Maps all blocks of a datastore; raises ArrayFileError where one is unusable or made with another tokenizer."""
-    blocks: list[Corpus] = []
-    for path in block_paths(folder):
-        file = array_file.load(path, KIND, fingerprint)
-        try:
-            arrays = {name: file.arrays[name] for name in Corpus._fields[:-1]}
-            block = Corpus(**arrays, separator=int(file.metadata["separator"]))
-        except (KeyError, ValueError):
-            raise ArrayFileError(f"{path} lacks parts of a block; build the datastore again.") from None
-        if not _whole(block) or (blocks and block.tokens.dtype != blocks[0].tokens.dtype):
-            raise ArrayFileError(f"{path} is damaged; build the datastore again.")
-        blocks.append(block)
+    """Opens all blocks of a datastore; raises ArrayFileError where one is unusable or made with another tokenizer."""
+    blocks = []
+    for file in open_blocks(folder, fingerprint):
+        places = {name: start // 4 for name, start in file.starts.items()}
+        blocks.append(corpus_of(open_pages(file.path), places, file.arrays, int(file.metadata["separator"])))
     return blocks
 
 
-def _whole(block: Corpus) -> bool:
+def open_blocks(folder: Path, fingerprint: str | None = None) -> list[ArrayFile]:
+    """The files of all blocks, their arrays mapped and seen to be whole; raises ArrayFileError as `load` does."""
+    files = [array_file.load(path, KIND, fingerprint) for path in block_paths(folder)]
+    for file in files:
+        try:
+            whole = _whole(file.arrays, int(file.metadata["separator"]))
+        except (KeyError, ValueError, IndexError):
+            raise ArrayFileError(f"{file.path} lacks parts of a block; build the datastore again.") from None
+        if not whole or any(start % 4 for start in file.starts.values()):
+            raise ArrayFileError(f"{file.path} is damaged; build the datastore again.")
+    return files
+
+
+def _whole(arrays: Mapping[str, NDArray[Any]], separator: int) -> bool:
     """The arrays agree with each other: the kernels that read them check no bounds."""
-    rows = len(block.totals)
+    order, first, slots, rows = (arrays[name] for name in ("order", "first", "slots", "rows"))
+    used = slots[slots[:, 1] != NONE, 1]
     return (
-        len(block.order) == len(block.tokens) == block.first[-1]
-        and len(block.first) == block.separator + 2
-        and not np.any(block.first[1:] < block.first[:-1])
-        and len(block.slots) == len(block.slot_rows) > 0
-        and len(block.slots) & (len(block.slots) - 1) == 0
-        and bool(np.any(block.slots < 0))
-        and bool(np.all((block.slot_rows >= 0) & (block.slot_rows < max(1, rows))))
-        and len(block.kinds) == len(block.successors) == len(block.counts) == rows
+        all(array.dtype == np.uint32 for array in (order, first, slots, rows))
+        and arrays["tokens"].dtype in (np.uint16, np.uint32)
+        and len(order) == len(arrays["tokens"]) == first[-1]
+        and first.shape == (separator + 2,)
+        and not np.any(first[1:] < first[:-1])
+        and slots.shape[1] == 2
+        and len(slots) & (len(slots) - 1) == 0 < len(slots)
+        and rows.shape[1] == ROW
+        and bool(np.all(used >> 3 < len(rows)))
     )
 
 
 def describe(folder: Path) -> Description:
     """Counts what the datastore holds; raises ArrayFileError."""
-    paths = block_paths(folder)
-    blocks = load(folder)
-    documents = sum(int((block.tokens == block.separator).sum()) for block in blocks)
-    tokens = sum(len(block.tokens) for block in blocks) - documents
-    size = sum(path.stat().st_size for path in paths)
-    return Description(len(blocks), documents, tokens, size, array_file.load(paths[0], KIND).metadata["fingerprint"])
+    files = open_blocks(folder)
+    documents = sum(int((file.arrays["tokens"] == int(file.metadata["separator"])).sum()) for file in files)
+    tokens = sum(len(file.arrays["tokens"]) for file in files) - documents
+    size = sum(file.path.stat().st_size for file in files)
+    return Description(len(files), documents, tokens, size, files[0].metadata["fingerprint"])
 
 
 def save_block(path: Path, tokens: NDArray[Any], separator: int, fingerprint: str) -> None:
     """Sorts a block of text (any integer [T], `separator` before each document) and writes it."""
-    arrays = index(tokens, separator)._asdict()
-    del arrays["separator"]
-    array_file.save(path, KIND, fingerprint, arrays, separator=str(separator))
+    array_file.save(path, KIND, fingerprint, tabulate(tokens, separator), separator=str(separator))
 
 
 def build(out: Path, blocks: Iterable[NDArray[Any]], separator: int, fingerprint: str, plan: str, append: bool = False) -> None:
@@ -115,7 +121,7 @@ def merge(out: Path, folders: Sequence[Path]) -> None:
     partial = _start(out, "merge")
     number = 0
     for folder in folders:
-        load(folder, fingerprint)
+        open_blocks(folder, fingerprint)
         for path in block_paths(folder):
             link(path, partial / f"{number:06d}.block")
             number += 1

@@ -24,7 +24,7 @@ from drafters.mixture import LEAST_MASS, MOST_BOOST, STRENGTH, cell, commit, loa
 from drafters.ngram import BaseArrays
 from drafters.nodes import Nodes, draft_tree, new_nodes, reset
 from drafters.prediction import realign
-from drafters.suffix import LONGEST_CONTEXT, Corpus, index, release
+from drafters.suffix import LONGEST_CONTEXT, Corpus, index
 from drafters.trigram import NO_TEXT
 
 LEAST_PATH = 1e-6
@@ -101,7 +101,6 @@ class FusionDrafter:
 
     def end(self) -> None:
         self._known = self._known._replace(expected=np.zeros(1, np.int32))
-        release(self._known.corpora)
 
     def _commit(self, tokens: Ints) -> None:
         self._expected_before = int(self._states.expected[0, 0])
@@ -131,7 +130,7 @@ def enter(known: Knowledge, states: States, ending: NDArray[np.int32]) -> None:
     states.last[0] = -1
     states.expected[0] = 0
     for c in range(len(known.corpora)):
-        states.high[0, c, 0] = len(known.corpora[c].order)
+        states.high[0, c, 0] = known.corpora[c].size
     for token in ending:
         advance(known, states, 0, token, 0)
 

@@ -18,7 +18,21 @@ from drafters.draft import Source
 from drafters.history import NEWEST_OF_ALL, History, extend_hashes, followers
 from drafters.kernel import kernel
 from drafters.ngram import BaseArrays
-from drafters.suffix import DENSE, LONGEST_CONTEXT, Corpus, frequent_row, narrow
+from drafters.pages import word
+from drafters.suffix import (
+    DENSE,
+    DISTINCT,
+    LONGEST_CONTEXT,
+    ROW,
+    SUCCESSORS,
+    TOTAL,
+    WIDTH,
+    Corpus,
+    follow,
+    frequent_row,
+    position_at,
+    token_at,
+)
 
 LENGTHS = LONGEST_CONTEXT + 1  # context lengths 0 to LONGEST_CONTEXT
 CORPUS, SESSION, TABLE, PREDICTION = 0, 1, 2, 3  # kinds of source
@@ -145,18 +159,9 @@ def bucket(source: int, length: int, total: float, kinds: int) -> int:
 @kernel
 def advance(known: Knowledge, states: States, source: int, token: int, target: int) -> None:
     """Makes row `target` the context of row `source` with `token` behind it; the same row will do."""
+    low, high = states.low, states.high
     for c in range(len(known.corpora)):
-        corpus = known.corpora[c]
-        for length in range(LENGTHS - 1, 0, -1):
-            low, high = states.low[source, c, length - 1], states.high[source, c, length - 1]
-            if token >= corpus.separator:  # a token that the corpus's tokenizer does not have
-                low, high = 0, 0
-            elif length == 1:
-                low, high = 0, len(corpus.order)
-            if low < high:
-                low, high = narrow(corpus, low, high, length - 1, token)
-            states.low[target, c, length], states.high[target, c, length] = low, max(low, high)
-        states.low[target, c, 0], states.high[target, c, 0] = 0, len(corpus.order)
+        follow(known.corpora[c], low[source, c], high[source, c], token, low[target, c], high[target, c])
     extend_hashes(states.hashes[source], token, states.hashes[target])
     states.last[target, 0], states.last[target, 1] = states.last[source, 1], token
     place, run = states.expected[source, 0], states.expected[source, 1]
@@ -180,22 +185,21 @@ def _close(work: Work, level: int, begin: int, end: int, source: int, length: in
 @kernel
 def _corpus_level(corpus: Corpus, low: int, high: int, length: int, work: Work, begin: int) -> tuple[int, int, int]:
     """Lists the successors of a range; returns the end, how often the context went on, and with how many."""
-    end = begin
+    end, pages = begin, corpus.pages
     if high - low > DENSE:
         row = frequent_row(corpus, low, length)
         if row < 0:
             return begin, 0, 0
-        for i in range(corpus.successors.shape[1]):
-            if corpus.successors[row, i] < 0:
-                break
-            work.tokens[end], work.counts[end] = corpus.successors[row, i], corpus.counts[row, i]
+        at = corpus.rows + row * ROW
+        kinds = word(pages, at + DISTINCT)
+        for entry in range(at + SUCCESSORS, at + SUCCESSORS + 3 * min(kinds, WIDTH), 3):
+            work.tokens[end], work.counts[end] = word(pages, entry), word(pages, entry + 1)
             end += 1
-        return end, corpus.totals[row], corpus.kinds[row]
+        return end, word(pages, at + TOTAL), kinds
     total = 0
     for place in range(low, high):
-        position = np.int64(corpus.order[place]) + length
-        token = np.int64(corpus.tokens[position]) if position < len(corpus.tokens) else corpus.separator
-        if token == corpus.separator:
+        token = token_at(corpus, position_at(corpus, place) + length)
+        if token < 0 or token == corpus.separator:
             continue
         total += 1
         if end > begin and work.tokens[end - 1] == token:
@@ -252,7 +256,7 @@ def levels(known: Knowledge, states: States, row: int, work: Work, least: float)
         level = _close(work, level, 0, 1, PREDICTION, 0, min(run + 1, 101), 1)
         work.discounts[0], work.norms[0] = 0.0, 1.0
         end = 1
-    table = known.rows.clock[0] > 0 or len(corpora[0].tokens) == 0
+    table = known.rows.clock[0] > 0 or corpora[0].size == 0
     same, weighed = -1, 0
     for length in range(LENGTHS - 1, -1, -1):
         if length == 2 and table:

@@ -16,7 +16,7 @@ from annotated_types import Ge, Le
 from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Source, Verdict
 from drafters.kernel import kernel
 from drafters.nodes import choose_likeliest, draft_tree
-from drafters.suffix import MAX_MATCH, Corpus, locate, release
+from drafters.suffix import MAX_MATCH, Corpus, follow, position_at, token_at
 from drafters.trie import Trie, child, new_trie, restart
 
 
@@ -40,49 +40,53 @@ class RetrievalDrafter:
         self._corpus = corpus
         self._options = options
         self._trie = new_trie(2 + options.matches * options.length if corpus else 2)
-        self._text = NOTHING  # the last MAX_MATCH committed tokens
+        self._low = np.zeros((len(corpus), MAX_MATCH + 1), np.int64)  # ranges of the text's last 0, 1, 2 ... tokens
+        self._high = np.zeros_like(self._low)
 
     def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
-        self._text = np.asarray(prompt, np.int32)[-MAX_MATCH:].copy()
+        self._low[:], self._high[:] = 0, 0
+        self._read(np.asarray(prompt, np.int32)[-MAX_MATCH:])
 
     def propose(self, budget: int) -> DraftTree:
         chosen = self._options
         if budget <= 0 or not self._corpus:
             return EMPTY
-        found = [locate(block, self._text, chosen.longest, chosen.shortest) for block in self._corpus]
-        longest = max(match for _, _, match in found)
-        if not longest:
+        matches = self._high - self._low
+        lengths = np.flatnonzero(matches[:, : chosen.longest + 1].any(axis=0))
+        longest = int(lengths[-1]) if len(lengths) else 0
+        if longest < chosen.shortest:
             return EMPTY
-        ranges = [(block, low, high) for block, (low, high, n) in zip(self._corpus, found, strict=True) if n == longest]
-        total = sum(high - low for _, low, high in ranges)
-        stride = max(1, -(-total // chosen.matches))  # every stride-th match, over all blocks
+        stride = max(1, -(-int(matches[:, longest].sum()) // chosen.matches))  # every stride-th match, over all blocks
         size = 1
         restart(self._trie)
-        for block, low, high in ranges:
+        for block, low, high in zip(self._corpus, self._low[:, longest], self._high[:, longest], strict=True):
             size = _insert(self._trie, size, block, low, high, longest, stride, chosen.length)
         _weigh(self._trie, size)
         choose_likeliest(self._trie.nodes, size, budget)
         return draft_tree(self._trie.nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:
-        self._text = np.concatenate([self._text, verdict.tokens])[-MAX_MATCH:]
+        self._read(verdict.tokens)
 
     def end(self) -> None:
-        release(self._corpus)
+        pass
+
+    def _read(self, tokens: Ints) -> None:
+        for block, low, high in zip(self._corpus, self._low, self._high, strict=True):
+            for token in tokens.tolist():
+                follow(block, low, high, token, low, high)
 
 
 @kernel
 def _insert(trie: Trie, size: int, corpus: Corpus, low: int, high: int, match: int, stride: int, length: int) -> int:
     """Adds what follows every `stride`-th match (of `match` tokens) in [low, high), up to the end of its document."""
     for i in range(low, high, stride):
-        position = np.int64(corpus.order[i]) + match
+        position = position_at(corpus, i) + match
         node = 0
         trie.counts[0] += 1
         for at in range(length):
-            if position + at >= len(corpus.tokens) or size == len(trie.counts):
-                break
-            token = np.int64(corpus.tokens[position + at])
-            if token == corpus.separator:
+            token = token_at(corpus, position + at)
+            if token < 0 or token == corpus.separator or size == len(trie.counts):
                 break
             node, size = child(trie, size, node, token, Source.RETRIEVAL)
             trie.counts[node] += 1

@@ -99,7 +99,7 @@ def _tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 def _check(folder: Path, mark: str) -> None:
     try:
-        datastore.load(folder, mark)
+        datastore.open_blocks(folder, mark)
     except ArrayFileError as error:
         raise DatastoreError(str(error)) from None
 

@@ -24,14 +24,6 @@ def test_round_trip_is_read_only(saved: Path) -> None:
     assert not list(saved.parent.glob("*.partial"))
 
 
-def test_released_pages_come_back(saved: Path) -> None:
-    array = array_file.load(saved, "ngram", "f").arrays["a"]
-    before = array.sum()
-    array_file.release(array)
-    assert array.sum() == before
-    array_file.release(np.arange(3))  # not of a file: nothing happens
-
-
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ArrayFileError, match="cannot be read"):
         array_file.load(tmp_path / "nothing", "ngram")
