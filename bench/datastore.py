@@ -79,7 +79,7 @@ def ask(store: Path, mark: str, vocabulary: int, texts: Sequence[Ints]) -> dict[
         quantiles = statistics.quantiles(times, n=100)
         found[name] = {
             "questions": len(times),
-            "propose_us": {"p50": round(quantiles[49], 1), "p99": round(quantiles[98], 1)},
+            "propose_and_observe_us": {"p50": round(quantiles[49], 1), "p99": round(quantiles[98], 1)},
             "resident_growth_mb": round(resident_megabytes() - before, 1),
             "resident_growth_while_answering_mb": round(most - before, 1),
         }
@@ -95,15 +95,15 @@ def drafters(corpus: Sequence[Any], vocabulary: int) -> tuple[Drafter, Drafter]:
 
 
 def microseconds(drafter: Drafter, texts: Sequence[Ints]) -> tuple[list[float], float]:
-    """Time of each draft, the texts taken as answers that are read STRIDE tokens at a time, and the most memory resident."""
+    """Time of each step, the texts taken as answers that are read STRIDE tokens at a time, and the most memory resident."""
     times, most = [], 0.0
     for text in texts:
         drafter.begin(text[:STRIDE])
         for at in range(STRIDE, len(text) - STRIDE, STRIDE):
             started = time.perf_counter()
             tree = drafter.propose(NODES)
-            times.append(1e6 * (time.perf_counter() - started))
             drafter.observe(Verdict(tree, np.empty(0, np.int32), text[at : at + STRIDE]))
+            times.append(1e6 * (time.perf_counter() - started))
         most = max(most, resident_megabytes())
         drafter.end()
     return times, most

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from drafters.kernel import kernel
 
-PAGE_SHIFT = 8
+PAGE_SHIFT = 6  # small: what is read stands scattered
 PAGE_WORDS = 1 << PAGE_SHIFT
 PAGE_BYTES = 4 * PAGE_WORDS
 SMALL_BYTES = 1 << 20  # a cache is not made smaller than a file of this size
