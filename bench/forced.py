@@ -6,7 +6,8 @@ mean nothing, so there is no feedback from them.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ import torch
 from bench.replay import Line
 from drafters.draft import Drafter, DraftTree, Ints, NoDrafter
 from drafters.registry import DrafterName, Resources, make
-from verify.acceptance import walk
+from verify.acceptance import to_host, walk
 from verify.cost import CostCurve
 from verify.decode import Decoded, DecodeOptions, decode
 from verify.model import ModelRunner
@@ -28,14 +29,16 @@ class Recorded:
     def __init__(self, answer: Ints) -> None:
         self._answer = answer.tolist()
 
-    def decide(self, logits: torch.Tensor, tree: DraftTree, first: int) -> tuple[Ints, Ints]:
-        logits.argmax(-1).cpu()  # what a greedy choice would have cost
+    def decide(
+        self, logits: torch.Tensor, tree: DraftTree, first: int, beside: Sequence[torch.Tensor] = ()
+    ) -> tuple[Ints, Ints, list[Any]]:
+        _, *others = to_host(logits.argmax(-1).int(), *beside)  # what a greedy choice would have cost
         depths = [0, *tree.depths.tolist()]
         on_record = [True]
         for parent, depth, token in zip(tree.parents.tolist(), depths[1:], tree.tokens.tolist(), strict=True):
             on_record.append(on_record[parent + 1] and self._next(first + depth - 1) == token)
         chosen = [self._next(first + depth) if right else -1 for right, depth in zip(on_record, depths, strict=True)]
-        return walk(tree, chosen)
+        return *walk(tree, chosen), others
 
     def _next(self, position: int) -> int:
         return self._answer[position] if position < len(self._answer) else 0

@@ -63,7 +63,7 @@ def load(settings: Settings) -> Loaded:
     disable_progress_bar()
     options = LoadOptions(
         *(chosen.path, chosen.dtype, chosen.device, chosen.context_tokens, chosen.trust_remote_code),
-        *(chosen.pack, chosen.trace),
+        *(chosen.pack, chosen.trace, chosen.compile == "on"),
     )
     runner = load_model(options)
     torch.set_num_threads(chosen.threads or default_threads(runner))

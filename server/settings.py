@@ -77,6 +77,9 @@ class Model(Section):
     )
     pack: bool = Field(True, description="on a CPU, lay linear layers out as it multiplies fastest")
     trace: bool = Field(True, description="on a CPU, run the model's forward without Python")
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto", description="on a GPU, kernels made for the model by torch.compile, in minutes at the first start; auto = off"
+    )
     trust_remote_code: bool = False
 
     @property

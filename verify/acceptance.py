@@ -8,7 +8,7 @@ makes the answer's *distribution* the target's; it accepts more of what a draft 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,8 +21,13 @@ from verify.sampling import Chooser, SamplingParams, processed, uniform
 class Rule(Protocol):
     """Decides for one request."""
 
-    def decide(self, logits: torch.Tensor, tree: DraftTree, first: int) -> tuple[Ints, Ints]:
-        """Accepted rows [A] and emitted tokens [A+1], from logits [N+1, V]; `first` is the next output position."""
+    def decide(
+        self, logits: torch.Tensor, tree: DraftTree, first: int, beside: Sequence[torch.Tensor] = ()
+    ) -> tuple[Ints, Ints, list[Any]]:
+        """Accepted rows [A] and emitted tokens [A+1], from logits [N+1, V]; `first` is the next output position.
+
+        Also returns the tensors `beside`, as `to_host` does: they cross in the same copy.
+        """
 
 
 def rule_of(params: SamplingParams) -> Rule:
@@ -36,9 +41,24 @@ class Keyed:
     def __init__(self, params: SamplingParams) -> None:
         self._chooser = Chooser(params)
 
-    def decide(self, logits: torch.Tensor, tree: DraftTree, first: int) -> tuple[Ints, Ints]:
+    def decide(
+        self, logits: torch.Tensor, tree: DraftTree, first: int, beside: Sequence[torch.Tensor] = ()
+    ) -> tuple[Ints, Ints, list[Any]]:
         positions = [first, *(tree.depths + first).tolist()]
-        return walk(tree, self._chooser.choose(logits, positions).tolist())
+        chosen, *others = to_host(self._chooser.choose(logits, positions).int(), *beside)
+        return *walk(tree, chosen.tolist()), others
+
+
+def to_host(*tensors: torch.Tensor) -> list[Any]:
+    """Tensors of M rows of 32-bit numbers ([M] or [M, C]) as arrays; those on a GPU cross in one copy."""
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return [tensor.numpy() for tensor in tensors]
+    parts = [tensor.view(torch.int32).reshape(len(tensor), tensor.numel() // len(tensor)) for tensor in tensors]
+    device = next(part.device for part in parts if part.device.type != "cpu")
+    whole = torch.cat([part.to(device) for part in parts], 1).cpu()
+    split = whole.split([part.shape[1] for part in parts], 1)
+    back = (part.contiguous().view(tensor.dtype).view(tensor.shape) for part, tensor in zip(split, tensors, strict=True))
+    return [tensor.numpy() for tensor in back]
 
 
 def walk(tree: DraftTree, chosen: Sequence[int]) -> tuple[Ints, Ints]:
@@ -63,7 +83,9 @@ class Rejection:
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
 
-    def decide(self, logits: torch.Tensor, tree: DraftTree, first: int) -> tuple[Ints, Ints]:
+    def decide(
+        self, logits: torch.Tensor, tree: DraftTree, first: int, beside: Sequence[torch.Tensor] = ()
+    ) -> tuple[Ints, Ints, list[Any]]:
         weights = processed(logits, self._params)
         rows: list[int] = []
         tokens: list[int] = []
@@ -77,7 +99,7 @@ class Rejection:
             accepted, token = descend(target, drawn, [int(tree.tokens[row]) for row in children], noise)
             tokens.append(token)
             if accepted is None:
-                return np.array(rows, np.int32), np.array(tokens, np.int32)
+                return np.array(rows, np.int32), np.array(tokens, np.int32), to_host(*beside)
             node = children[accepted]
             rows.append(node)
 

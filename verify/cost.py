@@ -22,7 +22,16 @@ from drafters.draft import MAX_NODES
 from verify.cache import KVCache
 from verify.model import ModelRunner
 
-NODES = (0, 1, 2, 4, 8, 16, 32, 64)
+NODES = (
+    0,
+    1,
+    3,
+    7,
+    15,
+    31,
+    63,
+    MAX_NODES,
+)  # with the last committed token, powers of two: beyond them, matrices take more tiles
 CONTEXTS = (64, 512, 2048, 8192, 32768)
 REPEATS = 7
 POINT_SECONDS = 0.4  # no more repeats once a point has taken so long
@@ -56,9 +65,9 @@ def measure(runner: ModelRunner) -> CostCurve:
 
 
 def _step_seconds(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
-    tokens = torch.zeros(nodes + 1, dtype=torch.long, device=runner.device)
-    depths = torch.arange(nodes + 1, device=runner.device)
-    ancestors = torch.ones(nodes + 1, nodes + 1, dtype=torch.bool, device=runner.device).tril() if nodes else None
+    tokens = torch.zeros(nodes + 1, dtype=torch.long)
+    depths = torch.arange(nodes + 1)
+    ancestors = torch.ones(nodes + 1, nodes + 1, dtype=torch.bool).tril() if nodes else None
     times: list[float] = []
     started = time.perf_counter()
     for repeat in range(REPEATS + 1):
@@ -96,5 +105,12 @@ def _key(runner: ModelRunner) -> str:
     device = runner.device
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.node()} {platform.machine()}"
     shape = runner.cache_shape
-    parts = [runner.model.config.to_json_string(), str(shape.dtype), machine, torch.__version__, str(torch.get_num_threads())]
+    parts = [
+        str(NODES),
+        runner.model.config.to_json_string(),
+        str(shape.dtype),
+        machine,
+        torch.__version__,
+        str(torch.get_num_threads()),
+    ]
     return hashlib.sha256("\0".join([*parts, str(runner.context_tokens)]).encode()).hexdigest()[:16]

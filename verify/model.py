@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from safetensors import SafetensorError
@@ -17,7 +18,7 @@ from drafters.draft import MAX_NODES
 from verify.attention import NAME, Attention, ShapeProbe, TorchAttention
 from verify.cache import CacheShape, KVCache
 from verify.packing import PackedLinear, can_pack, pack_layers
-from verify.traced import TracedForward, trace
+from verify.traced import TracedForward, has_experts, trace
 
 
 class ModelError(ValueError):
@@ -35,17 +36,31 @@ class LoadOptions:
     trust_remote_code: bool = False
     pack: bool = True  # on a CPU, linear layers in the layout that it multiplies fastest
     trace: bool = True  # on a CPU, forwards without Python
+    compile: bool = False  # on a GPU, kernels made for the model by torch.compile
+
+
+class Fast(Protocol):
+    """A quicker way through the model for the few rows of a step, all its arguments on the host."""
+
+    def __call__(
+        self, cache: KVCache, tokens: torch.Tensor, depths: torch.Tensor, ancestors: torch.Tensor | None
+    ) -> torch.Tensor:
+        """As `ModelRunner.forward`; the logits may be good only until the next call."""
 
 
 class ModelRunner:
     """A loaded model and the shape of its cache. Forwards are stateless but for the cache they are given."""
 
     def __init__(
-        self, model: PreTrainedModel, context_tokens: int | None = None, pack: bool = False, traced: bool = False
+        self,
+        model: PreTrainedModel,
+        context_tokens: int | None = None,
+        pack: bool = False,
+        traced: bool = False,
+        compiled: bool = False,
     ) -> None:
-        """With `pack`, the linear layers are laid out anew where that helps; with `traced`, forwards do without Python."""
+        """With `pack`, the linear layers are laid out anew where that helps; `traced` and `compiled` as in LoadOptions."""
         self.model = model.eval()
-        self._traced: TracedForward | None = None
         self.weight_bytes = weight_bytes(model)  # that a step reads
         if pack and can_pack(model):
             pack_layers(model)
@@ -56,13 +71,27 @@ class ModelRunner:
         self.context_tokens = min(limit, context_tokens or limit)
         probe = ShapeProbe()
         self.cache_shape = self._probe(probe)
-        self._traced = trace(model, self.cache_shape, probe.windows, probe.groups, self.forward) if traced else None
+        self._fast: Fast | None = None
+        if self.device.type == "cuda":
+            self._fast = self._graphed(compiled)
+        elif traced:
+            self._fast = trace(model, self.cache_shape, probe.windows, probe.groups, self.forward)
+
+    def _graphed(self, compiled: bool) -> Fast | None:
+        """CUDA graphs, or where the model cannot be captured the same kernels one by one."""
+        from verify.graphed import GraphedForward  # needs Triton, which a CPU does not
+
+        whole = torch.compile(self.model) if compiled else self.model
+        graphed = GraphedForward(partial(self._run, whole, keep=0), self.cache_shape, self._positions)
+        if not has_experts(self.model):
+            graphed.capture(self.new_cache())
+        return graphed
 
     def _probe(self, probe: ShapeProbe) -> CacheShape:
         """What a position takes in the cache, found out by one forward. Raises ModelError."""
         try:
             token = torch.zeros(1, dtype=torch.long, device=self.device)
-            self._run(token, token, 1, probe)
+            self._run(self.model, token, token, probe, keep=1)
         except (ValueError, TypeError) as error:
             raise ModelError(f"This model cannot be served: {_first_sentence(error)}") from None
         found = {shape for pair in probe.shapes.values() for shape in pair}
@@ -74,11 +103,16 @@ class ModelRunner:
     @property
     def is_traced(self) -> bool:
         """Forwards run without Python."""
-        return self._traced is not None
+        return isinstance(self._fast, TracedForward)
+
+    @property
+    def _positions(self) -> int:
+        """Of a slot: a full context, and the rows of one draft that may stand beyond its end."""
+        return self.context_tokens + MAX_NODES + 1
 
     def new_cache(self) -> KVCache:
-        """An empty cache for a full context; the rows of one draft may stand beyond its end."""
-        return KVCache(self.cache_shape, self.context_tokens + MAX_NODES + 1)
+        """An empty cache for a full context."""
+        return KVCache(self.cache_shape, self._positions)
 
     def forward(
         self,
@@ -90,19 +124,22 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Runs N rows after the cache's committed tokens and writes their keys and values; commits nothing.
 
-        Returns the logits, [N, V], or those of the last row alone ([1, V]) where `logits` is off.
+        Takes tensors on the host. Returns the logits, [N, V], on the model's device, good until the next forward; or those
+        of the last row alone ([1, V]) where `logits` is off.
         """
         if depths is None:
-            depths = torch.arange(len(tokens), device=self.device)
-        if self._traced is not None and logits:
-            return self._traced(cache, tokens, depths, ancestors)
-        attention = TorchAttention(cache, len(tokens), ancestors)
-        return self._run(tokens, depths + cache.length, 0 if logits else 1, attention)
+            depths = torch.arange(len(tokens))
+        if self._fast is not None and logits and len(tokens) <= MAX_NODES + 1:
+            return self._fast(cache, tokens, depths, ancestors)
+        related = None if ancestors is None else ancestors.to(self.device)
+        attention = TorchAttention(cache, len(tokens), related)
+        positions = (depths + cache.length).to(self.device)
+        return self._run(self.model, tokens.to(self.device), positions, attention, keep=0 if logits else 1)
 
     @torch.inference_mode()
-    def _run(self, tokens: torch.Tensor, positions: torch.Tensor, keep: int, attention: Attention) -> torch.Tensor:
+    def _run(self, model: Any, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, keep: int) -> torch.Tensor:
         """The model's forward; logits of the last `keep` rows, of all where it is 0."""
-        output = self.model(
+        output = model(
             input_ids=tokens[None],
             position_ids=positions[None],
             use_cache=False,
@@ -137,7 +174,11 @@ def load_model(options: LoadOptions) -> ModelRunner:
         )
         raise ModelError(f"The model at {options.path!r} {message}.")
     prepare(model.to(device), options.context_tokens)
-    return ModelRunner(model, options.context_tokens, options.pack, options.trace)
+    if options.compile and device.type != "cuda":
+        raise ModelError(
+            "model.compile is for GPUs; on a CPU leave it at auto: packed layers and a traced forward take its place."
+        )
+    return ModelRunner(model, options.context_tokens, options.pack, options.trace, options.compile)
 
 
 def prepare(model: PreTrainedModel, context_tokens: int | None) -> None:

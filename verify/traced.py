@@ -122,6 +122,11 @@ def row_masks(
     return [nothing if mask is None else mask for mask in found]
 
 
+def has_experts(model: PreTrainedModel) -> bool:
+    """Which of its layers compute depends on the data, so no recording of one forward serves for others."""
+    return any("expert" in name for name, _ in model.named_modules())
+
+
 def trace(
     model: PreTrainedModel,
     shape: CacheShape,
@@ -130,8 +135,8 @@ def trace(
     reference: Callable[[KVCache, torch.Tensor], torch.Tensor],
 ) -> TracedForward | None:
     """Traces the model's forward, or returns None. `reference` is the untraced forward over a chain of tokens."""
-    if model.device.type != "cpu" or any("expert" in name for name, _ in model.named_modules()):
-        return None  # which experts compute depends on the data
+    if model.device.type != "cpu" or has_experts(model):
+        return None
     layers = packed_layers(model)
     packed = [layer.packed for layer in layers] or [torch.empty(0)]  # a trace takes no empty list
     cache = KVCache(shape, max(rows + length for rows, length in CHECKS))

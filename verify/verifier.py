@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from drafters.draft import DraftTree, Floats, Ints, Logprobs, Verdict
+from drafters.draft import DraftTree, Ints, Logprobs, Verdict
 from verify.acceptance import rule_of
 from verify.cache import KVCache, Parked
 from verify.logits import LogitsProcessor
@@ -108,8 +108,7 @@ class TreeVerifier:
     def prefill(self, tokens: Ints) -> Iterator[int]:
         while self._cache.length < len(tokens) - 1:
             chunk = tokens[self._cache.length : len(tokens) - 1][:PREFILL_CHUNK_TOKENS]
-            ids = torch.from_numpy(chunk.astype(np.int64)).to(self._runner.device)
-            self._runner.forward(self._cache, ids, logits=False)
+            self._runner.forward(self._cache, torch.from_numpy(chunk.astype(np.int64)), logits=False)
             self._cache.length += len(chunk)
             yield self._cache.length
 
@@ -118,9 +117,9 @@ class TreeVerifier:
         logits = self._forward(tree)
         first = len(self.tokens) - self._prompt_length  # output position of the root's successor
         assert self._processor is not None
-        rows, tokens = self._rule.decide(self._processor(logits, tree), tree, first)
+        likeliest = _likeliest(logits, feedback)
+        rows, tokens, (ids, probabilities) = self._rule.decide(self._processor(logits, tree), tree, first, likeliest)
         self._processor.commit(tokens)
-        ids, probabilities = _likeliest(logits, feedback)
         wanted = self._params.logprobs
         logprobs = None if wanted is None else _logprobs(logits[[0, *(rows + 1).tolist()]], tokens, wanted)
         self._cache.commit([0, *(rows + 1).tolist()])
@@ -133,27 +132,20 @@ class TreeVerifier:
         self._cache.truncate(max(0, length - 1))
 
     def _forward(self, tree: DraftTree) -> torch.Tensor:
-        device = self._runner.device
-        tokens = np.concatenate([[self.tokens[-1]], tree.tokens]).astype(np.int64)
+        tokens = torch.from_numpy(np.concatenate([[self.tokens[-1]], tree.tokens]).astype(np.int64))
         if not len(tree):
-            return self._runner.forward(self._cache, torch.from_numpy(tokens).to(device))
-        depths = np.concatenate([[0], tree.depths]).astype(np.int64)
-        return self._runner.forward(
-            self._cache,
-            torch.from_numpy(tokens).to(device),
-            torch.from_numpy(depths).to(device),
-            torch.from_numpy(tree.ancestors()).to(device),
-        )
+            return self._runner.forward(self._cache, tokens)
+        depths = torch.from_numpy(np.concatenate([[0], tree.depths]).astype(np.int64))
+        return self._runner.forward(self._cache, tokens, depths, torch.from_numpy(tree.ancestors()))
 
 
-def _likeliest(logits: torch.Tensor, count: int) -> tuple[Ints, Floats]:
-    """The target's own top tokens at every node, before any sampling rule: ids and probabilities, [N+1, count]."""
+def _likeliest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target's own top tokens at every node, before any sampling rule: int32 ids and float32 shares, [N+1, count]."""
     if not count:
-        return np.empty((len(logits), 0), np.int32), np.empty((len(logits), 0), np.float32)
+        return torch.empty(len(logits), 0, dtype=torch.int32), torch.empty(len(logits), 0)
     logits = logits.float()
     values, ids = logits.topk(count, -1)
-    probabilities = (values - logits.logsumexp(-1, keepdim=True)).exp()
-    return ids.int().cpu().numpy(), probabilities.cpu().numpy()
+    return ids.int(), (values - logits.logsumexp(-1, keepdim=True)).exp()
 
 
 def _logprobs(logits: torch.Tensor, tokens: Ints, count: int) -> Logprobs:

@@ -50,7 +50,7 @@ def sampled_tree(branches: tuple[int, ...], random: np.random.Generator) -> Draf
 def two_tokens(tree: DraftTree, seed: int, random: np.random.Generator) -> tuple[int, int]:
     """The first two tokens of an answer: one step over `tree`, and where that gave one token only, a plain draw."""
     logits = TARGET[[0, *(tree.tokens + 1)]]
-    _, emitted = Rejection(SamplingParams(seed=seed)).decide(logits, tree, 0)
+    _, emitted, _ = Rejection(SamplingParams(seed=seed)).decide(logits, tree, 0)
     if len(emitted) > 1:
         return int(emitted[0]), int(emitted[1])
     follow = TARGET[emitted[0] + 1].exp().numpy()
@@ -81,7 +81,7 @@ def test_a_draft_like_the_target_is_always_accepted() -> None:
     for seed in range(200):
         tree = sampled_tree((1, 1), random)
         logits = torch.log(torch.from_numpy(DRAFT))[[0, *(tree.tokens + 1)]]
-        rows, emitted = Rejection(SamplingParams(seed=seed)).decide(logits, tree, 0)
+        rows, emitted, _ = Rejection(SamplingParams(seed=seed)).decide(logits, tree, 0)
         assert rows.tolist() == [0, 1]
         assert emitted[:2].tolist() == tree.tokens.tolist()
 

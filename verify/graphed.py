@@ -1,0 +1,72 @@
+"""A model's forward on a GPU as CUDA graphs: captured once per number of rows, replayed for any slot and any length of text.
+
+A step of a small batch spends more time launching kernels than running them; a graph is launched whole. What changes from
+step to step stands in the device's memory (`verify.tree_kernel.DeviceRows`), rows are padded to the next captured number.
+Without `capture` the same forward runs launch by launch, on any device that Triton knows.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable
+
+import torch
+
+from drafters.draft import MAX_NODES
+from verify.attention import Attention
+from verify.cache import CacheShape, KVCache
+from verify.tree_kernel import DeviceRows, KernelAttention
+
+log = logging.getLogger("outrider.worker")
+ROWS = (1, 2, 4, 8, 16, 32, 64, MAX_NODES + 1)  # the last committed token and a tree's nodes
+WARM_UPS = 3
+
+# Tokens and positions [N], and the attention that the layers call, to logits [N, V].
+Forward = Callable[[torch.Tensor, torch.Tensor, Attention], torch.Tensor]
+
+
+class GraphedForward:
+    """Forwards of up to MAX_NODES + 1 rows over slots of one shape and size."""
+
+    def __init__(self, forward: Forward, shape: CacheShape, positions: int) -> None:
+        self._forward = forward
+        self._rows = DeviceRows(shape, ROWS[-1])
+        self._attention = {count: KernelAttention(self._rows, count, positions) for count in ROWS}
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._logits: dict[int, torch.Tensor] = {}
+
+    def __call__(
+        self, cache: KVCache, tokens: torch.Tensor, depths: torch.Tensor, ancestors: torch.Tensor | None
+    ) -> torch.Tensor:
+        """As `ModelRunner.forward`, all arguments on the host; the logits [N, V] are good until the next call."""
+        self._rows.set(cache, tokens, depths, ancestors)
+        count = ROWS[bisect_left(ROWS, len(tokens))]
+        if count in self._graphs:
+            self._graphs[count].replay()
+            return self._logits[count][: len(tokens)]
+        return self._run(count)[: len(tokens)]
+
+    @torch.inference_mode()
+    def _run(self, count: int) -> torch.Tensor:
+        rows = self._rows
+        return self._forward(rows.tokens[:count], rows.depths[:count] + rows.where[0], self._attention[count])
+
+    def capture(self, cache: KVCache) -> None:
+        """Captures all graphs, the largest first, so that the smaller ones fit into its memory. `cache` is any empty slot."""
+        token = torch.zeros(1, dtype=torch.int64)
+        self._rows.set(cache, token, token, None)
+        pool = torch.cuda.graph_pool_handle()
+        side = torch.cuda.Stream()
+        for count in reversed(ROWS):
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):  # kernels are compiled and workspaces allocated outside the graph
+                for _ in range(WARM_UPS):
+                    self._run(count)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                self._logits[count] = self._run(count)
+            self._graphs[count] = graph
+        torch.cuda.synchronize()
+        log.info("captured %d graphs, of 1 to %d rows", len(ROWS), ROWS[-1])
