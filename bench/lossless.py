@@ -79,7 +79,7 @@ def tie_margin(
     tokens = (token_at(plain, place), token_at(drafted, place))
     if min(tokens) < 0:
         return float("nan")
-    text = torch.tensor([*prompt.tolist(), *plain[:place]], device=loaded.runner.device)
+    text = torch.tensor([*prompt.tolist(), *plain[:place]])
     logits = loaded.runner.forward(loaded.runner.new_cache(), text, logits=False)
     scores = logits[0].float()
     if not params.greedy:

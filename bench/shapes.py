@@ -40,7 +40,12 @@ SHAPES: dict[str, Callable[[], Any]] = {
 
 
 def random_runner(
-    shape: str, dtype: torch.dtype, device: str = "auto", context_tokens: int | None = None, pack: bool = True
+    shape: str,
+    dtype: torch.dtype,
+    device: str = "auto",
+    context_tokens: int | None = None,
+    pack: bool = True,
+    compiled: bool = False,
 ) -> ModelRunner:
     """A model of that shape, its weights random, made on the device."""
     place = resolve_device(device)
@@ -48,4 +53,4 @@ def random_runner(
     with torch.device(place):
         model = AutoModelForCausalLM.from_config(SHAPES[shape](), dtype=dtype, attn_implementation=NAME)
     prepare(model, context_tokens)
-    return ModelRunner(model, context_tokens, pack)
+    return ModelRunner(model, context_tokens, pack, compiled=compiled)

@@ -24,8 +24,10 @@ from drafters.draft import MAX_NODES
 from drafters.registry import DrafterName, warm
 from server.loaded import default_threads
 from server.settings import Settings
-from verify.cost import NODES, measure
+from verify.cost import measure
 from verify.model import ModelRunner, resolve_device
+
+STEP_NODES = (0, 1, 2, 4, 8, 16, 32, 63, MAX_NODES)
 
 
 def make_runner(shape: str, settings: Settings) -> ModelRunner:
@@ -34,7 +36,7 @@ def make_runner(shape: str, settings: Settings) -> ModelRunner:
         raise BenchError(f"There is no shape {shape!r}; there are {', '.join(SHAPES)}.")
     chosen = settings.model
     dtype = torch.bfloat16 if chosen.dtype == "auto" else getattr(torch, chosen.dtype)
-    runner = random_runner(shape, dtype, chosen.device, chosen.context_tokens, chosen.pack)
+    runner = random_runner(shape, dtype, chosen.device, chosen.context_tokens, chosen.pack, chosen.compile == "on")
     torch.set_num_threads(chosen.threads or default_threads(runner))
     return runner
 
@@ -42,7 +44,7 @@ def make_runner(shape: str, settings: Settings) -> ModelRunner:
 def run_steps(shape: str, settings: Settings, out: Path | None) -> dict[str, Any]:
     """Seconds of a step by nodes and context, beside the linear layers alone and the memory's limit. Raises BenchError."""
     runner = make_runner(shape, settings)
-    curve = measure(runner)
+    curve = measure(runner, STEP_NODES)
     linear, speed, size = linear_seconds(runner), read_bytes_per_second(runner), runner.weight_bytes
     single = curve.seconds[0][0]
     figures = {
@@ -56,11 +58,11 @@ def run_steps(shape: str, settings: Settings, out: Path | None) -> dict[str, Any
         "single_token_step_over_linear_layers": round(single / linear, 3),
         "single_token_step_share_of_bandwidth": round(size / single / speed, 3),
         "step_ms": {
-            str(context): {str(nodes): round(1e3 * seconds, 3) for nodes, seconds in zip(NODES, row, strict=True)}
+            str(context): {str(nodes): round(1e3 * seconds, 3) for nodes, seconds in zip(curve.nodes, row, strict=True)}
             for context, row in zip(curve.contexts, curve.seconds, strict=True)
         },
         "nodes_over_single": {
-            str(nodes): round(seconds / single, 3) for nodes, seconds in zip(NODES, curve.seconds[0], strict=True)
+            str(nodes): round(seconds / single, 3) for nodes, seconds in zip(curve.nodes, curve.seconds[0], strict=True)
         },
         "peak_memory_mb": peak_memory_mb(),
     }

@@ -39,20 +39,21 @@ POINT_SECONDS = 0.4  # no more repeats once a point has taken so long
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Seconds of a step over NODES draft nodes, at several context lengths."""
+    """Seconds of a step by draft nodes, at several context lengths."""
 
+    nodes: tuple[int, ...]  # ascending, from 0 to MAX_NODES
     contexts: tuple[int, ...]  # ascending
-    seconds: tuple[tuple[float, ...], ...]  # [contexts, NODES]
+    seconds: tuple[tuple[float, ...], ...]  # [contexts, nodes]
 
     def at(self, context: int) -> NDArray[np.float64]:
         """Seconds of a step over 0, 1, ... MAX_NODES draft nodes after `context` tokens, float64 [MAX_NODES + 1]."""
         table = np.array(self.seconds)
         row = np.array([np.interp(context, self.contexts, column) for column in table.T])
         # More nodes never cost less: where they seem to, that is noise.
-        return np.interp(np.arange(MAX_NODES + 1), NODES, np.maximum.accumulate(row))
+        return np.interp(np.arange(MAX_NODES + 1), self.nodes, np.maximum.accumulate(row))
 
 
-def measure(runner: ModelRunner) -> CostCurve:
+def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     """Runs steps of every size over an empty cache; takes seconds on a small model, a minute on a slow one."""
     cache = runner.new_cache()
     contexts = tuple(c for c in CONTEXTS if c + MAX_NODES < runner.context_tokens) or (1,)
@@ -60,8 +61,8 @@ def measure(runner: ModelRunner) -> CostCurve:
     rows = []
     for context in contexts:
         cache.length = context
-        rows.append(tuple(_step_seconds(runner, cache, nodes) for nodes in NODES))
-    return CostCurve(contexts, tuple(rows))
+        rows.append(tuple(_step_seconds(runner, cache, count) for count in nodes))
+    return CostCurve(nodes, contexts, tuple(rows))
 
 
 def _step_seconds(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
@@ -87,7 +88,7 @@ def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:
     path = folder / f"{_key(runner)}.json"
     try:
         kept = json.loads(path.read_text())
-        return CostCurve(tuple(kept["contexts"]), tuple(tuple(row) for row in kept["seconds"]))
+        return CostCurve(tuple(kept["nodes"]), tuple(kept["contexts"]), tuple(tuple(row) for row in kept["seconds"]))
     except (OSError, ValueError, KeyError, TypeError):
         curve = measure(runner)
     try:

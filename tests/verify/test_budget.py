@@ -11,7 +11,7 @@ from verify.cost import NODES, CostCurve
 
 
 def curve(per_node: float, fixed: float = 1.0) -> CostCurve:
-    return CostCurve((64,), (tuple(fixed + per_node * nodes for nodes in NODES),))
+    return CostCurve(NODES, (64,), (tuple(fixed + per_node * nodes for nodes in NODES),))
 
 
 def draft(*probabilities: float) -> DraftTree:
@@ -76,8 +76,8 @@ def test_the_outcome_counts_along_the_emitted_path() -> None:
 
 
 def test_a_curve_is_read_between_its_points() -> None:
-    found = CostCurve((100, 200), (tuple(1.0 + n for n in NODES), tuple(3.0 + n for n in NODES)))
+    found = CostCurve(NODES, (100, 200), (tuple(1.0 + n for n in NODES), tuple(3.0 + n for n in NODES)))
     assert found.at(150)[:4].tolist() == pytest.approx([2.0, 3.0, 4.0, 5.0])
     assert found.at(10_000)[MAX_NODES] == pytest.approx(67.0)
-    noisy = CostCurve((1,), ((2.0, 1.0, 3.0, 2.5, 4.0, 5.0, 6.0, 7.0),)).at(1)
+    noisy = CostCurve(NODES, (1,), ((2.0, 1.0, 3.0, 2.5, 4.0, 5.0, 6.0, 7.0),)).at(1)
     assert np.all(np.diff(noisy) >= 0)

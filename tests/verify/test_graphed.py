@@ -69,7 +69,8 @@ def test_one_forward_serves_every_slot_and_length(tiny_runner: ModelRunner) -> N
     token, depth = torch.tensor([11]), torch.tensor([0])
     for length in (1, 4, 8):
         slot, reference = filled(tiny_runner), filled(tiny_runner)
-        slot.truncate(length), reference.truncate(length)
+        for each in (slot, reference):
+            each.truncate(length)
         assert torch.allclose(fast(slot, token, depth, None), tiny_runner.forward(reference, token), atol=1e-4)
         assert torch.allclose(slot.tensor[:, :, :, : length + 1], reference.tensor[:, :, :, : length + 1], atol=1e-5)
 

@@ -31,7 +31,7 @@ def reference(logits: list[float], params: SamplingParams) -> list[float]:
 @given(
     st.lists(st.integers(-40, 40).map(lambda x: x / 8), min_size=1, max_size=12),
     st.sampled_from([0.3, 1.0, 1.7]),
-    st.sampled_from([0.05, 0.5, 0.93, 1.0]),
+    st.sampled_from([0.05, 0.52, 0.93, 1.0]),  # no share that equal logits add up to: there rounding decides
     st.integers(0, 6),
     st.sampled_from([0.0, 0.1, 0.6]),
 )
