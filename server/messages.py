@@ -28,6 +28,10 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     drafter: DrafterName | None = None  # None = the configured one
     max_nodes: int | None = None
     principal: str = ""  # whose key it came with; sessions and datastores are theirs
+    prediction: list[int] = []  # token ids that the client expects to read
+    stop_token_ids: list[int] = []  # beside the model's own
+    skip_special_tokens: bool = True  # in the text
+    keep_stop: bool = False  # the text ends with the stop string or token, not before it
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -67,6 +71,14 @@ class StepReport(msgspec.Struct, frozen=True):
     accepted: dict[str, int]  # accepted nodes by source
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Of the target's distribution before any sampling rule, at each of an event's tokens."""
+
+    chosen: list[float]  # the token's own
+    ids: list[list[int]]  # the likeliest ones, the likeliest first
+    values: list[list[float]]
+
+
 class TokenEvent(msgspec.Struct, frozen=True, tag=True):
     """New tokens of one choice, and the text that they complete."""
 
@@ -78,6 +90,7 @@ class TokenEvent(msgspec.Struct, frozen=True, tag=True):
     step: StepReport | None = None  # None while the prompt is read
     cached_tokens: int = 0  # prompt tokens that the session held already
     last: bool = False  # of the whole request
+    logprobs: TokenLogprobs | None = None  # where the request asks
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -22,6 +23,24 @@ class Body(BaseModel):
 
 class StreamOptions(Body):
     include_usage: bool | None = None
+
+
+class TextPart(Body):
+    type: Literal["text", "input_text", "refusal"]
+    text: str = ""
+    refusal: str = ""
+
+
+def joined(content: str | Sequence[TextPart] | None) -> str:
+    """Content as one text."""
+    return content if isinstance(content, str) else "".join(part.text or part.refusal for part in content or ())
+
+
+class PredictionBody(Body):
+    """What the client expects to read, such as the file that it asks to be edited."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
 
 
 class SpeculationBody(Body):
@@ -49,6 +68,33 @@ class GenerationBody(Body):
     session_id: Annotated[str, Field(max_length=256)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=256)] | None = None
     speculation: SpeculationBody | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+    prediction: PredictionBody | None = None
+    user: str | None = None  # this and the next are taken and change nothing
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _biases_name_tokens(cls, biases: dict[str, float] | None) -> dict[str, float] | None:
+        for name in biases or {}:
+            if not (name.isascii() and name.isdecimal()):
+                raise ValueError(f"its keys are token ids, and {name[:20]!r} is none")
+        return biases
+
+    @property
+    def top_logprobs_wanted(self) -> int | None:
+        """How many likeliest tokens to report beside each chosen one; None = report nothing."""
+        raise NotImplementedError
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -66,18 +112,19 @@ class GenerationBody(Body):
             max(0, self.top_k or 0),
             float(self.min_p or 0.0),
             seed,
+            presence_penalty=float(self.presence_penalty or 0.0),
+            frequency_penalty=float(self.frequency_penalty or 0.0),
+            repetition_penalty=float(self.repetition_penalty or 1.0),
+            logit_bias={int(token): float(bias) for token, bias in (self.logit_bias or {}).items()},
+            min_tokens=self.min_tokens or 0,
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=self.top_logprobs_wanted,
         )
 
     @property
     def include_usage(self) -> bool:
         """The stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
-
-
-class TextPart(Body):
-    type: Literal["text", "input_text", "refusal"]
-    text: str = ""
-    refusal: str = ""
 
 
 class Message(Body):
@@ -99,10 +146,7 @@ class Message(Body):
 
     def rendered(self) -> dict[str, Any]:
         """The message as a chat template takes it."""
-        content = self.content
-        if isinstance(content, list):
-            content = "".join(part.text or part.refusal for part in content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content or ""}
+        return {"role": "system" if self.role == "developer" else self.role, "content": joined(self.content)}
 
 
 class ChatBody(GenerationBody):
@@ -110,6 +154,16 @@ class ChatBody(GenerationBody):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @property
+    def top_logprobs_wanted(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def token_limit(self) -> int | None:
@@ -121,6 +175,19 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    suffix: str | None = None
+
+    @property
+    def top_logprobs_wanted(self) -> int | None:
+        return 0 if self.logprobs is None and self.candidates > (self.n or 1) else self.logprobs
+
+    @property
+    def candidates(self) -> int:
+        """How many answers are made for each prompt; `n` of them are returned."""
+        return self.best_of or self.n or 1
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -59,8 +59,10 @@ class Detokenizer:
 class StopStrings:
     """Passes text through until the first of the stop strings, holding back what may be the start of one."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], keep: bool = False) -> None:
+        """With `keep`, the text ends with the stop string, else before it."""
         self._stops = [stop for stop in stops if stop]
+        self._keep = keep
         self._held = ""
         self.stopped = False
 
@@ -70,12 +72,13 @@ class StopStrings:
         return any(stop in whole for stop in self._stops)
 
     def feed(self, text: str) -> str:
-        """The text that is certain now; sets `stopped` at a stop string, which is not part of the text."""
+        """The text that is certain now; sets `stopped` at a stop string."""
         self._held += text
-        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        found = [(at, len(stop)) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
             self.stopped = True
-            certain, self._held = self._held[: min(found)], ""
+            at, size = min(found)
+            certain, self._held = self._held[: at + size * self._keep], ""
             return certain
         hold = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         certain, self._held = self._held[: len(self._held) - hold], self._held[len(self._held) - hold :]
@@ -98,9 +101,11 @@ def _overlap(text: str, stop: str) -> int:
 class AnswerText:
     """The text of one answer: detokenizer and stop strings in a row."""
 
-    def __init__(self, tokenizer: TokenDecoder, stops: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopStrings(stops)
+    def __init__(
+        self, tokenizer: TokenDecoder, stops: Sequence[str], skip_special_tokens: bool = True, keep_stop: bool = False
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens)
+        self._stops = StopStrings(stops, keep_stop)
 
     @property
     def stopped(self) -> bool:

@@ -21,10 +21,22 @@ import torch
 from numpy.typing import NDArray
 
 from drafters.array_file import ArrayFileError
-from drafters.draft import Source
+from drafters.draft import Logprobs, Source
 from server import messages
 from server.loaded import Loaded, load
-from server.messages import Cancel, Failed, FromWorker, Ready, Refused, Request, Shutdown, Status, StepReport, TokenEvent
+from server.messages import (
+    Cancel,
+    Failed,
+    FromWorker,
+    Ready,
+    Refused,
+    Request,
+    Shutdown,
+    Status,
+    StepReport,
+    TokenEvent,
+    TokenLogprobs,
+)
 from server.sessions import Session, SessionStore
 from server.settings import Settings
 from server.text import AnswerText
@@ -57,20 +69,24 @@ class Job:
         if self._choice:
             params = choice_params(params, self._choice)
         budget = self._loaded.budget(self._name, self._nodes)
-        options = DecodeOptions(params, request.max_tokens, self._loaded.stop_ids, **budget)
+        stop_ids = self._loaded.stop_ids.union(request.stop_token_ids)
+        prediction = tuple(request.prediction)
+        options = DecodeOptions(params, request.max_tokens, stop_ids, prediction=prediction, **budget)
         drafter = self.session.drafter(self._name, self._loaded.resources_of(request.principal))
         self._generation = Generation(self.session.verifier, drafter, np.array(request.prompt, np.int32), options)
         if self._cached_tokens is None:
             self._cached_tokens = self._generation.reused_tokens
-        self._text = AnswerText(self._loaded.tokenizer, request.stop)
+        self._text = AnswerText(self._loaded.tokenizer, request.stop, request.skip_special_tokens, request.keep_stop)
 
     def step(self) -> TokenEvent | None:
         """One step; None while the prompt is read."""
         step = self._generation.step()
         if step.tree is None:
             return None
-        text, used = self._text.feed(step.tokens)
         finish = step.finish
+        # A stop token is counted, but it is no text.
+        shown = len(step.tokens) - (finish == "stop" and not self.request.keep_stop)
+        text, used = self._text.feed(step.tokens[:shown])
         if self._text.stopped:
             finish = "stop"
             self._generation.take_back(len(step.tokens) - used)
@@ -84,9 +100,10 @@ class Job:
             if not last:
                 self._choice += 1
                 self._begin()
-        return TokenEvent(
-            self.request.id, choice, step.tokens[:used], text, finish, report(step), self._cached_tokens or 0, last
-        )
+        cached = self._cached_tokens or 0
+        known = None if step.logprobs is None else logprobs_of(step.logprobs, used)
+        tokens = step.tokens if used == shown else step.tokens[:used]
+        return TokenEvent(self.request.id, choice, tokens, text, finish, report(step), cached, last, known)
 
     def close(self) -> None:
         self._generation.close()
@@ -95,6 +112,11 @@ class Job:
 def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
     """The parameters of the choice numbered `choice` > 0: the same, with a seed of its own."""
     return replace(params, seed=params.seed + choice * 0x9E3779B97F4A7C15 & (1 << 64) - 1)
+
+
+def logprobs_of(found: Logprobs, count: int) -> TokenLogprobs:
+    """The first `count` tokens' as they cross."""
+    return TokenLogprobs(found.chosen[:count].tolist(), found.top_ids[:count].tolist(), found.top[:count].tolist())
 
 
 def report(step: Step) -> StepReport:
