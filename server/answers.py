@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -15,62 +15,10 @@ from server.engine import Engine, EngineError
 from server.errors import from_engine
 from server.messages import Request, TokenEvent
 from server.metrics import Metrics
+from server.shapes import Piece, Shape
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
-
-
-class Shape(Protocol):
-    """How one endpoint writes its answers."""
-
-    object: str
-    chunk_object: str
-    prefix: str  # of the answer's id
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """The first chunk's choice, before any text."""
-
-    def delta(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
-        """A later chunk's choice."""
-
-    def choice(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
-        """A choice of the whole answer."""
-
-
-class ChatShape:
-    """/v1/chat/completions."""
-
-    object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-    prefix = "chatcmpl-"
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        delta = {"role": "assistant", "content": "", "refusal": None}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-    def delta(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
-        return {"index": index, "delta": {"content": text} if text else {}, "logprobs": None, "finish_reason": finish}
-
-    def choice(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
-
-
-class CompletionShape:
-    """/v1/completions."""
-
-    object = "text_completion"
-    chunk_object = "text_completion"
-    prefix = "cmpl-"
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        return None
-
-    def delta(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
-        return self.choice(index, text, finish)
-
-    def choice(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
 
 
 @dataclass
@@ -127,6 +75,10 @@ class Asked:
     include_usage: bool
     report: bool
     arrived: float  # time.monotonic()
+    best: int | None = None  # of each request's choices, so many are returned; None = all
+    echoes: Sequence[str] = ()  # the prompts' texts, where choices begin with them
+    token_ids: bool = False  # choices show their tokens
+    logprobs: bool = False  # choices show their log-probabilities
 
 
 class Answerer:
@@ -138,16 +90,14 @@ class Answerer:
 
     async def whole(self, asked: Asked) -> dict[str, Any]:
         """The answer as one JSON body. Raises EngineError."""
-        texts: dict[int, str] = {}
-        finishes: dict[int, str | None] = {}
+        pieces: dict[int, Piece] = {}
         usage = Usage()
         async with aclosing(self._events(asked, usage)) as events:
             async for event in events:
-                if event is None:
-                    continue
-                texts[event.choice] = texts.get(event.choice, "") + event.text
-                finishes[event.choice] = event.finish
-        choices = [asked.shape.choice(i, texts[i], finishes[i]) for i in sorted(texts)]
+                if event is not None:
+                    pieces.setdefault(event.choice, self._first(asked, event.choice)).add(event)
+        kept = best_of(asked, [pieces[index] for index in sorted(pieces)])
+        choices = [self._shown(asked, asked.shape.choice, piece) for piece in kept]
         body = self._head(asked, asked.shape.object) | {"choices": choices, "usage": usage.body()}
         return body | {"speculation": usage.report()} if asked.report else body
 
@@ -157,7 +107,7 @@ class Answerer:
         if asked.include_usage:
             head["usage"] = None
         usage = Usage()
-        opened: set[int] = set()
+        offsets: dict[int, int] = {}  # characters sent of each choice that has begun
         try:
             async with aclosing(self._events(asked, usage)) as events:
                 async for event in events:
@@ -165,13 +115,17 @@ class Answerer:
                         yield KEEP_ALIVE
                         continue
                     opening = asked.shape.opening(event.choice)
-                    if event.choice not in opened and opening is not None:
+                    if event.choice not in offsets and opening is not None:
                         yield sse(head | {"choices": [opening]})
-                    opened.add(event.choice)
-                    if event.text:
-                        yield sse(head | {"choices": [asked.shape.delta(event.choice, event.text, None)]})
+                    begun = event.choice in offsets
+                    piece = Piece(event.choice, offset=offsets[event.choice]) if begun else self._first(asked, event.choice)
+                    piece.add(event)
+                    piece.finish = None
+                    offsets[event.choice] = piece.offset + len(piece.text)
+                    if piece.text or (asked.logprobs and piece.logprobs) or asked.token_ids:
+                        yield sse(head | {"choices": [self._shown(asked, asked.shape.delta, piece)]})
                     if event.finish is not None:
-                        yield sse(head | {"choices": [asked.shape.delta(event.choice, "", event.finish)]})
+                        yield sse(head | {"choices": [asked.shape.delta(Piece(event.choice, finish=event.finish))]})
         except EngineError as error:
             yield sse(from_engine(error).body)
             return
@@ -181,6 +135,16 @@ class Answerer:
                 last["usage"] = usage.body()
             yield sse(last | {"speculation": usage.report()} if asked.report else last)
         yield DONE
+
+    def _first(self, asked: Asked, choice: int) -> Piece:
+        """What a choice begins with."""
+        return Piece(choice, asked.echoes[choice // asked.requests[0].choices] if asked.echoes else "")
+
+    def _shown(self, asked: Asked, write: Callable[[Piece], dict[str, Any]], piece: Piece) -> dict[str, Any]:
+        if not asked.logprobs:
+            piece.logprobs = None
+        choice = write(piece)
+        return choice | {"token_ids": piece.tokens} if asked.token_ids else choice
 
     def _head(self, asked: Asked, kind: str) -> dict[str, Any]:
         return {"id": asked.id, "object": kind, "created": int(time.time()), "model": asked.model, "system_fingerprint": None}
@@ -216,6 +180,20 @@ class Answerer:
             return
         for _ in range(tokens):
             self._metrics.inter_token_latency.observe(seconds / tokens)
+
+
+def best_of(asked: Asked, pieces: list[Piece]) -> list[Piece]:
+    """Of each request's choices those with the highest log-probability per token, numbered anew."""
+    if asked.best is None:
+        return pieces
+    size = asked.requests[0].choices
+    kept: list[Piece] = []
+    for start in range(0, len(pieces), size):
+        group = sorted(pieces[start : start + size], key=lambda piece: -piece.mean_logprob)
+        kept += group[: asked.best]
+    for index, piece in enumerate(kept):
+        piece.index = index
+    return kept
 
 
 def sse(body: Any) -> bytes:

@@ -61,6 +61,8 @@ def from_validation(error: RequestValidationError) -> APIError:
     if first["type"] == "json_invalid":
         return APIError(400, "The body is not valid JSON.", code="invalid_json")
     name = ".".join(path) or None
+    if first["type"] == "unsupported":
+        return APIError(400, f"{first['msg']}.", first["ctx"]["name"], "unsupported_parameter")
     message = first["msg"].removeprefix("Value error, ")
     return APIError(400, f"Invalid '{name}': {message}." if name else f"Invalid body: {message}.", name, "invalid_value")
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -18,6 +20,15 @@ from server.errors import APIError
 
 # Private-use characters around a number stand for special tokens that a user wrote, while the template is rendered.
 MARK = re.compile("\ue0f0(\\d+)\ue0f1")
+
+
+@dataclass(frozen=True)
+class Template:
+    """What a request asks of the chat template."""
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    generation_prompt: bool = True  # end with the opening of the assistant's turn
+    continue_final: bool = False  # leave the last message open
 
 
 class PromptEncoder:
@@ -31,11 +42,16 @@ class PromptEncoder:
         self._special = sorted({*tokenizer.all_special_tokens, *added}, key=lambda text: (-len(text), text))
         self._special_pattern = re.compile("|".join(map(re.escape, self._special)) or "(?!)")
 
-    async def chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """The ids of the rendered conversation, ready for the assistant's turn. Raises APIError."""
+    @property
+    def size(self) -> int:
+        """Token ids are below it."""
+        return len(self._tokenizer)
+
+    async def chat(self, messages: Sequence[dict[str, Any]], template: Template) -> list[int]:
+        """The ids of the rendered conversation. Raises APIError."""
         if not self._tokenizer.chat_template:
             raise APIError(400, "This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._chat, messages)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._chat, messages, template)
 
     async def text(self, prompt: str | list[int]) -> list[int]:
         """The ids of plain text as the model's tokenizer gives them, or the given ids. Raises APIError."""
@@ -46,11 +62,29 @@ class PromptEncoder:
             raise APIError(400, f"Invalid 'prompt': token ids must be from 0 to {highest - 1}.", "prompt", "invalid_value")
         return prompt
 
-    def _chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    async def plain(self, text: str) -> list[int]:
+        """The ids of a text as it would stand within an answer: no special tokens are added, none are read from it."""
+        encode = partial(self._tokenizer.encode, text, add_special_tokens=False, split_special_tokens=True)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
+
+    async def decode(self, prompt: str | list[int]) -> str:
+        """The text of a prompt, however it was given. Raises APIError."""
+        if isinstance(prompt, str):
+            return prompt
+        tokens = await self.text(prompt)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._tokenizer.decode, tokens)
+
+    def _chat(self, messages: Sequence[dict[str, Any]], template: Template) -> list[int]:
         marked = [message | {"content": self._mark(message["content"])} for message in messages]
         try:
-            text = self._tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
+            text = self._tokenizer.apply_chat_template(
+                marked,
+                tokenize=False,
+                add_generation_prompt=template.generation_prompt,
+                continue_final_message=template.continue_final,
+                **template.arguments,
+            )
+        except (TemplateError, ValueError) as error:
             raise APIError(400, f"The chat template refuses these messages: {error}.", "messages", "template_error") from None
         ids: list[int] = []
         pieces = MARK.split(str(text))

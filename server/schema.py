@@ -6,7 +6,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from drafters.draft import MAX_NODES
 from drafters.registry import DrafterName
@@ -41,6 +42,21 @@ class PredictionBody(Body):
 
     type: Literal["content"]
     content: str | list[TextPart]
+
+
+# What OpenAI's API has and this server does not do, with the values that ask for nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+    "modalities": (None, ["text"]),
+    "audio": (None,),
+    "web_search_options": (None,),
+    "store": (None, False),
+    "suffix": (None, ""),
+}
 
 
 class SpeculationBody(Body):
@@ -83,6 +99,16 @@ class GenerationBody(Body):
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_unsupported(cls, body: Any) -> Any:
+        for name, harmless in UNSUPPORTED.items():
+            if isinstance(body, dict) and body.get(name) not in harmless:
+                raise PydanticCustomError(
+                    "unsupported", "'{name}' is not supported by this server; leave it out", {"name": name}
+                )
+        return body
+
     @field_validator("logit_bias")
     @classmethod
     def _biases_name_tokens(cls, biases: dict[str, float] | None) -> dict[str, float] | None:
@@ -93,8 +119,13 @@ class GenerationBody(Body):
 
     @property
     def top_logprobs_wanted(self) -> int | None:
-        """How many likeliest tokens to report beside each chosen one; None = report nothing."""
+        """How many likeliest tokens are computed beside each chosen one; None = nothing is."""
         raise NotImplementedError
+
+    @property
+    def shows_logprobs(self) -> bool:
+        """The answer has log-probabilities."""
+        return self.top_logprobs_wanted is not None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -178,11 +209,14 @@ class CompletionBody(GenerationBody):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
-    suffix: str | None = None
 
     @property
     def top_logprobs_wanted(self) -> int | None:
         return 0 if self.logprobs is None and self.candidates > (self.n or 1) else self.logprobs
+
+    @property
+    def shows_logprobs(self) -> bool:
+        return self.logprobs is not None
 
     @property
     def candidates(self) -> int:
@@ -201,3 +235,24 @@ class CompletionBody(GenerationBody):
     def token_limit(self) -> int:
         """At most so many tokens of answer."""
         return self.max_tokens or DEFAULT_COMPLETION_TOKENS
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: a text, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either 'prompt' or 'messages'")
+        return self
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]

@@ -135,6 +135,11 @@ class Limits(Section):
     stop_strings: int = Field(16, ge=1)
     stop_characters: int = Field(500, ge=1)
     messages: int = Field(2048, ge=1)
+    prompts: int = Field(64, ge=1, description="of one completions request")
+    logit_biases: int = Field(1024, ge=0)
+    template_arguments: tuple[str, ...] = Field(
+        ("enable_thinking", "thinking", "reasoning_effort"), description="what chat_template_kwargs may hold"
+    )
 
 
 class Settings(BaseSettings):

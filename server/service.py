@@ -1,0 +1,227 @@
+"""What the endpoints do: check a request against the bounds, make the engine's requests of it, and answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from transformers import PreTrainedTokenizerBase
+
+from server import messages
+from server.answers import Answerer, Asked
+from server.engine import Engine
+from server.errors import APIError
+from server.metrics import Metrics
+from server.prompt import PromptEncoder, Template
+from server.schema import ChatBody, CompletionBody, GenerationBody, TokenizeBody, joined
+from server.settings import Settings
+from server.shapes import ChatShape, CompletionShape, Shape
+from server.vocabulary import Vocabulary
+
+T = TypeVar("T")
+
+
+class Service:
+    """What the routes share."""
+
+    def __init__(self, settings: Settings, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.engine = Engine(settings, self.metrics)
+        self.prompts = PromptEncoder(tokenizer)
+        self.vocabulary = Vocabulary(tokenizer)
+        self.answers = Answerer(self.engine, self.metrics)
+        self.started = int(time.time())
+
+    async def chat(self, http: Request, body: ChatBody) -> Response:
+        """POST /v1/chat/completions."""
+        arrived = time.monotonic()
+        self._check(body)
+        if len(body.messages) > self.settings.limits.messages:
+            raise APIError(400, f"At most {self.settings.limits.messages} messages are allowed.", "messages", "too_many")
+        if body.top_logprobs is not None and not body.logprobs:
+            raise APIError(400, "'top_logprobs' needs 'logprobs': true.", "top_logprobs", "invalid_value")
+        rendered = [message.rendered() for message in body.messages]
+        prompt = await self.prompts.chat(rendered, self._template(body))
+        requests = await self._requests(http, body, [prompt], body.n or 1, body.token_limit)
+        return await self._answer(http, body, requests, ChatShape(self.vocabulary), arrived)
+
+    def _template(self, body: ChatBody) -> Template:
+        """What the request asks of the chat template. Raises APIError."""
+        wanted = dict(body.chat_template_kwargs or {})
+        unknown = sorted(set(wanted) - set(self.settings.limits.template_arguments))
+        if unknown:
+            allowed = ", ".join(self.settings.limits.template_arguments)
+            message = f"'chat_template_kwargs' may hold {allowed}, not {unknown[0]!r}."
+            raise APIError(400, message, "chat_template_kwargs", "invalid_value")
+        if body.reasoning_effort is not None:
+            wanted["reasoning_effort"] = body.reasoning_effort
+        going_on = bool(body.continue_final_message)
+        opened = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
+        if going_on and (opened or body.messages[-1].role != "assistant"):
+            message = "'continue_final_message' needs a last message of the assistant, and no 'add_generation_prompt'."
+            raise APIError(400, message, "continue_final_message", "invalid_value")
+        return Template(wanted, opened, going_on)
+
+    async def complete(self, http: Request, body: CompletionBody) -> Response:
+        """POST /v1/completions."""
+        arrived = time.monotonic()
+        self._check(body)
+        many = len(body.prompts) > self.settings.limits.prompts
+        if many:
+            raise APIError(400, f"At most {self.settings.limits.prompts} prompts are allowed.", "prompt", "too_many")
+        best = None
+        if body.best_of is not None:
+            if body.best_of < (body.n or 1) or body.stream:
+                message = "'best_of' must be at least 'n', and cannot be streamed."
+                raise APIError(400, message, "best_of", "invalid_value")
+            best = body.n or 1
+        if body.echo and body.logprobs is not None:
+            raise APIError(400, "'echo' with 'logprobs' is not supported by this server.", "echo", "unsupported_parameter")
+        prompts = [await self.prompts.text(prompt) for prompt in body.prompts]
+        echoes = [await self.prompts.decode(prompt) for prompt in body.prompts] if body.echo else []
+        requests = await self._requests(http, body, prompts, body.candidates, body.token_limit)
+        return await self._answer(http, body, requests, CompletionShape(self.vocabulary), arrived, best, echoes)
+
+    def _check(self, body: GenerationBody) -> None:
+        """The bounds that the settings give. Raises APIError."""
+        limits, served = self.settings.limits, self.settings.model.served_name
+        if body.model != served:
+            message = f"The model {body.model!r} does not exist here; this server serves {served!r}."
+            raise APIError(404, message, "model", "model_not_found")
+        for name in ("n", "best_of"):
+            count = getattr(body, name, None) or 1
+            if count > limits.choices:
+                message = f"'{name}' is {count}, but at most {limits.choices} choices are allowed."
+                raise APIError(400, message, name, "too_many")
+        if len(body.stops) > limits.stop_strings:
+            message = f"'stop' has {len(body.stops)} strings, but at most {limits.stop_strings} are allowed."
+            raise APIError(400, message, "stop", "too_many")
+        if any(len(stop) > limits.stop_characters for stop in body.stops):
+            raise APIError(400, f"A stop string may have at most {limits.stop_characters} characters.", "stop", "too_long")
+        if len(body.logit_bias or {}) > limits.logit_biases:
+            message = f"'logit_bias' has {len(body.logit_bias or {})} tokens, but at most {limits.logit_biases} are allowed."
+            raise APIError(400, message, "logit_bias", "too_many")
+        named = {"logit_bias": map(int, body.logit_bias or {}), "stop_token_ids": body.stop_token_ids or []}
+        for name, tokens in named.items():
+            wrong = next((token for token in tokens if token >= self.prompts.size), None)
+            if wrong is not None:
+                message = f"Invalid '{name}': token ids must be from 0 to {self.prompts.size - 1}, not {wrong}."
+                raise APIError(400, message, name, "invalid_value")
+
+    async def _answer(
+        self,
+        http: Request,
+        body: GenerationBody,
+        requests: list[messages.Request],
+        shape: Shape,
+        arrived: float,
+        best: int | None = None,
+        echoes: Sequence[str] = (),
+    ) -> Response:
+        asked = Asked(
+            id=shape.prefix + requests[0].id.rpartition("-")[0],
+            model=self.settings.model.served_name,
+            shape=shape,
+            requests=requests,
+            include_usage=body.include_usage,
+            report=bool(body.speculation and body.speculation.report),
+            arrived=arrived,
+            best=best,
+            echoes=echoes,
+            token_ids=bool(body.return_token_ids),
+            logprobs=body.shows_logprobs,
+        )
+        if body.stream:
+            headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            chunks = await unless_gone(http, started(self.answers.stream(asked)))
+            if chunks is None:
+                return Response(status_code=499)
+            return StreamingResponse(chunks, media_type="text/event-stream", headers=headers)
+        whole = await unless_gone(http, self.answers.whole(asked))
+        return Response(status_code=499) if whole is None else JSONResponse(whole)
+
+    async def _requests(
+        self, http: Request, body: GenerationBody, prompts: list[list[int]], choices: int, limit: int | None
+    ) -> list[messages.Request]:
+        """What the engine is asked for. Raises APIError."""
+        context = (await self.engine.wait_started()).context_tokens
+        for prompt in prompts:
+            if not prompt:
+                raise APIError(400, "The prompt is empty; give at least one token.", "prompt", "invalid_value")
+            if len(prompt) >= context:
+                message = f"The prompt has {len(prompt)} tokens, but this model's context holds {context}; shorten the prompt."
+                raise APIError(400, message, "prompt", "context_length_exceeded")
+        session = body.session_id or http.headers.get("x-session-id") or body.prompt_cache_key
+        speculation = body.speculation
+        prediction = await self.prompts.plain(joined(body.prediction.content)) if body.prediction else []
+        identity = uuid.uuid4().hex
+        return [
+            messages.Request(
+                id=f"{identity}-{number}",
+                prompt=prompt,
+                params=body.sampling,
+                max_tokens=min(limit or context, context - len(prompt)),
+                stop=body.stops,
+                choices=choices,
+                principal=http.state.principal,
+                session=session[:256] if session else None,
+                drafter=speculation.drafter if speculation else None,
+                max_nodes=speculation.max_nodes if speculation else None,
+                prediction=prediction[:context],
+                stop_token_ids=body.stop_token_ids or [],
+                skip_special_tokens=body.skip_special_tokens is not False,
+                keep_stop=bool(body.include_stop_str_in_output),
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+
+    async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
+        """POST /tokenize: the ids of a text, or of a conversation as the model reads it."""
+        if body.messages is not None:
+            tokens = await self.prompts.chat([message.rendered() for message in body.messages], Template())
+        else:
+            tokens = await self.prompts.text(body.prompt or "")
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": (await self.engine.wait_started()).context_tokens}
+
+    def card(self) -> dict[str, Any]:
+        """The served model as /v1/models lists it."""
+        return {"id": self.settings.model.served_name, "object": "model", "created": self.started, "owned_by": "outrider"}
+
+
+async def started(chunks: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    """The stream with its first chunk already there, so that an early error still gets a status of its own."""
+    first = await anext(chunks, b"")
+
+    async def rest() -> AsyncIterator[bytes]:
+        try:
+            yield first
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            await chunks.aclose()
+
+    return rest()
+
+
+async def unless_gone(http: Request, work: Awaitable[T]) -> T | None:
+    """What `work` returns, or None as soon as the client is gone: then `work` is cancelled."""
+    task = asyncio.ensure_future(work)
+
+    async def gone() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    watch = asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        for each in (task, watch):
+            each.cancel()
+        await asyncio.wait({task, watch})
