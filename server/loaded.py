@@ -21,6 +21,7 @@ from drafters.suffix import Corpus
 from server.settings import Settings
 from verify.cache import slots_that_fit
 from verify.cost import CostCurve, load_or_measure
+from verify.grammar import GrammarCompiler
 from verify.model import LoadOptions, ModelError, ModelRunner, fingerprint, load_model, load_tokenizer, stop_ids
 
 SMALL_MODEL_BYTES = 64_000_000
@@ -43,6 +44,7 @@ class Loaded:
     resources: Resources
     own_resources: dict[str, Resources]  # of the principals that have datastores of their own
     slots: int  # contexts that the device holds at once
+    grammars: GrammarCompiler
     curve: CostCurve | None  # where the settings leave the nodes of a step to it
 
     def resources_of(self, principal: str) -> Resources:
@@ -82,7 +84,9 @@ def load(settings: Settings) -> Loaded:
     folder = settings.speculation.cost_folder
     measured = settings.speculation.max_nodes == "auto"
     curve = load_or_measure(runner, folder and folder.expanduser()) if measured else None
-    return Loaded(runner, tokenizer, stop_ids(runner.model, tokenizer), resources, own, slots, curve)
+    ends = stop_ids(runner.model, tokenizer)
+    grammars = GrammarCompiler(tokenizer, runner.vocabulary, ends)
+    return Loaded(runner, tokenizer, ends, resources, own, slots, grammars, curve)
 
 
 def plan_slots(runner: ModelRunner, settings: Settings) -> int:

@@ -50,13 +50,32 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
     "modalities": (None, ["text"]),
     "audio": (None,),
     "web_search_options": (None,),
     "store": (None, False),
     "suffix": (None, ""),
 }
+
+
+class JsonSchema(Body):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What form the answer has."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("'json_schema' goes with type 'json_schema', and only with it")
+        return self
 
 
 class SpeculationBody(Body):
@@ -95,6 +114,10 @@ class GenerationBody(Body):
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     prediction: PredictionBody | None = None
+    response_format: ResponseFormat | None = None
+    regex: str | None = None
+    grammar: str | None = None  # in llguidance's dialect of Lark
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
     user: str | None = None  # this and the next are taken and change nothing
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
@@ -116,6 +139,21 @@ class GenerationBody(Body):
             if not (name.isascii() and name.isdecimal()):
                 raise ValueError(f"its keys are token ids, and {name[:20]!r} is none")
         return biases
+
+    @property
+    def structures(self) -> dict[str, tuple[str, Any]]:
+        """The fields that ask for structured output: each with what kind of structure it is, and the structure."""
+        found: dict[str, tuple[str, Any]] = {}
+        wanted = self.response_format
+        if wanted is not None and wanted.type == "json_object":
+            found["response_format"] = ("json_object", None)
+        elif wanted is not None and wanted.json_schema is not None:
+            kind = "json_schema" if wanted.json_schema.strict else "lenient_json_schema"
+            found["response_format"] = (kind, wanted.json_schema.schema_ or {})
+        for name in ("regex", "grammar", "choice"):
+            if getattr(self, name) is not None:
+                found[name] = (name, getattr(self, name))
+        return found
 
     @property
     def top_logprobs_wanted(self) -> int | None:

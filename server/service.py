@@ -21,6 +21,7 @@ from server.prompt import PromptEncoder, Template
 from server.schema import ChatBody, CompletionBody, GenerationBody, TokenizeBody, joined
 from server.settings import Settings
 from server.shapes import ChatShape, CompletionShape, Shape
+from server.structured import GrammarChecker
 from server.vocabulary import Vocabulary
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ class Service:
         self.engine = Engine(settings, self.metrics)
         self.prompts = PromptEncoder(tokenizer)
         self.vocabulary = Vocabulary(tokenizer)
+        self.grammars = GrammarChecker(settings.limits)
         self.answers = Answerer(self.engine, self.metrics)
         self.started = int(time.time())
 
@@ -160,6 +162,7 @@ class Service:
         session = body.session_id or http.headers.get("x-session-id") or body.prompt_cache_key
         speculation = body.speculation
         prediction = await self.prompts.plain(joined(body.prediction.content)) if body.prediction else []
+        grammar = await self.grammars.grammar(body)
         identity = uuid.uuid4().hex
         return [
             messages.Request(
@@ -176,6 +179,7 @@ class Service:
                 prediction=prediction[:context],
                 stop_token_ids=body.stop_token_ids or [],
                 skip_special_tokens=body.skip_special_tokens is not False,
+                grammar=grammar,
                 keep_stop=bool(body.include_stop_str_in_output),
             )
             for number, prompt in enumerate(prompts)

@@ -137,6 +137,8 @@ class Limits(Section):
     messages: int = Field(2048, ge=1)
     prompts: int = Field(64, ge=1, description="of one completions request")
     logit_biases: int = Field(1024, ge=0)
+    grammar_bytes: int = Field(1 << 16, ge=1, description="of a schema, regex or grammar")
+    schema_depth: int = Field(64, ge=1)
     template_arguments: tuple[str, ...] = Field(
         ("enable_thinking", "thinking", "reasoning_effort"), description="what chat_template_kwargs may hold"
     )

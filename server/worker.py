@@ -42,6 +42,7 @@ from server.settings import Settings
 from server.text import AnswerText
 from server.wire import WorkerSide
 from verify.decode import DecodeOptions, Generation, PromptError, Step
+from verify.grammar import GrammarError
 from verify.model import ModelError
 from verify.sampling import SamplingParams
 
@@ -73,7 +74,8 @@ class Job:
         prediction = tuple(request.prediction)
         options = DecodeOptions(params, request.max_tokens, stop_ids, prediction=prediction, **budget)
         drafter = self.session.drafter(self._name, self._loaded.resources_of(request.principal))
-        self._generation = Generation(self.session.verifier, drafter, np.array(request.prompt, np.int32), options)
+        grammar = None if request.grammar is None else self._loaded.grammars.compile(request.grammar)
+        self._generation = Generation(self.session.verifier, drafter, np.array(request.prompt, np.int32), options, grammar)
         if self._cached_tokens is None:
             self._cached_tokens = self._generation.reused_tokens
         self._text = AnswerText(self._loaded.tokenizer, request.stop, request.skip_special_tokens, request.keep_stop)
@@ -187,7 +189,7 @@ class Worker:
 
     def _explain(self, request: Request, error: Exception) -> str:
         """What the client is told; what it cannot mend goes to the log."""
-        if isinstance(error, PromptError):
+        if isinstance(error, (PromptError, GrammarError)):
             return str(error)
         log.error("request %s failed", request.id, exc_info=error)
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)):

@@ -16,6 +16,7 @@ import numpy as np
 from drafters.draft import Drafter, DraftTree, Ints, Logprobs, Verdict
 from verify.budget import FixedBudget, MeasuredBudget
 from verify.cost import CostCurve
+from verify.grammar import Grammar
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier
 
@@ -55,13 +56,16 @@ class Step:
 class Generation:
     """One answer in the making. `step()` until a step has `finish`; `close()` in any case."""
 
-    def __init__(self, verifier: TreeVerifier, drafter: Drafter, prompt: Ints, options: DecodeOptions) -> None:
-        """`prompt` is int32 [P], P >= 1. Raises PromptError where it does not fit."""
+    def __init__(
+        self, verifier: TreeVerifier, drafter: Drafter, prompt: Ints, options: DecodeOptions, grammar: Grammar | None = None
+    ) -> None:
+        """`prompt` is int32 [P], P >= 1; a `grammar` stands at its beginning. Raises PromptError where it does not fit."""
         if not len(prompt):
             raise PromptError("The prompt is empty; give at least one token.")
         self._verifier = verifier
         self._drafter = drafter
         self._options = options
+        self._grammar = grammar
         if len(prompt) >= verifier.context_tokens:
             raise PromptError("The prompt fills the whole context; shorten it.")
         self._stop_ids = frozenset[int]() if options.params.ignore_eos else options.stop_ids
@@ -84,8 +88,12 @@ class Generation:
         nodes = self._budget.ask() if self._left > 1 else 0
         draft = self._drafter.propose(nodes).limit(self._left - 1)
         drafted = time.perf_counter()
-        tree = self._budget.prune(draft, self._start + self._emitted)
-        verdict, finish = self._cut(self._verifier.verify(tree, self._drafter.feedback))
+        tree, allowed = self._budget.prune(draft, self._start + self._emitted), None
+        if self._grammar is not None:
+            tree, allowed = self._grammar.visit(tree, self._left - 1)
+        verdict, finish = self._cut(self._verifier.verify(tree, self._drafter.feedback, allowed))
+        if self._grammar is not None:
+            self._grammar.commit(verdict.tokens)
         verified = time.perf_counter()
         self._drafter.observe(verdict)
         self._budget.saw(draft, tree, verdict.tokens, drafted - started)
@@ -133,9 +141,11 @@ class Decoded:
         return len(self.tokens) / max(1, len(self.steps))
 
 
-def decode(verifier: TreeVerifier, drafter: Drafter, prompt: Ints, options: DecodeOptions) -> Decoded:
+def decode(
+    verifier: TreeVerifier, drafter: Drafter, prompt: Ints, options: DecodeOptions, grammar: Grammar | None = None
+) -> Decoded:
     """Runs one generation to its end."""
-    generation = Generation(verifier, drafter, prompt, options)
+    generation = Generation(verifier, drafter, prompt, options, grammar)
     tokens: list[int] = []
     steps: list[Step] = []
     try:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from drafters.draft import DraftTree, Ints
 from verify.sampling import SamplingParams
@@ -33,11 +35,21 @@ class LogitsProcessor:
         self._bias = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=device)
         self._stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.long, device=device)
 
-    def __call__(self, logits: torch.Tensor, tree: DraftTree) -> torch.Tensor:
-        """Logits [N+1, V] of the last committed token and the tree's nodes, as the request wants them."""
+    def __call__(self, logits: torch.Tensor, tree: DraftTree, allowed: NDArray[np.bool_] | None = None) -> torch.Tensor:
+        """Logits [N+1, V] of the last committed token and the tree's nodes, as the request wants them.
+
+        Tokens that are not `allowed` ([N+1, V]) are out; where nothing else is left, a grammar wins over the other rules.
+        """
+        adjusted = self._adjust(logits, tree) if self._params.adjusts else logits
+        if allowed is None:
+            return adjusted
+        forbidden = torch.from_numpy(~allowed).to(logits.device)
+        masked = adjusted.masked_fill(forbidden, -torch.inf)
+        stuck = masked.amax(-1, keepdim=True) == -torch.inf
+        return torch.where(stuck, logits.to(masked.dtype).masked_fill(forbidden, -torch.inf), masked)
+
+    def _adjust(self, logits: torch.Tensor, tree: DraftTree) -> torch.Tensor:
         params = self._params
-        if not params.adjusts:
-            return logits
         logits = logits.float()
         paths = [[], *(tree.path(row) for row in range(len(tree)))]
         if self._counts is not None:

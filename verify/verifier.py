@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from drafters.draft import DraftTree, Ints, Logprobs, Verdict
 from verify.acceptance import rule_of
@@ -29,10 +30,10 @@ class Verifier(Protocol):
     def prefill(self, tokens: Ints) -> Iterator[int]:
         """Makes `tokens` (int32 [P], P >= 1) the committed text, chunk by chunk; yields the tokens done after each."""
 
-    def verify(self, tree: DraftTree, feedback: int = 0) -> Verdict:
+    def verify(self, tree: DraftTree, feedback: int = 0, allowed: NDArray[np.bool_] | None = None) -> Verdict:
         """One target forward over the tree; commits the accepted path and emits one token more.
 
-        The verdict holds the target's `feedback` likeliest tokens at every node.
+        The verdict holds the target's `feedback` likeliest tokens at every node. Only `allowed` tokens ([N+1, V]) are emitted.
         """
 
 
@@ -112,16 +113,17 @@ class TreeVerifier:
             self._cache.length += len(chunk)
             yield self._cache.length
 
-    def verify(self, tree: DraftTree, feedback: int = 0) -> Verdict:
+    def verify(self, tree: DraftTree, feedback: int = 0, allowed: NDArray[np.bool_] | None = None) -> Verdict:
         started = time.perf_counter()
         logits = self._forward(tree)
         first = len(self.tokens) - self._prompt_length  # output position of the root's successor
         assert self._processor is not None
         likeliest = _likeliest(logits, feedback)
-        rows, tokens, (ids, probabilities) = self._rule.decide(self._processor(logits, tree), tree, first, likeliest)
+        wanted = self._processor(logits, tree, allowed)
+        rows, tokens, (ids, probabilities) = self._rule.decide(wanted, tree, first, likeliest)
         self._processor.commit(tokens)
-        wanted = self._params.logprobs
-        logprobs = None if wanted is None else _logprobs(logits[[0, *(rows + 1).tolist()]], tokens, wanted)
+        count = self._params.logprobs
+        logprobs = None if count is None else _logprobs(logits[[0, *(rows + 1).tolist()]], tokens, count)
         self._cache.commit([0, *(rows + 1).tolist()])
         self.tokens.extend(tokens.tolist())
         return Verdict(tree, rows, tokens, ids, probabilities, time.perf_counter() - started, logprobs)

@@ -139,7 +139,12 @@ def test_the_assistants_message_goes_on(served: Served) -> None:
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "not supported"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "goes with type"),
+    ({"regex": "(a"}, "regex", "regex"),
+    ({"regex": "a", "choice": ["b"]}, "regex", "only one of"),
+    ({"choice": []}, "choice", "at least 1 item"),
+    ({"regex": "a" * 70_000}, "regex", "bytes that are allowed"),
     ({"audio": {"voice": "alloy", "format": "wav"}}, "audio", "not supported"),
     ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
     ({"store": True}, "store", "not supported"),

@@ -1,0 +1,125 @@
+"""Grammars over draft trees: each node's mask is the one that plain decoding has there."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from llguidance import LLMatcher
+from transformers import AutoTokenizer
+
+import models
+from drafters.draft import EMPTY, DraftTree, NoDrafter, Source, chain
+from drafters.registry import Resources, make
+from tests.trees import trees
+from verify.decode import DecodeOptions, decode
+from verify.grammar import KEPT, GrammarCompiler, GrammarError
+from verify.model import LoadOptions, ModelRunner, load_model
+from verify.sampling import SamplingParams
+from verify.verifier import TreeVerifier
+
+TOKENIZER = AutoTokenizer.from_pretrained(models.TARGET)
+STOP = int(TOKENIZER.eos_token_id)
+SIZE = len(TOKENIZER)
+COMPILER = GrammarCompiler(TOKENIZER, SIZE, [STOP])
+LETTERS = LLMatcher.grammar_from_regex("[a-f]{1,6}")
+SCHEMA = LLMatcher.grammar_from_json_schema(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    overrides={"whitespace_flexible": False},
+)
+
+
+def ids(text: str) -> list[int]:
+    found: list[int] = TOKENIZER.encode(text, add_special_tokens=False)
+    return found
+
+
+@settings(max_examples=40)
+@given(trees(vocabulary=8, nodes=12))
+def test_every_mask_is_that_of_the_path_alone(tree: DraftTree) -> None:
+    letters = np.array([ids(letter)[0] for letter in "abcdefgh"], np.int32)  # the last two are not allowed
+    tree = DraftTree(letters[tree.tokens], tree.parents, tree.depths, tree.probability, tree.source)
+    kept, masks = COMPILER.compile(LETTERS).visit(tree, 64)
+    assert masks.shape == (len(kept) + 1, SIZE)
+    kept.check()
+    paths = {tuple(tree.path(row)) for row in range(len(tree))}
+    good = {path for path in paths if len(path) <= 6 and all(token in letters[:6] for token in path)}
+    assert {tuple(kept.path(row)) for row in range(len(kept))} == good
+    for row in range(-1, len(kept)):
+        alone = COMPILER.compile(LETTERS)
+        if row >= 0:
+            alone.commit(np.array(kept.path(row), np.int32))
+        assert np.array_equal(masks[row + 1], alone.visit(EMPTY, 0)[1][0])
+
+
+def test_forced_tokens_are_a_draft() -> None:
+    grammar = COMPILER.compile(LLMatcher.grammar_from_lark('start: "import numpy as np" | "import numpy.linalg"'))
+    tree, masks = grammar.visit(EMPTY, 64)
+    assert TOKENIZER.decode(tree.tokens).startswith("import num")
+    assert set(tree.source.tolist()) == {Source.GRAMMAR}
+    assert all(masks[row][token] for row, token in enumerate(tree.tokens))
+    assert len(grammar.visit(EMPTY, 2)[0]) <= 2
+
+
+def test_a_stop_token_stands_where_the_grammar_may_end_and_is_never_drafted() -> None:
+    grammar = COMPILER.compile(LETTERS)
+    assert not grammar.visit(EMPTY, 8)[1][0][STOP]
+    grammar.commit(np.array(ids("a"), np.int32))
+    tree, masks = grammar.visit(chain(np.array([STOP], np.int32), np.ones(1, np.float32), Source.TRIGRAM), 8)
+    assert masks[0][STOP]
+    assert not len(tree)
+
+
+def test_leaving_the_grammar_is_an_error() -> None:
+    with pytest.raises(GrammarError):
+        COMPILER.compile(LETTERS).commit(np.array(ids("z"), np.int32))
+    with pytest.raises(GrammarError, match="compiled"):
+        COMPILER.compile("nonsense")
+
+
+def test_the_cache_is_bounded() -> None:
+    compiler = GrammarCompiler(TOKENIZER, SIZE, [STOP])
+    for number in range(KEPT + 5):
+        compiler.compile(LLMatcher.grammar_from_regex(f"a{{{number + 1}}}"))
+    assert len(compiler._compiled) == KEPT
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModelRunner:
+    return load_model(LoadOptions(str(models.TARGET), dtype="float32"))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("penalty", [0.0, 1.5])
+def test_drafts_change_no_constrained_answer(runner: ModelRunner, temperature: float, penalty: float) -> None:
+    compiler = GrammarCompiler(TOKENIZER, runner.vocabulary, [STOP])
+    prompt = np.array(ids("def person():\n    return "), np.int32)
+    for seed in range(4):
+        params = SamplingParams(temperature=temperature, seed=seed, frequency_penalty=penalty)
+        options = DecodeOptions(params, 120, frozenset([STOP]))
+        plain = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, options, compiler.compile(SCHEMA))
+        answer = json.loads(TOKENIZER.decode(plain.tokens, skip_special_tokens=True))
+        assert set(answer) == {"name", "age"}
+        assert 0 <= answer["age"] <= 150
+        for name in ("trigram", "fusion"):
+            drafter = make(name, Resources(vocabulary=runner.vocabulary + 1))
+            found = decode(TreeVerifier(runner, runner.new_cache()), drafter, prompt, options, compiler.compile(SCHEMA))
+            assert found.tokens == plain.tokens
+            assert found.finish == plain.finish == "stop"
+
+
+def test_a_grammar_wins_over_rules_that_leave_nothing(runner: ModelRunner) -> None:
+    compiler = GrammarCompiler(TOKENIZER, runner.vocabulary, [STOP])
+    letter = ids("a")[0]
+    params = SamplingParams(temperature=0, bad_words=((letter,),), min_tokens=5)
+    options = DecodeOptions(params, 8, frozenset([STOP]))
+    grammar = compiler.compile(LLMatcher.grammar_from_regex("a"))
+    found = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), np.array([5, 6], np.int32), options, grammar)
+    assert found.tokens == [letter, STOP]
