@@ -80,7 +80,7 @@ class StopStrings:
             at, size = min(found)
             certain, self._held = self._held[: at + size * self._keep], ""
             return certain
-        hold = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        hold = max((overlap(self._held, stop) for stop in self._stops), default=0)
         certain, self._held = self._held[: len(self._held) - hold], self._held[len(self._held) - hold :]
         return certain
 
@@ -90,7 +90,7 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """The length of the longest end of `text` that is a true beginning of `stop`."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):
