@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -28,6 +28,7 @@ class Usage:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
     steps: int = 0
     drafted: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
@@ -47,7 +48,7 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens, "audio_tokens": 0},
             "completion_tokens_details": {
-                "reasoning_tokens": 0,
+                "reasoning_tokens": self.reasoning_tokens,
                 "audio_tokens": 0,
                 "accepted_prediction_tokens": self.accepted["prediction"],
                 "rejected_prediction_tokens": self.drafted["prediction"] - self.accepted["prediction"],
@@ -80,6 +81,10 @@ class Asked:
     token_ids: bool = False  # choices show their tokens
     logprobs: bool = False  # choices show their log-probabilities
 
+    def shown(self, piece: Piece) -> Piece:
+        """The piece with what the client wants to see."""
+        return replace(piece, logprobs=piece.logprobs if self.logprobs else None, shows_tokens=self.token_ids)
+
 
 class Answerer:
     """Runs requests on the engine and writes the answers."""
@@ -97,7 +102,8 @@ class Answerer:
                 if event is not None:
                     pieces.setdefault(event.choice, self._first(asked, event.choice)).add(event)
         kept = best_of(asked, [pieces[index] for index in sorted(pieces)])
-        choices = [self._shown(asked, asked.shape.choice, piece) for piece in kept]
+        choices = [asked.shape.choice(asked.shown(piece)) for piece in kept]
+        usage.reasoning_tokens = asked.shape.reasoning_tokens
         body = self._head(asked, asked.shape.object) | {"choices": choices, "usage": usage.body()}
         return body | {"speculation": usage.report()} if asked.report else body
 
@@ -120,16 +126,14 @@ class Answerer:
                     begun = event.choice in offsets
                     piece = Piece(event.choice, offset=offsets[event.choice]) if begun else self._first(asked, event.choice)
                     piece.add(event)
-                    piece.finish = None
                     offsets[event.choice] = piece.offset + len(piece.text)
-                    if piece.text or (asked.logprobs and piece.logprobs) or asked.token_ids:
-                        yield sse(head | {"choices": [self._shown(asked, asked.shape.delta, piece)]})
-                    if event.finish is not None:
-                        yield sse(head | {"choices": [asked.shape.delta(Piece(event.choice, finish=event.finish))]})
+                    for choice in asked.shape.deltas(asked.shown(piece)):
+                        yield sse(head | {"choices": [choice]})
         except EngineError as error:
             yield sse(from_engine(error).body)
             return
         if asked.include_usage or asked.report:
+            usage.reasoning_tokens = asked.shape.reasoning_tokens
             last: dict[str, Any] = head | {"choices": []}
             if asked.include_usage:
                 last["usage"] = usage.body()
@@ -138,13 +142,8 @@ class Answerer:
 
     def _first(self, asked: Asked, choice: int) -> Piece:
         """What a choice begins with."""
-        return Piece(choice, asked.echoes[choice // asked.requests[0].choices] if asked.echoes else "")
-
-    def _shown(self, asked: Asked, write: Callable[[Piece], dict[str, Any]], piece: Piece) -> dict[str, Any]:
-        if not asked.logprobs:
-            piece.logprobs = None
-        choice = write(piece)
-        return choice | {"token_ids": piece.tokens} if asked.token_ids else choice
+        echo = asked.echoes[choice // asked.requests[0].choices] if asked.echoes else ""
+        return Piece(choice, echo, pieces=[(echo, 0)] if echo else [])
 
     def _head(self, asked: Asked, kind: str) -> dict[str, Any]:
         return {"id": asked.id, "object": kind, "created": int(time.time()), "model": asked.model, "system_fingerprint": None}

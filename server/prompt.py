@@ -29,6 +29,7 @@ class Template:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     generation_prompt: bool = True  # end with the opening of the assistant's turn
     continue_final: bool = False  # leave the last message open
+    tools: Sequence[dict[str, Any]] = ()
 
 
 class PromptEncoder:
@@ -41,6 +42,15 @@ class PromptEncoder:
         added = (str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values())
         self._special = sorted({*tokenizer.all_special_tokens, *added}, key=lambda text: (-len(text), text))
         self._special_pattern = re.compile("|".join(map(re.escape, self._special)) or "(?!)")
+
+    @property
+    def template(self) -> str:
+        """The chat template; empty where there is none."""
+        return str(self._tokenizer.chat_template or "")
+
+    def ends_with(self, prompt: list[int], text: str) -> bool:
+        """Whether the prompt's text ends with `text`, spaces left out."""
+        return str(self._tokenizer.decode(prompt[-16:])).rstrip().endswith(text)
 
     @property
     def size(self) -> int:
@@ -75,13 +85,15 @@ class PromptEncoder:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._tokenizer.decode, tokens)
 
     def _chat(self, messages: Sequence[dict[str, Any]], template: Template) -> list[int]:
-        marked = [message | {"content": self._mark(message["content"])} for message in messages]
+        marked = [message | self._marked({**message, "role": ""}) | {"role": message["role"]} for message in messages]
+        tools = {"tools": self._marked(list(template.tools))} if template.tools else {}
         try:
             text = self._tokenizer.apply_chat_template(
                 marked,
                 tokenize=False,
                 add_generation_prompt=template.generation_prompt,
                 continue_final_message=template.continue_final,
+                **tools,
                 **template.arguments,
             )
         except (TemplateError, ValueError) as error:
@@ -94,6 +106,14 @@ class PromptEncoder:
             elif piece:
                 ids += self._tokenizer.encode(piece, add_special_tokens=False)
         return ids
+
+    def _marked(self, value: Any) -> Any:
+        """The value with all texts in it marked."""
+        if isinstance(value, str):
+            return self._mark(value)
+        if isinstance(value, dict):
+            return {self._mark(name): self._marked(inner) for name, inner in value.items()}
+        return [self._marked(inner) for inner in value] if isinstance(value, list) else value
 
     def _mark(self, content: str) -> str:
         clean = content.replace("\ue0f0", "").replace("\ue0f1", "")

@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from drafters.draft import MAX_NODES
 from drafters.registry import DrafterName
+from server.conversation import Body, Message, NamedTool, TextPart, Tool
 from verify.sampling import SamplingParams
 
 UINT64 = (1 << 64) - 1
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
 
-class Body(BaseModel):
-    # Strict: "5" is not a number and 1 is not a bool, as with OpenAI.
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
-
-
 class StreamOptions(Body):
     include_usage: bool | None = None
-
-
-class TextPart(Body):
-    type: Literal["text", "input_text", "refusal"]
-    text: str = ""
-    refusal: str = ""
-
-
-def joined(content: str | Sequence[TextPart] | None) -> str:
-    """Content as one text."""
-    return content if isinstance(content, str) else "".join(part.text or part.refusal for part in content or ())
 
 
 class PredictionBody(Body):
@@ -46,8 +30,6 @@ class PredictionBody(Body):
 
 # What OpenAI's API has and this server does not do, with the values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
     "modalities": (None, ["text"]),
@@ -196,39 +178,41 @@ class GenerationBody(Body):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-class Message(Body):
-    """One message; its content is text, or parts of text."""
-
-    model_config = ConfigDict(extra="allow")
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _known_parts(cls, content: Any) -> Any:
-        for part in content if isinstance(content, list) else []:
-            kind = part.get("type") if isinstance(part, dict) else None
-            if kind not in ("text", "input_text", "refusal"):
-                raise ValueError(f"content parts must be of type 'text'; this model takes no {kind!r}")
-        return content
-
-    def rendered(self) -> dict[str, Any]:
-        """The message as a chat template takes it."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": joined(self.content)}
-
-
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+
+    @model_validator(mode="after")
+    def _the_choice_is_a_tool(self) -> ChatBody:
+        names = [tool.function.name for tool in self.tools or ()]
+        if self.tool_choice not in (None, "none", "auto") and not names:
+            raise ValueError("'tool_choice' needs 'tools'")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError(f"'tool_choice' names {self.tool_choice.function.name!r}, which is not one of 'tools'")
+        return self
+
+    @property
+    def usable_tools(self) -> list[Tool]:
+        """The tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def forced_tools(self) -> list[Tool]:
+        """The tools of which it must call one; empty where it need not."""
+        if isinstance(self.tool_choice, NamedTool):
+            return [tool for tool in self.tools or () if tool.function.name == self.tool_choice.function.name]
+        return self.tools or [] if self.tool_choice == "required" else []
 
     @property
     def top_logprobs_wanted(self) -> int | None:

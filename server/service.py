@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -14,14 +14,17 @@ from transformers import PreTrainedTokenizerBase
 
 from server import messages
 from server.answers import Answerer, Asked
+from server.conversation import NamedTool, joined
 from server.engine import Engine
 from server.errors import APIError
 from server.metrics import Metrics
 from server.prompt import PromptEncoder, Template
-from server.schema import ChatBody, CompletionBody, GenerationBody, TokenizeBody, joined
+from server.reader import OPENING, AnswerReader
+from server.schema import ChatBody, CompletionBody, GenerationBody, TokenizeBody
 from server.settings import Settings
 from server.shapes import ChatShape, CompletionShape, Shape
 from server.structured import GrammarChecker
+from server.tools import ToolFormat, format_of, reader_of
 from server.vocabulary import Vocabulary
 
 T = TypeVar("T")
@@ -37,6 +40,8 @@ class Service:
         self.prompts = PromptEncoder(tokenizer)
         self.vocabulary = Vocabulary(tokenizer)
         self.grammars = GrammarChecker(settings.limits)
+        chosen = settings.model.tool_format
+        self.tool_format: ToolFormat = format_of(self.prompts.template) if chosen == "auto" else chosen
         self.answers = Answerer(self.engine, self.metrics)
         self.started = int(time.time())
 
@@ -50,8 +55,20 @@ class Service:
             raise APIError(400, "'top_logprobs' needs 'logprobs': true.", "top_logprobs", "invalid_value")
         rendered = [message.rendered() for message in body.messages]
         prompt = await self.prompts.chat(rendered, self._template(body))
-        requests = await self._requests(http, body, [prompt], body.n or 1, body.token_limit)
-        return await self._answer(http, body, requests, ChatShape(self.vocabulary), arrived)
+        forced = await self.grammars.calls(body, self.tool_format, self.vocabulary.special)
+        requests = await self._requests(http, body, [prompt], body.n or 1, body.token_limit, forced)
+        shape = ChatShape(self.vocabulary, self._reader(body, prompt), isinstance(body.tool_choice, NamedTool))
+        return await self._answer(http, body, requests, shape, arrived)
+
+    def _reader(self, body: ChatBody, prompt: list[int]) -> Callable[[], AnswerReader]:
+        """What reads the answers to a prompt."""
+        reasons = OPENING in self.prompts.template
+        reasoning = reasons and not body.forced_tools and self.prompts.ends_with(prompt, OPENING)
+
+        def reader() -> AnswerReader:
+            return AnswerReader(reader_of(self.tool_format) if body.usable_tools else None, reasons, reasoning)
+
+        return reader
 
     def _template(self, body: ChatBody) -> Template:
         """What the request asks of the chat template. Raises APIError."""
@@ -68,7 +85,7 @@ class Service:
         if going_on and (opened or body.messages[-1].role != "assistant"):
             message = "'continue_final_message' needs a last message of the assistant, and no 'add_generation_prompt'."
             raise APIError(400, message, "continue_final_message", "invalid_value")
-        return Template(wanted, opened, going_on)
+        return Template(wanted, opened, going_on, [tool.model_dump(exclude_none=True) for tool in body.usable_tools])
 
     async def complete(self, http: Request, body: CompletionBody) -> Response:
         """POST /v1/completions."""
@@ -149,7 +166,13 @@ class Service:
         return Response(status_code=499) if whole is None else JSONResponse(whole)
 
     async def _requests(
-        self, http: Request, body: GenerationBody, prompts: list[list[int]], choices: int, limit: int | None
+        self,
+        http: Request,
+        body: GenerationBody,
+        prompts: list[list[int]],
+        choices: int,
+        limit: int | None,
+        forced: str | None = None,
     ) -> list[messages.Request]:
         """What the engine is asked for. Raises APIError."""
         context = (await self.engine.wait_started()).context_tokens
@@ -162,7 +185,8 @@ class Service:
         session = body.session_id or http.headers.get("x-session-id") or body.prompt_cache_key
         speculation = body.speculation
         prediction = await self.prompts.plain(joined(body.prediction.content)) if body.prediction else []
-        grammar = await self.grammars.grammar(body)
+        grammar = forced or await self.grammars.grammar(body)
+        calls = isinstance(body, ChatBody) and bool(body.usable_tools)  # their markers may be special tokens
         identity = uuid.uuid4().hex
         return [
             messages.Request(
@@ -178,7 +202,7 @@ class Service:
                 max_nodes=speculation.max_nodes if speculation else None,
                 prediction=prediction[:context],
                 stop_token_ids=body.stop_token_ids or [],
-                skip_special_tokens=body.skip_special_tokens is not False,
+                skip_special_tokens=not calls if body.skip_special_tokens is None else body.skip_special_tokens,
                 grammar=grammar,
                 keep_stop=bool(body.include_stop_str_in_output),
             )

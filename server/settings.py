@@ -80,6 +80,9 @@ class Model(Section):
     compile: Literal["auto", "on", "off"] = Field(
         "auto", description="on a GPU, kernels made for the model by torch.compile, in minutes at the first start; auto = off"
     )
+    tool_format: Literal["auto", "hermes", "llama3", "mistral", "pythonic"] = Field(
+        "auto", description="how the model writes tool calls; auto = as its chat template has them"
+    )
     trust_remote_code: bool = False
 
     @property

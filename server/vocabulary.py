@@ -27,7 +27,9 @@ class Vocabulary:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._added = {int(id): str(token) for id, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self._added = {int(id): str(token) for id, token in added.items()}
+        self.special = {str(token): int(id) for id, token in added.items() if getattr(token, "special", False)}  # by text
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         self._bytes = printable_bytes() if backend is not None and "ByteLevel" in str(backend.decoder) else None
         self.bytes_of = lru_cache(KEPT)(self._bytes_of)

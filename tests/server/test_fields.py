@@ -137,8 +137,11 @@ def test_the_assistants_message_goes_on(served: Served) -> None:
     assert response.json()["usage"]["prompt_tokens"] == len(opened) + len(ids(served, "def read"))
 
 
-BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "not supported"),
+BAD: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"functions": [{"name": "f"}]}, "functions", "not supported"),
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools.0.type", "function"),
+    ({"tool_choice": "required"}, None, "needs 'tools'"),
+    ({"tools": [{"type": "function", "function": {"name": "bad name"}}]}, "tools.0.function.name", "pattern"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "goes with type"),
     ({"regex": "(a"}, "regex", "regex"),
@@ -163,7 +166,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "words"), BAD)
-def test_what_cannot_be_done_is_named(served: Served, fields: dict[str, Any], param: str, words: str) -> None:
+def test_what_cannot_be_done_is_named(served: Served, fields: dict[str, Any], param: str | None, words: str) -> None:
     common = {"model": served.model, "messages": MESSAGES, "max_tokens": 3}
     response = served.http.post("/v1/chat/completions", json=common | fields)
     assert response.status_code == 400, response.text
