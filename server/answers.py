@@ -55,6 +55,16 @@ class Usage:
             },
         }
 
+    def response_body(self) -> dict[str, Any]:
+        """The usage object of /v1/responses."""
+        return {
+            "input_tokens": self.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": self.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+
     def report(self) -> dict[str, Any]:
         """The `speculation` block."""
         return {
@@ -97,7 +107,7 @@ class Answerer:
         """The answer as one JSON body. Raises EngineError."""
         pieces: dict[int, Piece] = {}
         usage = Usage()
-        async with aclosing(self._events(asked, usage)) as events:
+        async with aclosing(self.events(asked, usage)) as events:
             async for event in events:
                 if event is not None:
                     pieces.setdefault(event.choice, self._first(asked, event.choice)).add(event)
@@ -115,7 +125,7 @@ class Answerer:
         usage = Usage()
         offsets: dict[int, int] = {}  # characters sent of each choice that has begun
         try:
-            async with aclosing(self._events(asked, usage)) as events:
+            async with aclosing(self.events(asked, usage)) as events:
                 async for event in events:
                     if event is None:
                         yield KEEP_ALIVE
@@ -148,7 +158,7 @@ class Answerer:
     def _head(self, asked: Asked, kind: str) -> dict[str, Any]:
         return {"id": asked.id, "object": kind, "created": int(time.time()), "model": asked.model, "system_fingerprint": None}
 
-    async def _events(self, asked: Asked, usage: Usage) -> AsyncGenerator[TokenEvent | None, None]:
+    async def events(self, asked: Asked, usage: Usage) -> AsyncGenerator[TokenEvent | None, None]:
         """All prompts' events in order, counted on the way; None = nothing for the keep-alive time."""
         last_token = asked.arrived
         for number, request in enumerate(asked.requests):

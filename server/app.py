@@ -16,6 +16,7 @@ from server.auth import Authenticator
 from server.errors import APIError
 from server.limits import BodyLimit
 from server.metrics import CountRequests
+from server.responses import ResponsesBody
 from server.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from server.service import Service
 from server.settings import Settings
@@ -57,6 +58,26 @@ def add_routes(app: FastAPI, service: Service) -> None:
     @v1.post("/completions")
     async def completions(http: Request, body: CompletionBody) -> Response:
         return await service.complete(http, body)
+
+    @v1.post("/responses")
+    async def responses(http: Request, body: ResponsesBody) -> Response:
+        return await service.respond(http, body)
+
+    @v1.get("/responses/{identity}")
+    async def response(http: Request, identity: str) -> dict[str, Any]:
+        return service.responses.get(identity, http.state.principal).response
+
+    @v1.delete("/responses/{identity}")
+    async def forget(http: Request, identity: str) -> dict[str, Any]:
+        service.responses.delete(identity, http.state.principal)
+        return {"id": identity, "object": "response", "deleted": True}
+
+    @v1.post("/responses/{identity}/cancel")
+    async def cancel(http: Request, identity: str) -> dict[str, Any]:
+        service.responses.get(identity, http.state.principal)
+        raise APIError(
+            400, "Only a response in the background can be cancelled; close the connection of others.", "response_id"
+        )
 
     @v1.get("/models")
     async def models() -> dict[str, Any]:

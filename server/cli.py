@@ -41,7 +41,6 @@ def serve(
     port: Annotated[int | None, typer.Option()] = None,
 ) -> None:
     """Serve a model. Any setting also works as a flag: --section.name VALUE."""
-    from server.serve import run
     from server.settings import SettingsError, load_settings, parse_flags
 
     named: dict[str, Any] = {"model.path": model, "speculation.drafter": drafter, "server.host": host, "server.port": port}
@@ -50,6 +49,8 @@ def serve(
         settings = load_settings(config, flags)
     except SettingsError as error:
         raise fail(str(error)) from None
+    from server.serve import run  # takes seconds, which a wrong flag need not wait for
+
     raise typer.Exit(run(settings))
 
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # of functions
+
 
 class Body(BaseModel):
     # Strict: "5" is not a number and 1 is not a bool, as with OpenAI.
@@ -15,7 +17,7 @@ class Body(BaseModel):
 
 
 class TextPart(Body):
-    type: Literal["text", "input_text", "refusal"]
+    type: Literal["text", "input_text", "output_text", "refusal"]
     text: str = ""
     refusal: str = ""
 
@@ -39,7 +41,7 @@ class ToolCall(Body):
 
 
 class FunctionDefinition(Body):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: Annotated[str, Field(pattern=NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -76,7 +78,7 @@ class Message(Body):
     def _known_parts(cls, content: Any) -> Any:
         for part in content if isinstance(content, list) else []:
             kind = part.get("type") if isinstance(part, dict) else None
-            if kind not in ("text", "input_text", "refusal"):
+            if kind not in ("text", "input_text", "output_text", "refusal"):
                 raise ValueError(f"content parts must be of type 'text'; this model takes no {kind!r}")
         return content
 

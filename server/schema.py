@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
@@ -38,6 +39,15 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "store": (None, False),
     "suffix": (None, ""),
 }
+
+
+def refuse_unsupported(body: Any, unsupported: Mapping[str, tuple[Any, ...]]) -> Any:
+    """The body, if none of the fields asks for what this server does not do; by name the values that ask for nothing."""
+    for name, harmless in unsupported.items():
+        if isinstance(body, dict) and body.get(name) not in harmless:
+            sentence = "'{name}' is not supported by this server; leave it out"
+            raise PydanticCustomError("unsupported", sentence, {"name": name})
+    return body
 
 
 class JsonSchema(Body):
@@ -107,12 +117,7 @@ class GenerationBody(Body):
     @model_validator(mode="before")
     @classmethod
     def _nothing_unsupported(cls, body: Any) -> Any:
-        for name, harmless in UNSUPPORTED.items():
-            if isinstance(body, dict) and body.get(name) not in harmless:
-                raise PydanticCustomError(
-                    "unsupported", "'{name}' is not supported by this server; leave it out", {"name": name}
-                )
-        return body
+        return refuse_unsupported(body, UNSUPPORTED)
 
     @field_validator("logit_bias")
     @classmethod

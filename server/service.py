@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
 
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from server import messages
-from server.answers import Answerer, Asked
+from server.answers import Answerer, Asked, Usage
 from server.conversation import NamedTool, joined
-from server.engine import Engine
+from server.engine import Engine, EngineError
 from server.errors import APIError
 from server.metrics import Metrics
 from server.prompt import PromptEncoder, Template
 from server.reader import OPENING, AnswerReader
+from server.response_writer import ResponseWriter
+from server.responses import ResponsesBody, ResponseStore, Stored
 from server.schema import ChatBody, CompletionBody, GenerationBody, TokenizeBody
 from server.settings import Settings
-from server.shapes import ChatShape, CompletionShape, Shape
+from server.shapes import ChatShape, CompletionShape, Piece, Shape, logprob_entries
+from server.streams import exhausted, named_events, started, unless_gone
 from server.structured import GrammarChecker
 from server.tools import ToolFormat, format_of, reader_of
 from server.vocabulary import Vocabulary
-
-T = TypeVar("T")
 
 
 class Service:
@@ -42,12 +45,19 @@ class Service:
         self.grammars = GrammarChecker(settings.limits)
         chosen = settings.model.tool_format
         self.tool_format: ToolFormat = format_of(self.prompts.template) if chosen == "auto" else chosen
+        self.responses = ResponseStore(settings.responses.capacity, settings.responses.ttl_seconds)
         self.answers = Answerer(self.engine, self.metrics)
         self.started = int(time.time())
 
     async def chat(self, http: Request, body: ChatBody) -> Response:
         """POST /v1/chat/completions."""
         arrived = time.monotonic()
+        requests = await self._chat_requests(http, body)
+        shape = ChatShape(self.vocabulary, self._reader(body, requests[0].prompt), isinstance(body.tool_choice, NamedTool))
+        return await self._answer(http, body, requests, shape, arrived)
+
+    async def _chat_requests(self, http: Request, body: ChatBody) -> list[messages.Request]:
+        """What the engine is asked for in a chat. Raises APIError."""
         self._check(body)
         if len(body.messages) > self.settings.limits.messages:
             raise APIError(400, f"At most {self.settings.limits.messages} messages are allowed.", "messages", "too_many")
@@ -56,9 +66,72 @@ class Service:
         rendered = [message.rendered() for message in body.messages]
         prompt = await self.prompts.chat(rendered, self._template(body))
         forced = await self.grammars.calls(body, self.tool_format, self.vocabulary.special)
-        requests = await self._requests(http, body, [prompt], body.n or 1, body.token_limit, forced)
-        shape = ChatShape(self.vocabulary, self._reader(body, prompt), isinstance(body.tool_choice, NamedTool))
-        return await self._answer(http, body, requests, shape, arrived)
+        return await self._requests(http, body, [prompt], body.n or 1, body.token_limit, forced)
+
+    async def respond(self, http: Request, body: ResponsesBody) -> Response:
+        """POST /v1/responses."""
+        arrived = time.monotonic()
+        identity, principal = f"resp_{uuid.uuid4().hex}", http.state.principal
+        before = None
+        if body.previous_response_id is not None:
+            before = self.responses.get(body.previous_response_id, principal, "previous_response_id")
+        root = before.root if before else identity
+        try:
+            chat = body.chat(before.messages if before else [], root)
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from None
+        requests = await self._chat_requests(http, chat)
+        writer = ResponseWriter(body, identity, self._reader(chat, requests[0].prompt)())
+        shape = ChatShape(self.vocabulary)
+        asked = Asked(identity, body.model, shape, requests, False, False, arrived, logprobs=chat.shows_logprobs)
+
+        def keep() -> None:
+            if body.store is not False:
+                said = chat.messages[body.instructions is not None :]  # instructions are for one response only
+                self.responses.put(Stored(principal, writer.response, [*said, *writer.messages], root))
+
+        events = self._response_events(asked, writer, keep)
+        if body.stream:
+            headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            chunks = await unless_gone(http, started(named_events(events)))
+            if chunks is None:
+                return Response(status_code=499)
+            return StreamingResponse(chunks, media_type="text/event-stream", headers=headers)
+        whole = await unless_gone(http, exhausted(events))
+        if whole is None:
+            return Response(status_code=499)
+        if writer.response["status"] == "failed":
+            raise APIError(500, writer.response["error"]["message"], code="internal_error")
+        return JSONResponse(writer.response)
+
+    async def _response_events(
+        self, asked: Asked, writer: ResponseWriter, keep: Callable[[], None]
+    ) -> AsyncGenerator[dict[str, Any] | None, None]:
+        """A response's events; None = nothing for the keep-alive time."""
+        usage, finish = Usage(), None
+        for event in writer.begin():
+            yield event
+        try:
+            async with aclosing(self.answers.events(asked, usage)) as events:
+                async for token in events:
+                    if token is None:
+                        yield None
+                        continue
+                    piece = Piece(0)
+                    piece.add(token)
+                    finish = token.finish
+                    for event in writer.take(token.text, logprob_entries(self.vocabulary, asked.shown(piece))):
+                        yield event
+        except EngineError as error:
+            if asked.requests and usage.steps == 0:
+                raise
+            for event in writer.fail(str(error)):
+                yield event
+            return
+        last = writer.end(finish, usage.response_body())
+        keep()
+        for event in last:
+            yield event
 
     def _reader(self, body: ChatBody, prompt: list[int]) -> Callable[[], AnswerReader]:
         """What reads the answers to a prompt."""
@@ -220,36 +293,3 @@ class Service:
     def card(self) -> dict[str, Any]:
         """The served model as /v1/models lists it."""
         return {"id": self.settings.model.served_name, "object": "model", "created": self.started, "owned_by": "outrider"}
-
-
-async def started(chunks: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-    """The stream with its first chunk already there, so that an early error still gets a status of its own."""
-    first = await anext(chunks, b"")
-
-    async def rest() -> AsyncIterator[bytes]:
-        try:
-            yield first
-            async for chunk in chunks:
-                yield chunk
-        finally:
-            await chunks.aclose()
-
-    return rest()
-
-
-async def unless_gone(http: Request, work: Awaitable[T]) -> T | None:
-    """What `work` returns, or None as soon as the client is gone: then `work` is cancelled."""
-    task = asyncio.ensure_future(work)
-
-    async def gone() -> None:
-        while (await http.receive())["type"] != "http.disconnect":
-            pass
-
-    watch = asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        return await task if task.done() else None
-    finally:
-        for each in (task, watch):
-            each.cancel()
-        await asyncio.wait({task, watch})

@@ -130,6 +130,13 @@ class Scheduling(Section):
     stall_seconds: float = Field(120.0, gt=0, description="a worker that is silent for so long while it has work is replaced")
 
 
+class Responses(Section):
+    """Answers of /v1/responses that are kept, in memory."""
+
+    capacity: int = Field(1000, ge=1, description="responses kept; the oldest go first")
+    ttl_seconds: float = Field(3600.0, gt=0)
+
+
 class Limits(Section):
     """Bounds on what one request may ask for."""
 
@@ -160,6 +167,7 @@ class Settings(BaseSettings):
     speculation: Speculation = Speculation()
     sessions: Sessions = Sessions()
     scheduling: Scheduling = Scheduling()
+    responses: Responses = Responses()
     limits: Limits = Limits()
 
 

@@ -143,15 +143,7 @@ class ChatShape:
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         if piece.logprobs is None:
             return None
-        content = [
-            self._entry(token, logprob) | {"top_logprobs": [self._entry(*each) for each in likeliest]}
-            for token, logprob, likeliest in each_token(piece)
-        ]
-        return {"content": content, "refusal": None}
-
-    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        data = self._vocabulary.bytes_of(token)
-        return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+        return {"content": logprob_entries(self._vocabulary, piece), "refusal": None}
 
 
 class CompletionShape:
@@ -194,6 +186,19 @@ class CompletionShape:
             offsets.append(offset)
             offset += len(tokens[-1])
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+
+def logprob_entries(vocabulary: Vocabulary, piece: Piece) -> list[dict[str, Any]]:
+    """The log-probabilities of a piece's tokens as chats and responses have them."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        data = vocabulary.bytes_of(token)
+        return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+
+    return [
+        entry(token, logprob) | {"top_logprobs": [entry(*each) for each in likeliest]}
+        for token, logprob, likeliest in each_token(piece)
+    ]
 
 
 def delta(part: Part) -> dict[str, Any]:

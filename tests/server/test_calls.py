@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.server.conftest import Served, serving
+from tests.server.conftest import Served
 
 MESSAGES: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 WEATHER: dict[str, Any] = {
@@ -82,13 +82,3 @@ def test_the_loop_goes_round(served: Served) -> None:
     answer = create(model=served.model, messages=conversation, tools=TOOLS, tool_choice="none", max_tokens=8, seed=3)
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].message.content is not None
-
-
-@pytest.mark.parametrize("format", ["llama3", "mistral", "pythonic"])
-def test_other_formats(format: str) -> None:
-    with serving("--model.dtype", "float32", "--model.tool_format", format) as server:
-        for seed in range(3):
-            answer = server.client.chat.completions.create(
-                model=server.model, messages=MESSAGES, tools=TOOLS, tool_choice="required", seed=seed
-            )
-            check(answer.choices[0].message.tool_calls)

@@ -7,12 +7,23 @@ import re
 from typing import Any
 
 import jsonschema
+import numpy as np
 import openai
 import pydantic
 import pytest
+from llguidance import LLMatcher
 
+import models
+from drafters.draft import NoDrafter
+from server.structured import calls_grammar
+from server.tools import ToolFormat, reader_of
 from tests.server.conftest import Served
 from tests.server.test_server import MESSAGES, complete, text
+from verify.decode import DecodeOptions, decode
+from verify.grammar import GrammarCompiler
+from verify.model import LoadOptions, load_model, load_tokenizer, stop_ids
+from verify.sampling import SamplingParams
+from verify.verifier import TreeVerifier
 
 WORD = {"type": "string", "maxLength": 12}
 SMALL = {"type": "integer", "minimum": -99, "maximum": 99}
@@ -106,3 +117,32 @@ def test_an_unsupported_schema_names_the_keyword(served: Served) -> None:
     )
     assert response.status_code == 400
     assert "deeper than 64" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("format", ["hermes", "llama3", "mistral", "pythonic"])
+def test_enforced_calls_are_read_back_in_every_format(format: ToolFormat) -> None:
+    runner = load_model(LoadOptions(str(models.TARGET), dtype="float32"))
+    tokenizer = load_tokenizer(str(models.TARGET))
+    stops = stop_ids(runner.model, tokenizer)
+    functions = {"weather": record("city", city=WORD, days=SMALL), "clock": record(zone={"enum": ["utc", "cet"]})}
+    lark = LLMatcher.grammar_from_lark(calls_grammar(format, functions, 3, {}))
+    compiler = GrammarCompiler(tokenizer, runner.vocabulary, stops)
+    prompt = np.array(tokenizer.encode("def call():\n"), np.int32)
+    made = 0
+    for seed in range(6):
+        options = DecodeOptions(SamplingParams(seed=seed), 300, stops)
+        decoded = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, options, compiler.compile(lark))
+        assert decoded.finish == "stop"
+        reader = reader_of(format)
+        parts = [*reader.feed(str(tokenizer.decode(decoded.tokens[:-1]))), *reader.finish()]
+        assert {part.kind for part in parts} == {"call", "arguments"}
+        for number, name in [(part.call, part.text) for part in parts if part.kind == "call"]:
+            arguments = "".join(part.text for part in parts if part.kind == "arguments" and part.call == number)
+            jsonschema.validate(json.loads(arguments), functions[name])
+            made += 1
+    assert made >= 6
+
+
+def test_special_markers_are_tokens() -> None:
+    assert "<[7]>" in calls_grammar("hermes", {"f": {}}, 1, {"<tool_call>": 7})
+    assert "<[7]>" not in calls_grammar("hermes", {"f": {}}, 1, {})
