@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
@@ -19,6 +20,7 @@ from server.shapes import Piece, Shape
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
+PADDED_BYTES = 256
 
 
 @dataclass
@@ -90,6 +92,7 @@ class Asked:
     echoes: Sequence[str] = ()  # the prompts' texts, where choices begin with them
     token_ids: bool = False  # choices show their tokens
     logprobs: bool = False  # choices show their log-probabilities
+    obfuscates: bool = False  # chunks are padded
 
     def shown(self, piece: Piece) -> Piece:
         """The piece with what the client wants to see."""
@@ -138,7 +141,8 @@ class Answerer:
                     piece.add(event)
                     offsets[event.choice] = piece.offset + len(piece.text)
                     for choice in asked.shape.deltas(asked.shown(piece)):
-                        yield sse(head | {"choices": [choice]})
+                        chunk = head | {"choices": [choice]}
+                        yield sse(obfuscated(chunk) if asked.obfuscates else chunk)
         except EngineError as error:
             yield sse(from_engine(error).body)
             return
@@ -189,6 +193,12 @@ class Answerer:
             return
         for _ in range(tokens):
             self._metrics.inter_token_latency.observe(seconds / tokens)
+
+
+def obfuscated(chunk: dict[str, Any]) -> dict[str, Any]:
+    """The chunk with random text that makes it a multiple of PADDED_BYTES long."""
+    size = len(msgspec.json.encode(chunk)) + len(',"obfuscation":""')
+    return chunk | {"obfuscation": secrets.token_hex(PADDED_BYTES)[: -size % PADDED_BYTES]}
 
 
 def best_of(asked: Asked, pieces: list[Piece]) -> list[Piece]:

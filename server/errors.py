@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from server.engine import EngineError, Overloaded, WorkerLost
@@ -42,6 +43,37 @@ class APIError(HTTPException):
     def response(self) -> JSONResponse:
         headers: Mapping[str, str] = {"Retry-After": RETRY_AFTER_SECONDS} if self.status_code in (429, 503) else {}
         return JSONResponse(self.body, self.status_code, headers)
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every error."""
+
+    error: ErrorDetail
+
+
+# What any endpoint may answer, for the API's own description.
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": words}
+    for status, words in {
+        400: "The request is wrong; `param` names the field.",
+        401: "The API key is missing or wrong.",
+        404: "There is no such model, response or path.",
+        405: "The path does not take this method.",
+        413: "The body is too large.",
+        429: "The server is busy; `Retry-After` says when to come again.",
+        500: "The server failed.",
+        503: "The model is not there; `Retry-After` says when to come again.",
+    }.items()
+}
 
 
 def from_engine(error: EngineError) -> APIError:

@@ -21,6 +21,13 @@ from server.errors import APIError
 # Private-use characters around a number stand for special tokens that a user wrote, while the template is rendered.
 MARK = re.compile("\ue0f0(\\d+)\ue0f1")
 
+# Prefix, suffix, middle: how models that fill in write the question.
+FILL_IN = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+)
+
 
 @dataclass(frozen=True)
 class Template:
@@ -76,6 +83,17 @@ class PromptEncoder:
         """The ids of a text as it would stand within an answer: no special tokens are added, none are read from it."""
         encode = partial(self._tokenizer.encode, text, add_special_tokens=False, split_special_tokens=True)
         return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
+
+    async def fill_in(self, prompt: str | list[int], suffix: str) -> list[int]:
+        """The ids that ask for what stands between `prompt` and `suffix`. Raises APIError."""
+        known = self._tokenizer.get_vocab()
+        marks = next((marks for marks in FILL_IN if all(mark in known for mark in marks)), None)
+        if marks is None:
+            message = "This model's tokenizer has no tokens for filling in; leave 'suffix' out."
+            raise APIError(400, message, "suffix", "unsupported_parameter")
+        before = await self.plain(prompt) if isinstance(prompt, str) else await self.text(prompt)
+        first, second, third = (int(known[mark]) for mark in marks)
+        return [first, *before, second, *await self.plain(suffix), third]
 
     async def decode(self, prompt: str | list[int]) -> str:
         """The text of a prompt, however it was given. Raises APIError."""

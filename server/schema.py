@@ -20,6 +20,7 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
 class StreamOptions(Body):
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class PredictionBody(Body):
@@ -37,7 +38,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "web_search_options": (None,),
     "store": (None, False),
-    "suffix": (None, ""),
 }
 
 
@@ -113,6 +113,7 @@ class GenerationBody(Body):
     user: str | None = None  # this and the next are taken and change nothing
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
+    priority: int | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -126,6 +127,11 @@ class GenerationBody(Body):
             if not (name.isascii() and name.isdecimal()):
                 raise ValueError(f"its keys are token ids, and {name[:20]!r} is none")
         return biases
+
+    @property
+    def obfuscates(self) -> bool:
+        """The stream's chunks are padded, so that their sizes do not show what is in them."""
+        return bool(self.stream_options and self.stream_options.include_obfuscation)
 
     @property
     def structures(self) -> dict[str, tuple[str, Any]]:
@@ -236,6 +242,7 @@ class CompletionBody(GenerationBody):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
+    suffix: str | None = None
 
     @property
     def top_logprobs_wanted(self) -> int | None:

@@ -175,7 +175,10 @@ class Service:
             best = body.n or 1
         if body.echo and body.logprobs is not None:
             raise APIError(400, "'echo' with 'logprobs' is not supported by this server.", "echo", "unsupported_parameter")
-        prompts = [await self.prompts.text(prompt) for prompt in body.prompts]
+        if body.suffix:
+            prompts = [await self.prompts.fill_in(prompt, body.suffix) for prompt in body.prompts]
+        else:
+            prompts = [await self.prompts.text(prompt) for prompt in body.prompts]
         echoes = [await self.prompts.decode(prompt) for prompt in body.prompts] if body.echo else []
         requests = await self._requests(http, body, prompts, body.candidates, body.token_limit)
         return await self._answer(http, body, requests, CompletionShape(self.vocabulary), arrived, best, echoes)
@@ -228,6 +231,7 @@ class Service:
             echoes=echoes,
             token_ids=bool(body.return_token_ids),
             logprobs=body.shows_logprobs,
+            obfuscates=body.obfuscates,
         )
         if body.stream:
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

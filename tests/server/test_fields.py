@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -179,5 +180,26 @@ def test_fields_that_change_nothing_are_taken(served: Served) -> None:
     harmless: Any = {"user": "u", "metadata": {"a": "b"}, "service_tier": "auto", "store": False, "parallel_tool_calls": True}
     answer = served.client.chat.completions.create(model=served.model, messages=MESSAGES, max_tokens=2, **harmless)
     assert answer.choices[0].message.content is not None
-    with pytest.raises(openai.BadRequestError, match="not supported"):
+    with pytest.raises(openai.BadRequestError, match="no tokens for filling in"):
         served.client.completions.create(model=served.model, prompt="x", suffix="y")
+
+
+def test_headers(served: Served) -> None:
+    for given, kept in (("my-id.1", True), ("bad id\u00e9", False), ("x" * 200, False)):
+        answer = served.http.get("/health", headers=[(b"x-request-id", given.encode("latin-1"))])
+        assert (answer.headers["x-request-id"] == given) == kept
+        assert int(answer.headers["openai-processing-ms"]) >= 0
+    assert served.client.chat.completions.create(model=served.model, messages=MESSAGES, max_tokens=1)._request_id
+
+
+def test_obfuscation_hides_the_chunks_sizes(served: Served) -> None:
+    fields = body(served, stream=True, max_tokens=60, temperature=1, seed=2)
+    with served.http.stream(
+        "POST", "/v1/completions", json=fields | {"stream_options": {"include_obfuscation": True}}
+    ) as reply:
+        lines = [line for line in reply.iter_lines() if line.startswith("data: {")]
+    assert {len(line.removeprefix("data: ").encode()) % 256 for line in lines} == {0}
+    plain = events(served, "/v1/completions", fields)
+    shown = [json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines]
+    assert "".join(shown) == "".join(chunk["choices"][0]["text"] for chunk in plain[:-1])
+    assert all("obfuscation" not in chunk for chunk in plain[:-1])
