@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from server.shapes import Piece, Shape
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 PADDED_BYTES = 256
+FINGERPRINT = f"outrider-{version('outrider')}"
 
 
 @dataclass
@@ -160,7 +162,13 @@ class Answerer:
         return Piece(choice, echo, pieces=[(echo, 0)] if echo else [])
 
     def _head(self, asked: Asked, kind: str) -> dict[str, Any]:
-        return {"id": asked.id, "object": kind, "created": int(time.time()), "model": asked.model, "system_fingerprint": None}
+        return {
+            "id": asked.id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": asked.model,
+            "system_fingerprint": FINGERPRINT,
+        }
 
     async def events(self, asked: Asked, usage: Usage) -> AsyncGenerator[TokenEvent | None, None]:
         """All prompts' events in order, counted on the way; None = nothing for the keep-alive time."""

@@ -45,9 +45,8 @@ class ResponseWriter:
             "top_logprobs": body.top_logprobs or 0,
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
-            "usage": None,
-            "user": body.user,
             "metadata": body.metadata or {},
+            **({} if body.user is None else {"user": body.user}),
         }
 
     def begin(self) -> list[dict[str, Any]]:
