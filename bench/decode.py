@@ -25,7 +25,7 @@ from drafters.draft import Ints
 from drafters.registry import NAMES, DrafterName, make
 from server.loaded import Loaded, load
 from server.settings import Settings
-from verify.decode import Decoded, DecodeOptions, decode
+from verify.decode import Decoded, DecodeOptions, Generation, finish
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier
 
@@ -181,11 +181,16 @@ def encode(loaded: Loaded, prompt: str) -> Ints:
 
 def answer(loaded: Loaded, settings: Settings, drafter: DrafterName, prompt: Ints, temperature: float, plan: Plan) -> Decoded:
     """One answer with fresh state, as a request without a session gets it."""
+    return finish(begin(loaded, settings, drafter, prompt, temperature, plan))
+
+
+def begin(loaded: Loaded, settings: Settings, drafter: DrafterName, prompt: Ints, temperature: float, plan: Plan) -> Generation:
+    """The same, to be run step by step."""
     verifier = TreeVerifier(loaded.runner, loaded.runner.new_cache())
     params = SamplingParams(temperature=temperature, seed=plan.seed)
     budget = loaded.budget(drafter, settings.speculation.max_nodes)
     options = DecodeOptions(params, plan.max_tokens, loaded.stop_ids, **budget)
-    return decode(verifier, make(drafter, loaded.resources), prompt, options)
+    return Generation(verifier, make(drafter, loaded.resources), prompt, options)
 
 
 def same(tallies: dict[tuple[float, DrafterName | PeerName], Tally], plan: Plan, temperature: float, tally: Tally) -> str:

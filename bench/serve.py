@@ -8,7 +8,6 @@ asked all the time: the front end must stay responsive.
 from __future__ import annotations
 
 import itertools
-import math
 import re
 import statistics
 import subprocess
@@ -28,7 +27,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench import report
-from bench.decode import BenchError, Plan, answer, encode
+from bench.decode import BenchError, Plan, begin, encode
 from server.loaded import load
 from server.settings import Settings
 
@@ -142,12 +141,22 @@ class InProcess:
         self._plan = plan
         self._loaded = load(settings)
 
-    def tokens_per_second(self, prompt: str, temperature: float) -> float:
-        """Of one answer, reading the prompt included."""
-        ids = encode(self._loaded, prompt)
+    def answer(self, prompt: str, temperature: float) -> Seen:
+        """One answer, reading and tokenizing the prompt included."""
         started = time.perf_counter()
-        decoded = answer(self._loaded, self._settings, self._plan.drafters[0], ids, temperature, self._plan)
-        return len(decoded.tokens) / (time.perf_counter() - started)
+        ids = encode(self._loaded, prompt)
+        generation = begin(self._loaded, self._settings, self._plan.drafters[0], ids, temperature, self._plan)
+        arrivals, tokens = [started], 0
+        while True:
+            step = generation.step()
+            tokens += len(step.tokens)
+            if step.tree is not None:
+                arrivals.append(time.perf_counter())
+            if step.finish is not None:
+                break
+        generation.close()
+        gaps = [b - a for a, b in itertools.pairwise(arrivals)]
+        return Seen(tokens, arrivals[-1] - started, gaps[0], gaps[1:])
 
 
 def served(url: str, plan: Plan, temperature: float, inside: InProcess | None) -> dict[str, float]:
@@ -161,14 +170,15 @@ def served(url: str, plan: Plan, temperature: float, inside: InProcess | None) -
             options = {"stream": True, "stream_options": {"include_usage": True}, "seed": plan.seed}
             return stream(client, {**asked, **options, "speculation": {"drafter": plan.drafters[0]}})
 
-        seen, rates = [], []
+        seen: list[Seen] = []
+        compared: list[Seen] = []
         for repeat in range(plan.repeats + 1):
             for prompt in plan.prompts:
-                rate = inside.tokens_per_second(prompt, temperature) if inside else math.nan
+                inner = [inside.answer(prompt, temperature)] if inside else []
                 answered = ask(prompt)
                 if repeat:  # the first round warms up
                     seen.append(answered)
-                    rates.append(rate)
+                    compared += inner
                 progress.advance(task)
         with health(url) as answers:
             for prompt in plan.prompts:
@@ -183,9 +193,12 @@ def served(url: str, plan: Plan, temperature: float, inside: InProcess | None) -
         "health_ms_p99": round(1e3 * quantiles[98], 3),
     }
     if inside:
-        row["in_process_tokens_per_second"] = round(statistics.median(rates), 2)
-        ratios = (s.tokens_per_second / rate for s, rate in zip(seen, rates, strict=True))
-        row["served_over_in_process"] = round(statistics.median(ratios), 4)
+        pairs = list(zip(seen, compared, strict=True))
+        row["in_process_tokens_per_second"] = round(statistics.median(c.tokens_per_second for c in compared), 2)
+        row["served_over_in_process"] = round(statistics.median(s.tokens_per_second / c.tokens_per_second for s, c in pairs), 4)
+        row["first_token_ms_over_in_process"] = round(
+            1e3 * statistics.median(s.first_token - c.first_token for s, c in pairs), 3
+        )
     return row
 
 

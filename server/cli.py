@@ -189,6 +189,14 @@ def bench_decode(
         raise fail(str(error)) from None
 
 
+@bench.command("api")
+def bench_api(out: Out = None) -> None:
+    """What the front end's own work costs, per request and per chunk; no model."""
+    from bench.api import run
+
+    run(out)
+
+
 @bench.command("replay", context_settings=EXTRA_FLAGS)
 def bench_replay(
     context: typer.Context,

@@ -144,8 +144,12 @@ class Decoded:
 def decode(
     verifier: TreeVerifier, drafter: Drafter, prompt: Ints, options: DecodeOptions, grammar: Grammar | None = None
 ) -> Decoded:
-    """Runs one generation to its end."""
-    generation = Generation(verifier, drafter, prompt, options, grammar)
+    """One answer, from its prompt to its end."""
+    return finish(Generation(verifier, drafter, prompt, options, grammar))
+
+
+def finish(generation: Generation) -> Decoded:
+    """Runs a generation to its end."""
     tokens: list[int] = []
     steps: list[Step] = []
     try:
