@@ -70,8 +70,21 @@ def described(app: FastAPI) -> dict[str, Any]:
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
-    """All endpoints."""
-    v1 = APIRouter(prefix="/v1", dependencies=[Depends(Authenticator(service.settings.auth.keys))])
+    """All endpoints; those that cost something ask for a key."""
+    guards = [Depends(Authenticator(service.settings.auth.keys))]
+    v1 = APIRouter(prefix="/v1", dependencies=guards)
+    add_generation(v1, service)
+    add_responses(v1, service)
+    add_models(v1, service)
+    app.include_router(v1)
+    tokens = APIRouter(dependencies=guards)
+    add_tokens(tokens, service)
+    app.include_router(tokens)
+    add_state(app, service)
+
+
+def add_generation(v1: APIRouter, service: Service) -> None:
+    """Chats and completions."""
 
     @v1.post("/chat/completions")
     async def chat(http: Request, body: ChatBody) -> Response:
@@ -80,6 +93,10 @@ def add_routes(app: FastAPI, service: Service) -> None:
     @v1.post("/completions")
     async def completions(http: Request, body: CompletionBody) -> Response:
         return await service.complete(http, body)
+
+
+def add_responses(v1: APIRouter, service: Service) -> None:
+    """/v1/responses."""
 
     @v1.post("/responses")
     async def responses(http: Request, body: ResponsesBody) -> Response:
@@ -101,6 +118,10 @@ def add_routes(app: FastAPI, service: Service) -> None:
             400, "Only a response in the background can be cancelled; close the connection of others.", "response_id"
         )
 
+
+def add_models(v1: APIRouter, service: Service) -> None:
+    """/v1/models."""
+
     @v1.get("/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [service.card()]}
@@ -111,15 +132,21 @@ def add_routes(app: FastAPI, service: Service) -> None:
             raise APIError(404, f"The model {name!r} does not exist here.", "model", "model_not_found")
         return service.card()
 
-    guarded = APIRouter(dependencies=v1.dependencies)
 
-    @guarded.post("/tokenize")
+def add_tokens(tokens: APIRouter, service: Service) -> None:
+    """/tokenize and /detokenize."""
+
+    @tokens.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         return await service.tokenize(body)
 
-    @guarded.post("/detokenize")
+    @tokens.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
         return {"prompt": await service.prompts.decode(body.tokens)}
+
+
+def add_state(app: FastAPI, service: Service) -> None:
+    """How the server is doing."""
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -139,6 +166,3 @@ def add_routes(app: FastAPI, service: Service) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    app.include_router(v1)
-    app.include_router(guarded)

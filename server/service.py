@@ -164,8 +164,7 @@ class Service:
         """POST /v1/completions."""
         arrived = time.monotonic()
         self._check(body)
-        many = len(body.prompts) > self.settings.limits.prompts
-        if many:
+        if len(body.prompts) > self.settings.limits.prompts:
             raise APIError(400, f"At most {self.settings.limits.prompts} prompts are allowed.", "prompt", "too_many")
         best = None
         if body.best_of is not None:

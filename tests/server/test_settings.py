@@ -1,8 +1,10 @@
 """One name per setting, one order of precedence, and a sentence for every mistake."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from server.settings import Settings, SettingsError, load_settings, parse_flags
@@ -75,6 +77,16 @@ def test_the_example_files_load() -> None:
         assert isinstance(load_settings(file), Settings)
 
 
+def leaves(tree: dict[str, Any], above: str = "") -> set[str]:
+    """The dotted names of all values."""
+    found: set[str] = set()
+    for name, value in tree.items():
+        found |= leaves(value, f"{above}{name}.") if isinstance(value, dict) and value else {above + name}
+    return found
+
+
 def test_the_default_file_lists_every_setting_with_its_default() -> None:
-    settings = load_settings(Path(__file__).parents[2] / "configs" / "default.yaml")
-    assert settings == load_settings()
+    file = Path(__file__).parents[2] / "configs" / "default.yaml"
+    assert load_settings(file) == load_settings()
+    missing = leaves(load_settings().model_dump()) - leaves(yaml.safe_load(file.read_text()))
+    assert missing == {"model.path"}  # there in a comment: it is a path of the installation
