@@ -25,6 +25,26 @@ ALIGNED = tl.constexpr(16)  # elements; loads of this many at once need to know 
 
 
 @triton.jit
+def _scores(q, k, scaling, softcap, capped: tl.constexpr):
+    """Rows by keys, float32; with `capped`, bounded by the softcap."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+    if capped:
+        scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))  # tanh(x) = 1 - 2 / (exp(2x) + 1)
+    return scores
+
+
+@triton.jit
+def _ancestor(seen, new, inside, depths, length, position, window: tl.constexpr):
+    """Which of the `new` rows each row sees: row 0, and those whose bits are set; in the window, where there is one."""
+    bit = (seen[:, None] >> tl.maximum(new - 1, 0).to(tl.int64)[None, :]) & 1
+    allowed = (new == 0)[None, :] | (bit == 1)
+    if window > 0:  # a new row's position is its depth's
+        depth = tl.load(depths + new, inside, 0)
+        allowed = allowed & ((length + depth)[None, :] > position[:, None] - window)
+    return allowed
+
+
+@triton.jit
 def _attend_part(
     query,  # [heads, N, D], contiguous
     anchor,  # a place in memory that the slot's is counted from
@@ -74,21 +94,12 @@ def _attend_part(
         where = at.to(tl.int64)[:, None] * head_dim + dim[None, :]
         k = tl.load(keys + where, inside[:, None] & in_head[None, :], 0.0)
         v = tl.load(keys + values_at + where, inside[:, None] & in_head[None, :], 0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
-        if capped:
-            doubled = 2.0 * scores / softcap  # tanh(x) = 1 - 2 / (exp(2x) + 1)
-            scores = softcap * (1.0 - 2.0 / (tl.exp(doubled) + 1.0))
+        scores = _scores(q, k, scaling, softcap, capped)
         allowed = inside[None, :] & real[:, None]
         if split == splits:
-            new = at - length
-            ancestor = (seen[:, None] >> tl.maximum(new - 1, 0).to(tl.int64)[None, :]) & 1
-            allowed = allowed & ((new == 0)[None, :] | (ancestor == 1))
-            if window > 0:  # a new row's position is its depth's
-                depth = tl.load(depths + new, inside, 0)
-                allowed = allowed & ((length + depth)[None, :] > position[:, None] - window)
-        else:
-            if window > 0:
-                allowed = allowed & (at[None, :] > position[:, None] - window)
+            allowed = allowed & _ancestor(seen, at - length, inside, depths, length, position, window)
+        elif window > 0:
+            allowed = allowed & (at[None, :] > position[:, None] - window)
         scores = tl.where(allowed, scores, -float("inf"))
         most = tl.maximum(largest, tl.max(scores, 1))
         base = tl.where(most == -float("inf"), 0.0, most)  # a row that sees nothing here
