@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -76,6 +77,7 @@ class DraftTree:
             None if self.q is None else self.q[np.concatenate([[True], chosen])],
         )
 
+    @cached_property
     def ancestors(self) -> NDArray[np.bool_]:
         """Bool [N+1, N+1]: entry [i, j] says that row i sees row j. Row 0 is the last committed token, row i+1 node i."""
         size = len(self) + 1

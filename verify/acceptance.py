@@ -45,8 +45,24 @@ class Keyed:
         self, logits: torch.Tensor, tree: DraftTree, first: int, beside: Sequence[torch.Tensor] = ()
     ) -> tuple[Ints, Ints, list[Any]]:
         positions = [first, *(tree.depths + first).tolist()]
-        chosen, *others = to_host(self._chooser.choose(logits, positions).int(), *beside)
-        return *walk(tree, chosen.tolist()), others
+        choices = self._chooser.choose(logits, positions)
+        chosen, agreed, *others = to_host(choices.int(), accepted(choices, tree).int(), *beside)
+        rows = np.flatnonzero(agreed[1:]).astype(np.int32)
+        return rows, chosen[[0, *(rows + 1).tolist()]], others
+
+
+def accepted(chosen: torch.Tensor, tree: DraftTree) -> torch.Tensor:
+    """`walk` where the choices (int64 [N+1]) are: bool [N+1], the root and the accepted nodes, without a look from the host.
+
+    A node is accepted if it and all its ancestors are what the target chose at their parents; siblings differ, so those are
+    one path, and the nodes stand in its order.
+    """
+    if not len(tree):
+        return torch.ones_like(chosen, dtype=torch.bool)
+    tokens, parents = (torch.from_numpy(array).to(chosen.device) for array in (tree.tokens, tree.parents + 1))
+    wrong = torch.nn.functional.pad(tokens != chosen[parents.long()], (1, 0))
+    ancestors = torch.from_numpy(tree.ancestors).to(chosen.device)
+    return ~(ancestors & wrong).any(1)
 
 
 def to_host(*tensors: torch.Tensor) -> list[Any]:

@@ -138,7 +138,7 @@ class TreeVerifier:
         if not len(tree):
             return self._runner.forward(self._cache, tokens)
         depths = torch.from_numpy(np.concatenate([[0], tree.depths]).astype(np.int64))
-        return self._runner.forward(self._cache, tokens, depths, torch.from_numpy(tree.ancestors()))
+        return self._runner.forward(self._cache, tokens, depths, torch.from_numpy(tree.ancestors))
 
 
 def _likeliest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -25,7 +25,7 @@ def test_limit_keeps_exactly_the_shallow_nodes(tree: DraftTree, depth: int) -> N
 
 @given(trees())
 def test_ancestors_are_the_path_to_the_root(tree: DraftTree) -> None:
-    seen = tree.ancestors()
+    seen = tree.ancestors
     assert seen[0].tolist() == [True] + [False] * len(tree)
     for row in range(len(tree)):
         expected = {0, row + 1}

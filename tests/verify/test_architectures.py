@@ -140,7 +140,7 @@ def test_a_tree_has_the_logits_of_its_paths(pair: tuple[ModelRunner, Any]) -> No
     runner.forward(cache, prefix[:-1], logits=False)
     cache.length = len(prefix) - 1
     rows = torch.tensor([int(prefix[-1]), *tokens])
-    logits = runner.forward(cache, rows, torch.tensor([0, *depths]), torch.from_numpy(tree.ancestors()))
+    logits = runner.forward(cache, rows, torch.tensor([0, *depths]), torch.from_numpy(tree.ancestors))
     for row in range(-1, len(tree)):
         path = torch.cat([prefix, torch.tensor(tree.path(row), dtype=torch.long)])
         with torch.inference_mode():

@@ -44,7 +44,7 @@ def filled(runner: ModelRunner) -> KVCache:
 def both(runner: ModelRunner, fast: GraphedForward, tree: DraftTree) -> tuple[torch.Tensor, torch.Tensor]:
     """The tree's logits by the plain forward and by the fast one."""
     rows = torch.tensor([1, *tree.tokens])
-    asked = (rows, torch.tensor([0, *tree.depths]), torch.from_numpy(tree.ancestors()))
+    asked = (rows, torch.tensor([0, *tree.depths]), torch.from_numpy(tree.ancestors))
     return runner.forward(filled(runner), *asked), fast(filled(runner), *asked)
 
 

@@ -35,7 +35,7 @@ def test_tree_logits_equal_per_path_recomputation(
         cache.length = len(prefix)
     tokens = torch.tensor([root, *tree.tokens.tolist()])
     depths = torch.tensor([0, *tree.depths.tolist()])
-    logits = tiny_runner.forward(cache, tokens, depths, torch.from_numpy(tree.ancestors()))
+    logits = tiny_runner.forward(cache, tokens, depths, torch.from_numpy(tree.ancestors))
     for row in range(-1, len(tree)):
         path = [*prefix, root, *tree.path(row)]
         with torch.inference_mode():

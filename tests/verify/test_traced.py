@@ -41,7 +41,7 @@ def test_any_tree_after_any_text(pair: tuple[ModelRunner, ModelRunner], tree: Dr
         cache = each.new_cache()
         cache.tensor.normal_(generator=torch.Generator().manual_seed(length))
         cache.length = length
-        found.append(each.forward(cache, rows, depths, torch.from_numpy(tree.ancestors())))
+        found.append(each.forward(cache, rows, depths, torch.from_numpy(tree.ancestors)))
         found.append(cache.tensor[:, :, :, : length + len(rows)].clone())
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
