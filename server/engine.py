@@ -78,7 +78,7 @@ class Engine:
         """
         arrived = time.monotonic()
         try:
-            turn = self._queue.enter(request.id, admitted)
+            turn = self._queue.enter(request.id, admitted, request.priority)
         except QueueFull:
             self._metrics.rejected_requests.labels("queue_full").inc()
             raise Overloaded("The server is busy and its queue is full; try again shortly.") from None

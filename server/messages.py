@@ -31,6 +31,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     prediction: list[int] = []  # token ids that the client expects to read
     stop_token_ids: list[int] = []  # beside the model's own
     skip_special_tokens: bool = True  # in the text
+    priority: int = 0  # in the queue; lower comes first
     grammar: str | None = None  # that the answer follows, as llguidance writes it down
     keep_stop: bool = False  # the text ends with the stop string or token, not before it
 

@@ -10,12 +10,12 @@ class QueueFull(Exception):
 
 
 class Queue:
-    """First come, first served. Closed until `open`: everybody waits."""
+    """The lowest priority number first, then first come, first served. Closed until `open`: everybody waits."""
 
     def __init__(self, max_active: int, max_waiting: int) -> None:
         self._max_active = max_active
         self._max_waiting = max_waiting
-        self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._waiting: dict[str, tuple[int, asyncio.Future[None]]] = {}  # priority and turn, in the order they came
         self._active: set[str] = set()
         self._open = False
 
@@ -29,12 +29,13 @@ class Queue:
         """How many are at work."""
         return len(self._active)
 
-    def enter(self, id: str, always: bool = False) -> asyncio.Future[None]:
+    def enter(self, id: str, always: bool = False, priority: int = 0) -> asyncio.Future[None]:
         """A future that is done when the turn has come. `leave` in any case. Raises QueueFull, unless `always`."""
         free = self._open and len(self._active) < self._max_active
         if not (always or free) and len(self._waiting) >= self._max_waiting:
             raise QueueFull
-        turn = self._waiting[id] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[id] = (priority, turn)
         self._grant()
         return turn
 
@@ -57,15 +58,15 @@ class Queue:
     def fail(self, error: Exception) -> None:
         """There will be no worker: whoever waits gets `error`."""
         self._open = False
-        for turn in self._waiting.values():
+        for _, turn in self._waiting.values():
             if not turn.done():
                 turn.set_exception(error)
         self._waiting.clear()
 
     def _grant(self) -> None:
         while self._open and self._waiting and len(self._active) < self._max_active:
-            id = next(iter(self._waiting))
-            turn = self._waiting.pop(id)
+            id = min(self._waiting, key=lambda each: self._waiting[each][0])  # of equals, the one that came first
+            _, turn = self._waiting.pop(id)
             if not turn.done():  # else its waiter was cancelled
                 self._active.add(id)
                 turn.set_result(None)

@@ -110,10 +110,10 @@ class GenerationBody(Body):
     regex: str | None = None
     grammar: str | None = None  # in llguidance's dialect of Lark
     choice: Annotated[list[str], Field(min_length=1)] | None = None
+    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None  # in the queue; lower comes first
     user: str | None = None  # this and the next are taken and change nothing
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
-    priority: int | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -279,6 +279,7 @@ class Service:
                 prediction=prediction[:context],
                 stop_token_ids=body.stop_token_ids or [],
                 skip_special_tokens=not calls if body.skip_special_tokens is None else body.skip_special_tokens,
+                priority=body.priority or 0,
                 grammar=grammar,
                 keep_stop=bool(body.include_stop_str_in_output),
             )

@@ -82,3 +82,18 @@ def test_failure_reaches_who_waits() -> None:
             turn.result()
 
     in_loop(body)
+
+
+def test_a_lower_number_comes_first() -> None:
+    def body() -> None:
+        queue = Queue(max_active=1, max_waiting=10)
+        queue.open()
+        queue.enter("a")
+        turns = {name: queue.enter(name, priority=priority) for name, priority in (("b", 1), ("c", -1), ("d", 1), ("e", -1))}
+        came = []
+        for leaving in ("a", "c", "e", "b"):
+            queue.leave(leaving)
+            came += [name for name, turn in turns.items() if turn.done() and name not in came]
+        assert came == ["c", "e", "b", "d"]
+
+    in_loop(body)
