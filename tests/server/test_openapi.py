@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import status_code_conformance
 
 from tests.server.conftest import Served, serving
 
-EXAMPLES = int(os.environ.get("OUTRIDER_API_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("OUTRIDER_API_EXAMPLES", "8"))
 SECONDS = 60
 
 

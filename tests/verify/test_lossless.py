@@ -78,7 +78,7 @@ def test_stop_strings_cut_the_same_text(subject: Subject, temperature: float) ->
 
     def answer(name: DrafterName, prompt: Ints, seed: int) -> tuple[str, int]:
         verifier = TreeVerifier(subject.runner, subject.runner.new_cache())
-        options = DecodeOptions(SamplingParams(temperature, seed=seed), 40, subject.stop_ids)
+        options = DecodeOptions(SamplingParams(temperature, seed=seed), 32, subject.stop_ids)
         generation = Generation(verifier, make(name, subject.resources), prompt, options)
         text, pieces, used = AnswerText(subject.tokenizer, stops), "", 0
         while True:
