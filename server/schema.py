@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
@@ -149,9 +150,9 @@ class GenerationBody(Body):
         return found
 
     @property
+    @abstractmethod
     def top_logprobs_wanted(self) -> int | None:
         """How many likeliest tokens are computed beside each chosen one; None = nothing is."""
-        raise NotImplementedError
 
     @property
     def shows_logprobs(self) -> bool:

@@ -45,6 +45,29 @@ def _ancestor(seen, new, inside, depths, length, position, window: tl.constexpr)
 
 
 @triton.jit
+def _range(length, rows, split, splits: tl.constexpr, block_keys: tl.constexpr):
+    """The positions that a split reads: a part of the prefix in whole blocks, or the new rows."""
+    part = tl.cdiv(tl.cdiv(length, splits), block_keys) * block_keys
+    start = tl.minimum(split * part, length)
+    stop = tl.minimum(start + part, length)
+    if split == splits:
+        start, stop = length, length + rows
+    return start, stop
+
+
+@triton.jit
+def _add_block(scores, v, largest, total, summed):
+    """One block of keys more in a running softmax: its maximum, its sum of weights, and the weighted sum of values."""
+    most = tl.maximum(largest, tl.max(scores, 1))
+    base = tl.where(most == -float("inf"), 0.0, most)  # a row that sees nothing so far
+    weights = tl.exp(scores - base[:, None])
+    shrink = tl.exp(largest - base)
+    total = total * shrink + tl.sum(weights, 1)
+    summed = summed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    return most, total, summed
+
+
+@triton.jit
 def _attend_part(
     query,  # [heads, N, D], contiguous
     anchor,  # a place in memory that the slot's is counted from
@@ -70,8 +93,7 @@ def _attend_part(
 ):
     head, split = tl.program_id(0), tl.program_id(1)
     row = tl.program_id(2) * block_rows + tl.arange(0, block_rows)  # packed: group * N + row
-    real = row < groups * rows
-    node = row % rows
+    real, node = row < groups * rows, row % rows
     dim = tl.arange(0, padded_dim)
     in_head = dim < head_dim
     q = tl.load(query + (head * groups * rows + row[:, None]) * head_dim + dim[None, :], real[:, None] & in_head[None, :], 0.0)
@@ -82,18 +104,13 @@ def _attend_part(
     summed = tl.zeros([block_rows, padded_dim], tl.float32)
     position = length + tl.load(depths + node, real, 0)
     seen = tl.load(bits + node, real, 0)
-
-    part = tl.cdiv(tl.cdiv(length, splits), block_keys) * block_keys
-    start = tl.minimum(split * part, length)
-    stop = tl.minimum(start + part, length)
-    if split == splits:
-        start, stop = length, length + rows
+    start, stop = _range(length, rows, split, splits, block_keys)
     for begin in range(start, stop, block_keys):
         at = begin + tl.arange(0, block_keys)
         inside = at < stop
-        where = at.to(tl.int64)[:, None] * head_dim + dim[None, :]
-        k = tl.load(keys + where, inside[:, None] & in_head[None, :], 0.0)
-        v = tl.load(keys + values_at + where, inside[:, None] & in_head[None, :], 0.0)
+        element = at.to(tl.int64)[:, None] * head_dim + dim[None, :]
+        k = tl.load(keys + element, inside[:, None] & in_head[None, :], 0.0)
+        v = tl.load(keys + values_at + element, inside[:, None] & in_head[None, :], 0.0)
         scores = _scores(q, k, scaling, softcap, capped)
         allowed = inside[None, :] & real[:, None]
         if split == splits:
@@ -101,13 +118,7 @@ def _attend_part(
         elif window > 0:
             allowed = allowed & (at[None, :] > position[:, None] - window)
         scores = tl.where(allowed, scores, -float("inf"))
-        most = tl.maximum(largest, tl.max(scores, 1))
-        base = tl.where(most == -float("inf"), 0.0, most)  # a row that sees nothing here
-        weights = tl.exp(scores - base[:, None])
-        shrink = tl.exp(largest - base)
-        total = total * shrink + tl.sum(weights, 1)
-        summed = summed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        largest = most
+        largest, total, summed = _add_block(scores, v, largest, total, summed)
     held = tl.where(total > 0.0, total, 1.0)
     place = (head * (splits + 1) + split) * groups * rows + row
     tl.store(out + place[:, None] * head_dim + dim[None, :], summed / held[:, None], real[:, None] & in_head[None, :])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -65,3 +69,42 @@ def test_sixty_five_rows_have_bits_for_all() -> None:
     bits = ancestor_bits(chain)
     assert bits[0] == 0
     assert [int(b) & 0xFFFFFFFFFFFFFFFF for b in bits[[1, 2, 64]]] == [1, 3, (1 << 64) - 1]
+
+
+# In a process of its own: here the kernels are the interpreter's.
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from verify import tree_kernel
+
+KINDS = {name: "*i64" for name in ("where", "bits", "depths")} | {name: "*fp32" for name in ("parts", "lse")}
+KINDS |= {name: "*bf16" for name in ("query", "key", "value", "anchor", "sinks")} | {"scaling": "fp32", "softcap": "fp32"}
+
+
+def build(kernel, out, **constants):
+    kinds = {name: "constexpr" if name in constants else KINDS.get(name, "i32") for name in kernel.arg_names}
+    if "out" in kinds:
+        kinds["out"] = out
+    at = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    whole = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(kinds.values()) if kind.startswith("*")}
+    source = ASTSource(fn=kernel, signature=kinds, constexprs=at, attrs=whole)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    assert "cubin" in made.asm and made.metadata.shared <= 227 * 1024
+
+
+for dim, window, capped in ((64, 0, False), (96, 64, False), (128, 0, True), (256, 32, True)):
+    padded = triton.next_power_of_2(dim)
+    sizes = {"head_dim": dim, "padded_dim": padded}
+    blocks = {"block_rows": 64, "block_keys": 64 if padded <= 128 else 32, "splits": tree_kernel.SPLITS}
+    build(tree_kernel._attend_part, "*fp32", window=window, capped=capped, **sizes, **blocks)
+    build(tree_kernel._combine, "*bf16", has_sinks=capped, splits=tree_kernel.SPLITS, padded_splits=64, **sizes)
+    build(tree_kernel._write, "", **sizes)
+"""
+
+
+def test_the_kernels_compile_for_a_gpu() -> None:
+    """What the interpreter takes, the compiler may refuse; it needs no GPU."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
