@@ -51,8 +51,8 @@ class ForcedVerifier(TreeVerifier):
         super().__init__(runner, runner.new_cache())
         self._answer = answer
 
-    def begin(self, prompt: Ints, params: SamplingParams, stop_ids: Collection[int] = ()) -> int:
-        reused = super().begin(prompt, params, stop_ids)
+    def begin(self, prompt: Ints, params: SamplingParams, stop_ids: Collection[int] = (), scores: bool = False) -> int:
+        reused = super().begin(prompt, params, stop_ids, scores)
         self._rule = Recorded(self._answer)
         return reused
 

@@ -15,7 +15,7 @@ import msgspec
 
 from server.engine import Engine, EngineError
 from server.errors import from_engine
-from server.messages import Request, TokenEvent
+from server.messages import Request, TokenEvent, TokenLogprobs
 from server.metrics import Metrics
 from server.shapes import Piece, Shape
 
@@ -115,7 +115,7 @@ class Answerer:
         async with aclosing(self.events(asked, usage)) as events:
             async for event in events:
                 if event is not None:
-                    pieces.setdefault(event.choice, self._first(asked, event.choice)).add(event)
+                    pieces.setdefault(event.choice, first(asked, event)).add(event)
         kept = best_of(asked, [pieces[index] for index in sorted(pieces)])
         choices = [asked.shape.choice(asked.shown(piece)) for piece in kept]
         usage.reasoning_tokens = asked.shape.reasoning_tokens
@@ -139,7 +139,7 @@ class Answerer:
                     if event.choice not in offsets and opening is not None:
                         yield sse(head | {"choices": [opening]})
                     begun = event.choice in offsets
-                    piece = Piece(event.choice, offset=offsets[event.choice]) if begun else self._first(asked, event.choice)
+                    piece = Piece(event.choice, offset=offsets[event.choice]) if begun else first(asked, event)
                     piece.add(event)
                     offsets[event.choice] = piece.offset + len(piece.text)
                     for choice in asked.shape.deltas(asked.shown(piece)):
@@ -155,11 +155,6 @@ class Answerer:
                 last["usage"] = usage.body()
             yield sse(last | {"speculation": usage.report()} if asked.report else last)
         yield DONE
-
-    def _first(self, asked: Asked, choice: int) -> Piece:
-        """What a choice begins with."""
-        echo = asked.echoes[choice // asked.requests[0].choices] if asked.echoes else ""
-        return Piece(choice, echo, pieces=[(echo, 0)] if echo else [])
 
     def _head(self, asked: Asked, kind: str) -> dict[str, Any]:
         return {
@@ -201,6 +196,17 @@ class Answerer:
             return
         for _ in range(tokens):
             self._metrics.inter_token_latency.observe(seconds / tokens)
+
+
+def first(asked: Asked, event: TokenEvent) -> Piece:
+    """What the choice of its first event begins with: nothing, or the prompt."""
+    if not asked.echoes:
+        return Piece(event.choice)
+    number = event.choice // asked.requests[0].choices
+    echo, tokens, known = asked.echoes[number], asked.requests[number].prompt, event.prompt_logprobs
+    if known is not None:  # the first token's place is empty
+        known = TokenLogprobs([0.0, *known.chosen], [[], *known.ids], [[], *known.values])
+    return Piece(event.choice, echo, tokens=list(tokens), logprobs=known, pieces=[(echo, 0)], echoed=len(tokens))
 
 
 def obfuscated(chunk: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,10 @@ class Overloaded(EngineError):
     """The queue is full."""
 
 
+class Impossible(EngineError):
+    """The request itself asks for what cannot be done."""
+
+
 class WorkerLost(EngineError):
     """The worker is gone."""
 
@@ -126,7 +130,7 @@ class Engine:
             case Status():
                 self._metrics.saw_status(message)
             case Failed():
-                self._deliver(message.id, EngineError(message.message))
+                self._deliver(message.id, (Impossible if message.wrong else EngineError)(message.message))
             case TokenEvent():
                 self._deliver(message.id, message)
 

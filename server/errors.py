@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from server.engine import EngineError, Overloaded, WorkerLost
+from server.engine import EngineError, Impossible, Overloaded, WorkerLost
 
 RETRY_AFTER_SECONDS = "1"
 TYPES = {
@@ -80,6 +80,8 @@ def from_engine(error: EngineError) -> APIError:
     """What a client is told when the engine cannot answer."""
     if isinstance(error, Overloaded):
         return APIError(429, str(error), code="queue_full")
+    if isinstance(error, Impossible):
+        return APIError(400, str(error), code="invalid_value")
     if isinstance(error, WorkerLost):
         return APIError(503, str(error), code="worker_unavailable")
     return APIError(500, str(error), code="internal_error")

@@ -21,7 +21,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     id: str
     prompt: list[int]  # token ids
     params: SamplingParams
-    max_tokens: int  # per choice, at least 1
+    max_tokens: int  # per choice; none where the prompt alone is of interest
     stop: tuple[str, ...] = ()
     choices: int = 1
     session: str | None = None  # None = nothing is kept
@@ -34,6 +34,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     priority: int = 0  # in the queue; lower comes first
     grammar: str | None = None  # that the answer follows, as llguidance writes it down
     keep_stop: bool = False  # the text ends with the stop string or token, not before it
+    scores_prompt: bool = False  # log-probabilities of the prompt's tokens, too
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -93,6 +94,7 @@ class TokenEvent(msgspec.Struct, frozen=True, tag=True):
     cached_tokens: int = 0  # prompt tokens that the session held already
     last: bool = False  # of the whole request
     logprobs: TokenLogprobs | None = None  # where the request asks
+    prompt_logprobs: TokenLogprobs | None = None  # with a choice's first tokens: of the prompt's, but for the first
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -100,6 +102,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
     id: str
     message: str
+    wrong: bool = False  # the request is to blame, not the server
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):

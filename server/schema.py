@@ -160,6 +160,11 @@ class GenerationBody(Body):
         return self.top_logprobs_wanted is not None
 
     @property
+    def scores_prompt(self) -> bool:
+        """The prompt's tokens get log-probabilities, too."""
+        return False
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings, however they were given."""
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -240,6 +245,7 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None  # 0 asks for the prompt alone, with `echo`
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
@@ -252,6 +258,10 @@ class CompletionBody(GenerationBody):
     @property
     def shows_logprobs(self) -> bool:
         return self.logprobs is not None
+
+    @property
+    def scores_prompt(self) -> bool:
+        return bool(self.echo) and self.logprobs is not None
 
     @property
     def candidates(self) -> int:
@@ -269,7 +279,7 @@ class CompletionBody(GenerationBody):
     @property
     def token_limit(self) -> int:
         """At most so many tokens of answer."""
-        return self.max_tokens or DEFAULT_COMPLETION_TOKENS
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
 
 class TokenizeBody(Body):

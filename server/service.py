@@ -172,8 +172,6 @@ class Service:
                 message = "'best_of' must be at least 'n', and cannot be streamed."
                 raise APIError(400, message, "best_of", "invalid_value")
             best = body.n or 1
-        if body.echo and body.logprobs is not None:
-            raise APIError(400, "'echo' with 'logprobs' is not supported by this server.", "echo", "unsupported_parameter")
         if body.suffix:
             prompts = [await self.prompts.fill_in(prompt, body.suffix) for prompt in body.prompts]
         else:
@@ -269,7 +267,7 @@ class Service:
                 id=f"{identity}-{number}",
                 prompt=prompt,
                 params=body.sampling,
-                max_tokens=min(limit or context, context - len(prompt)),
+                max_tokens=min(context if limit is None else limit, context - len(prompt)),
                 stop=body.stops,
                 choices=choices,
                 principal=http.state.principal,
@@ -282,6 +280,7 @@ class Service:
                 priority=body.priority or 0,
                 grammar=grammar,
                 keep_stop=bool(body.include_stop_str_in_output),
+                scores_prompt=body.scores_prompt,
             )
             for number, prompt in enumerate(prompts)
         ]

@@ -17,7 +17,7 @@ LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
 
 @dataclass
 class Piece:
-    """A part of one choice, or all of it."""
+    """A part of one choice, or all of it, the echoed prompt included."""
 
     index: int
     text: str = ""
@@ -27,6 +27,7 @@ class Piece:
     offset: int = 0  # characters of the choice before it
     shows_tokens: bool = False  # the choice has the tokens' ids
     pieces: list[tuple[str, int]] = field(default_factory=list)  # the texts as they came, and how many tokens with each
+    echoed: int = 0  # tokens of the prompt; they come first
 
     def add(self, event: TokenEvent) -> None:
         """Takes an event of the same choice in."""
@@ -42,12 +43,12 @@ class Piece:
     @property
     def extra(self) -> dict[str, Any]:
         """The fields of a choice that are there only where they are asked for."""
-        return {"token_ids": self.tokens} if self.shows_tokens else {}
+        return {"token_ids": self.tokens[self.echoed :]} if self.shows_tokens else {}
 
     @property
     def mean_logprob(self) -> float:
         """Per token; what `best_of` goes by."""
-        chosen = self.logprobs.chosen if self.logprobs else []
+        chosen = self.logprobs.chosen[self.echoed :] if self.logprobs else []
         return sum(chosen) / max(1, len(chosen))
 
 
@@ -176,13 +177,17 @@ class CompletionShape:
         if piece.logprobs is None:
             return None
         text = self._vocabulary.text_of
-        tokens, logprobs, tops, offsets = [], [], [], []
+        tokens: list[str] = []
+        offsets: list[int] = []
+        logprobs: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
         offset = piece.offset
-        for token, logprob, likeliest in each_token(piece):
+        for number, (token, logprob, likeliest) in enumerate(each_token(piece)):
             tokens.append(text(token))
-            logprobs.append(logprob)
+            known = number > 0 or not piece.echoed  # nothing stands before a prompt's first token
+            logprobs.append(logprob if known else None)
             # The chosen token is among them, as OpenAI has it.
-            tops.append({text(other): value for other, value in [*likeliest, (token, logprob)]})
+            tops.append({text(other): value for other, value in [*likeliest, (token, logprob)]} if known else None)
             offsets.append(offset)
             offset += len(tokens[-1])
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}

@@ -15,6 +15,7 @@ from server.errors import APIError
 from server.schema import ChatBody, GenerationBody
 from server.settings import Limits
 from server.tools import MOST_CALLS, ToolFormat
+from verify.grammar import LIMITS, first_line
 
 KEPT = 256  # grammars known to be good; the least recently used goes first
 # One way to write each value: what a small model could pad for ever with spaces, it cannot.
@@ -53,10 +54,9 @@ class GrammarChecker:
     async def _checked(self, name: str, grammar: str) -> str:
         """The grammar, if it can be followed. Raises APIError."""
         if grammar not in self._good:
-            reason = await asyncio.to_thread(LLMatcher.validate_grammar, grammar)
+            reason = await asyncio.to_thread(LLMatcher.validate_grammar, grammar, limits=LIMITS)
             if reason and not reason.startswith("WARNING"):
-                sentence = " ".join(reason.split("\n")[0].split())[:300]
-                raise APIError(400, f"Invalid '{name}': {sentence}", name, "invalid_grammar")
+                raise APIError(400, f"Invalid '{name}': {first_line(reason)}", name, "invalid_grammar")
             self._good[grammar] = None
             if len(self._good) > KEPT:
                 self._good.popitem(last=False)
@@ -76,9 +76,9 @@ def write(kind: str, value: Any) -> str:
     if kind == "json_object":
         return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=COMPACT)
     if kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(value, overrides=COMPACT)
+        return LLMatcher.grammar_from_json_schema(json.dumps(value), overrides=COMPACT)
     if kind == "lenient_json_schema":
-        return LLMatcher.grammar_from_json_schema(value, overrides=LENIENT)
+        return LLMatcher.grammar_from_json_schema(json.dumps(value), overrides=LENIENT)
     if kind == "regex":
         return LLMatcher.grammar_from_regex(value)
     if kind == "choice":

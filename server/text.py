@@ -102,10 +102,17 @@ class AnswerText:
     """The text of one answer: detokenizer and stop strings in a row."""
 
     def __init__(
-        self, tokenizer: TokenDecoder, stops: Sequence[str], skip_special_tokens: bool = True, keep_stop: bool = False
+        self,
+        tokenizer: TokenDecoder,
+        stops: Sequence[str],
+        skip_special_tokens: bool = True,
+        keep_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
+        """Stop strings are looked for in what follows the first `min_tokens` tokens."""
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens)
         self._stops = StopStrings(stops, keep_stop)
+        self._min_tokens = min_tokens
 
     @property
     def stopped(self) -> bool:
@@ -114,6 +121,11 @@ class AnswerText:
 
     def feed(self, tokens: Sequence[int]) -> tuple[str, int]:
         """The text that `tokens` complete, and how many of them were used: fewer than given after a stop string."""
+        if free := min(self._min_tokens, len(tokens)):
+            self._min_tokens -= free
+            text = self._detokenizer.feed(tokens[:free])
+            rest, used = self.feed(tokens[free:]) if len(tokens) > free else ("", 0)
+            return text + rest, free + used
         progress = self._detokenizer.progress
         text = self._detokenizer.feed(tokens)
         if text and not self._stops.finds(text):

@@ -72,20 +72,24 @@ class Job:
         budget = self._loaded.budget(self._name, self._nodes)
         stop_ids = self._loaded.stop_ids.union(request.stop_token_ids)
         prediction = tuple(request.prediction)
-        options = DecodeOptions(params, request.max_tokens, stop_ids, prediction=prediction, **budget)
+        scores = request.scores_prompt
+        options = DecodeOptions(params, request.max_tokens, stop_ids, prediction=prediction, scores_prompt=scores, **budget)
         drafter = self.session.drafter(self._name, self._loaded.resources_of(request.principal))
         grammar = None if request.grammar is None else self._loaded.grammars.compile(request.grammar)
         self._generation = Generation(self.session.verifier, drafter, np.array(request.prompt, np.int32), options, grammar)
         if self._cached_tokens is None:
             self._cached_tokens = self._generation.reused_tokens
-        self._text = AnswerText(self._loaded.tokenizer, request.stop, request.skip_special_tokens, request.keep_stop)
+        self._text = AnswerText(
+            self._loaded.tokenizer, request.stop, request.skip_special_tokens, request.keep_stop, params.min_tokens
+        )
+        self._begun = False  # the choice has had an event
 
     def step(self) -> TokenEvent | None:
         """One step; None while the prompt is read."""
         step = self._generation.step()
-        if step.tree is None:
-            return None
         finish = step.finish
+        if step.tree is None and finish is None:
+            return None
         # A stop token is counted, but it is no text.
         shown = len(step.tokens) - (finish == "stop" and not self.request.keep_stop)
         text, used = self._text.feed(step.tokens[:shown])
@@ -95,6 +99,8 @@ class Job:
         elif finish is not None:
             text += self._text.finish()
             finish = "stop" if self._text.stopped else finish
+        scores = None if self._begun else self._generation.prompt_logprobs
+        self._begun = True
         choice = self._choice
         last = finish is not None and choice + 1 == self.request.choices
         if finish is not None:
@@ -104,11 +110,22 @@ class Job:
                 self._begin()
         cached = self._cached_tokens or 0
         known = None if step.logprobs is None else logprobs_of(step.logprobs, used)
+        scored = None if scores is None else logprobs_of(scores, len(scores.chosen))
         tokens = step.tokens if used == shown else step.tokens[:used]
-        return TokenEvent(self.request.id, choice, tokens, text, finish, report(step), cached, last, known)
+        return TokenEvent(self.request.id, choice, tokens, text, finish, report(step), cached, last, known, scored)
 
     def close(self) -> None:
         self._generation.close()
+
+
+def failed(request: Request, error: Exception) -> Failed:
+    """What the client is told; what it cannot mend goes to the log."""
+    if isinstance(error, (PromptError, GrammarError)):
+        return Failed(request.id, str(error), wrong=True)
+    log.error("request %s failed", request.id, exc_info=error)
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return Failed(request.id, "There is no memory for this request; try again later, or with a shorter context.")
+    return Failed(request.id, "The model failed on this request; the server's log says why.")
 
 
 def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
@@ -121,9 +138,10 @@ def logprobs_of(found: Logprobs, count: int) -> TokenLogprobs:
     return TokenLogprobs(found.chosen[:count].tolist(), found.top_ids[:count].tolist(), found.top[:count].tolist())
 
 
-def report(step: Step) -> StepReport:
-    """The step in numbers, for metrics."""
-    assert step.tree is not None
+def report(step: Step) -> StepReport | None:
+    """The step in numbers, for metrics; None where the target made none."""
+    if step.tree is None:
+        return None
     sources = step.tree.source
     return StepReport(
         step.draft_seconds, step.verify_seconds, step.commit_seconds, by_source(sources), by_source(sources[step.accepted])
@@ -185,16 +203,7 @@ class Worker:
             except Exception as error:
                 if session is not None:
                     self._sessions.release(session)
-                self._send(Failed(request.id, self._explain(request, error)))
-
-    def _explain(self, request: Request, error: Exception) -> str:
-        """What the client is told; what it cannot mend goes to the log."""
-        if isinstance(error, (PromptError, GrammarError)):
-            return str(error)
-        log.error("request %s failed", request.id, exc_info=error)
-        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-            return "There is no memory for this request; try again later, or with a shorter context."
-        return "The model failed on this request; the server's log says why."
+                self._send(failed(request, error))
 
     def _step(self, job: Job) -> None:
         try:
@@ -203,7 +212,7 @@ class Worker:
             job.session.verifier.truncate(0)
             self._finish(job)
             job.session.drafters.clear()  # whatever state they are in
-            self._send(Failed(job.request.id, self._explain(job.request, error)))
+            self._send(failed(job.request, error))
             return
         if event is None:  # a chunk of the prompt was read: the front end hears that work goes on
             self._report()

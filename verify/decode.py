@@ -37,11 +37,12 @@ class DecodeOptions:
     max_nodes: int = 24  # draft nodes a step; 0 = plain decoding
     curve: CostCurve | None = None  # with it, as many nodes as pay, whatever `max_nodes` says
     prediction: tuple[int, ...] = ()  # token ids that the client expects to read
+    scores_prompt: bool = False  # the prompt's own tokens get log-probabilities, too
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step brought: no tokens while the prompt is read, else at least one."""
+    """What one step brought: no tokens while the prompt is read or where none are wanted, else at least one."""
 
     tokens: list[int]
     finish: Finish | None = None
@@ -69,7 +70,7 @@ class Generation:
         if len(prompt) >= verifier.context_tokens:
             raise PromptError("The prompt fills the whole context; shorten it.")
         self._stop_ids = frozenset[int]() if options.params.ignore_eos else options.stop_ids
-        self.reused_tokens = verifier.begin(prompt, options.params, self._stop_ids)
+        self.reused_tokens = verifier.begin(prompt, options.params, self._stop_ids, options.scores_prompt)
         self._prefill: Iterator[int] | None = verifier.prefill(prompt)
         drafter.begin(prompt, np.array(options.prediction, np.int32))
         self._budget = MeasuredBudget(options.curve) if options.curve else FixedBudget(options.max_nodes)
@@ -83,6 +84,8 @@ class Generation:
             if next(self._prefill, None) is not None:
                 return Step([])
             self._prefill = None
+        if not self._left:
+            return Step([], "length")
         started = time.perf_counter()
         # The bonus token follows the deepest accepted node, so a useful draft is one token shorter than what is left.
         nodes = self._budget.ask() if self._left > 1 else 0
@@ -116,6 +119,11 @@ class Generation:
         if count < len(verdict.tokens):
             self._verifier.truncate(self._start + self._emitted + count)
         return verdict.cut(count), finish
+
+    @property
+    def prompt_logprobs(self) -> Logprobs | None:
+        """Of the prompt's tokens but the first, once the prompt is read; None where nobody asked."""
+        return self._verifier.prompt_logprobs
 
     def take_back(self, count: int) -> None:
         """Forgets the last `count` emitted tokens: the text ended before them."""

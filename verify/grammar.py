@@ -12,13 +12,17 @@ from typing import Any
 
 import llguidance.hf
 import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from drafters.draft import DraftTree, Ints, Source, chain
 
 KEPT = 64  # compiled grammars; the least recently used goes first
+
+
+# Steps of work, so a bound on time: compiling takes at most some 0.1 s, and so does a mask.
+LIMITS = LLParserLimits(initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_grammar_size=500_000)
 
 
 class GrammarError(ValueError):
@@ -42,9 +46,9 @@ class GrammarCompiler:
         if matcher is None:
             if self._wrapped is None:
                 self._wrapped = self._wrap()
-            matcher = LLMatcher(self._wrapped, grammar, log_level=0)
+            matcher = LLMatcher(self._wrapped, grammar, log_level=0, limits=LIMITS)
             if matcher.is_error():
-                raise GrammarError(f"The grammar cannot be compiled: {matcher.get_error()}")
+                raise GrammarError(f"The grammar cannot be compiled: {first_line(matcher.get_error())}")
             self._compiled[grammar] = matcher
             if len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
@@ -101,5 +105,12 @@ class Grammar:
 
     def _mask(self) -> NDArray[np.bool_]:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            raise GrammarError(f"The grammar takes too much work: {first_line(self._matcher.get_error())}")
         mask = np.unpackbits(bits, count=min(8 * len(bits), self._vocabulary), bitorder="little").astype(np.bool_)
         return np.pad(mask, (0, self._vocabulary - len(mask)))
+
+
+def first_line(words: str) -> str:
+    """What llguidance says, without its state."""
+    return " ".join(words.split("<state>")[0].split("\n")[0].split())[:300]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator
+from dataclasses import fields
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from verify.model import ModelRunner
 from verify.sampling import SamplingParams
 
 PREFILL_CHUNK_TOKENS = 512
+SCORED_CHUNK_TOKENS = 64  # a row of logits for each token is a lot of memory
 
 
 class Verifier(Protocol):
@@ -49,6 +51,7 @@ class TreeVerifier:
         self._processor: LogitsProcessor | None = None
         self.tokens: list[int] = []  # the committed text
         self._prompt_length = 0
+        self._scores: list[Logprobs] | None = None  # of the prompt's chunks, where they are asked for
 
     def park(self) -> KVCache:
         """Puts the committed text's rows into host memory and gives the slot back; `resume` before anything else."""
@@ -95,23 +98,40 @@ class TreeVerifier:
         """How many more tokens the context can hold after the committed ones."""
         return self._runner.context_tokens - len(self.tokens)
 
-    def begin(self, prompt: Ints, params: SamplingParams, stop_ids: Collection[int] = ()) -> int:
-        """Starts a request; returns how many of the prompt's tokens the cache holds already."""
+    def begin(self, prompt: Ints, params: SamplingParams, stop_ids: Collection[int] = (), scores: bool = False) -> int:
+        """Starts a request; returns how many of the prompt's tokens the cache holds already.
+
+        With `scores`, `prefill` computes the prompt's log-probabilities, and so reads all of it.
+        """
         self._params = params
         self._rule = rule_of(params)
         self._processor = LogitsProcessor(params, prompt, stop_ids, self._runner.vocabulary, self._runner.device)
         self._prompt_length = len(prompt)
-        reused = common_prefix(self.tokens, prompt.tolist())
+        reused = 0 if scores else common_prefix(self.tokens, prompt.tolist())
+        self._scores = [] if scores else None
         self._cache.truncate(min(reused, len(prompt) - 1))
         self.tokens = prompt.tolist()
         return self._cache.length
 
     def prefill(self, tokens: Ints) -> Iterator[int]:
         while self._cache.length < len(tokens) - 1:
-            chunk = tokens[self._cache.length : len(tokens) - 1][:PREFILL_CHUNK_TOKENS]
-            self._runner.forward(self._cache, torch.from_numpy(chunk.astype(np.int64)), logits=False)
+            start, scores = self._cache.length, self._scores
+            size = PREFILL_CHUNK_TOKENS if scores is None else SCORED_CHUNK_TOKENS
+            chunk = tokens[start : len(tokens) - 1][:size]
+            logits = self._runner.forward(self._cache, torch.from_numpy(chunk.astype(np.int64)), logits=scores is not None)
+            if scores is not None:
+                scores.append(_logprobs(logits, tokens[start + 1 :][: len(chunk)], self._params.logprobs or 0))
             self._cache.length += len(chunk)
             yield self._cache.length
+
+    @property
+    def prompt_logprobs(self) -> Logprobs | None:
+        """Of the prompt's tokens but the first, [P-1], as far as they are read; None where nobody asked."""
+        if self._scores is None:
+            return None
+        empty = _logprobs(torch.empty(0, self._runner.vocabulary), np.empty(0, np.int32), self._params.logprobs or 0)
+        parts = [empty, *self._scores]
+        return Logprobs(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(Logprobs)))
 
     def verify(self, tree: DraftTree, feedback: int = 0, allowed: NDArray[np.bool_] | None = None) -> Verdict:
         started = time.perf_counter()

@@ -64,6 +64,16 @@ def test_a_stop_string_may_be_kept(served: Served) -> None:
     assert kept == whole[: whole.index(stop) + len(stop)]
 
 
+def test_no_stop_string_ends_an_answer_before_its_least_length(served: Served) -> None:
+    whole = text(complete(served, max_tokens=60))
+    stop = whole[8:11]
+    early = complete(served, max_tokens=60, stop=stop)
+    assert text(early) == whole[: whole.index(stop)]
+    later = complete(served, max_tokens=60, stop=stop, min_tokens=30)
+    assert later["usage"]["completion_tokens"] >= 30
+    assert whole.startswith(text(later)[: len(whole) // 4])
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_logprobs_are_those_of_plain_decoding(served: Served, temperature: float) -> None:
     common: Any = {"model": served.model, "messages": MESSAGES, "max_tokens": 60, "temperature": temperature, "seed": 4}
@@ -119,6 +129,31 @@ def test_echo_and_best_of(served: Served) -> None:
     assert [choice["text"] for choice in best] == [choice["text"] for choice in ranked[:2]]
     assert [choice["index"] for choice in best] == [0, 1]
     assert best[0]["logprobs"] is None
+
+
+def test_the_prompts_logprobs_are_those_its_tokens_had_as_an_answer(served: Served) -> None:
+    prompt = ids(served, PROMPT)
+    answer = complete(served, prompt=prompt, logprobs=2, max_tokens=90, return_token_ids=True)["choices"][0]
+    scored = body(served, prompt=prompt + answer["token_ids"], echo=True, logprobs=2)
+    whole = complete(served, **scored | {"max_tokens": 0})["choices"][0]
+    assert (whole["text"], whole["finish_reason"]) == (PROMPT + answer["text"], "length")
+    found, before = whole["logprobs"], answer["logprobs"]
+    assert (found["token_logprobs"][0], found["top_logprobs"][0]) == (None, None)
+    assert "".join(found["tokens"]) == whole["text"]
+    tail = found["token_logprobs"][len(prompt) :]
+    assert tail == pytest.approx(before["token_logprobs"], abs=1e-4)
+    assert [top.keys() for top in found["top_logprobs"][len(prompt) :]] == [top.keys() for top in before["top_logprobs"]]
+    chunks = events(served, "/v1/completions", scored | {"max_tokens": 7, "stream": True, "return_token_ids": True})
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks[:-1]]
+    streamed = [logprob for part in parts if part for logprob in part["token_logprobs"]]
+    assert len(streamed) == len(found["token_logprobs"]) + 7
+    assert sum(len(chunk["choices"][0].get("token_ids", ())) for chunk in chunks[:-1]) == 7
+
+
+def test_nothing_is_answered_where_nothing_is_wanted(served: Served) -> None:
+    answer = complete(served, max_tokens=0, n=2)
+    assert [choice["text"] for choice in answer["choices"]] == ["", ""]
+    assert answer["usage"]["completion_tokens"] == 0
 
 
 def test_tokens_and_back(served: Served) -> None:

@@ -146,3 +146,23 @@ def test_enforced_calls_are_read_back_in_every_format(format: ToolFormat) -> Non
 def test_special_markers_are_tokens() -> None:
     assert "<[7]>" in calls_grammar("hermes", {"f": {}}, 1, {"<tool_call>": 7})
     assert "<[7]>" not in calls_grammar("hermes", {"f": {}}, 1, {})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 99991, "minimum": 1, "maximum": 10**30},
+        {"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": WORD}} for i in range(8)]} for j in range(8)]},
+        {"type": "string", "pattern": "^(.*a.{100}b){10}$"},
+        {"type": "array", "minItems": 10**6, "items": {"type": "array", "maxItems": 10**6, "items": WORD}},
+        record(**{f"p{i}": {"type": "string", "maxLength": 10**6} for i in range(1000)}),
+    ],
+    ids=lambda schema: str(schema)[:30],
+)
+def test_hostile_schemas_are_answered_or_refused(served: Served, schema: dict[str, Any]) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    asked = {"model": served.model, "messages": MESSAGES, "max_tokens": 4, "response_format": form}
+    response = served.http.post("/v1/chat/completions", json=asked)
+    assert response.status_code in (200, 400), response.text
+    if response.status_code == 400:
+        assert "\n" not in response.json()["error"]["message"]

@@ -58,6 +58,22 @@ def test_a_lost_worker_is_replaced(own: Served, how: signal.Signals) -> None:
     assert own.http.get("/ready").json() == {"status": "ready"}
 
 
+def test_a_response_of_a_lost_worker_fails(own: Served) -> None:
+    stream = own.client.responses.create(
+        model=own.model, input="x", temperature=1.5, stream=True, extra_body={"ignore_eos": True}
+    )
+    events = []
+    for event in stream:
+        events.append(event)
+        if event.type == "response.output_text.delta" and sum(e.type == event.type for e in events) == 1:
+            os.kill(worker_of(own), signal.SIGKILL)
+    last = events[-1]
+    assert last.type == "response.failed"
+    assert last.response.status == "failed"
+    assert last.response.error is not None and "lost" in last.response.error.message
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
 def test_a_whole_answer_of_a_lost_worker_is_a_503(own: Served) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(ask, own, temperature=1.5, max_tokens=1900, n=16)

@@ -79,3 +79,16 @@ def test_held_text_appears_at_the_end() -> None:
     answer = AnswerText(Bytes(), ["stop"])
     assert answer.feed(list(b"a sto")) == ("a ", 5)
     assert answer.finish() == "sto"
+
+
+@pytest.mark.parametrize("block", [1, 3, 50])
+def test_stop_strings_wait_for_the_least_length(block: int) -> None:
+    data = b"stop, no stop and more"
+    answer = AnswerText(Bytes(), ["stop"], min_tokens=6)
+    text, used = "", 0
+    for at in range(0, len(data), block):
+        part, count = answer.feed(list(data[at : at + block]))
+        text, used = text + part, used + count
+        if answer.stopped:
+            break
+    assert (text, used) == ("stop, no ", len(b"stop, no stop"))
