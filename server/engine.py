@@ -93,6 +93,7 @@ class Engine:
             while not (await asyncio.wait({turn}, timeout=self._beat_seconds))[0]:
                 yield None
             turn.result()  # raises where there will be no worker
+            self._metrics.saw_queue(self._queue)
             self._metrics.queue.observe(time.monotonic() - arrived)
             self._supervisor.send(request)
             sent = True
