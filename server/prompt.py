@@ -1,4 +1,4 @@
-"""From messages or text to token ids, off the event loop.
+"""From messages or text to token ids; what is long, off the event loop.
 
 Promises that the text of a message never becomes a special token, whatever it says.
 """
@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from server.errors import APIError
+
+T = TypeVar("T")
+QUICK_CHARACTERS = 4096  # are tokens in about a millisecond
 
 # Private-use characters around a number stand for special tokens that a user wrote, while the template is rendered.
 MARK = re.compile("\ue0f0(\\d+)\ue0f1")
@@ -44,7 +48,8 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        # One thread for all: encoding with and without special tokens switches the tokenizer itself.
+        # One at a time: encoding with and without special tokens switches the tokenizer itself.
+        self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "outrider-tokenizer")
         added = (str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values())
         self._special = sorted({*tokenizer.all_special_tokens, *added}, key=lambda text: (-len(text), text))
@@ -68,12 +73,13 @@ class PromptEncoder:
         """The ids of the rendered conversation. Raises APIError."""
         if not self._tokenizer.chat_template:
             raise APIError(400, "This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._chat, messages, template)
+        size = sum(len(str(message)) for message in messages) + sum(len(str(tool)) for tool in template.tools)
+        return await self._run(size, partial(self._chat, messages, template))
 
     async def text(self, prompt: str | list[int]) -> list[int]:
         """The ids of plain text as the model's tokenizer gives them, or the given ids. Raises APIError."""
         if isinstance(prompt, str):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._tokenizer.encode, prompt)
+            return await self._run(len(prompt), partial(self._tokenizer.encode, prompt))
         highest = len(self._tokenizer)
         if any(not 0 <= token < highest for token in prompt):
             raise APIError(400, f"Invalid 'prompt': token ids must be from 0 to {highest - 1}.", "prompt", "invalid_value")
@@ -82,7 +88,7 @@ class PromptEncoder:
     async def plain(self, text: str) -> list[int]:
         """The ids of a text as it would stand within an answer: no special tokens are added, none are read from it."""
         encode = partial(self._tokenizer.encode, text, add_special_tokens=False, split_special_tokens=True)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
+        return await self._run(len(text), encode)
 
     async def fill_in(self, prompt: str | list[int], suffix: str) -> list[int]:
         """The ids that ask for what stands between `prompt` and `suffix`. Raises APIError."""
@@ -100,7 +106,24 @@ class PromptEncoder:
         if isinstance(prompt, str):
             return prompt
         tokens = await self.text(prompt)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._tokenizer.decode, tokens)
+        return await self._run(len(tokens), partial(self._text, tokens))
+
+    async def _run(self, size: int, work: Callable[[], T]) -> T:
+        """What `work` returns, in the thread where it takes long: a thread costs as much as a short text does."""
+        if size <= QUICK_CHARACTERS and self._lock.acquire(blocking=False):
+            try:
+                return work()
+            finally:
+                self._lock.release()
+
+        def locked() -> T:
+            with self._lock:
+                return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, locked)
+
+    def _text(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens))
 
     def _chat(self, messages: Sequence[dict[str, Any]], template: Template) -> list[int]:
         marked = [message | self._marked({**message, "role": ""}) | {"role": message["role"]} for message in messages]
