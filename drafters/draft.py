@@ -31,6 +31,7 @@ class Source(IntEnum):
     PREDICTION = 5
     DRAFT = 6
     GRAMMAR = 7
+    MERGED = 8  # of a draft model, copied from another branch
 
     @property
     def label(self) -> str:
@@ -52,7 +53,7 @@ class DraftTree:
     probability: Floats  # float32 [N]; estimated probability that the whole path to the node is accepted
     source: NDArray[np.uint8]  # uint8 [N]; a Source
     # Float32 [N+1, V]: what a node's children were drawn from, without replacement, in the order they stand in; entry 0 is
-    # the last committed token's, entry i+1 node i's. None where nodes are no draws.
+    # the last committed token's, entry i+1 node i's, all zeros where its children are no draws. None where no nodes are.
     q: Floats | None = None
 
     def __len__(self) -> int:
@@ -171,6 +172,14 @@ class Verdict:
         return replace(self, rows=self.rows[:count], tokens=self.tokens[:count], logprobs=logprobs)
 
 
+class Sampling(Protocol):
+    """How a request's tokens are chosen, in as far as it concerns drafters."""
+
+    @property
+    def greedy(self) -> bool:
+        """The likeliest token always."""
+
+
 class Drafter(Protocol):
     """Guesses what the target will emit. One drafter serves one session; what it learns stays in it between requests.
 
@@ -179,8 +188,11 @@ class Drafter(Protocol):
 
     feedback: int  # how many of the target's likeliest tokens `observe` wants to see of every node; 0 = none
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
-        """A request starts: int32 [P], all the text the target will have seen, and int32 [M], what the client expects."""
+    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+        """A request starts: int32 [P], all the text the target will have seen, and int32 [M], what the client expects.
+
+        `sampling` is for those who draft as the target will choose; None = greedy.
+        """
 
     def propose(self, budget: int) -> DraftTree:
         """At most `budget` nodes that may follow the committed tokens; empty when nothing is worth verifying."""
@@ -197,7 +209,7 @@ class NoDrafter:
 
     feedback = 0
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
+    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         pass
 
     def propose(self, budget: int) -> DraftTree:

@@ -16,7 +16,7 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from drafters.adaptive import absorb, new_rows
-from drafters.draft import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Verdict, common_prefix
+from drafters.draft import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict, common_prefix
 from drafters.history import new_history
 from drafters.kernel import kernel
 from drafters.levels import SOURCES, TABLE_ORDER, Knowledge, States, Work, advance, new_states, new_work
@@ -68,7 +68,7 @@ class FusionDrafter:
         self._text = NOTHING  # all committed tokens of the session's last request
         self.feedback = options.feedback
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
+    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         expected = np.concatenate([[len(prediction)], prediction]).astype(np.int32)
         self._known = self._known._replace(expected=expected)
         prompt = np.asarray(prompt, np.int32)

@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Source, Verdict
+from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
 from drafters.nodes import lay_out
 from drafters.trie import child, new_trie, restart
 
@@ -49,7 +49,7 @@ class LookaheadDrafter:
         self._tree = EMPTY
         self._last_level: NDArray[np.int32] = NOTHING  # rows of `_tree` that hold the last level, by column
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
+    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         random = np.random.default_rng(self._options.seed)
         self._levels = [random.choice(np.asarray(prompt, np.int32), self._options.window)]
         self._text = NOTHING

@@ -14,7 +14,7 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from drafters.automaton import TOKENS, Automaton, append, new_automaton, repeated_ending
-from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Source, Verdict, chain, common_prefix
+from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain, common_prefix
 from drafters.kernel import kernel
 from drafters.nodes import Nodes, draft_tree, new_nodes, reset
 
@@ -43,7 +43,7 @@ class LookupDrafter:
         self._nodes = new_nodes(1 + 64 * 16)
         self._states = np.zeros(len(self._nodes.tokens), np.int32)
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
+    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         prompt = np.asarray(prompt, np.int32)
         # A conversation's next prompt repeats what is known already.
         append(self._automaton, prompt[common_prefix(self._seen, prompt) :])

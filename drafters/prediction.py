@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
-from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Source, Verdict, chain
+from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PredictionDrafter:
         self._at = 0  # the next expected token
         self._emitted = NOTHING  # the answer's last tokens
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
+    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._expected = np.asarray(prediction, np.int32)
         self._at = 0
         self._emitted = NOTHING

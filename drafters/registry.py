@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
 
 from drafters.draft import Drafter, NoDrafter, Verdict
+from drafters.draft_graph import DraftGraphDrafter, DraftGraphOptions
+from drafters.draft_tree import DraftDrafter, DraftOptions, DraftTreeDrafter, DraftTreeOptions
 from drafters.fusion import FusionDrafter, FusionOptions
+from drafters.language_model import LanguageModel
 from drafters.lookahead import LookaheadDrafter, LookaheadOptions
 from drafters.lookup import LookupDrafter, LookupOptions
 from drafters.ngram import BaseArrays, empty_base
+from drafters.pearl import PearlDrafter, PearlOptions
 from drafters.prediction import PredictionDrafter, PredictionOptions
 from drafters.retrieval import RetrievalDrafter, RetrievalOptions
 from drafters.suffix import Corpus
 from drafters.trigram import TrigramDrafter, TrigramOptions
+from drafters.union import UnionDrafter
 
-DrafterName = Literal["none", "trigram", "retrieval", "lookup", "lookahead", "prediction", "fusion"]
+TableName = Literal["none", "trigram", "retrieval", "lookup", "lookahead", "prediction", "fusion"]
+ModelName = Literal["draft", "draft-tree", "draft-graph", "pearl"]  # drafters that need a draft model
+DrafterName = Literal[TableName, ModelName]
 NAMES: tuple[DrafterName, ...] = get_args(DrafterName)
+NEED_A_MODEL: tuple[DrafterName, ...] = get_args(ModelName)
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,10 @@ class Options:
     lookahead: LookaheadOptions = field(default_factory=LookaheadOptions)
     prediction: PredictionOptions = field(default_factory=PredictionOptions)
     fusion: FusionOptions = field(default_factory=FusionOptions)
+    draft: DraftOptions = field(default_factory=DraftOptions)
+    draft_tree: DraftTreeOptions = field(default_factory=DraftTreeOptions)
+    draft_graph: DraftGraphOptions = field(default_factory=DraftGraphOptions)
+    pearl: PearlOptions = field(default_factory=PearlOptions)
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,12 @@ class Resources:
     base: BaseArrays = field(default_factory=empty_base)
     corpus: Sequence[Corpus] = ()
     vocabulary: int = 1 << 18  # a number that no token reaches
+    model: Callable[[], LanguageModel] | None = None  # a draft model for one more session, where there is one
+
+    @property
+    def names(self) -> tuple[DrafterName, ...]:
+        """The drafters that can be made."""
+        return tuple(name for name in NAMES if self.model is not None or name not in NEED_A_MODEL)
 
 
 def make(name: DrafterName, resources: Resources) -> Drafter:
@@ -61,13 +79,25 @@ def make(name: DrafterName, resources: Resources) -> Drafter:
         case "prediction":
             return PredictionDrafter(options.prediction)
         case "fusion":
-            return FusionDrafter(resources.base, resources.corpus, options.fusion, resources.vocabulary)
+            tables = FusionDrafter(resources.base, resources.corpus, options.fusion, resources.vocabulary)
+            return tables if resources.model is None else UnionDrafter(tables, DraftDrafter(resources.model(), options.draft))
+    assert resources.model is not None, f"{name} needs a draft model"
+    model = resources.model()
+    match name:
+        case "draft":
+            return DraftDrafter(model, options.draft)
+        case "draft-tree":
+            return DraftTreeDrafter(model, options.draft_tree)
+        case "draft-graph":
+            return DraftGraphDrafter(model, options.draft_graph)
+        case "pearl":
+            return PearlDrafter(model, options.pearl)
 
 
 def warm(resources: Resources) -> None:
     """Runs every drafter once, so that no request pays for compiling its kernels."""
     prompt = np.arange(8, dtype=np.int32)
-    for name in NAMES:
+    for name in resources.names:
         drafter = make(name, resources)
         drafter.begin(prompt)
         tree = drafter.propose(8)

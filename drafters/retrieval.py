@@ -13,7 +13,7 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
-from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Source, Verdict
+from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
 from drafters.kernel import kernel
 from drafters.nodes import choose_likeliest, draft_tree
 from drafters.suffix import MAX_MATCH, Corpus, follow, position_at, token_at
@@ -43,7 +43,7 @@ class RetrievalDrafter:
         self._low = np.zeros((len(corpus), MAX_MATCH + 1), np.int64)  # ranges of the text's last 0, 1, 2 ... tokens
         self._high = np.zeros_like(self._low)
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
+    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._low[:], self._high[:] = 0, 0
         self._read(np.asarray(prompt, np.int32)[-MAX_MATCH:])
 

@@ -13,7 +13,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 
 from drafters.adaptive import absorb, learn, new_rows
-from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Verdict, common_prefix
+from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Sampling, Verdict, common_prefix
 from drafters.ngram import BaseArrays
 from drafters.nodes import draft_tree
 from drafters.search import best_first, monte_carlo, new_pool
@@ -57,7 +57,7 @@ class TrigramDrafter:
         self._random = np.array([0], np.uint64)
         self.feedback = options.feedback if options.adaptive else 0
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
+    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._random[0] = np.uint64(self._options.seed * 2 + 0x9E3779B97F4A7C15)
         prompt = np.asarray(prompt, np.int32)
         # A conversation's next prompt repeats what has been learned already.

@@ -34,8 +34,13 @@ def serve(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="YAML file; configs/ has examples.")] = None,
     model: Annotated[str | None, typer.Option(help="Local folder or Hugging Face id.")] = None,
+    draft_model: Annotated[str | None, typer.Option(help="A smaller model of the same family, to draft with.")] = None,
     drafter: Annotated[
-        str | None, typer.Option(help="fusion, trigram, retrieval, lookup, lookahead, prediction or none.")
+        str | None,
+        typer.Option(
+            help="fusion, trigram, retrieval, lookup, lookahead, prediction or none; with a draft model also draft, "
+            "draft-tree, draft-graph and pearl."
+        ),
     ] = None,
     host: Annotated[str | None, typer.Option()] = None,
     port: Annotated[int | None, typer.Option()] = None,
@@ -43,7 +48,13 @@ def serve(
     """Serve a model. Any setting also works as a flag: --section.name VALUE."""
     from server.settings import SettingsError, load_settings, parse_flags
 
-    named: dict[str, Any] = {"model.path": model, "speculation.drafter": drafter, "server.host": host, "server.port": port}
+    named: dict[str, Any] = {
+        "model.path": model,
+        "draft_model.path": draft_model,
+        "speculation.drafter": drafter,
+        "server.host": host,
+        "server.port": port,
+    }
     try:
         flags = parse_flags(context.args) | {name: value for name, value in named.items() if value is not None}
         settings = load_settings(config, flags)
@@ -221,6 +232,49 @@ def bench_replay(
             raise BenchError(f"--nodes takes whole numbers separated by commas, not {nodes!r}.")
         run(stream, tokenizer, parse_names(drafter), corpus or [], budgets, limit, options, json, plot)
     except (SettingsError, BenchError) as error:
+        raise fail(str(error)) from None
+
+
+@bench.command("pearl", context_settings=EXTRA_FLAGS)
+def bench_pearl(
+    context: typer.Context,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Models that only sleep, against theory.")] = False,
+    tokens: Annotated[int, typer.Option(help="With --simulate: tokens of each run.", min=10)] = 800,
+    token_ms: Annotated[float, typer.Option(help="With --simulate: the draft model's time for a token.", min=0.01)] = 10.0,
+    draft_model: Annotated[str | None, typer.Option(help="Folder or Hugging Face id.")] = None,
+    shape: Annotated[str | None, typer.Option(help="Random weights of a known shape as the target.")] = None,
+    draft_shape: Annotated[str | None, typer.Option(help="And as the draft model.")] = None,
+    acceptance: Annotated[float, typer.Option(help="With --shape: how often the draft model is right.", min=0, max=1)] = 0.8,
+    prompts: Prompts = BENCH_PROMPTS,
+    temperature: Temperatures = "0,0.8",
+    limit: Limit = None,
+    max_tokens: MaxTokens = 128,
+    repeats: Repeats = 5,
+    config: Annotated[Path | None, typer.Option()] = None,
+    out: Out = None,
+) -> None:
+    """A draft model's sequences, trees, graphs and PEARL, in one run; settings also work as flags."""
+    from bench.decode import BenchError, make_plan
+    from bench.drafting import run, run_shapes
+    from bench.pearl import run_simulation
+    from drafters.array_file import ArrayFileError
+    from server.settings import SettingsError, load_settings, parse_flags
+    from verify.model import ModelError
+
+    try:
+        if simulate:
+            run_simulation(tokens, token_ms, out)
+            return
+        named = {} if draft_model is None else {"draft_model.path": draft_model}
+        settings = load_settings(config, parse_flags(context.args) | named)
+        plan = make_plan("none", prompts, limit, temperature, max_tokens, repeats)
+        if shape or draft_shape:
+            if not (shape and draft_shape):
+                raise BenchError("--shape and --draft-shape go together.")
+            run_shapes(settings, plan, (shape, draft_shape), acceptance, out)
+        else:
+            run(settings, plan, out)
+    except (SettingsError, BenchError, ModelError, ArrayFileError) as error:
         raise fail(str(error)) from None
 
 

@@ -21,8 +21,10 @@ from drafters.suffix import Corpus
 from server.settings import Settings
 from verify.cache import slots_that_fit
 from verify.cost import CostCurve, load_or_measure
+from verify.draft_model import DraftRunner
 from verify.grammar import GrammarCompiler
 from verify.model import LoadOptions, ModelError, ModelRunner, fingerprint, load_model, load_tokenizer, stop_ids
+from verify.pairing import check_pair
 
 SMALL_MODEL_BYTES = 64_000_000
 
@@ -69,11 +71,16 @@ def load(settings: Settings) -> Loaded:
     )
     runner = load_model(options)
     torch.set_num_threads(chosen.threads or default_threads(runner))
-    slots = plan_slots(runner, settings)
     tokenizer = load_tokenizer(chosen.path, chosen.trust_remote_code)
+    draft = load_draft(settings, tokenizer)
+    slots = plan_slots(runner, draft, settings)
     vocabulary = max(runner.vocabulary, len(tokenizer)) + 1
     mark = fingerprint(tokenizer)
     resources = load_resources(settings.speculation.options, mark, vocabulary)
+    if draft is not None:
+        beside = DraftRunner(draft, runner.vocabulary, slots, settings.draft_model.threads)
+        beside.measure(runner)
+        resources = replace(resources, model=beside.session)
     own = {
         name: replace(resources, corpus=[*resources.corpus, *load_corpus(key.datastores, mark)])
         for name, key in settings.auth.keys.items()
@@ -89,10 +96,26 @@ def load(settings: Settings) -> Loaded:
     return Loaded(runner, tokenizer, ends, resources, own, slots, grammars, curve)
 
 
-def plan_slots(runner: ModelRunner, settings: Settings) -> int:
+def load_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase) -> ModelRunner | None:
+    """The draft model, where there is one. Raises ModelError where it does not go with the target's tokenizer."""
+    chosen = settings.draft_model
+    if chosen.path is None:
+        return None
+    check_pair(tokenizer, load_tokenizer(chosen.path, chosen.trust_remote_code))
+    target = settings.model
+    return load_model(
+        LoadOptions(
+            *(chosen.path, chosen.dtype, chosen.device, target.context_tokens, chosen.trust_remote_code),
+            *(target.pack, target.trace, target.compile == "on"),
+        )
+    )
+
+
+def plan_slots(runner: ModelRunner, draft: ModelRunner | None, settings: Settings) -> int:
     """How many contexts the device holds: the settings' number, else what sessions need and memory has. Raises ModelError."""
     least = settings.scheduling.max_active
-    fitting = slots_that_fit(runner.cache_shape, runner.context_tokens)
+    beside = 0 if draft is None else draft.cache_shape.bytes_for(draft.context_tokens)
+    fitting = slots_that_fit(runner.cache_shape, runner.context_tokens, beside)
     wanted = settings.sessions.slots or min(fitting, settings.sessions.capacity + least)
     if min(fitting, wanted) < least:
         size = runner.cache_shape.bytes_for(runner.context_tokens) / 1e9

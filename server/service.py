@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
+from drafters.registry import NEED_A_MODEL
 from server import messages
 from server.answers import Answerer, Asked, Usage
 from server.conversation import NamedTool, joined
@@ -186,6 +187,10 @@ class Service:
         if body.model != served:
             message = f"The model {body.model!r} does not exist here; this server serves {served!r}."
             raise APIError(404, message, "model", "model_not_found")
+        wanted = body.speculation and body.speculation.drafter
+        if wanted in NEED_A_MODEL and self.settings.draft_model.path is None:
+            message = f"The drafter {wanted!r} needs a draft model, and this server has none; choose another drafter."
+            raise APIError(400, message, "speculation", "no_draft_model")
         for name in ("n", "best_of"):
             count = getattr(body, name, None) or 1
             if count > limits.choices:

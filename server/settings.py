@@ -18,11 +18,14 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 import models
 from drafters.draft import MAX_NODES
+from drafters.draft_graph import DraftGraphOptions
+from drafters.draft_tree import DraftOptions, DraftTreeOptions
 from drafters.fusion import FusionOptions
 from drafters.lookahead import LookaheadOptions
 from drafters.lookup import LookupOptions
+from drafters.pearl import PearlOptions
 from drafters.prediction import PredictionOptions
-from drafters.registry import DrafterName, Options
+from drafters.registry import NEED_A_MODEL, DrafterName, Options
 from drafters.retrieval import RetrievalOptions
 from drafters.trigram import TrigramOptions
 
@@ -91,6 +94,16 @@ class Model(Section):
         return self.name or (models.NAME if embedded else self.path.rstrip("/").rsplit("/", 1)[-1])
 
 
+class DraftModel(Section):
+    """A small model of the target's family, which drafts for it."""
+
+    path: str | None = Field(None, description="a local folder or a Hugging Face id; null = there is none")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="another GPU than the target's, say")
+    threads: int = Field(1, ge=1, description="CPU threads of its own")
+    trust_remote_code: bool = False
+
+
 class Speculation(Section):
     """How drafts are made."""
 
@@ -105,11 +118,16 @@ class Speculation(Section):
     lookahead: LookaheadOptions = LookaheadOptions()
     prediction: PredictionOptions = PredictionOptions()
     fusion: FusionOptions = FusionOptions()
+    draft: DraftOptions = DraftOptions()
+    draft_tree: DraftTreeOptions = DraftTreeOptions()
+    draft_graph: DraftGraphOptions = DraftGraphOptions()
+    pearl: PearlOptions = PearlOptions()
 
     @property
     def options(self) -> Options:
         """How each drafter works, as drafters take it."""
-        return Options(self.trigram, self.retrieval, self.lookup, self.lookahead, self.prediction, self.fusion)
+        tables = (self.trigram, self.retrieval, self.lookup, self.lookahead, self.prediction, self.fusion)
+        return Options(*tables, self.draft, self.draft_tree, self.draft_graph, self.pearl)
 
 
 class Sessions(Section):
@@ -164,6 +182,7 @@ class Settings(BaseSettings):
     server: Server = Server()
     auth: Auth = Auth()
     model: Model = Model()
+    draft_model: DraftModel = DraftModel()
     speculation: Speculation = Speculation()
     sessions: Sessions = Sessions()
     scheduling: Scheduling = Scheduling()
@@ -194,6 +213,9 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
         loaded = dict(Loaded(**tree))
         if loaded["auth"].file:
             loaded["auth"] = _with_keys(loaded["auth"])
+        drafter = loaded["speculation"].drafter
+        if drafter in NEED_A_MODEL and loaded["draft_model"].path is None:
+            raise SettingsError(f"The drafter {drafter!r} needs a draft model; name one with --draft-model.")
         return Settings.model_construct(**loaded)
     except ValidationError as error:
         raise SettingsError(_sentence(error)) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Source, Verdict, chain
+from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
 
 
 class Oracle:
@@ -18,7 +18,7 @@ class Oracle:
         self._wrong = wrong
         self._at = 0
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
+    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._at = 0
 
     def propose(self, budget: int) -> DraftTree:
@@ -44,7 +44,7 @@ class Chaos:
         self._random = np.random.default_rng(seed)
         self._vocabulary = vocabulary
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING) -> None:
+    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         pass
 
     def propose(self, budget: int) -> DraftTree:

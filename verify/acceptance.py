@@ -108,7 +108,7 @@ class Rejection:
         node = -1
         while True:
             target = weights[node + 1].double().softmax(-1).cpu().numpy()
-            drawn = None if tree.q is None else tree.q[node + 1].astype(np.float64)
+            drawn = None if tree.q is None or not tree.q[node + 1].any() else tree.q[node + 1].astype(np.float64)
             children = np.flatnonzero(tree.parents == node).tolist()
             position = first + len(rows)
             noise = [uniform(self._params.seed, position, number) for number in range(len(children) + 1)]

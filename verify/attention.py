@@ -63,17 +63,19 @@ AttentionInterface.register(NAME, tree_attention)
 class TorchAttention:
     """One forward over a cache, in plain torch. Implements `Attention`; the reference for every faster one.
 
-    `ancestors` is bool [N, N], or None for rows that follow one another (a chunk of prompt, or a single row).
+    `ancestors` is bool [N, N], or None for rows that follow one another (a chunk of prompt, or a single row). The first
+    `known` of the N rows were written by earlier forwards; this one is over the others.
     """
 
-    def __init__(self, cache: KVCache, rows: int, ancestors: torch.Tensor | None) -> None:
+    def __init__(self, cache: KVCache, rows: int, ancestors: torch.Tensor | None, known: int = 0) -> None:
         self._cache = cache
         self._rows = rows
         self._ancestors = ancestors
+        self._known = known
         self._masks: dict[int | None, torch.Tensor | None] = {}
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        keys, values = self._cache.write(layer.index, key, value)
+        keys, values = self._cache.write(layer.index, key, value, self._known)
         heads, rows, head_dim = query.shape
         groups = heads // len(key)
         # The query heads that share a key head become more rows of it: no key or value is ever repeated.
@@ -88,7 +90,7 @@ class TorchAttention:
         return out.reshape(heads, rows, head_dim)
 
     def mask(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
-        """Additive mask [groups * N, length + N] in the dtype of `like`; None where every row sees everything."""
+        """Additive mask [groups * (N - known), length + N] in the dtype of `like`; None where every row sees everything."""
         if window not in self._masks:
             self._masks[window] = self._build(window, groups, like)
         return self._masks[window]
@@ -108,6 +110,7 @@ class TorchAttention:
             prefix = torch.arange(start, device=like.device)
             allowed[:, :start] &= prefix >= first[:, None]
             allowed[:, start:] &= (depth - 1) + start >= first[:, None]
+        allowed = allowed[self._known :]
         mask = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device)
         mask.masked_fill_(~allowed, -torch.inf)
         return mask.repeat(groups, 1)

@@ -39,13 +39,13 @@ class Parked:
         return self.rows.nbytes
 
 
-def slots_that_fit(shape: CacheShape, positions: int) -> int:
-    """How many slots of `positions` fit into the free memory of the device, some of it left to forwards."""
+def slots_that_fit(shape: CacheShape, positions: int, beside: int = 0) -> int:
+    """How many slots of `positions`, with `beside` bytes each, fit into the device's free memory; forwards need some of it."""
     if shape.device.type == "cuda":
         free = torch.cuda.mem_get_info(shape.device)[0]
     else:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(MEMORY_SHARE * free) // shape.bytes_for(positions)
+    return int(MEMORY_SHARE * free) // (shape.bytes_for(positions) + beside)
 
 
 class KVCache:
@@ -59,12 +59,13 @@ class KVCache:
         self.positions = positions
         self.length = 0
 
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores [kv_heads, N, head_dim] at `length`; returns all keys and values so far, [kv_heads, length+N, head_dim]."""
-        stop = self.length + key.shape[1]
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores [kv_heads, N, head_dim] `known` rows after `length`; returns all so far, [kv_heads, length+..., head_dim]."""
+        start = self.length + known
+        stop = start + key.shape[1]
         keys, values = self.tensor[layer, 0], self.tensor[layer, 1]
-        keys[:, self.length : stop] = key
-        values[:, self.length : stop] = value
+        keys[:, start:stop] = key
+        values[:, start:stop] = value
         return keys[:, :stop], values[:, :stop]
 
     def commit(self, rows: list[int]) -> None:

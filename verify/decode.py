@@ -18,7 +18,7 @@ from verify.budget import FixedBudget, MeasuredBudget
 from verify.cost import CostCurve
 from verify.grammar import Grammar
 from verify.sampling import SamplingParams
-from verify.verifier import TreeVerifier
+from verify.verifier import Verifier
 
 Finish = Literal["stop", "length"]
 
@@ -58,7 +58,7 @@ class Generation:
     """One answer in the making. `step()` until a step has `finish`; `close()` in any case."""
 
     def __init__(
-        self, verifier: TreeVerifier, drafter: Drafter, prompt: Ints, options: DecodeOptions, grammar: Grammar | None = None
+        self, verifier: Verifier, drafter: Drafter, prompt: Ints, options: DecodeOptions, grammar: Grammar | None = None
     ) -> None:
         """`prompt` is int32 [P], P >= 1; a `grammar` stands at its beginning. Raises PromptError where it does not fit."""
         if not len(prompt):
@@ -72,7 +72,7 @@ class Generation:
         self._stop_ids = frozenset[int]() if options.params.ignore_eos else options.stop_ids
         self.reused_tokens = verifier.begin(prompt, options.params, self._stop_ids, options.scores_prompt)
         self._prefill: Iterator[int] | None = verifier.prefill(prompt)
-        drafter.begin(prompt, np.array(options.prediction, np.int32))
+        drafter.begin(prompt, np.array(options.prediction, np.int32), options.params)
         self._budget = MeasuredBudget(options.curve) if options.curve else FixedBudget(options.max_nodes)
         self._left = min(options.max_tokens, verifier.space)
         self._emitted = 0
@@ -91,7 +91,9 @@ class Generation:
         nodes = self._budget.ask() if self._left > 1 else 0
         draft = self._drafter.propose(nodes).limit(self._left - 1)
         drafted = time.perf_counter()
-        tree, allowed = self._budget.prune(draft, self._start + self._emitted), None
+        # Which draws stand in a draft must not depend on what was drawn, or they would be no draws.
+        tree = draft if draft.q is not None else self._budget.prune(draft, self._start + self._emitted)
+        allowed = None
         if self._grammar is not None:
             tree, allowed = self._grammar.visit(tree, self._left - 1)
         verdict, finish = self._cut(self._verifier.verify(tree, self._drafter.feedback, allowed))
@@ -150,7 +152,7 @@ class Decoded:
 
 
 def decode(
-    verifier: TreeVerifier, drafter: Drafter, prompt: Ints, options: DecodeOptions, grammar: Grammar | None = None
+    verifier: Verifier, drafter: Drafter, prompt: Ints, options: DecodeOptions, grammar: Grammar | None = None
 ) -> Decoded:
     """One answer, from its prompt to its end."""
     return finish(Generation(verifier, drafter, prompt, options, grammar))

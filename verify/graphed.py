@@ -37,15 +37,18 @@ class GraphedForward:
         self._logits: dict[int, torch.Tensor] = {}
 
     def __call__(
-        self, cache: KVCache, tokens: torch.Tensor, depths: torch.Tensor, ancestors: torch.Tensor | None
+        self, cache: KVCache, tokens: torch.Tensor, depths: torch.Tensor, ancestors: torch.Tensor | None, known: int = 0
     ) -> torch.Tensor:
-        """As `ModelRunner.forward`, all arguments on the host; the logits [N, V] are good until the next call."""
+        """As `ModelRunner.forward`, all arguments on the host; the logits [N - known, V] are good until the next call.
+
+        Runs the known rows once more: so few rows cost next to nothing here, another kind of graph would cost memory.
+        """
         self._rows.set(cache, tokens, depths, ancestors)
         count = ROWS[bisect_left(ROWS, len(tokens))]
         if count in self._graphs:
             self._graphs[count].replay()
-            return self._logits[count][: len(tokens)]
-        return self._run(count)[: len(tokens)]
+            return self._logits[count][known : len(tokens)]
+        return self._run(count)[known : len(tokens)]
 
     @torch.inference_mode()
     def _run(self, count: int) -> torch.Tensor:

@@ -43,7 +43,7 @@ class Fast(Protocol):
     """A quicker way through the model for the few rows of a step, all its arguments on the host."""
 
     def __call__(
-        self, cache: KVCache, tokens: torch.Tensor, depths: torch.Tensor, ancestors: torch.Tensor | None
+        self, cache: KVCache, tokens: torch.Tensor, depths: torch.Tensor, ancestors: torch.Tensor | None, known: int = 0
     ) -> torch.Tensor:
         """As `ModelRunner.forward`; the logits may be good only until the next call."""
 
@@ -121,20 +121,22 @@ class ModelRunner:
         depths: torch.Tensor | None = None,  # int64 [N]: position minus the cache's length; None = 0, 1, 2, ...
         ancestors: torch.Tensor | None = None,  # bool [N, N]; None = each row sees those before it
         logits: bool = True,
+        known: int = 0,
     ) -> torch.Tensor:
         """Runs N rows after the cache's committed tokens and writes their keys and values; commits nothing.
 
-        Takes tensors on the host. Returns the logits, [N, V], on the model's device, good until the next forward; or those
-        of the last row alone ([1, V]) where `logits` is off.
+        The first `known` rows have been run before, in the same places. Takes tensors on the host. Returns the logits of the
+        others, [N - known, V], on the model's device, good until the next forward; or those of the last row alone ([1, V])
+        where `logits` is off.
         """
         if depths is None:
             depths = torch.arange(len(tokens))
         if self._fast is not None and logits and len(tokens) <= MAX_NODES + 1:
-            return self._fast(cache, tokens, depths, ancestors)
+            return self._fast(cache, tokens, depths, ancestors, known)
         related = None if ancestors is None else ancestors.to(self.device)
-        attention = TorchAttention(cache, len(tokens), related)
-        positions = (depths + cache.length).to(self.device)
-        return self._run(self.model, tokens.to(self.device), positions, attention, keep=0 if logits else 1)
+        attention = TorchAttention(cache, len(tokens), related, known)
+        positions = (depths[known:] + cache.length).to(self.device)
+        return self._run(self.model, tokens[known:].to(self.device), positions, attention, keep=0 if logits else 1)
 
     @torch.inference_mode()
     def _run(self, model: Any, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, keep: int) -> torch.Tensor:

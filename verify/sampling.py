@@ -123,11 +123,15 @@ class Chooser:
         """The target's own token at each of M nodes: logits [M, V] and each node's output position, to int64 [M]."""
         if self._params.greedy:
             return logits.argmax(-1)
+        return self.scores(processed(logits, self._params), positions).argmax(-1)
+
+    def scores(self, weights: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+        """Log-weights [M, V] with their noise: the largest of each row is a draw, the K largest are K without replacement."""
         first, last = min(positions), max(positions)
         if first < self._first or last >= self._first + len(self._noise):
             # Some more than needed at once: it costs less than one by one.
-            size = max(last - first + 1, NOISE_NUMBERS // logits.shape[-1])
-            self._noise = gumbel(self._params.seed, range(first, first + size), logits.shape[-1], logits.device)
+            size = max(last - first + 1, NOISE_NUMBERS // weights.shape[-1])
+            self._noise = gumbel(self._params.seed, range(first, first + size), weights.shape[-1], weights.device)
             self._first = first
-        index = torch.tensor([position - self._first for position in positions], device=logits.device)
-        return (processed(logits, self._params) + self._noise[index]).argmax(-1)
+        index = torch.tensor([position - self._first for position in positions], device=weights.device)
+        return weights + self._noise[index]

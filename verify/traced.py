@@ -28,7 +28,7 @@ def attend(
     value: torch.Tensor,
     keys: torch.Tensor,  # [kv_heads, positions, head_dim]; the layer's cache
     values: torch.Tensor,
-    length: torch.Tensor,  # int64 []; committed positions
+    length: torch.Tensor,  # int64 []; positions that are written already
     mask: torch.Tensor,  # additive, [groups * N, length + N]; empty where every row sees everything
     scaling: float,
 ) -> torch.Tensor:
@@ -102,21 +102,22 @@ class TracedForward:
 
     @torch.inference_mode()
     def __call__(
-        self, cache: KVCache, tokens: torch.Tensor, depths: torch.Tensor, ancestors: torch.Tensor | None
+        self, cache: KVCache, tokens: torch.Tensor, depths: torch.Tensor, ancestors: torch.Tensor | None, known: int = 0
     ) -> torch.Tensor:
-        """As `ModelRunner.forward`: logits [N, V] of N rows after the cache's committed tokens."""
-        masks = row_masks(cache, len(tokens), ancestors, self._windows, self._groups)
-        length = torch.tensor(cache.length)
+        """As `ModelRunner.forward`: logits [N - known, V] of N rows after the cache's committed tokens."""
+        masks = row_masks(cache, len(tokens), ancestors, self._windows, self._groups, known)
+        length = torch.tensor(cache.length + known)
+        positions = depths[known:] + cache.length
         with cast(Any, torch.jit).optimized_execution(False):  # its passes would stop the first requests to look for gains
-            logits = self._traced(tokens, depths + cache.length, cache.tensor, length, masks, self._packed)
+            logits = self._traced(tokens[known:], positions, cache.tensor, length, masks, self._packed)
         return cast(torch.Tensor, logits)
 
 
 def row_masks(
-    cache: KVCache, rows: int, ancestors: torch.Tensor | None, windows: Sequence[int | None], groups: int
+    cache: KVCache, rows: int, ancestors: torch.Tensor | None, windows: Sequence[int | None], groups: int, known: int = 0
 ) -> list[torch.Tensor]:
     """A mask for each window, empty where there is none."""
-    attention = TorchAttention(cache, rows, ancestors)
+    attention = TorchAttention(cache, rows, ancestors, known)
     nothing = torch.empty(0, dtype=cache.tensor.dtype)
     found = (attention.mask(window, groups, cache.tensor) for window in windows)
     return [nothing if mask is None else mask for mask in found]

@@ -29,6 +29,24 @@ SCORED_CHUNK_TOKENS = 64  # a row of logits for each token is a lot of memory
 class Verifier(Protocol):
     """Decides what a request's next tokens are."""
 
+    @property
+    def context_tokens(self) -> int:
+        """How many tokens the context holds."""
+
+    @property
+    def space(self) -> int:
+        """How many more tokens the context can hold after the committed ones."""
+
+    @property
+    def prompt_logprobs(self) -> Logprobs | None:
+        """Of the prompt's tokens but the first, [P-1], as far as they are read; None where nobody asked."""
+
+    def begin(self, prompt: Ints, params: SamplingParams, stop_ids: Collection[int] = (), scores: bool = False) -> int:
+        """Starts a request; returns how many of the prompt's tokens need not be read again.
+
+        With `scores`, `prefill` computes the prompt's log-probabilities, and so reads all of it.
+        """
+
     def prefill(self, tokens: Ints) -> Iterator[int]:
         """Makes `tokens` (int32 [P], P >= 1) the committed text, chunk by chunk; yields the tokens done after each."""
 
@@ -37,6 +55,9 @@ class Verifier(Protocol):
 
         The verdict holds the target's `feedback` likeliest tokens at every node. Only `allowed` tokens ([N+1, V]) are emitted.
         """
+
+    def truncate(self, length: int) -> None:
+        """Takes back committed tokens beyond `length` (a stop inside an accepted block)."""
 
 
 class TreeVerifier:
@@ -90,19 +111,13 @@ class TreeVerifier:
 
     @property
     def context_tokens(self) -> int:
-        """How many tokens the context holds."""
         return self._runner.context_tokens
 
     @property
     def space(self) -> int:
-        """How many more tokens the context can hold after the committed ones."""
         return self._runner.context_tokens - len(self.tokens)
 
     def begin(self, prompt: Ints, params: SamplingParams, stop_ids: Collection[int] = (), scores: bool = False) -> int:
-        """Starts a request; returns how many of the prompt's tokens the cache holds already.
-
-        With `scores`, `prefill` computes the prompt's log-probabilities, and so reads all of it.
-        """
         self._params = params
         self._rule = rule_of(params)
         self._processor = LogitsProcessor(params, prompt, stop_ids, self._runner.vocabulary, self._runner.device)
@@ -126,7 +141,6 @@ class TreeVerifier:
 
     @property
     def prompt_logprobs(self) -> Logprobs | None:
-        """Of the prompt's tokens but the first, [P-1], as far as they are read; None where nobody asked."""
         if self._scores is None:
             return None
         empty = _logprobs(torch.empty(0, self._runner.vocabulary), np.empty(0, np.int32), self._params.logprobs or 0)
@@ -149,7 +163,6 @@ class TreeVerifier:
         return Verdict(tree, rows, tokens, ids, probabilities, time.perf_counter() - started, logprobs)
 
     def truncate(self, length: int) -> None:
-        """Takes back committed tokens beyond `length` (a stop inside an accepted block)."""
         del self.tokens[length:]
         self._cache.truncate(max(0, length - 1))
 

@@ -5,11 +5,14 @@ import pytest
 
 from drafters.draft import Verdict
 from drafters.registry import NAMES, DrafterName, Resources, make, warm
+from tests.language import ToyModel
+
+RESOURCES = Resources(model=lambda: ToyModel(np.full((8, 8), 1 / 8)))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_keeps_the_protocol(name: DrafterName) -> None:
-    drafter = make(name, Resources())
+    drafter = make(name, RESOURCES)
     for _ in range(2):
         drafter.begin(np.array([1, 2, 3, 1, 2], np.int32))
         tree = drafter.propose(16)
@@ -21,7 +24,12 @@ def test_each_keeps_the_protocol(name: DrafterName) -> None:
 
 
 def test_warming_leaves_nothing_behind() -> None:
-    warm(Resources())
+    warm(RESOURCES)
     drafter = make("trigram", Resources())
     drafter.begin(np.array([0, 1], np.int32))
     assert len(drafter.propose(8)) <= 1
+
+
+def test_some_need_a_model() -> None:
+    assert set(NAMES) - set(Resources().names) == {"draft", "draft-tree", "draft-graph", "pearl"}
+    assert RESOURCES.names == NAMES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 import models
 from drafters import ngram
 from drafters.draft import Drafter, Ints, NoDrafter
-from drafters.registry import NAMES, DrafterName, Resources, make
+from drafters.language_model import LanguageModel
+from drafters.registry import DrafterName, Resources, make
 from server.text import AnswerText
 from verify.decode import DecodeOptions, Generation, decode
+from verify.draft_model import DraftRunner
 from verify.model import LoadOptions, ModelRunner, fingerprint, load_model, load_tokenizer, stop_ids
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier
@@ -46,8 +49,16 @@ class Subject:
         self.stop_ids = stop_ids(self.runner.model, tokenizer)
         mine = fingerprint(tokenizer) == fingerprint(load_tokenizer(str(models.TARGET)))
         self.resources = Resources(
-            base=ngram.load(models.BASE_TABLE) if mine else ngram.empty_base(), vocabulary=len(tokenizer) + 1
+            base=ngram.load(models.BASE_TABLE) if mine else ngram.empty_base(),
+            vocabulary=len(tokenizer) + 1,
+            model=draft_of(self.runner) if mine else None,
         )
+
+
+def draft_of(target: ModelRunner) -> Callable[[], LanguageModel]:
+    """The embedded draft model, for one session after the other."""
+    runner = load_model(LoadOptions(str(models.DRAFT), dtype="float32", device="cpu"))
+    return DraftRunner(runner, target.vocabulary).session
 
 
 @pytest.fixture(scope="module", params=["embedded", "stories260k"])
@@ -59,7 +70,7 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_drafter_is_lossless(subject: Subject, temperature: float) -> None:
-    drafted: list[DrafterName] = [name for name in NAMES if name != "none"]
+    drafted: list[DrafterName] = [name for name in subject.resources.names if name != "none"]
     for number, prompt in enumerate(subject.prompts):
         options = DecodeOptions(SamplingParams(temperature, seed=number), 48, subject.stop_ids)
 
@@ -100,6 +111,6 @@ def test_up_to_the_end_of_the_context(subject: Subject, temperature: float) -> N
     expected = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, options)
     assert len(prompt) + len(expected.tokens) == 96
     assert expected.finish == "length"
-    for name in NAMES:
+    for name in subject.resources.names:
         drafted = decode(TreeVerifier(runner, runner.new_cache()), make(name, subject.resources), prompt, options)
         assert drafted.tokens == expected.tokens

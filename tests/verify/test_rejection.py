@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from drafters.draft import DraftTree, Ints, NoDrafter
+from drafters.draft import Drafter, DraftTree, Ints, NoDrafter, Verdict
+from drafters.draft_graph import DraftGraphDrafter, DraftGraphOptions
+from drafters.draft_tree import DraftDrafter, DraftOptions, DraftTreeDrafter, DraftTreeOptions
+from drafters.language_model import LanguageModel
+from drafters.pearl import PearlDrafter, PearlOptions
 from tests.drafts import Chaos
+from tests.language import ToyModel
 from verify.acceptance import Keyed, Rejection, rule_of
 from verify.decode import DecodeOptions, decode
 from verify.model import ModelRunner
@@ -74,6 +81,42 @@ def test_answers_follow_the_target(branches: tuple[int, ...], with_q: bool) -> N
         tree = sampled_tree(branches, random) if with_q else fixed
         counts[two_tokens(tree, seed, random)] += 1
     assert chi_square(counts) < 37.70  # 15 degrees of freedom, p = 0.001
+
+
+TREE = DraftTreeOptions(2, 3, 0.2, 0.3)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: DraftDrafter(model, DraftOptions(2, 0.2)),
+        lambda model: DraftTreeDrafter(model, TREE),
+        lambda model: DraftGraphDrafter(model, DraftGraphOptions(2, 3, 0.2, 0.3, tau=1)),
+        lambda model: PearlDrafter(model, PearlOptions(window=2)),
+    ],
+    ids=["draft", "draft-tree", "draft-graph", "pearl"],
+)
+def test_a_draft_models_drafts_keep_the_distribution(make: Callable[[LanguageModel], Drafter]) -> None:
+    """Whole answers of three tokens, step by step, with drafts, merged branches and guesses made in advance."""
+    random = np.random.default_rng(5)
+    drafter = make(ToyModel(DRAFT[1:], random))
+    answers, accepted = np.zeros((VOCABULARY,) * 3, np.int64), 0
+    for seed in range(4000):
+        rule, text = Rejection(SamplingParams(seed=seed)), [0]
+        drafter.begin(np.array(text, np.int32), sampling=SamplingParams(seed=seed, rule="rejection"))
+        while len(text) < 4:
+            tree = drafter.propose(12).limit(3 - len(text))
+            rows, tokens, _ = rule.decide(TARGET[[text[-1] + 1, *(tree.tokens + 1)]], tree, len(text) - 1)
+            drafter.observe(Verdict(tree, rows, tokens))
+            text += tokens.tolist()
+            accepted += len(rows)
+        drafter.end()
+        answers[text[1], text[2], text[3]] += 1
+    follow = TARGET[1:].exp().numpy()
+    joint = follow[0][:, None, None] * follow[:, :, None] * follow[None]
+    expected = joint * answers.sum()
+    assert ((answers - expected) ** 2 / expected).sum() < 103.4  # 63 degrees of freedom, p = 0.001
+    assert accepted > 100
 
 
 def test_a_draft_like_the_target_is_always_accepted() -> None:

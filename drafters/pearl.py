@@ -1,0 +1,144 @@
+"""`pearl`: the draft model goes on drafting while the target verifies (PEARL, arXiv 2408.11850, Algorithm 2).
+
+A guess is what is believed to follow the committed text. Each step verifies the guess there is and, beside it, drafts on
+where it ends. If all that is emitted agrees with the longer guess, its rest is the next step's guess (post-verify); if not,
+the next step verifies nothing while a new guess is drafted, so that the target's own token checks the first one in advance
+(pre-verify). Only token ids and what was accepted cross between the two models.
+
+How long a guess gets depends on time, so under the rule `rejection` a seed does not give the same answer again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from drafters.calibration import Calibration
+from drafters.draft import EMPTY, NOTHING, DraftTree, Floats, Ints, Sampling, Source, Verdict, chain
+from drafters.language_model import LanguageModel
+
+MEMORY = 0.9  # weight of earlier steps in the tracked speeds
+LONGEST = 32  # tokens of a window
+
+
+@dataclass(frozen=True)
+class PearlOptions:
+    """The two strategies, and the window where it is not measured."""
+
+    pre_verify: bool = True  # verify the first token while the others are drafted
+    post_verify: bool = True  # draft on while tokens are verified
+    window: Annotated[int, Ge(0), Le(LONGEST)] = 0  # gamma, tokens; 0 = the measured ratio of the models' speeds (Theorem 1)
+
+
+class PearlDrafter:
+    """PEARL for one session. Implements `Drafter`: what runs beside the verifier starts in `propose` and ends in `observe`."""
+
+    feedback = 0
+
+    def __init__(self, model: LanguageModel, options: PearlOptions) -> None:
+        self._model = model
+        self._options = options
+        self._calibration = Calibration(1)
+        self._guess: list[int] = []  # all but its last token are rows of the model
+        self._shares: list[float] = []  # the model's probability of each
+        self._draft_seconds = 0.0  # of a token; a decaying mean
+        self._verify_seconds = 0.0  # of a step
+        self._beside: Future[None] | None = None
+        self._enough = threading.Event()  # the verifier is done: no more tokens
+        self.drafted_tokens = 0  # in all, as the next two
+        self.accepted_tokens = 0  # guesses that came true, those checked by the target's own token, too
+        self.rejections = 0
+
+    @property
+    def window(self) -> int:
+        """How many tokens are drafted in the time of one verification."""
+        if self._options.window:
+            return self._options.window
+        measured = self._draft_seconds > 0 and self._verify_seconds > 0
+        ratio = self._verify_seconds / self._draft_seconds if measured else self._model.speed_ratio
+        return max(1, min(LONGEST, round(ratio)))
+
+    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+        self._stop()
+        self._forget()
+        self._model.beside(lambda: self._model.begin(prompt, sampling)).result()
+
+    def propose(self, budget: int) -> DraftTree:
+        if budget <= 0:
+            return EMPTY
+        if not self._guess and not self._options.pre_verify:
+            self._draft(self.window)
+            assert self._beside is not None
+            self._beside.result()
+        proposed = self._guess[:budget]
+        tree = self._chain(proposed)
+        if self._options.post_verify or not proposed:
+            self._draft(self.window)
+        return tree
+
+    def observe(self, verdict: Verdict) -> None:
+        self._stop()
+        tokens = verdict.tokens
+        self._learn(tokens)
+        if self._guess[: len(tokens)] == tokens.tolist():
+            self._guess, self._shares = self._guess[len(tokens) :], self._shares[len(tokens) :]
+        else:
+            self._forget()
+        self._verify_seconds = tracked(self._verify_seconds, verdict.seconds)
+        self._model.beside(lambda: self._model.advance(tokens)).result()
+
+    def end(self) -> None:
+        self._stop()
+
+    def _draft(self, count: int) -> None:
+        """Starts drafting so many tokens more."""
+        self._enough.clear()
+        self._beside = self._model.beside(lambda: self._work(count))
+
+    def _work(self, count: int) -> None:
+        """Drafts on where the guess ends, one token at a time, until there are enough."""
+        for number in range(count):
+            if not self._model.space or (number and self._enough.is_set()):
+                return
+            started = time.perf_counter()
+            row = len(self._guess)
+            found = self._model.expand(self._guess[-1:], [row - 1], 1) if row else self._model.root(1)
+            self._guess.append(int(found.tokens[0, 0]))
+            self._shares.append(float(found.probability[0, 0]))
+            self._draft_seconds = tracked(self._draft_seconds, time.perf_counter() - started)
+            self.drafted_tokens += 1
+
+    def _stop(self) -> None:
+        """Waits until nothing is drafted."""
+        self._enough.set()
+        if self._beside is not None:
+            beside, self._beside = self._beside, None
+            beside.result()
+
+    def _forget(self) -> None:
+        self._guess, self._shares = [], []
+
+    def _chain(self, tokens: list[int]) -> DraftTree:
+        accepted = [self._calibration.accepted(0, share) for share in self._shares[: len(tokens)]]
+        path: Floats = np.cumprod(np.array(accepted, np.float32), dtype=np.float32)
+        return chain(np.array(tokens, np.int32), path, Source.DRAFT)
+
+    def _learn(self, tokens: Ints) -> None:
+        """How far the guess agreed with what was emitted."""
+        for token, guess, share in zip(tokens.tolist(), self._guess, self._shares, strict=False):
+            self._calibration.saw([0], [share], 0 if token == guess else None)
+            if token != guess:
+                self.rejections += 1
+                return
+            self.accepted_tokens += 1
+
+
+def tracked(mean: float, value: float) -> float:
+    """The decaying mean with one value more."""
+    return MEMORY * mean + (1 - MEMORY) * value if mean else value

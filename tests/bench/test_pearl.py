@@ -1,0 +1,34 @@
+"""The simulation of PEARL: its theory, and what it counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bench.pearl import Clock, agreement, ideal_tokens_per_step, simulate
+
+
+@pytest.mark.parametrize(("rate", "window"), [(0.5, 3), (0.7, 5), (0.9, 8)])
+def test_the_ideal_is_what_drawing_lots_gives(rate: float, window: int) -> None:
+    random = np.random.default_rng(0)
+    tokens, post = 0, False
+    for _ in range(100_000):
+        right = int(random.geometric(1 - rate)) - 1  # guesses that come true before the first that does not
+        tokens += 1 + min(right, window - 1) if post else 1
+        post = right >= window if post else right >= 1
+    assert tokens / 100_000 == pytest.approx(ideal_tokens_per_step(rate, window), rel=0.02)
+
+
+def test_the_loop_accepts_what_theory_says() -> None:
+    found = simulate(3, 0.7, 200, 0.0005)
+    assert found["accepted_over_theory"] == pytest.approx(1.0, abs=0.03)
+    assert found["both_busy"] <= min(found["draft_busy"], found["verify_busy"])
+
+
+def test_the_share_of_right_guesses_is_exact() -> None:
+    assert agreement(0.7, 1000, 3).sum() == 700
+
+
+def test_busy_at_once() -> None:
+    clock = Clock({"draft": [(0.0, 2.0), (3.0, 4.0)], "verify": [(1.0, 3.5), (5.0, 6.0)]})
+    assert clock.shares(10.0) == {"draft_busy": 0.3, "verify_busy": 0.35, "both_busy": 0.15}

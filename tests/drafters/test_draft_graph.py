@@ -1,0 +1,63 @@
+"""GSD: what recurs is drafted once, and copied for verification."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from drafters.draft import DraftTree, Source
+from drafters.draft_graph import DraftGraphDrafter, DraftGraphOptions
+from drafters.draft_tree import DraftTreeDrafter, DraftTreeOptions
+from tests.drafters.test_draft_tree import PROMPT, emitted
+from tests.language import ToyModel
+
+# 0 -> 1 or 2; both -> 3 -> 4 -> 5 -> 6 -> 0.
+TABLE = np.full((7, 7), 0.01)
+for token, *follow in ((0, 1, 2), (1, 3), (2, 3), (3, 4), (4, 5), (5, 6), (6, 0)):
+    TABLE[token, follow] = 0.5
+TABLE /= TABLE.sum(1, keepdims=True)
+PLAIN = DraftTreeOptions(2, 6, 0.3, 0.3)
+MERGED = DraftGraphOptions(2, 6, 0.3, 0.3, tau=2)
+
+
+def paths(tree: DraftTree) -> set[tuple[int, ...]]:
+    return {tuple(tree.path(row)) for row in range(len(tree))}
+
+
+def test_what_recurs_is_drafted_once_and_verified_everywhere() -> None:
+    plain, merging = ToyModel(TABLE), ToyModel(TABLE)
+    tree_drafter, graph_drafter = DraftTreeDrafter(plain, PLAIN), DraftGraphDrafter(merging, MERGED)
+    for drafter in (tree_drafter, graph_drafter):
+        drafter.begin(PROMPT)
+    tree, graph = tree_drafter.propose(64), graph_drafter.propose(64)
+    graph.check()
+    both = {(1, 3, 4, 5, 6), (2, 3, 4, 5, 6)}
+    assert both <= paths(tree)
+    assert both <= paths(graph)
+    # (3, 4) below 2 ends as (3, 4) below 1 does: the forwards after that are over one row.
+    assert sum(merging.forwards) < sum(plain.forwards)
+    copied = graph.source == Source.MERGED
+    assert 0 < copied.sum() < len(graph)
+    assert graph_drafter.drafted_tokens < tree_drafter.drafted_tokens
+
+
+def test_copies_are_no_draws() -> None:
+    drafter = DraftGraphDrafter(ToyModel(TABLE, np.random.default_rng(1)), DraftGraphOptions(2, 6, 0, 0))
+    drafter.begin(PROMPT)
+    tree = drafter.propose(64)
+    tree.check()
+    assert tree.q is not None
+    for row in np.flatnonzero(tree.source == Source.MERGED):
+        assert not tree.q[tree.parents[row] + 1].any()
+        assert not tree.q[row + 1].any()
+
+
+def test_recurrence_without_end_stays_in_bounds() -> None:
+    ring = np.full((3, 3), 1 / 3)
+    drafter = DraftGraphDrafter(ToyModel(ring), DraftGraphOptions(3, 10, 0, 0, tau=1))
+    drafter.begin(np.array([0, 1], np.int32))
+    for _ in range(4):
+        tree = drafter.propose(64)
+        tree.check()
+        assert len(tree) <= 64
+        assert int(tree.depths.max()) <= 10
+        drafter.observe(emitted(tree, 0, 1))

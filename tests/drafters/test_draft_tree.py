@@ -1,0 +1,98 @@
+"""A draft model's chains and trees: what is expanded, what is drafted, what is learned."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from drafters.calibration import Calibration
+from drafters.draft import DraftTree, Source, Verdict
+from drafters.draft_tree import DraftDrafter, DraftOptions, DraftTreeDrafter, DraftTreeOptions, depth_first
+from tests.language import ToyModel
+
+# What follows each token: 0 -> 1 surely, 1 -> 2 or 3, 2 -> 0 surely, 3 -> anything.
+TABLE = np.array([[0.01, 0.97, 0.01, 0.01], [0.01, 0.01, 0.6, 0.38], [0.97, 0.01, 0.01, 0.01], [0.25, 0.25, 0.25, 0.25]])
+PROMPT = np.array([3, 0], np.int32)
+
+
+def emitted(tree: DraftTree, *tokens: int) -> Verdict:
+    return Verdict(tree, np.empty(0, np.int32), np.array(tokens, np.int32))
+
+
+def test_a_chain_is_the_models_own_choice_until_it_is_unsure() -> None:
+    model = ToyModel(TABLE)
+    drafter = DraftDrafter(model, DraftOptions(gamma=10, theta_prob=0.7))
+    drafter.begin(PROMPT)
+    tree = drafter.propose(64)
+    tree.check()
+    assert tree.tokens.tolist() == [1, 2]  # what comes after an unlikely token is not asked for
+    assert set(tree.source.tolist()) == {int(Source.DRAFT)}
+    assert drafter.drafted_tokens == 2
+    drafter.observe(emitted(tree, 1, 2, 0))
+    assert drafter.propose(64).tokens.tolist() == [1, 2]
+
+
+def test_a_chain_has_gamma_tokens_and_no_more_than_the_budget() -> None:
+    drafter = DraftDrafter(ToyModel(TABLE), DraftOptions(gamma=5, theta_prob=0))
+    drafter.begin(PROMPT)
+    assert drafter.propose(64).tokens.tolist() == [1, 2, 0, 1, 2]
+    assert drafter.propose(3).tokens.tolist() == [1, 2, 0]
+    assert len(drafter.propose(0)) == 0
+
+
+def test_a_level_of_the_tree_is_one_forward_over_its_new_rows() -> None:
+    model = ToyModel(TABLE)
+    drafter = DraftTreeDrafter(model, DraftTreeOptions(children=2, steps=3, theta_prob=0, theta_sib=0))
+    drafter.begin(PROMPT)
+    tree = drafter.propose(64)
+    tree.check()
+    assert len(tree) == 2 + 4 + 8
+    assert model.forwards == [1, 2, 4]
+
+
+def test_unlikely_nodes_and_poor_siblings_are_leaves() -> None:
+    drafter = DraftTreeDrafter(ToyModel(TABLE), DraftTreeOptions(children=2, steps=3, theta_prob=0.3, theta_sib=0.7))
+    drafter.begin(PROMPT)
+    tree = drafter.propose(64)
+    tree.check()
+    likely, poor = [row for row in range(len(tree)) if tree.depths[row] == 2 and tree.tokens[tree.parents[row]] == 1]
+    assert (tree.tokens[likely], tree.tokens[poor]) == (2, 3)
+    assert (tree.parents == likely).sum() == 2
+    assert not (tree.parents == poor).any()  # 0.38 is enough, but not beside 0.6
+
+
+@pytest.mark.parametrize("budget", [1, 3, 7, 20])
+def test_the_budget_holds_and_the_tree_is_sound(budget: int) -> None:
+    drafter = DraftTreeDrafter(ToyModel(TABLE), DraftTreeOptions(theta_prob=0, theta_sib=0))
+    drafter.begin(PROMPT)
+    for _ in range(5):
+        tree = drafter.propose(budget)
+        tree.check()
+        assert len(tree) <= budget
+        drafter.observe(emitted(tree, int(tree.tokens[0]), 3))
+
+
+def test_what_comes_true_is_learned() -> None:
+    known = Calibration(2)
+    assert known.accepted(0, 0.55) == pytest.approx(0.55)
+    for _ in range(50):
+        known.saw([0, 1], [0.55, 0.2], 0)
+    assert known.accepted(0, 0.55) > 0.9
+    assert known.accepted(1, 0.2) < 0.1
+    assert known.accepted(0, 0.95) == pytest.approx(0.95)
+
+
+def test_a_sampled_tree_knows_what_it_was_drawn_from() -> None:
+    drafter = DraftTreeDrafter(ToyModel(TABLE, np.random.default_rng(0)), DraftTreeOptions(2, 3, 0, 0))
+    drafter.begin(PROMPT)
+    tree = drafter.propose(64)
+    assert tree.q is not None
+    for row in range(-1, len(tree)):
+        last = int(tree.tokens[row]) if row >= 0 else 0
+        wanted = TABLE[last] if (tree.parents == row).any() else np.zeros(4)
+        assert np.allclose(tree.q[row + 1], wanted)
+
+
+def test_depth_first_keeps_siblings_in_order() -> None:
+    assert depth_first([-1, -1, 0, 0, 1, 2]) == [0, 2, 5, 3, 1, 4]
+    assert depth_first([]) == []

@@ -1,0 +1,120 @@
+"""PEARL's loop: what is guessed while the verifier is busy, and what becomes of it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from drafters.draft import Ints, Verdict
+from drafters.language_model import Candidates
+from drafters.pearl import PearlDrafter, PearlOptions
+from tests.drafters.test_draft_tree import PROMPT
+from tests.language import ToyModel
+
+RING = np.full((5, 5), 0.01) + np.roll(np.eye(5), 1, 1)  # 0 -> 1 -> 2 -> 3 -> 4 -> 0
+RING /= RING.sum(1, keepdims=True)
+
+
+def new(options: PearlOptions, model: ToyModel | None = None) -> tuple[PearlDrafter, ToyModel]:
+    model = model or ToyModel(RING)
+    drafter = PearlDrafter(model, options)
+    drafter.begin(PROMPT)  # ends with 0
+    return drafter, model
+
+
+def step(drafter: PearlDrafter, *tokens: int) -> list[int]:
+    """The proposed tokens; then these are emitted."""
+    tree = drafter.propose(64)
+    tree.check()
+    drafter.observe(Verdict(tree, np.empty(0, np.int32), np.array(tokens, np.int32), seconds=0.01))
+    return list(map(int, tree.tokens))
+
+
+def test_accepted_guesses_are_verified_while_others_are_drafted() -> None:
+    drafter, model = new(PearlOptions(window=3))
+    assert step(drafter, 1) == []  # pre-verify: the target's own token checks the first guess
+    assert step(drafter, 2, 3, 4) == [2, 3]  # post-verify: 4, 0, 1 were drafted beside it
+    assert step(drafter, 0, 1, 2) == [0, 1]
+    assert model.forwards[0] == 1
+    assert all(rows == 1 for rows in model.forwards)
+    assert drafter.drafted_tokens == 9
+
+
+def test_a_rejection_starts_again() -> None:
+    drafter, _ = new(PearlOptions(window=3))
+    step(drafter, 1)
+    assert step(drafter, 2, 0) == [2, 3]  # 3 was rejected
+    assert step(drafter, 3) == []  # nothing is known to follow 0 here; 1 was guessed, and is wrong
+    assert step(drafter, 4) == []
+    assert step(drafter, 0) == [0, 1]
+
+
+def test_without_post_verify_every_other_step_verifies() -> None:
+    drafter, _ = new(PearlOptions(window=3, post_verify=False))
+    assert step(drafter, 1) == []
+    assert step(drafter, 2, 3, 4) == [2, 3]
+    assert step(drafter, 0) == []
+
+
+def test_without_pre_verify_no_step_is_without_a_draft() -> None:
+    drafter, _ = new(PearlOptions(window=3, pre_verify=False))
+    assert step(drafter, 1, 2, 3, 4) == [1, 2, 3]
+    assert step(drafter, 0, 3) == [0, 1]
+    assert step(drafter, 4) == [4, 0, 1]
+
+
+def test_part_of_a_guess_may_be_verified() -> None:
+    """Where a step had room for one token of two, the other is still believed."""
+    drafter, _ = new(PearlOptions(window=3))
+    step(drafter, 1)
+    tree = drafter.propose(1)
+    assert tree.tokens.tolist() == [2]
+    drafter.observe(Verdict(tree, np.zeros(1, np.int32), np.array([2, 3], np.int32)))
+    assert step(drafter, 4) == [4, 0, 1]
+
+
+def test_the_verifier_never_waits_for_more_than_one_token() -> None:
+    """Drafting goes on only while the verifier is at work."""
+    gate = threading.Semaphore(0)
+
+    class Gated(ToyModel):
+        def expand(self, tokens: list[int], parents: list[int], count: int) -> Candidates:  # type: ignore[override]
+            gate.acquire()
+            return super().expand(tokens, parents, count)
+
+    with ThreadPoolExecutor(1) as thread:
+        drafter, model = new(PearlOptions(window=30), Gated(RING, thread=thread))
+        tree = drafter.propose(64)  # the first token, and then the second, which waits
+        verdict = Verdict(tree, np.empty(0, np.int32), np.array([1], np.int32))
+        observed = threading.Thread(target=drafter.observe, args=(verdict,))
+        observed.start()
+        while not drafter._enough.is_set():
+            pass
+        gate.release()  # one only
+        observed.join(10)
+        assert not observed.is_alive()
+        assert len(model.forwards) <= 2
+        drafter.end()
+
+
+def test_the_window_follows_the_speeds() -> None:
+    drafter, _ = new(PearlOptions())
+    assert drafter.window == 3  # as the model says
+    drafter._draft_seconds, drafter._verify_seconds = 0.001, 0.007
+    assert drafter.window == 7
+    assert new(PearlOptions(window=5))[0].window == 5
+
+
+@pytest.mark.parametrize("tokens", [[1], [2]])
+def test_a_cancelled_request_leaves_nothing_running(tokens: list[int]) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        drafter, _ = new(PearlOptions(window=20), ToyModel(RING, thread=thread))
+        drafter.propose(64)
+        drafter.end()
+        again: Ints = np.array([3, 0, *tokens], np.int32)
+        drafter.begin(again)
+        assert drafter.propose(64).tokens.tolist() == []
+        drafter.end()

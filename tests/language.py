@@ -1,0 +1,69 @@
+"""A language model for tests of those who draft with one: the next token depends on the last one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafters.draft import Ints, Sampling
+from drafters.language_model import Candidates
+
+T = TypeVar("T")
+
+
+class ToyModel:
+    """Candidates by falling probability, or with `random` drawn without replacement. Implements `LanguageModel`."""
+
+    speed_ratio = 3.0
+
+    def __init__(
+        self, table: NDArray[np.float64], random: np.random.Generator | None = None, thread: ThreadPoolExecutor | None = None
+    ) -> None:
+        """`table` is [V, V]: row t holds what follows token t. `thread` is a thread of its own, if it has one."""
+        self._table = table
+        self._random = random
+        self._thread = thread
+        self._text: list[int] = []
+        self.rows: list[int] = []
+        self.forwards: list[int] = []  # rows of each
+
+    def begin(self, text: Ints, sampling: Sampling | None = None) -> None:
+        self._text, self.rows = text.tolist(), []
+
+    @property
+    def space(self) -> int:
+        return 64 - max(0, len(self.rows) - 1)
+
+    def root(self, count: int) -> Candidates:
+        self.rows = self._text[-1:]
+        self.forwards.append(1)
+        return self._candidates(self.rows, count)
+
+    def expand(self, tokens: Sequence[int], parents: Sequence[int], count: int) -> Candidates:
+        assert all(0 <= parent < len(self.rows) for parent in parents)
+        self.rows += tokens
+        self.forwards.append(len(tokens))
+        return self._candidates(tokens, count)
+
+    def advance(self, tokens: Ints) -> None:
+        follow = self.rows[1 : len(tokens) + 1] == tokens.tolist()
+        self.rows = self.rows[len(tokens) :] if follow else []
+        self._text += tokens.tolist()
+
+    def beside(self, work: Callable[[], T]) -> Future[T]:
+        if self._thread is not None:
+            return self._thread.submit(work)
+        done: Future[T] = Future()
+        done.set_result(work())
+        return done
+
+    def _candidates(self, tokens: Sequence[int], count: int) -> Candidates:
+        shares = self._table[list(tokens)]
+        noise = self._random.gumbel(size=shares.shape) if self._random is not None else 0.0
+        best = np.argsort(-(np.log(shares) + noise), axis=1)[:, :count]
+        q = None if self._random is None else shares.astype(np.float32)
+        return Candidates(best.astype(np.int32), np.take_along_axis(shares, best, 1).astype(np.float32), q)

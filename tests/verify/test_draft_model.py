@@ -1,0 +1,223 @@
+"""A real draft model: rows that grow, a cache that follows the text, draws that are the target's, and exact answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from drafters.draft import Ints, NoDrafter
+from drafters.draft_graph import DraftGraphOptions
+from drafters.draft_tree import DraftOptions, DraftTreeOptions
+from drafters.pearl import PearlOptions
+from drafters.registry import NEED_A_MODEL, DrafterName, Options, Resources, make
+from verify.decode import DecodeOptions, decode
+from verify.draft_model import DraftRunner, SessionDraft
+from verify.model import ModelRunner
+from verify.sampling import SamplingParams
+from verify.verifier import TreeVerifier
+
+PROMPT = np.arange(3, 20, dtype=np.int32)
+TREE = DraftTreeOptions(3, 4, 0, 0)
+EAGER = Options(
+    draft=DraftOptions(4, 0), draft_tree=TREE, draft_graph=DraftGraphOptions(3, 4, 0, 0, tau=1), pearl=PearlOptions(window=3)
+)
+
+
+def close_relative(runner: ModelRunner, config: LlamaConfig, vocabulary: int = 97) -> ModelRunner:
+    """The runner's model with its weights a little off, and as many rows of vocabulary as wanted."""
+    torch.manual_seed(1)
+    changed = LlamaConfig(**{**config.to_dict(), "vocab_size": vocabulary})
+    changed._attn_implementation = config._attn_implementation
+    model = LlamaForCausalLM(changed)
+    theirs = dict(runner.model.named_parameters())
+    with torch.no_grad():
+        for name, mine in model.named_parameters():
+            size = min(len(mine), len(theirs[name]))
+            mine[:size] = theirs[name][:size] + 0.02 * torch.randn_like(mine[:size])
+    return ModelRunner(model)
+
+
+@pytest.fixture(scope="module", params=[97, 80, 128], ids=lambda size: f"vocabulary {size}")
+def draft(request: pytest.FixtureRequest, tiny_runner: ModelRunner, tiny_config: LlamaConfig) -> DraftRunner:
+    return DraftRunner(close_relative(tiny_runner, tiny_config, request.param), tiny_runner.vocabulary)
+
+
+def count_rows(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner) -> list[int]:
+    """The list fills with the rows that forwards of the runner compute."""
+    seen: list[int] = []
+    forward = runner.forward
+
+    def counted(*args: object, known: int = 0, **options: object) -> torch.Tensor:
+        seen.append(len(args[1]) - known)  # type: ignore[arg-type]
+        return forward(*args, **options, known=known)  # type: ignore
+
+    monkeypatch.setattr(runner, "forward", counted)
+    return seen
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_rows_that_grow_are_rows_at_once(tiny_config: LlamaConfig, window: int | None) -> None:
+    if window:
+        from transformers import MistralConfig, MistralForCausalLM
+
+        config = MistralConfig(**{**tiny_config.to_dict(), "model_type": "mistral", "sliding_window": window})
+        config._attn_implementation = tiny_config._attn_implementation
+        runner = ModelRunner(MistralForCausalLM(config), traced=True)
+    else:
+        runner = ModelRunner(LlamaForCausalLM(tiny_config), traced=True)
+    tokens, depths = torch.tensor([5, 6, 7, 8, 9, 10]), torch.tensor([0, 1, 1, 2, 2, 3])
+    ancestors = torch.eye(6, dtype=torch.bool)
+    for row, parent in ((1, 0), (2, 0), (3, 1), (4, 2), (5, 4)):
+        ancestors[row] |= ancestors[parent]
+    whole, parts = runner.new_cache(), runner.new_cache()
+    for cache in (whole, parts):
+        runner.forward(cache, torch.arange(10, 19))
+        cache.length = 9
+    expected = runner.forward(whole, tokens, depths, ancestors)
+    found = []
+    for known, size in ((0, 1), (1, 3), (3, 5), (5, 6)):
+        found.append(runner.forward(parts, tokens[:size], depths[:size], ancestors[:size, :size], known=known).clone())
+    assert torch.allclose(torch.cat(found), expected, atol=1e-5)
+
+
+def test_candidates_are_the_models_likeliest(draft: DraftRunner) -> None:
+    session = draft.session()
+    session.begin(PROMPT)
+    root = session.root(3)
+    below = session.expand([int(root.tokens[0, 0]), int(root.tokens[0, 1])], [0, 0], 3)
+    deeper = session.expand([int(below.tokens[1, 0])], [2], 3)
+    runner = draft.runner
+    for path, found in (
+        ([], root.tokens[0]),
+        ([root.tokens[0, 1]], below.tokens[1]),
+        ([root.tokens[0, 1], below.tokens[1, 0]], deeper.tokens[0]),
+    ):
+        text = torch.from_numpy(np.concatenate([PROMPT, path]).astype(np.int64))
+        logits = runner.forward(runner.new_cache(), text)[-1, : draft.shared_vocabulary]
+        assert found.tolist() == logits.topk(3).indices.tolist()
+        assert found.max() < 97
+
+
+def test_the_cache_follows_the_accepted_path(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = draft.session()
+    session.begin(PROMPT)
+    root = session.root(2)
+    rows = count_rows(monkeypatch, draft.runner)
+    first = int(root.tokens[0, 1])
+    below = session.expand([int(root.tokens[0, 0]), first], [0, 0], 2)
+    second = int(below.tokens[1, 0])
+    session.expand([second], [2], 2)
+    session.advance(np.array([first, second, 7, 8], np.int32))  # two of them are rows
+    rows.clear()
+    after = session.root(4)
+    assert rows == [2]
+    fresh = draft.session()
+    fresh.begin(np.concatenate([PROMPT, [first, second, 7, 8]]).astype(np.int32))
+    again = fresh.root(4)
+    assert after.tokens.tolist() == again.tokens.tolist()
+    assert np.allclose(after.probability, again.probability, atol=1e-5)
+
+
+def test_a_chain_goes_on_below_what_was_accepted(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = draft.session()
+    session.begin(PROMPT)
+    guess = [int(session.root(1).tokens[0, 0])]
+    for row in range(4):
+        guess.append(int(session.expand(guess[-1:], [row], 1).tokens[0, 0]))
+    session.advance(np.array(guess[:2], np.int32))
+    rows = count_rows(monkeypatch, draft.runner)
+    found = session.expand(guess[-1:], [2], 1)
+    assert rows == [1]
+    fresh = draft.session()
+    fresh.begin(np.concatenate([PROMPT, guess]).astype(np.int32))
+    assert found.tokens.tolist() == fresh.root(1).tokens.tolist()
+
+
+def test_the_next_turn_reads_what_is_new(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = draft.session()
+    session.begin(PROMPT)
+    session.root(1)
+    rows = count_rows(monkeypatch, draft.runner)
+    session.begin(np.concatenate([PROMPT[:12], [50, 51, 52]]).astype(np.int32))
+    session.root(1)
+    assert sum(rows) == 3
+
+
+def test_a_cache_that_was_lent_on_is_filled_again(tiny_runner: ModelRunner) -> None:
+    shared = DraftRunner(tiny_runner, tiny_runner.vocabulary, slots=1)
+    one, other = shared.session(), shared.session()
+    one.begin(PROMPT)
+    expected = one.root(3)
+    other.begin(PROMPT[::-1].copy())
+    other.root(3)
+    one.begin(PROMPT)
+    assert one.root(3).tokens.tolist() == expected.tokens.tolist()
+
+
+def test_shared_noise_draws_what_the_target_draws(tiny_runner: ModelRunner) -> None:
+    """A draft model that is the target, sampling, is never rejected: coupled draws agree where distributions do."""
+    shared = DraftRunner(tiny_runner, tiny_runner.vocabulary)
+    drafter = make("draft", Resources(EAGER, model=shared.session))
+    options = DecodeOptions(SamplingParams(temperature=1.3, seed=5), 50)
+    decoded = decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), drafter, PROMPT, options)
+    assert decoded.tokens_per_step == 5.0
+
+
+@pytest.mark.parametrize("name", NEED_A_MODEL)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_are_plain_decodings(
+    draft: DraftRunner, tiny_runner: ModelRunner, name: DrafterName, temperature: float
+) -> None:
+    resources = Resources(EAGER, model=draft.session)
+    drafter, plain, drafted = make(name, resources), *(TreeVerifier(tiny_runner, tiny_runner.new_cache()) for _ in range(2))
+    prompt: Ints = PROMPT
+    accepted = 0
+    for turn in range(3):  # a conversation: what was answered becomes part of the prompt
+        options = DecodeOptions(SamplingParams(temperature=temperature, seed=turn), 25, max_nodes=20)
+        expected = decode(plain, NoDrafter(), prompt, options)
+        found = decode(drafted, drafter, prompt, options)
+        assert found.tokens == expected.tokens
+        accepted += len(found.tokens) - len(found.steps)
+        prompt = np.concatenate([prompt, expected.tokens, [40 + turn]]).astype(np.int32)
+    assert accepted > 0 or draft.runner.vocabulary < tiny_runner.vocabulary
+
+
+@pytest.mark.parametrize("name", NEED_A_MODEL)
+def test_up_to_the_end_of_the_shorter_context(tiny_runner: ModelRunner, tiny_config: LlamaConfig, name: DrafterName) -> None:
+    short = ModelRunner(close_relative(tiny_runner, tiny_config).model, 40)
+    resources = Resources(EAGER, model=DraftRunner(short, tiny_runner.vocabulary).session)
+    options = DecodeOptions(SamplingParams(temperature=0), 1000)
+    expected = decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), PROMPT, options)
+    found = decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), make(name, resources), PROMPT, options)
+    assert found.tokens == expected.tokens
+    assert found.finish == "length"
+
+
+@pytest.mark.parametrize("name", NEED_A_MODEL)
+def test_rejection_is_reproducible_and_keeps_to_top_k(tiny_runner: ModelRunner, draft: DraftRunner, name: DrafterName) -> None:
+    resources = Resources(EAGER, model=draft.session)
+    params = SamplingParams(temperature=1.0, seed=2, rule="rejection")
+
+    def answer(params: SamplingParams) -> list[int]:
+        verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
+        return decode(verifier, make(name, resources), PROMPT, DecodeOptions(params, 30)).tokens
+
+    if name != "pearl":  # how far a guess goes depends on time there
+        assert answer(params) == answer(params)
+    greedy = DecodeOptions(SamplingParams(temperature=0), 30)
+    plain = decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), PROMPT, greedy).tokens
+    assert answer(replace(params, top_k=1)) == plain
+
+
+def test_a_token_that_the_model_does_not_know_ends_its_drafts(tiny_runner: ModelRunner, tiny_config: LlamaConfig) -> None:
+    session = SessionDraft(DraftRunner(close_relative(tiny_runner, tiny_config, 80), 97))
+    session.begin(np.array([5, 90], np.int32))
+    assert session.space == 0
+    session.begin(np.array([5, 6], np.int32))
+    assert session.space > 0
+    session.advance(np.array([90], np.int32))
+    assert session.space == 0
