@@ -31,16 +31,16 @@ class DraftGraphDrafter(DraftTreeDrafter):
     def __init__(self, model: LanguageModel, options: DraftGraphOptions) -> None:
         super().__init__(model, options)
         self._tau = options.tau
-        self._first: dict[tuple[int, ...], int] = {}  # the first node that each tau-gram ends at
+        self._places: dict[tuple[int, ...], int] = {}  # the first node that each tau-gram ends at
         self._edges: dict[int, int] = {}  # from redundant nodes to the places that they are merged with
 
     def propose(self, budget: int) -> DraftTree:
-        self._first, self._edges = {}, {}
+        self._places, self._edges = {}, {}
         return super().propose(budget)
 
     def _expandable(self, level: Sequence[int]) -> list[int]:
         for node in level:
-            place = self._first.setdefault(self._ending(node), node)
+            place = self._places.setdefault(self._ending(node), node)
             if place != node and place not in self._path(node):
                 self._edges[node] = place
         return [node for node in super()._expandable(level) if node not in self._edges]

@@ -2,10 +2,12 @@
 
 A node's children are the model's first k candidates; those that are unlikely, or unlikely beside their best sibling, are not
 expanded (section 4.2). One draft forward per level, over the new rows alone. With k = 1 that is plain speculative decoding.
+Beyond the paper, a level that is expected to cost more than it brings is not drafted.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from drafters.calibration import Calibration
 from drafters.draft import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
 from drafters.language_model import Candidates, LanguageModel
+from drafters.worth import Worth, tracked
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class DraftTreeOptions:
     steps: Annotated[int, Ge(1), Le(64)] = 10  # levels
     theta_prob: Annotated[float, Ge(0), Le(1)] = 0.2  # a node less likely than this is a leaf
     theta_sib: Annotated[float, Ge(0), Le(1)] = 0.3  # and one less likely than this share of its likeliest sibling
+    thrifty: bool = True  # no level that is expected to cost more than it brings
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,12 @@ class DraftOptions:
 
     gamma: Annotated[int, Ge(1), Le(64)] = 10  # tokens
     theta_prob: Annotated[float, Ge(0), Le(1)] = 0.2  # the chain ends with a token less likely than this
+    thrifty: bool = True  # and where another one is expected to cost more than it brings
 
     @property
     def tree(self) -> DraftTreeOptions:
         """A tree of one branch."""
-        return DraftTreeOptions(1, self.gamma, self.theta_prob, 0.0)
+        return DraftTreeOptions(1, self.gamma, self.theta_prob, 0.0, self.thrifty)
 
 
 @dataclass
@@ -72,6 +77,9 @@ class DraftTreeDrafter:
         self._nodes: list[Node] = []
         self._q: NDArray[np.float32] | None = None  # float32 [V]; what the first level was drawn from
         self._order: list[int] = []  # of the proposed tree's rows, the nodes
+        self._worth = Worth()  # of a level
+        self._first = 1.0  # tokens that the first level has brought; a decaying mean
+        self._started = 0.0  # time of the step's beginning
         self.drafted_tokens = 0  # in all: nodes that the model proposed
 
     def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
@@ -82,7 +90,8 @@ class DraftTreeDrafter:
     def propose(self, budget: int) -> DraftTree:
         self._nodes, self._q, self._order = [], None, []
         budget = min(budget, self._model.space, MAX_NODES)
-        if budget <= 0:
+        self._started = time.perf_counter()
+        if budget <= 0 or (self._options.thrifty and not self._worth.tried(self._first)):
             return EMPTY
         candidates = self._model.root(self._options.children)
         self._q = None if candidates.q is None else candidates.q[0]
@@ -91,9 +100,11 @@ class DraftTreeDrafter:
             # Which nodes have children must not depend on what those are.
             room = budget - len(self._nodes)
             chosen = sorted(self._expandable(level), key=lambda node: -self._nodes[node].path)[: room // self._options.children]
-            if not chosen:
+            if not chosen or (self._options.thrifty and not self._worth.pays(sum(self._nodes[node].path for node in chosen))):
                 break
+            started = time.perf_counter()
             level = self._grow(sorted(chosen), budget)
+            self._worth.took(time.perf_counter() - started)
         self.drafted_tokens += len(self._nodes)
         return self._tree(budget)
 
@@ -101,6 +112,7 @@ class DraftTreeDrafter:
         self._learn(verdict)
         self._text = np.concatenate([self._text, verdict.tokens])[-8:]
         self._model.advance(verdict.tokens)
+        self._worth.emitted(len(verdict.tokens), time.perf_counter() - self._started)
 
     def end(self) -> None:
         pass
@@ -164,6 +176,8 @@ class DraftTreeDrafter:
             if not children:
                 return
             taken = next((place for place, (_, node) in enumerate(children) if node.token == token), None)
+            if at < 0:
+                self._first = tracked(self._first, taken is not None)
             self._calibration.saw([node.rank for _, node in children], [node.share for _, node in children], taken)
             if taken is None:
                 return

@@ -22,8 +22,8 @@ from annotated_types import Ge, Le
 from drafters.calibration import Calibration
 from drafters.draft import EMPTY, NOTHING, DraftTree, Floats, Ints, Sampling, Source, Verdict, chain
 from drafters.language_model import LanguageModel
+from drafters.worth import tracked
 
-MEMORY = 0.9  # weight of earlier steps in the tracked speeds
 LONGEST = 32  # tokens of a window
 
 
@@ -137,8 +137,3 @@ class PearlDrafter:
                 self.rejections += 1
                 return
             self.accepted_tokens += 1
-
-
-def tracked(mean: float, value: float) -> float:
-    """The decaying mean with one value more."""
-    return MEMORY * mean + (1 - MEMORY) * value if mean else value

@@ -101,5 +101,6 @@ def warm(resources: Resources) -> None:
         drafter = make(name, resources)
         drafter.begin(prompt)
         tree = drafter.propose(8)
-        drafter.observe(Verdict(tree, np.empty(0, np.int32), prompt[:1]))
+        ids = np.tile(np.arange(drafter.feedback, dtype=np.int32), (len(tree) + 1, 1))
+        drafter.observe(Verdict(tree, np.empty(0, np.int32), prompt[:1], ids, np.full(ids.shape, 0.01, np.float32)))
         drafter.end()

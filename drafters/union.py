@@ -12,10 +12,10 @@ import numpy as np
 
 from drafters.draft import EMPTY, NOTHING, Drafter, DraftTree, Ints, Sampling, Verdict
 from drafters.draft_tree import depth_first
-from drafters.pearl import tracked
+from drafters.worth import Worth, tracked
 
+PRIOR = 0.3  # tokens that the model is thought to add before it has been asked
 LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of tokens that the tables promise; between them, gains are kept apart
-RARELY = 16  # the model is asked in one step of so many where it does not pay
 
 
 class UnionDrafter:
@@ -25,13 +25,11 @@ class UnionDrafter:
         self._tables = tables
         self._model = model
         self.feedback = max(tables.feedback, model.feedback)
-        self._gain = np.ones(len(LEVELS) + 1)  # tokens that the model added, by level; decaying means
-        self._model_seconds = 0.0  # of a draft
-        self._token_seconds = 0.0  # of an emitted token
+        self._gain = np.full(len(LEVELS) + 1, PRIOR)  # tokens that the model added, by level; decaying means
+        self._worth = Worth()  # of asking the model
         self._level = 0
         self._asked = False
         self._from_tables = EMPTY
-        self._steps = 0
         self._started = 0.0
 
     def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
@@ -40,16 +38,14 @@ class UnionDrafter:
 
     def propose(self, budget: int) -> DraftTree:
         self._started = time.perf_counter()
-        self._steps += 1
         tree = self._from_tables = self._tables.propose(budget)
         self._level = int(np.searchsorted(LEVELS, float(tree.probability.sum())))
-        pays = self._gain[self._level] * self._token_seconds >= self._model_seconds
-        self._asked = pays or self._steps % RARELY == 0
+        self._asked = self._worth.tried(self._gain[self._level])
         if not self._asked:
             return tree
         started = time.perf_counter()
         draft = self._model.propose(budget)
-        self._model_seconds = tracked(self._model_seconds, time.perf_counter() - started)
+        self._worth.took(time.perf_counter() - started)
         return merged(tree, draft, budget) if draft.q is None else tree  # draws and guesses cannot be siblings
 
     def observe(self, verdict: Verdict) -> None:
@@ -58,7 +54,7 @@ class UnionDrafter:
             self._gain[self._level] = tracked(self._gain[self._level], max(0, gain))
         self._tables.observe(verdict)
         self._model.observe(verdict)
-        self._token_seconds = tracked(self._token_seconds, (time.perf_counter() - self._started) / len(verdict.tokens))
+        self._worth.emitted(len(verdict.tokens), time.perf_counter() - self._started)
 
     def end(self) -> None:
         self._tables.end()

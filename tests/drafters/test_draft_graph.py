@@ -15,8 +15,8 @@ TABLE = np.full((7, 7), 0.01)
 for token, *follow in ((0, 1, 2), (1, 3), (2, 3), (3, 4), (4, 5), (5, 6), (6, 0)):
     TABLE[token, follow] = 0.5
 TABLE /= TABLE.sum(1, keepdims=True)
-PLAIN = DraftTreeOptions(2, 6, 0.3, 0.3)
-MERGED = DraftGraphOptions(2, 6, 0.3, 0.3, tau=2)
+PLAIN = DraftTreeOptions(2, 6, 0.3, 0.3, thrifty=False)
+MERGED = DraftGraphOptions(2, 6, 0.3, 0.3, thrifty=False, tau=2)
 
 
 def paths(tree: DraftTree) -> set[tuple[int, ...]]:
@@ -41,7 +41,7 @@ def test_what_recurs_is_drafted_once_and_verified_everywhere() -> None:
 
 
 def test_copies_are_no_draws() -> None:
-    drafter = DraftGraphDrafter(ToyModel(TABLE, np.random.default_rng(1)), DraftGraphOptions(2, 6, 0, 0))
+    drafter = DraftGraphDrafter(ToyModel(TABLE, np.random.default_rng(1)), DraftGraphOptions(2, 6, 0, 0, thrifty=False))
     drafter.begin(PROMPT)
     tree = drafter.propose(64)
     tree.check()
@@ -53,7 +53,7 @@ def test_copies_are_no_draws() -> None:
 
 def test_recurrence_without_end_stays_in_bounds() -> None:
     ring = np.full((3, 3), 1 / 3)
-    drafter = DraftGraphDrafter(ToyModel(ring), DraftGraphOptions(3, 10, 0, 0, tau=1))
+    drafter = DraftGraphDrafter(ToyModel(ring), DraftGraphOptions(3, 10, 0, 0, thrifty=False, tau=1))
     drafter.begin(np.array([0, 1], np.int32))
     for _ in range(4):
         tree = drafter.propose(64)

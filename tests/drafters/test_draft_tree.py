@@ -21,7 +21,7 @@ def emitted(tree: DraftTree, *tokens: int) -> Verdict:
 
 def test_a_chain_is_the_models_own_choice_until_it_is_unsure() -> None:
     model = ToyModel(TABLE)
-    drafter = DraftDrafter(model, DraftOptions(gamma=10, theta_prob=0.7))
+    drafter = DraftDrafter(model, DraftOptions(10, 0.7, thrifty=False))
     drafter.begin(PROMPT)
     tree = drafter.propose(64)
     tree.check()
@@ -33,7 +33,7 @@ def test_a_chain_is_the_models_own_choice_until_it_is_unsure() -> None:
 
 
 def test_a_chain_has_gamma_tokens_and_no_more_than_the_budget() -> None:
-    drafter = DraftDrafter(ToyModel(TABLE), DraftOptions(gamma=5, theta_prob=0))
+    drafter = DraftDrafter(ToyModel(TABLE), DraftOptions(5, 0, thrifty=False))
     drafter.begin(PROMPT)
     assert drafter.propose(64).tokens.tolist() == [1, 2, 0, 1, 2]
     assert drafter.propose(3).tokens.tolist() == [1, 2, 0]
@@ -42,7 +42,7 @@ def test_a_chain_has_gamma_tokens_and_no_more_than_the_budget() -> None:
 
 def test_a_level_of_the_tree_is_one_forward_over_its_new_rows() -> None:
     model = ToyModel(TABLE)
-    drafter = DraftTreeDrafter(model, DraftTreeOptions(children=2, steps=3, theta_prob=0, theta_sib=0))
+    drafter = DraftTreeDrafter(model, DraftTreeOptions(2, 3, 0, 0, thrifty=False))
     drafter.begin(PROMPT)
     tree = drafter.propose(64)
     tree.check()
@@ -51,7 +51,7 @@ def test_a_level_of_the_tree_is_one_forward_over_its_new_rows() -> None:
 
 
 def test_unlikely_nodes_and_poor_siblings_are_leaves() -> None:
-    drafter = DraftTreeDrafter(ToyModel(TABLE), DraftTreeOptions(children=2, steps=3, theta_prob=0.3, theta_sib=0.7))
+    drafter = DraftTreeDrafter(ToyModel(TABLE), DraftTreeOptions(2, 3, 0.3, 0.7, thrifty=False))
     drafter.begin(PROMPT)
     tree = drafter.propose(64)
     tree.check()
@@ -63,7 +63,7 @@ def test_unlikely_nodes_and_poor_siblings_are_leaves() -> None:
 
 @pytest.mark.parametrize("budget", [1, 3, 7, 20])
 def test_the_budget_holds_and_the_tree_is_sound(budget: int) -> None:
-    drafter = DraftTreeDrafter(ToyModel(TABLE), DraftTreeOptions(theta_prob=0, theta_sib=0))
+    drafter = DraftTreeDrafter(ToyModel(TABLE), DraftTreeOptions(4, 10, 0, 0, thrifty=False))
     drafter.begin(PROMPT)
     for _ in range(5):
         tree = drafter.propose(budget)
@@ -83,7 +83,7 @@ def test_what_comes_true_is_learned() -> None:
 
 
 def test_a_sampled_tree_knows_what_it_was_drawn_from() -> None:
-    drafter = DraftTreeDrafter(ToyModel(TABLE, np.random.default_rng(0)), DraftTreeOptions(2, 3, 0, 0))
+    drafter = DraftTreeDrafter(ToyModel(TABLE, np.random.default_rng(0)), DraftTreeOptions(2, 3, 0, 0, thrifty=False))
     drafter.begin(PROMPT)
     tree = drafter.propose(64)
     assert tree.q is not None

@@ -21,9 +21,12 @@ from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier
 
 PROMPT = np.arange(3, 20, dtype=np.int32)
-TREE = DraftTreeOptions(3, 4, 0, 0)
+TREE = DraftTreeOptions(3, 4, 0, 0, thrifty=False)
 EAGER = Options(
-    draft=DraftOptions(4, 0), draft_tree=TREE, draft_graph=DraftGraphOptions(3, 4, 0, 0, tau=1), pearl=PearlOptions(window=3)
+    draft=DraftOptions(4, 0, thrifty=False),
+    draft_tree=TREE,
+    draft_graph=DraftGraphOptions(3, 4, 0, 0, thrifty=False, tau=1),
+    pearl=PearlOptions(window=3),
 )
 
 

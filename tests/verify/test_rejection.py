@@ -83,15 +83,15 @@ def test_answers_follow_the_target(branches: tuple[int, ...], with_q: bool) -> N
     assert chi_square(counts) < 37.70  # 15 degrees of freedom, p = 0.001
 
 
-TREE = DraftTreeOptions(2, 3, 0.2, 0.3)
+TREE = DraftTreeOptions(2, 3, 0.2, 0.3, thrifty=False)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda model: DraftDrafter(model, DraftOptions(2, 0.2)),
+        lambda model: DraftDrafter(model, DraftOptions(2, 0.2, thrifty=False)),
         lambda model: DraftTreeDrafter(model, TREE),
-        lambda model: DraftGraphDrafter(model, DraftGraphOptions(2, 3, 0.2, 0.3, tau=1)),
+        lambda model: DraftGraphDrafter(model, DraftGraphOptions(2, 3, 0.2, 0.3, thrifty=False, tau=1)),
         lambda model: PearlDrafter(model, PearlOptions(window=2)),
     ],
     ids=["draft", "draft-tree", "draft-graph", "pearl"],
