@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ def server(flags: Sequence[str]) -> Iterator[str]:
         found = re.search(r"http://\S+(?=/v1)", line)
         if not found:
             raise BenchError(f"The server did not start: {line.strip()}")
+        threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()  # a full pipe stops a server
         deadline = time.monotonic() + START_SECONDS
         while httpx.get(f"{found[0]}/ready").status_code != 200:
             if time.monotonic() > deadline or process.poll() is not None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from itertools import groupby
 from typing import Any
 
 import msgspec
 
+from server.coalesce import by_clock, one_by_one
 from server.engine import Engine, EngineError
 from server.errors import from_engine
 from server.messages import Request, TokenEvent, TokenLogprobs
@@ -22,6 +24,7 @@ from server.shapes import Piece, Shape
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 PADDED_BYTES = 256
+PADDED_TICK_BYTES = 2048  # where a packet holds whatever came in a while
 FINGERPRINT = f"outrider-{version('outrider')}"
 
 
@@ -104,9 +107,11 @@ class Asked:
 class Answerer:
     """Runs requests on the engine and writes the answers."""
 
-    def __init__(self, engine: Engine, metrics: Metrics) -> None:
+    def __init__(self, engine: Engine, metrics: Metrics, coalesce_seconds: float = 0.0) -> None:
+        """With `coalesce_seconds`, streams go by a clock."""
         self._engine = engine
         self._metrics = metrics
+        self._tick = coalesce_seconds
 
     async def whole(self, asked: Asked) -> dict[str, Any]:
         """The answer as one JSON body. Raises EngineError."""
@@ -129,22 +134,23 @@ class Answerer:
             head["usage"] = None
         usage = Usage()
         offsets: dict[int, int] = {}  # characters sent of each choice that has begun
+        events = self.events(asked, usage)
+        batches = by_clock(events, self._tick) if self._tick else one_by_one(events)
+        padding = 0 if not asked.obfuscates else PADDED_TICK_BYTES if self._tick else PADDED_BYTES
         try:
-            async with aclosing(self.events(asked, usage)) as events:
-                async for event in events:
-                    if event is None:
-                        yield KEEP_ALIVE
-                        continue
-                    opening = asked.shape.opening(event.choice)
-                    if event.choice not in offsets and opening is not None:
-                        yield sse(head | {"choices": [opening]})
-                    begun = event.choice in offsets
-                    piece = Piece(event.choice, offset=offsets[event.choice]) if begun else first(asked, event)
-                    piece.add(event)
-                    offsets[event.choice] = piece.offset + len(piece.text)
-                    for choice in asked.shape.deltas(asked.shown(piece)):
-                        chunk = head | {"choices": [choice]}
-                        yield sse(obfuscated(chunk) if asked.obfuscates else chunk)
+            async with aclosing(batches):
+                async for batch in batches:
+                    if not batch:
+                        nothing = head | {"choices": []}
+                        yield sse(padded(nothing, padding)) if padding and offsets else KEEP_ALIVE
+                    for piece in pieces(asked, batch, offsets):
+                        opening = asked.shape.opening(piece.index)
+                        if piece.index not in offsets and opening is not None:
+                            yield sse(head | {"choices": [opening]})
+                        offsets[piece.index] = piece.offset + len(piece.text)
+                        for choice in asked.shape.deltas(asked.shown(piece)):
+                            chunk = head | {"choices": [choice]}
+                            yield sse(padded(chunk, padding) if padding else chunk)
         except EngineError as error:
             yield sse(from_engine(error).body)
             return
@@ -209,10 +215,20 @@ def first(asked: Asked, event: TokenEvent) -> Piece:
     return Piece(event.choice, echo, tokens=list(tokens), logprobs=known, pieces=[(echo, 0)], echoed=len(tokens))
 
 
-def obfuscated(chunk: dict[str, Any]) -> dict[str, Any]:
-    """The chunk with random text that makes it a multiple of PADDED_BYTES long."""
+def pieces(asked: Asked, batch: Sequence[TokenEvent], offsets: Mapping[int, int]) -> Iterator[Piece]:
+    """Events in a row as one piece of each choice; `offsets` of those that have begun."""
+    for index, events in groupby(batch, key=lambda event: event.choice):
+        each = list(events)
+        piece = Piece(index, offset=offsets[index]) if index in offsets else first(asked, each[0])
+        for event in each:
+            piece.add(event)
+        yield piece
+
+
+def padded(chunk: dict[str, Any], multiple: int) -> dict[str, Any]:
+    """The chunk with random text that makes it a multiple of so many bytes long."""
     size = len(msgspec.json.encode(chunk)) + len(',"obfuscation":""')
-    return chunk | {"obfuscation": secrets.token_hex(PADDED_BYTES)[: -size % PADDED_BYTES]}
+    return chunk | {"obfuscation": secrets.token_hex(multiple)[: -size % multiple]}
 
 
 def best_of(asked: Asked, pieces: list[Piece]) -> list[Piece]:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from transformers import PreTrainedTokenizerBase
@@ -17,6 +18,7 @@ from server.auth import Authenticator
 from server.errors import APIError
 from server.headers import RequestHeaders
 from server.limits import BodyLimit
+from server.logs import LogRequests
 from server.metrics import CountRequests
 from server.responses import ResponsesBody
 from server.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -52,7 +54,11 @@ def create_app(
     app.state.service = service
     app.add_middleware(BodyLimit, limit_bytes=settings.limits.body_bytes)
     app.add_middleware(CountRequests, metrics=service.metrics)
+    app.add_middleware(LogRequests, settings=settings.logging)
     app.add_middleware(RequestHeaders)
+    if settings.server.cors_origins:
+        allowed = list(settings.server.cors_origins)
+        app.add_middleware(CORSMiddleware, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"])
     errors.install(app)
     add_routes(app, service)
     return app

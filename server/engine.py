@@ -1,7 +1,7 @@
 """The front end's side of the worker: queues requests, and hands each its events.
 
 Promises that the event loop never blocks on the worker, that the queue is bounded, that a request whose reader goes away is
-cancelled, and that the loss of a worker ends the requests at work with an error and no others.
+cancelled, that the loss of a worker ends the requests at work with an error and no others, and that every request ends.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack
 
 from server.messages import Cancel, Failed, FromWorker, Ready, Request, Status, TokenEvent
 from server.metrics import Metrics
 from server.queue import Queue, QueueFull
+from server.quotas import Quotas
 from server.settings import Settings
 from server.supervisor import Supervisor
 
@@ -25,15 +27,43 @@ class EngineError(RuntimeError):
 
 
 class Overloaded(EngineError):
-    """The queue is full."""
+    """There is no room, or the key has used up what it may. Come again after `seconds`."""
+
+    def __init__(self, message: str, reason: str, seconds: float) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.seconds = seconds
 
 
 class Impossible(EngineError):
     """The request itself asks for what cannot be done."""
 
 
-class WorkerLost(EngineError):
+class Unavailable(EngineError):
+    """Not now; `code` says why in a word."""
+
+    code = "unavailable"
+
+
+class WorkerLost(Unavailable):
     """The worker is gone."""
+
+    code = "worker_unavailable"
+
+
+class DeadlineExceeded(Unavailable):
+    """The request has taken longer than the settings allow."""
+
+    code = "deadline_exceeded"
+
+
+class ShuttingDown(Unavailable):
+    """The server is about to end."""
+
+    code = "shutting_down"
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down; try again shortly.")
 
 
 class Engine:
@@ -42,19 +72,24 @@ class Engine:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._beat_seconds = settings.server.keep_alive_seconds
         self._metrics = metrics
-        self._queue = Queue(settings.scheduling.max_active, settings.scheduling.max_waiting)
+        self._limits = limits = settings.scheduling
+        self._queue = Queue(limits.max_active, limits.max_waiting, limits.max_waiting_tokens)
+        self._quotas = Quotas(settings.auth)
         self._streams: dict[str, asyncio.Queue[TokenEvent | EngineError]] = {}
         self._supervisor = Supervisor(settings, self._take, self._lost, self._failed)
         self._started = asyncio.Event()  # a worker has been ready, or none ever will be
         self.info: Ready | None = None  # of the last worker that got ready
         self.ready = False  # the worker has loaded and is alive
+        self._draining = False  # no new requests
         self.failure: str | None = None  # why there is no worker and will be none, one sentence
 
     @property
     def state(self) -> str:
-        """One word: ready, loading (the first worker), restarting (another one), or failed."""
+        """One word: ready, loading (the first worker), restarting (another one), draining, or failed."""
         if self.failure is not None:
             return "failed"
+        if self._draining:
+            return "draining"
         return "ready" if self.ready else "restarting" if self.info else "loading"
 
     async def start(self, on_failure: Callable[[str], None]) -> None:
@@ -66,6 +101,16 @@ class Engine:
     async def stop(self) -> None:
         """Ends the worker."""
         await self._supervisor.stop()
+
+    def drain(self) -> None:
+        """From now on, new requests are refused; those that are here go on."""
+        self._draining = True
+
+    def abort(self) -> None:
+        """Ends all requests with an error."""
+        self._queue.fail(ShuttingDown())
+        for request_id in list(self._streams):
+            self._deliver(request_id, ShuttingDown())
 
     async def wait_started(self) -> Ready:
         """What the worker is like, once one has loaded. Raises WorkerLost where none can."""
@@ -81,38 +126,58 @@ class Engine:
         Close the iterator (or leave it) to cancel the request. With `admitted`, a full queue is no reason to refuse it.
         """
         arrived = time.monotonic()
-        try:
-            turn = self._queue.enter(request.id, admitted, request.priority)
-        except QueueFull:
-            self._metrics.rejected_requests.labels("queue_full").inc()
-            raise Overloaded("The server is busy and its queue is full; try again shortly.") from None
-        finished = sent = False
-        stream = self._streams[request.id] = asyncio.Queue()
-        try:
-            self._metrics.saw_queue(self._queue)
-            while not (await asyncio.wait({turn}, timeout=self._beat_seconds))[0]:
-                yield None
-            turn.result()  # raises where there will be no worker
-            self._metrics.saw_queue(self._queue)
-            self._metrics.queue.observe(time.monotonic() - arrived)
-            self._supervisor.send(request)
-            sent = True
-            while not finished:
-                try:
-                    async with asyncio.timeout(self._beat_seconds):
-                        event = await stream.get()
-                except TimeoutError:
+        with ExitStack() as held:
+            turn = self._enter(request, admitted, held)
+            finished = sent = False
+            stream = self._streams[request.id] = asyncio.Queue()
+            try:
+                self._metrics.saw_queue(self._queue)
+                while not (await asyncio.wait({turn}, timeout=self._patience(arrived, self._limits.queue_seconds)))[0]:
                     yield None
-                    continue
-                finished = isinstance(event, EngineError) or event.last
-                if isinstance(event, EngineError):
-                    raise event
-                yield event
-        finally:
-            del self._streams[request.id]
-            self._leave(request.id)
-            if sent and not finished:
-                self._supervisor.send(Cancel(request.id))
+                turn.result()  # raises where there will be no worker
+                self._metrics.saw_queue(self._queue)
+                self._metrics.queue.observe(time.monotonic() - arrived)
+                self._supervisor.send(request)
+                sent = True
+                while not finished:
+                    try:
+                        async with asyncio.timeout(self._patience(arrived, self._limits.request_seconds)):
+                            event = await stream.get()
+                    except TimeoutError:
+                        yield None
+                        continue
+                    finished = isinstance(event, EngineError) or event.last
+                    if isinstance(event, EngineError):
+                        raise event
+                    yield event
+            finally:
+                del self._streams[request.id]
+                self._leave(request.id)
+                if sent and not finished:
+                    self._supervisor.send(Cancel(request.id))
+
+    def _enter(self, request: Request, admitted: bool, held: ExitStack) -> asyncio.Future[None]:
+        """The request's turn; what it holds meanwhile is released with `held`. Raises EngineError."""
+        if self._draining:
+            raise ShuttingDown
+        principal, tokens = request.principal, len(request.prompt)
+        try:
+            if not admitted:
+                held.enter_context(self._quotas.hold(principal, self._queue.seconds_per_request))
+            return self._queue.enter(request.id, admitted, request.priority, principal, tokens)
+        except QueueFull as full:
+            self._metrics.rejected_requests.labels(full.reason).inc()
+            raise Overloaded(str(full), full.reason, full.seconds) from None
+
+    def _patience(self, arrived: float, limit: float | None) -> float:
+        """How long to wait before the next sign of life, seconds. Raises DeadlineExceeded once the request is `limit` old."""
+        if limit is None:
+            return self._beat_seconds
+        left = arrived + limit - time.monotonic()
+        if left <= 0:
+            self._metrics.rejected_requests.labels("deadline").inc()
+            raise DeadlineExceeded(f"The request was not answered within {limit:g} s; try again later, or ask for less.")
+        return min(self._beat_seconds, left)
 
     def _leave(self, request_id: str) -> None:
         """Makes room for the next request: when the worker is done with this one, however slowly its client reads."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +12,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from server.engine import EngineError, Impossible, Overloaded, WorkerLost
+from server.engine import EngineError, Impossible, Overloaded, Unavailable
 
-RETRY_AFTER_SECONDS = "1"
+RETRY_AFTER_SECONDS = 1.0  # where nothing better is known
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -29,8 +30,11 @@ TYPES = {
 class APIError(HTTPException):
     """An answer that is an error; `message` is one sentence that says what to do."""
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None, retry_seconds: float | None = None
+    ) -> None:
         super().__init__(status, message)
+        self.retry_seconds = retry_seconds
         self.message = message
         self.param = param
         self.code = code
@@ -41,7 +45,9 @@ class APIError(HTTPException):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        headers: Mapping[str, str] = {"Retry-After": RETRY_AFTER_SECONDS} if self.status_code in (429, 503) else {}
+        headers: Mapping[str, str] = {}
+        if self.status_code in (429, 503):
+            headers = {"Retry-After": str(max(1, math.ceil(self.retry_seconds or RETRY_AFTER_SECONDS)))}
         return JSONResponse(self.body, self.status_code, headers)
 
 
@@ -79,11 +85,12 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
 def from_engine(error: EngineError) -> APIError:
     """What a client is told when the engine cannot answer."""
     if isinstance(error, Overloaded):
-        return APIError(429, str(error), code="queue_full")
+        code = {"concurrency": "rate_limit_exceeded", "rate": "rate_limit_exceeded"}.get(error.reason, "queue_full")
+        return APIError(429, str(error), code=code, retry_seconds=error.seconds)
     if isinstance(error, Impossible):
         return APIError(400, str(error), code="invalid_value")
-    if isinstance(error, WorkerLost):
-        return APIError(503, str(error), code="worker_unavailable")
+    if isinstance(error, Unavailable):
+        return APIError(503, str(error), code=error.code)
     return APIError(500, str(error), code="internal_error")
 
 

@@ -23,6 +23,7 @@ class RequestHeaders:
         started = time.monotonic()
         given = dict(scope["headers"]).get(b"x-request-id", b"")
         identity = given if SANE.fullmatch(given) else f"req_{uuid.uuid4().hex}".encode()
+        scope.setdefault("state", {})["request_id"] = identity.decode()
 
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":

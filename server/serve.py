@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import socket
 import sys
+from math import ceil
+from types import FrameType
 
 import uvicorn
 from transformers.utils.logging import disable_progress_bar
 
 from server.app import create_app
 from server.auth import is_loopback
+from server.engine import Engine
+from server.logs import configure
 from server.settings import Settings
 from verify.model import ModelError, load_tokenizer
+
+log = logging.getLogger("outrider")
+GRACE_SECONDS = 2.0  # for the errors that end what the drain did not
+
+
+class DrainingServer(uvicorn.Server):
+    """At the first signal it takes no more requests, answers those that are here, and ends the rest at a deadline.
+
+    At a second signal it ends.
+    """
+
+    def __init__(self, config: uvicorn.Config, engine: Engine, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._drain_seconds = drain_seconds
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """What uvicorn does once it shall end."""
+        self._engine.drain()
+        deadline = asyncio.get_running_loop().call_later(self._drain_seconds, self._engine.abort)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            deadline.cancel()
 
 
 def run(settings: Settings) -> int:
     """Serves; returns the process's exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(settings.logging)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     disable_progress_bar()
     if not (settings.auth.keys or settings.auth.open or is_loopback(settings.server.host)):
@@ -49,8 +83,11 @@ def run(settings: Settings) -> int:
         print(f"outrider: serving {settings.model.served_name} at {address} (loading the model)", file=sys.stderr)
 
     app = create_app(settings, tokenizer, on_start, on_failure)
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, server_header=False)
-    server = uvicorn.Server(config)
+    last = settings.server.drain_seconds + GRACE_SECONDS
+    config = uvicorn.Config(
+        app, log_level="warning", log_config=None, timeout_graceful_shutdown=ceil(last), server_header=False
+    )
+    server = DrainingServer(config, app.state.service.engine, settings.server.drain_seconds)
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     return 2 if failures else 0

@@ -47,7 +47,7 @@ class Service:
         chosen = settings.model.tool_format
         self.tool_format: ToolFormat = format_of(self.prompts.template) if chosen == "auto" else chosen
         self.responses = ResponseStore(settings.responses.capacity, settings.responses.ttl_seconds)
-        self.answers = Answerer(self.engine, self.metrics)
+        self.answers = Answerer(self.engine, self.metrics, settings.server.coalesce_ms / 1e3)
         self.started = int(time.time())
 
     async def chat(self, http: Request, body: ChatBody) -> Response:

@@ -44,6 +44,9 @@ class Server(Section):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535, description="0 = any free port")
     keep_alive_seconds: float = Field(15.0, gt=0, description="between SSE comments while a stream has nothing to say")
+    coalesce_ms: int = Field(0, ge=0, le=10_000, description="send streams by a clock of so many ms; 0 = as tokens come")
+    drain_seconds: float = Field(30.0, ge=0, description="at the end, for the requests that are being answered")
+    cors_origins: tuple[str, ...] = Field((), description="web pages that may ask; none may where it is empty")
 
 
 class ApiKey(Section):
@@ -51,6 +54,8 @@ class ApiKey(Section):
 
     key: SecretStr = Field(min_length=8)
     datastores: tuple[str, ...] = Field((), description="searched for this key's requests alone, beside the common ones")
+    max_concurrent: int | None = Field(None, ge=1, description="instead of the common one, as the next")
+    requests_per_minute: int | None = Field(None, ge=1)
 
 
 def _key_alone(value: Any) -> Any:
@@ -65,6 +70,8 @@ class Auth(Section):
         {}, description="by name: a key, or {key, datastores}"
     )
     open: bool = Field(False, description="listen on a public address although there are no keys")
+    max_concurrent: int | None = Field(None, ge=1, description="requests of one key at once; null = any number")
+    requests_per_minute: int | None = Field(None, ge=1, description="of one key; null = any number")
 
 
 class Model(Section):
@@ -143,8 +150,11 @@ class Sessions(Section):
 class Scheduling(Section):
     """The queue in front of the worker."""
 
-    max_active: int = Field(1, ge=1, le=64, description="requests that take turns, a step each")
+    max_active: int = Field(4, ge=1, le=64, description="requests that take turns, a step each")
     max_waiting: int = Field(64, ge=0, description="requests that may wait; more get a 429")
+    max_waiting_tokens: int = Field(1 << 20, ge=1, description="prompt tokens that may wait")
+    queue_seconds: float | None = Field(None, gt=0, description="who has waited so long gets a 503; null = nobody")
+    request_seconds: float | None = Field(None, gt=0, description="an answer that takes so long ends with an error")
     stall_seconds: float = Field(120.0, gt=0, description="a worker that is silent for so long while it has work is replaced")
 
 
@@ -153,6 +163,21 @@ class Responses(Section):
 
     capacity: int = Field(1000, ge=1, description="responses kept; the oldest go first")
     ttl_seconds: float = Field(3600.0, gt=0)
+
+
+class Logging(Section):
+    """What the server says of itself, on stderr."""
+
+    format: Literal["human", "json"] = "human"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    requests: bool = Field(True, description="a line for each request: what it took, never what it said")
+    prompts: bool = Field(False, description="and what it said: only where nobody minds")
+
+
+class Tracing(Section):
+    """OpenTelemetry; needs the extra `otel`."""
+
+    endpoint: str | None = Field(None, description="an OTLP collector's http address, such as http://localhost:4318")
 
 
 class Limits(Section):
@@ -188,6 +213,8 @@ class Settings(BaseSettings):
     scheduling: Scheduling = Scheduling()
     responses: Responses = Responses()
     limits: Limits = Limits()
+    logging: Logging = Logging()
+    tracing: Tracing = Tracing()
 
 
 def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:

@@ -24,6 +24,7 @@ from drafters.array_file import ArrayFileError
 from drafters.draft import Logprobs, Source
 from server import messages
 from server.loaded import Loaded, load
+from server.logs import configure
 from server.messages import (
     Cancel,
     Failed,
@@ -250,6 +251,7 @@ def end_with_parent() -> None:
 def main(settings: Settings, end: socket.socket) -> None:
     """The process's entry point: load, say Ready (or Refused), and work."""
     threading.Thread(target=end_with_parent, daemon=True).start()
+    configure(settings.logging)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front end decides
     started = time.monotonic()
     wire = WorkerSide(end)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ class Served:
     http: httpx.Client
     client: openai.OpenAI
     model: str
+    log: list[str]  # lines that the server has written
 
 
 def start(*flags: str) -> tuple[subprocess.Popen[str], str]:
@@ -57,16 +59,20 @@ def wait_ready(url: str) -> None:
 def serving(*flags: str, key: str = "none") -> Iterator[Served]:
     """A server process that is ready, and clients that send `key`."""
     process, url = start(*flags)
+    log: list[str] = []
+    reader = threading.Thread(target=lambda: log.extend(process.stderr or ()), daemon=True)  # a full pipe stops a server
+    reader.start()
     try:
         wait_ready(url)
         with (
             httpx.Client(base_url=url, timeout=60, headers={"Authorization": f"Bearer {key}"}) as http,
             openai.OpenAI(base_url=f"{url}/v1", api_key=key) as client,
         ):
-            yield Served(process, url, http, client, client.models.list().data[0].id)
+            yield Served(process, url, http, client, client.models.list().data[0].id, log)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
+        reader.join()
         assert process.stderr is not None
         process.stderr.close()
 

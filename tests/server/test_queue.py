@@ -97,3 +97,71 @@ def test_a_lower_number_comes_first() -> None:
         assert came == ["c", "e", "b", "d"]
 
     in_loop(body)
+
+
+def test_the_queue_is_bounded_by_tokens() -> None:
+    def body() -> None:
+        queue = Queue(max_active=1, max_waiting=10, max_waiting_tokens=100)
+        queue.open()
+        queue.enter("a", tokens=500)  # at work, so it does not wait
+        queue.enter("b", tokens=500)  # alone, however long
+        with pytest.raises(QueueFull, match="so long a prompt") as raised:
+            queue.enter("c", tokens=1)
+        assert raised.value.reason == "tokens"
+        queue.leave("b")
+        queue.enter("d", tokens=60), queue.enter("e", tokens=40)
+        assert queue.waiting_tokens == 100
+        with pytest.raises(QueueFull):
+            queue.enter("f", tokens=1)
+
+    in_loop(body)
+
+
+def test_when_to_come_again_follows_the_measured_rate() -> None:
+    def body() -> None:
+        now = [0.0]
+        queue = Queue(max_active=2, max_waiting=4, clock=lambda: now[0])
+        queue.open()
+        for number in range(200):
+            queue.enter(str(number))
+            now[0] += 3.0
+            queue.leave(str(number))
+        assert queue.seconds_per_request == pytest.approx(3.0)
+        for name in "abcdef":
+            queue.enter(name)
+        with pytest.raises(QueueFull) as raised:
+            queue.enter("g")
+        assert raised.value.seconds == pytest.approx(3.0)  # two of the four who wait are gone in one round of two
+
+    in_loop(body)
+
+
+def test_principals_take_turns() -> None:
+    def body() -> None:
+        queue = Queue(max_active=2, max_waiting=100)
+        queue.open()
+        turns = {f"a{number}": queue.enter(f"a{number}", principal="a") for number in range(20)}
+        turns |= {f"{name}0": queue.enter(f"{name}0", principal=name) for name in "bc"}
+        came = [name for name, turn in turns.items() if turn.done()]
+        assert came == ["a0", "a1"]
+        for _ in range(4):
+            queue.leave(came[-2])
+            came += [name for name, turn in turns.items() if turn.done() and name not in came]
+        assert came[2:4] == ["b0", "c0"]  # before all others of a
+        queue.leave(came[-1])
+        assert not queue._last_turn.keys() - {"a", "b", "c"}
+
+    in_loop(body)
+
+
+def test_nothing_is_remembered_of_who_is_gone() -> None:
+    def body() -> None:
+        queue = Queue(max_active=1, max_waiting=100)
+        queue.open()
+        for number in range(50):
+            queue.enter(str(number), principal=f"user {number}")
+        for number in range(50):
+            queue.leave(str(number))
+        assert (queue.active, queue.waiting, queue._last_turn) == (0, 0, {})
+
+    in_loop(body)
