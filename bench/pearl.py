@@ -112,6 +112,9 @@ class SleepingModel:
         self._rows += 1
         return self._forward()
 
+    def retract(self, rows: int) -> None:
+        self._rows = rows - 1
+
     def advance(self, tokens: Ints) -> None:
         self._emitted += len(tokens)
         self._rows = max(0, self._rows - len(tokens))
@@ -162,7 +165,7 @@ def simulate(ratio: int, rate: float, tokens: int, token_seconds: float) -> dict
     answer = 2 * np.random.default_rng(1).integers(0, 1000, tokens + beyond).astype(np.int32)  # odd tokens are wrong
     right = np.pad(agreement(rate, tokens, seed=ratio), (0, beyond), constant_values=True)
     model = SleepingModel(answer, right, token_seconds, ratio, clock)
-    drafter = PearlDrafter(model, PearlOptions(window=ratio))
+    drafter = PearlDrafter(model, PearlOptions(window=ratio, ahead=0))
     options = DecodeOptions(SamplingParams(temperature=0), tokens, max_nodes=ratio)
     prompt = np.zeros(1, np.int32)
     started = time.perf_counter()

@@ -67,9 +67,18 @@ def stream(client: httpx.Client, fields: dict[str, Any]) -> Seen:
     return Seen(tokens, arrivals[-1] - started, gaps[0], gaps[1:])
 
 
+@dataclass(frozen=True)
+class Own:
+    """A server process of our own."""
+
+    url: str
+    process: subprocess.Popen[str]
+    log: deque[str]  # the last lines that it wrote
+
+
 @contextmanager
-def server(flags: Sequence[str]) -> Iterator[str]:
-    """A server process of our own, ready; yields its address."""
+def server(flags: Sequence[str]) -> Iterator[Own]:
+    """A server process of our own, ready."""
     command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -78,16 +87,17 @@ def server(flags: Sequence[str]) -> Iterator[str]:
         found = re.search(r"http://\S+(?=/v1)", line)
         if not found:
             raise BenchError(f"The server did not start: {line.strip()}")
-        threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()  # a full pipe stops a server
+        log: deque[str] = deque(maxlen=10_000)
+        threading.Thread(target=log.extend, args=(process.stderr,), daemon=True).start()  # a full pipe stops a server
         deadline = time.monotonic() + START_SECONDS
         while httpx.get(f"{found[0]}/ready").status_code != 200:
             if time.monotonic() > deadline or process.poll() is not None:
                 raise BenchError("The server did not get ready.")
             time.sleep(0.2)
-        yield found[0]
+        yield Own(found[0], process, log)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 @contextmanager
@@ -122,7 +132,7 @@ def run(settings: Settings, flags: Sequence[str], plan: Plan, url: str | None, o
     else:
         inside = InProcess(settings, plan)
         with server(flags) as own:
-            figures = [served(own, plan, temperature, inside) for temperature in plan.temperatures]
+            figures = [served(own.url, plan, temperature, inside) for temperature in plan.temperatures]
     show(figures)
     whole = {
         "model": settings.model.served_name,

@@ -48,7 +48,10 @@ class LanguageModel(Protocol):
         """Reads what it has not read yet and drops all rows but the first; `count` candidates for what follows it."""
 
     def expand(self, tokens: Sequence[int], parents: Sequence[int], count: int) -> Candidates:
-        """Adds R <= `space` rows, each below a row from before, in one forward; `count` candidates for each of them."""
+        """Adds R <= `space` rows, each below an earlier one, in one forward; `count` candidates for each of them."""
+
+    def retract(self, rows: int) -> None:
+        """Forgets all but the first `rows` rows."""
 
     def advance(self, tokens: Ints) -> None:
         """Tokens (int32 [A+1]) are committed. Rows that they follow are kept: what they hold is not computed again."""

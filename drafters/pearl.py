@@ -19,6 +19,7 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
+from drafters.ahead import Ahead
 from drafters.calibration import Calibration
 from drafters.draft import EMPTY, NOTHING, DraftTree, Floats, Ints, Sampling, Source, Verdict, chain
 from drafters.language_model import LanguageModel
@@ -34,6 +35,7 @@ class PearlOptions:
     pre_verify: bool = True  # verify the first token while the others are drafted
     post_verify: bool = True  # draft on while tokens are verified
     window: Annotated[int, Ge(0), Le(LONGEST)] = 0  # gamma, tokens; 0 = the measured ratio of the models' speeds (Theorem 1)
+    ahead: Annotated[int, Ge(0), Le(16)] = 3  # tokens that a tri-gram table drafts for the draft model itself
 
 
 class PearlDrafter:
@@ -47,6 +49,7 @@ class PearlDrafter:
         self._calibration = Calibration(1)
         self._guess: list[int] = []  # all but its last token are rows of the model
         self._shares: list[float] = []  # the model's probability of each
+        self._ahead = Ahead(options.ahead)
         self._draft_seconds = 0.0  # of a token; a decaying mean
         self._verify_seconds = 0.0  # of a step
         self._beside: Future[None] | None = None
@@ -68,6 +71,7 @@ class PearlDrafter:
         self._stop()
         self._forget()
         self._model.beside(lambda: self._model.begin(prompt, sampling)).result()
+        self._ahead.learn(prompt.tolist())
 
     def propose(self, budget: int) -> DraftTree:
         if budget <= 0:
@@ -86,6 +90,7 @@ class PearlDrafter:
         self._stop()
         tokens = verdict.tokens
         self._learn(tokens)
+        self._ahead.learn(tokens.tolist())
         if self._guess[: len(tokens)] == tokens.tolist():
             self._guess, self._shares = self._guess[len(tokens) :], self._shares[len(tokens) :]
         else:
@@ -102,17 +107,31 @@ class PearlDrafter:
         self._beside = self._model.beside(lambda: self._work(count))
 
     def _work(self, count: int) -> None:
-        """Drafts on where the guess ends, one token at a time, until there are enough."""
-        for number in range(count):
-            if not self._model.space or (number and self._enough.is_set()):
-                return
+        """Drafts on where the guess ends, one forward after the other, until there are enough tokens."""
+        wanted, drafted = len(self._guess) + count, 0
+        while len(self._guess) < wanted and self._model.space and not (drafted and self._enough.is_set()):
             started = time.perf_counter()
-            row = len(self._guess)
-            found = self._model.expand(self._guess[-1:], [row - 1], 1) if row else self._model.root(1)
-            self._guess.append(int(found.tokens[0, 0]))
-            self._shares.append(float(found.probability[0, 0]))
-            self._draft_seconds = tracked(self._draft_seconds, time.perf_counter() - started)
-            self.drafted_tokens += 1
+            new = self._forward(min(wanted - len(self._guess), self._model.space) - 1)
+            self._draft_seconds = tracked(self._draft_seconds, (time.perf_counter() - started) / new)
+            drafted += new
+        self.drafted_tokens += drafted
+
+    def _forward(self, most_ahead: int) -> int:
+        """One forward of the model; returns how many tokens longer the guess is."""
+        row = len(self._guess)
+        if not row:
+            expected, found = [], self._model.root(1)
+        else:
+            expected = self._ahead.guess(self._guess)[:most_ahead]
+            found = self._model.expand([self._guess[-1], *expected], range(row - 1, row + len(expected)), 1)
+        choices = found.tokens[:, 0].tolist()
+        right = next((at for at, token in enumerate(expected) if choices[at] != token), len(expected))
+        self._guess += choices[: right + 1]
+        self._shares += found.probability[: right + 1, 0].tolist()
+        if right < len(expected):
+            self._model.retract(len(self._guess))  # all but the last one are rows
+        self._ahead.saw(len(expected), right)
+        return right + 1
 
     def _stop(self) -> None:
         """Waits until nothing is drafted."""

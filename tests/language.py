@@ -44,10 +44,13 @@ class ToyModel:
         return self._candidates(self.rows, count)
 
     def expand(self, tokens: Sequence[int], parents: Sequence[int], count: int) -> Candidates:
-        assert all(0 <= parent < len(self.rows) for parent in parents)
+        assert all(0 <= parent < len(self.rows) + number for number, parent in enumerate(parents))
         self.rows += tokens
         self.forwards.append(len(tokens))
         return self._candidates(tokens, count)
+
+    def retract(self, rows: int) -> None:
+        del self.rows[rows:]
 
     def advance(self, tokens: Ints) -> None:
         follow = self.rows[1 : len(tokens) + 1] == tokens.tolist()

@@ -137,11 +137,15 @@ class SessionDraft:
         for row, parent in enumerate(parents, start=known):
             seen[row] |= seen[parent]
         self._rows += tokens
-        self._depths += [self._depths[parent] + 1 for parent in parents]
+        for parent in parents:
+            self._depths.append(self._depths[parent] + 1)
         self._ancestors = seen
         rows, depths = torch.tensor(self._rows), torch.tensor(self._depths)
         logits = self._shared.runner.forward(self._shared.lend(self), rows, depths, torch.from_numpy(seen), known=known)
         return self._candidates(logits, self._depths[known:], count)
+
+    def retract(self, rows: int) -> None:
+        self._rows, self._depths, self._ancestors = self._rows[:rows], self._depths[:rows], self._ancestors[:rows, :rows]
 
     def advance(self, tokens: Ints) -> None:
         path = self._follow(tokens.tolist())

@@ -34,7 +34,7 @@ def step(drafter: PearlDrafter, *tokens: int) -> list[int]:
 
 
 def test_accepted_guesses_are_verified_while_others_are_drafted() -> None:
-    drafter, model = new(PearlOptions(window=3))
+    drafter, model = new(PearlOptions(window=3, ahead=0))
     assert step(drafter, 1) == []  # pre-verify: the target's own token checks the first guess
     assert step(drafter, 2, 3, 4) == [2, 3]  # post-verify: 4, 0, 1 were drafted beside it
     assert step(drafter, 0, 1, 2) == [0, 1]
@@ -44,7 +44,7 @@ def test_accepted_guesses_are_verified_while_others_are_drafted() -> None:
 
 
 def test_a_rejection_starts_again() -> None:
-    drafter, _ = new(PearlOptions(window=3))
+    drafter, _ = new(PearlOptions(window=3, ahead=0))
     step(drafter, 1)
     assert step(drafter, 2, 0) == [2, 3]  # 3 was rejected
     assert step(drafter, 3) == []  # nothing is known to follow 0 here; 1 was guessed, and is wrong
@@ -53,14 +53,14 @@ def test_a_rejection_starts_again() -> None:
 
 
 def test_without_post_verify_every_other_step_verifies() -> None:
-    drafter, _ = new(PearlOptions(window=3, post_verify=False))
+    drafter, _ = new(PearlOptions(window=3, ahead=0, post_verify=False))
     assert step(drafter, 1) == []
     assert step(drafter, 2, 3, 4) == [2, 3]
     assert step(drafter, 0) == []
 
 
 def test_without_pre_verify_no_step_is_without_a_draft() -> None:
-    drafter, _ = new(PearlOptions(window=3, pre_verify=False))
+    drafter, _ = new(PearlOptions(window=3, ahead=0, pre_verify=False))
     assert step(drafter, 1, 2, 3, 4) == [1, 2, 3]
     assert step(drafter, 0, 3) == [0, 1]
     assert step(drafter, 4) == [4, 0, 1]
@@ -68,7 +68,7 @@ def test_without_pre_verify_no_step_is_without_a_draft() -> None:
 
 def test_part_of_a_guess_may_be_verified() -> None:
     """Where a step had room for one token of two, the other is still believed."""
-    drafter, _ = new(PearlOptions(window=3))
+    drafter, _ = new(PearlOptions(window=3, ahead=0))
     step(drafter, 1)
     tree = drafter.propose(1)
     assert tree.tokens.tolist() == [2]
@@ -86,7 +86,7 @@ def test_the_verifier_never_waits_for_more_than_one_token() -> None:
             return super().expand(tokens, parents, count)
 
     with ThreadPoolExecutor(1) as thread:
-        drafter, model = new(PearlOptions(window=30), Gated(RING, thread=thread))
+        drafter, model = new(PearlOptions(window=3, ahead=00), Gated(RING, thread=thread))
         tree = drafter.propose(64)  # the first token, and then the second, which waits
         verdict = Verdict(tree, np.empty(0, np.int32), np.array([1], np.int32))
         observed = threading.Thread(target=drafter.observe, args=(verdict,))
@@ -98,6 +98,23 @@ def test_the_verifier_never_waits_for_more_than_one_token() -> None:
         assert not observed.is_alive()
         assert len(model.forwards) <= 2
         drafter.end()
+
+
+def test_a_table_drafts_for_the_draft_model() -> None:
+    """The same guesses in fewer forwards, wrong expectations included."""
+    plain, quick = new(PearlOptions(window=6, ahead=0)), new(PearlOptions(window=6, ahead=3))
+    misled: Ints = np.array([0, 1, 2, 0, 1, 4, 0], np.int32)  # 1, 4 was said; the model says 1, 2
+    for drafter, _ in (plain, quick):
+        drafter.begin(misled)
+    last = 0
+    for _ in range(10):  # the target agrees with the model every time
+        size = len(plain[0]._guess) + 1
+        emitted = [(last + 1 + number) % 5 for number in range(size)]
+        last = emitted[-1]
+        assert step(plain[0], *emitted) == step(quick[0], *emitted)
+        assert plain[0]._guess == quick[0]._guess
+    assert sum(quick[1].forwards) > len(quick[1].forwards)
+    assert len(quick[1].forwards) < len(plain[1].forwards)
 
 
 def test_the_window_follows_the_speeds() -> None:
