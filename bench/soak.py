@@ -123,11 +123,12 @@ class Soak:
                 self._saw("wrong requests" if 400 <= out.status < 500 else f"wrong request got {out.status}", out)
             else:
                 ask = stream if self._lots.random() < 0.6 else whole
-                self._check(question, await ask(client, fields))
+                await self._check(question, await ask(client, fields))
 
-    def _check(self, question: Question, out: Outcome) -> None:
+    async def _check(self, question: Question, out: Outcome) -> None:
         if out.status == 429:
             self.record.counts["refused"] += 1
+            await asyncio.sleep(0.05)
         elif out.answered and out.tokens == question.tokens:
             self.record.counts["right answers"] += 1
         elif out.answered:
@@ -137,6 +138,8 @@ class Soak:
 
     def _saw(self, what: str, out: Outcome) -> None:
         self.record.counts[what] += 1
+        if what == "failed":
+            self.record.counts[f"failed: {out.status} {out.error}"] += 1
         if what == "failed" or (out.error and what != "left"):
             self.record.failed_at.append(time.perf_counter() - self._started)
 

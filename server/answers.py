@@ -128,7 +128,7 @@ class Answerer:
         return body | {"speculation": usage.report()} if asked.report else body
 
     async def stream(self, asked: Asked) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events; an error after the first byte becomes an event, too."""
+        """The answer as server-sent events. Raises EngineError before the first byte; after it an error becomes an event."""
         head = self._head(asked, asked.shape.chunk_object)
         if asked.include_usage:
             head["usage"] = None
@@ -136,10 +136,12 @@ class Answerer:
         offsets: dict[int, int] = {}  # characters sent of each choice that has begun
         events = self.events(asked, usage)
         batches = by_clock(events, self._tick) if self._tick else one_by_one(events)
+        begun = False  # something has been said
         padding = 0 if not asked.obfuscates else PADDED_TICK_BYTES if self._tick else PADDED_BYTES
         try:
             async with aclosing(batches):
                 async for batch in batches:
+                    begun = True
                     if not batch:
                         nothing = head | {"choices": []}
                         yield sse(padded(nothing, padding)) if padding and offsets else KEEP_ALIVE
@@ -152,6 +154,8 @@ class Answerer:
                             chunk = head | {"choices": [choice]}
                             yield sse(padded(chunk, padding) if padding else chunk)
         except EngineError as error:
+            if not begun:
+                raise
             yield sse(from_engine(error).body)
             return
         if asked.include_usage or asked.report:

@@ -15,7 +15,7 @@ from tests.server.test_server import MESSAGES
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[Served]:
-    with serving("--model.dtype", "float32", "--scheduling.max_waiting", "0") as server:
+    with serving("--model.dtype", "float32", "--scheduling.max_waiting", "0", "--scheduling.max_active", "1") as server:
         yield server
 
 
@@ -30,6 +30,9 @@ def test_the_client_comes_again(own: Served) -> None:
             own.client.with_options(max_retries=0).chat.completions.create(**common, max_tokens=2)
         assert int(raised.value.response.headers["Retry-After"]) > 0
         assert raised.value.code == "queue_full"
+        stream = own.http.post("/v1/completions", json={"model": own.model, "prompt": "x", "stream": True})
+        assert stream.status_code == 429  # a status of its own, not an event
+        assert stream.json()["error"]["code"] == "queue_full"
         later = own.client.with_options(max_retries=60).chat.completions.create(**common, max_tokens=2)
         assert later.choices[0].message.content is not None
         assert len(long.result(60).choices) == 3

@@ -19,7 +19,9 @@ STALL_SECONDS = 3
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[Served]:
-    with serving("--model.dtype", "float32", "--scheduling.stall_seconds", str(STALL_SECONDS)) as server:
+    with serving(
+        "--model.dtype", "float32", "--scheduling.stall_seconds", str(STALL_SECONDS), "--scheduling.max_active", "1"
+    ) as server:
         yield server
 
 
