@@ -48,6 +48,8 @@ class APIError(HTTPException):
         headers: Mapping[str, str] = {}
         if self.status_code in (429, 503):
             headers = {"Retry-After": str(max(1, math.ceil(self.retry_seconds or RETRY_AFTER_SECONDS)))}
+        elif self.status_code == 413:
+            headers = {"Connection": "close"}  # nobody reads the rest of such a body
         return JSONResponse(self.body, self.status_code, headers)
 
 
