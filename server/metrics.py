@@ -18,6 +18,7 @@ LATENCY_BUCKETS = (
 )
 PHASE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0003, *LATENCY_BUCKETS)
 TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
+REFUSALS = ("queue_full", "tokens", "concurrency", "rate", "deadline", "draining")  # why a request does not reach the worker
 
 
 class Metrics:
@@ -57,6 +58,8 @@ class Metrics:
         self._positions = [self.accepted_per_position.labels(str(1 + i)) for i in range(MAX_NODES)]
         self.worker_restarts = counter("worker_restarts_total", "Times the worker process was replaced.")
         self.rejected_requests = counter("rejected_requests_total", "Requests refused before the worker.", "reason")
+        for reason in REFUSALS:  # zeros from the start, so that the first refusal is a rise and not a new series
+            self.rejected_requests.labels(reason)
         self.running = gauge("requests_running", "Requests at work.")
         self.waiting = gauge("requests_waiting", "Requests in the queue.")
         self.sessions = gauge("sessions", "Sessions kept.")
@@ -73,8 +76,7 @@ class Metrics:
         self.tokens_per_step.observe(tokens)
         for drafter, nodes in step.drafted.items():
             self.draft_tokens.labels(drafter).inc(nodes)
-        for drafter, nodes in step.accepted.items():
-            self.accepted_tokens.labels(drafter).inc(nodes)
+            self.accepted_tokens.labels(drafter).inc(step.accepted.get(drafter, 0))  # nothing is a count, too
         for position in self._positions[: sum(step.accepted.values())]:
             position.inc()
 
