@@ -19,6 +19,7 @@ LATENCY_BUCKETS = (
 PHASE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0003, *LATENCY_BUCKETS)
 TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 REFUSALS = ("queue_full", "tokens", "concurrency", "rate", "deadline", "draining")  # why a request does not reach the worker
+FAILURES = ("500", "503")
 
 
 class Metrics:
@@ -66,6 +67,12 @@ class Metrics:
         self.kv_cache_usage = gauge("kv_cache_usage_ratio", "Share of the kept sessions' positions in use.")
         self.last_progress = gauge("last_progress_timestamp_seconds", "When the worker was last heard of, Unix time.")
 
+    def saw_answer(self, endpoint: str, status: int) -> None:
+        """Counts an answer. From its first one on, an endpoint's failures are zeros, so that its first failure is a rise."""
+        for failure in FAILURES:
+            self.requests.labels(endpoint, failure)
+        self.requests.labels(endpoint, str(status)).inc()
+
     def saw_step(self, step: StepReport, tokens: int) -> None:
         """Counts one decoding step that emitted `tokens`."""
         self._draft.observe(step.draft_seconds)
@@ -109,8 +116,7 @@ class CountRequests:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                route = getattr(scope.get("route"), "path", "other")
-                self._metrics.requests.labels(route, str(message["status"])).inc()
+                self._metrics.saw_answer(getattr(scope.get("route"), "path", "other"), message["status"])
             await send(message)
 
         if scope["type"] != "http":
@@ -119,5 +125,5 @@ class CountRequests:
             await self._app(scope, receive, watched)
         except Exception:  # answered with a 500 further out
             if not started:
-                self._metrics.requests.labels(getattr(scope.get("route"), "path", "other"), "500").inc()
+                self._metrics.saw_answer(getattr(scope.get("route"), "path", "other"), 500)
             raise

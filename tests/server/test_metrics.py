@@ -60,11 +60,13 @@ def test_what_has_not_happened_is_zero() -> None:
     """A series that begins with its first event would hide it: rates are rises between two scrapes."""
     metrics = Metrics()
     metrics.saw_step(StepReport(0.001, 0.002, 0.0001, {"lookup": 4}, {}), tokens=1)
+    metrics.saw_answer("/v1/responses", 200)
     found = samples(metrics)
     assert found["outrider_accepted_tokens_total", (("drafter", "lookup"),)] == 0
-    assert {reason: found["outrider_rejected_requests_total", (("reason", reason),)] for reason in REFUSALS} == dict.fromkeys(
-        REFUSALS, 0
-    )
+    for status, count in (("200", 1), ("500", 0), ("503", 0)):
+        assert found["outrider_requests_total", (("endpoint", "/v1/responses"), ("status", status))] == count
+    for reason in REFUSALS:
+        assert found["outrider_rejected_requests_total", (("reason", reason),)] == 0
 
 
 def test_two_servers_do_not_share_counters() -> None:
