@@ -32,18 +32,18 @@ QUERIES = [
 ]
 RECORDED = [rule for rule in RULES if "record" in rule]
 ALERTS = [rule for rule in RULES if "alert" in rule]
-VARIABLES = {"$__rate_interval": "1m", "$__range": "2m", "$instance": ".*"}  # as Grafana puts them in
-WAIT_SECONDS = 30.0
+VARIABLES = {"$__rate_interval": "5m", "$__range": "5m", "$instance": ".*"}  # as Grafana puts them in
+WAIT_SECONDS = 60.0
 SCRAPE_SECONDS = 0.5
 STEP_SECONDS = SCRAPE_SECONDS / 2  # between the points of a query; no scrape falls between two
 FOREVER = {"temperature": 1.5, "max_tokens": 1900, "n": 16, "ignore_eos": True}
 # What Prometheus has seen when all that the load did has reached it, and the rules have been evaluated since.
 ARRIVED = (
-    'sum(rate(outrider_requests_total{status="404"}[1m])) > 0',
-    'sum(rate(outrider_requests_total{status="503", endpoint="/v1/completions"}[1m])) > 0',
-    'sum(rate(outrider_rejected_requests_total{reason="queue_full"}[1m])) > 0',
-    "max_over_time(outrider_requests_waiting[1m]) > 0",
-    "increase(outrider_worker_restarts_total[1m]) > 0",
+    'sum(rate(outrider_requests_total{status="404"}[5m])) > 0',
+    'sum(rate(outrider_requests_total{status="503", endpoint="/v1/completions"}[5m])) > 0',
+    'sum(rate(outrider_rejected_requests_total{reason="queue_full"}[5m])) > 0',
+    "max_over_time(outrider_requests_waiting[5m]) > 0",
+    "increase(outrider_worker_restarts_total[5m]) > 0",
     "outrider:refusals:rate5m > 0",
     "outrider:cached_prompt_tokens:ratio > 0",
 )
