@@ -18,6 +18,8 @@ LATENCY_BUCKETS = (
 )
 PHASE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0003, *LATENCY_BUCKETS)
 TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
+REFUSALS = ("queue_full", "tokens", "concurrency", "rate", "deadline", "draining")  # why a request does not reach the worker
+FAILURES = ("500", "503")
 
 
 class Metrics:
@@ -57,11 +59,19 @@ class Metrics:
         self._positions = [self.accepted_per_position.labels(str(1 + i)) for i in range(MAX_NODES)]
         self.worker_restarts = counter("worker_restarts_total", "Times the worker process was replaced.")
         self.rejected_requests = counter("rejected_requests_total", "Requests refused before the worker.", "reason")
+        for reason in REFUSALS:  # zeros from the start, so that the first refusal is a rise and not a new series
+            self.rejected_requests.labels(reason)
         self.running = gauge("requests_running", "Requests at work.")
         self.waiting = gauge("requests_waiting", "Requests in the queue.")
         self.sessions = gauge("sessions", "Sessions kept.")
         self.kv_cache_usage = gauge("kv_cache_usage_ratio", "Share of the kept sessions' positions in use.")
         self.last_progress = gauge("last_progress_timestamp_seconds", "When the worker was last heard of, Unix time.")
+
+    def saw_answer(self, endpoint: str, status: int) -> None:
+        """Counts an answer. From its first one on, an endpoint's failures are zeros, so that its first failure is a rise."""
+        for failure in FAILURES:
+            self.requests.labels(endpoint, failure)
+        self.requests.labels(endpoint, str(status)).inc()
 
     def saw_step(self, step: StepReport, tokens: int) -> None:
         """Counts one decoding step that emitted `tokens`."""
@@ -73,8 +83,7 @@ class Metrics:
         self.tokens_per_step.observe(tokens)
         for drafter, nodes in step.drafted.items():
             self.draft_tokens.labels(drafter).inc(nodes)
-        for drafter, nodes in step.accepted.items():
-            self.accepted_tokens.labels(drafter).inc(nodes)
+            self.accepted_tokens.labels(drafter).inc(step.accepted.get(drafter, 0))  # nothing is a count, too
         for position in self._positions[: sum(step.accepted.values())]:
             position.inc()
 
@@ -107,8 +116,7 @@ class CountRequests:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                route = getattr(scope.get("route"), "path", "other")
-                self._metrics.requests.labels(route, str(message["status"])).inc()
+                self._metrics.saw_answer(getattr(scope.get("route"), "path", "other"), message["status"])
             await send(message)
 
         if scope["type"] != "http":
@@ -117,5 +125,5 @@ class CountRequests:
             await self._app(scope, receive, watched)
         except Exception:  # answered with a 500 further out
             if not started:
-                self._metrics.requests.labels(getattr(scope.get("route"), "path", "other"), "500").inc()
+                self._metrics.saw_answer(getattr(scope.get("route"), "path", "other"), 500)
             raise

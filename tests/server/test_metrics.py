@@ -3,7 +3,7 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.messages import Status, StepReport
-from server.metrics import Metrics
+from server.metrics import REFUSALS, Metrics
 
 NAMES = (
     "time_to_first_token_seconds",
@@ -54,6 +54,19 @@ def test_a_step_is_counted() -> None:
     assert found["outrider_accepted_tokens_per_position_total", (("position", "3"),)] == 0
     assert found["outrider_step_seconds_count", (("phase", "verify"),)] == 1
     assert found["outrider_sessions", ()] == 4
+
+
+def test_what_has_not_happened_is_zero() -> None:
+    """A series that begins with its first event would hide it: rates are rises between two scrapes."""
+    metrics = Metrics()
+    metrics.saw_step(StepReport(0.001, 0.002, 0.0001, {"lookup": 4}, {}), tokens=1)
+    metrics.saw_answer("/v1/responses", 200)
+    found = samples(metrics)
+    assert found["outrider_accepted_tokens_total", (("drafter", "lookup"),)] == 0
+    for status, count in (("200", 1), ("500", 0), ("503", 0)):
+        assert found["outrider_requests_total", (("endpoint", "/v1/responses"), ("status", status))] == count
+    for reason in REFUSALS:
+        assert found["outrider_rejected_requests_total", (("reason", reason),)] == 0
 
 
 def test_two_servers_do_not_share_counters() -> None:

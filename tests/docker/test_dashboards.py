@@ -1,0 +1,275 @@
+"""The dashboards and rules: a real Prometheus scrapes a real server under load and evaluates every expression of theirs."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.docker.dashboards import DASHBOARDS, DOCKER, PANELS, RULES
+from tests.server.conftest import Served, serving
+from tests.server.test_supervisor import worker_of
+
+QUERIES = [
+    pytest.param(target, id=f"{name}: {panel['title']} {target['refId']}")
+    for name, panel in PANELS
+    for target in panel["targets"]
+]
+RECORDED = [rule for rule in RULES if "record" in rule]
+ALERTS = [rule for rule in RULES if "alert" in rule]
+VARIABLES = {"$__rate_interval": "5m", "$__range": "5m", "$instance": ".*"}  # as Grafana puts them in
+WAIT_SECONDS = 60.0
+SCRAPE_SECONDS = 0.5
+STEP_SECONDS = SCRAPE_SECONDS / 2  # between the points of a query; no scrape falls between two
+FOREVER = {"temperature": 1.5, "max_tokens": 1900, "n": 16, "ignore_eos": True}
+# What Prometheus has seen when all that the load did has reached it, and the rules have been evaluated since.
+ARRIVED = (
+    'sum(rate(outrider_requests_total{status="404"}[5m])) > 0',
+    'sum(rate(outrider_requests_total{status="503", endpoint="/v1/completions"}[5m])) > 0',
+    'sum(rate(outrider_rejected_requests_total{reason="queue_full"}[5m])) > 0',
+    "max_over_time(outrider_requests_waiting[5m]) > 0",
+    "increase(outrider_worker_restarts_total[5m]) > 0",
+    "outrider:refusals:rate5m > 0",
+    "outrider:cached_prompt_tokens:ratio > 0",
+)
+
+
+@dataclass
+class Observed:
+    """A server that has been under load, and the Prometheus that watched it."""
+
+    served: Served
+    prometheus: httpx.Client
+    started: float  # Unix time; when Prometheus was
+
+    def ask(self, path: str, **parameters: Any) -> Any:
+        """The data of one of its API's answers."""
+        response = self.prometheus.get(f"/api/v1/{path}", params=parameters)
+        assert response.status_code == 200, response.text
+        return response.json()["data"]
+
+    def instant(self, expression: str) -> list[float]:
+        """The finite values of an expression, now."""
+        found = self.ask("query", query=expression)["result"]
+        return [float(series["value"][1]) for series in found if math.isfinite(float(series["value"][1]))]
+
+    def over_time(self, expression: str) -> list[float]:
+        """The finite values of an expression, ever."""
+        end = time.time() + STEP_SECONDS  # so that the last point is not before the last scrape
+        found = self.ask("query_range", query=expression, start=self.started, end=end, step=STEP_SECONDS)["result"]
+        values = (float(value) for series in found for _, value in series["values"])
+        return [value for value in values if math.isfinite(value)]
+
+    def wait_for(self, condition: str) -> None:
+        """Returns when an expression has a result."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not self.instant(condition):
+            assert time.monotonic() < deadline, f"Prometheus never saw {condition}"
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `prometheus` and `promtool`: the machine's own, or unpacked from Debian's package."""
+    found = shutil.which("prometheus")
+    if found and shutil.which("promtool"):
+        return Path(found).parent
+    if not (shutil.which("apt-get") and shutil.which("dpkg")):
+        pytest.skip("Prometheus is not on this machine, and there is no apt-get to fetch it with")
+    folder = tmp_path_factory.mktemp("prometheus")
+    fetch = ["apt-get", "download", "--quiet", "prometheus"]  # installs nothing, and starts no service
+    if subprocess.run(fetch, cwd=folder, capture_output=True).returncode and os.geteuid() == 0:
+        subprocess.run(["apt-get", "update", "--quiet"], capture_output=True, check=False)
+        subprocess.run(fetch, cwd=folder, capture_output=True, check=False)
+    packages = list(folder.glob("prometheus_*.deb"))
+    if not packages:
+        pytest.skip("Prometheus is not on this machine, and apt-get cannot fetch it")
+    subprocess.run(["dpkg", "-x", str(packages[0]), str(folder)], check=True)
+    return folder / "usr" / "bin"
+
+
+@contextmanager
+def watching(tools: Path, server: str, folder: Path) -> Iterator[httpx.Client]:
+    """A Prometheus with our configuration, but in a hurry, and that looks at the server of this address."""
+    config = yaml.safe_load((DOCKER / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": f"{SCRAPE_SECONDS * 1000:.0f}ms", "evaluation_interval": "1s"}
+    config["rule_files"] = [str(DOCKER / name) for name in config["rule_files"]]
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [server]}]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [str(tools / "prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    with (folder / "log").open("w") as log, httpx.Client(base_url=f"http://{address}") as client:
+        process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
+        try:
+            wait_listening(client, process, folder / "log")
+            yield client
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def wait_listening(client: httpx.Client, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Returns when Prometheus answers."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+        try:
+            if client.get("/-/ready").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+
+
+def complete(served: Served, **fields: Any) -> int:
+    """The status of a completion."""
+    body = {"model": served.model, "prompt": "def add(a, b):", "max_tokens": 2} | fields
+    return served.http.post("/v1/completions", json=body).status_code
+
+
+def stream(served: Served, drafter: str) -> None:
+    """A turn of a session that is always the same one."""
+    common: Any = {"model": served.model, "stream": True, "max_tokens": 120, "temperature": 0}
+    extra = {"session_id": "s", "ignore_eos": True, "speculation": {"drafter": drafter}}
+    messages: Any = [{"role": "user", "content": "Write a function that reads a file."}]
+    assert list(served.client.chat.completions.create(**common, messages=messages, extra_body=extra))
+
+
+def serve_and_refuse(served: Served) -> None:
+    """Answers with several drafters, and requests that are wrong."""
+    for drafter in ("fusion", "trigram", "lookup", "lookahead", "none"):
+        stream(served, drafter)
+    assert complete(served, temperature=-1) == 400
+    assert complete(served, model="another") == 404
+    assert served.http.get("/nothing").status_code == 404
+
+
+def fill_the_queue(observed: Observed) -> None:
+    """One at work, one in the queue, one that is refused; both stay until Prometheus has seen them."""
+    served = observed.served
+    with ThreadPoolExecutor() as pool:
+        body = {"model": served.model, "prompt": "x", "stream": True} | FOREVER
+        with served.http.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()  # kept: without it, the response is closed
+            next(lines)
+            waiting = pool.submit(complete, served)
+            observed.wait_for("outrider_requests_waiting > 0")
+            assert complete(served) == 429
+        assert waiting.result(WAIT_SECONDS) == 200
+
+
+def lose_the_worker(observed: Observed) -> None:
+    """A request whose worker is killed."""
+    with ThreadPoolExecutor() as pool:
+        lost = pool.submit(complete, observed.served, **FOREVER)
+        observed.wait_for("outrider_requests_running > 0")
+        os.kill(worker_of(observed.served), signal.SIGKILL)
+        assert lost.result(WAIT_SECONDS) == 503
+
+
+@pytest.fixture(scope="module")
+def observed(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+    folder = tmp_path_factory.mktemp("observed")
+    with serving("--model.dtype", "float32", "--scheduling.max_waiting", "1") as served:
+        started = time.time()
+        with watching(tools, served.url.removeprefix("http://"), folder) as client:
+            found = Observed(served, client, started)
+            found.wait_for('up{job="outrider"} == 1')
+            serve_and_refuse(served)
+            found.wait_for('outrider_requests_total{status="404"} > 0')  # a rate needs two scrapes that know the series
+            serve_and_refuse(served)
+            fill_the_queue(found)
+            lose_the_worker(found)
+            for condition in ARRIVED:
+                found.wait_for(condition)
+            yield found
+
+
+def filled(expression: str) -> str:
+    """The expression with Grafana's variables put in."""
+    for name, value in VARIABLES.items():
+        expression = expression.replace(name, value)
+    assert "$" not in expression
+    return expression
+
+
+@pytest.mark.parametrize("target", QUERIES)
+def test_no_panel_is_empty(observed: Observed, target: dict[str, Any]) -> None:
+    expression = filled(target["expr"])
+    values = observed.instant(expression) if target.get("instant") else observed.over_time(expression)
+    assert any(values), "nothing" if not values else "nothing but zeros"
+
+
+@pytest.mark.parametrize("board", DASHBOARDS.values(), ids=list(DASHBOARDS))
+def test_variables_and_annotations_have_data(observed: Observed, board: dict[str, Any]) -> None:
+    source, servers = board["templating"]["list"]
+    assert (source["name"], source["type"]) == ("datasource", "datasource")
+    query = re.fullmatch(r"label_values\((\w+), (\w+)\)", servers["query"]["query"])
+    assert query is not None
+    values = observed.ask(f"label/{query[2]}/values", **{"match[]": query[1]})
+    assert values == [observed.served.url.removeprefix("http://")]
+    for annotation in board["annotations"]["list"]:
+        assert observed.over_time(filled(annotation["expr"]))
+
+
+@pytest.mark.parametrize("rule", RECORDED, ids=lambda rule: rule["record"])
+def test_a_rule_records_what_its_expression_finds(observed: Observed, rule: dict[str, Any]) -> None:
+    assert observed.instant(rule["expr"])
+    assert observed.over_time(rule["record"])
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_an_alert_looks_at_what_is_there(observed: Observed, rule: dict[str, Any]) -> None:
+    """Its expression holds only in need; without the comparisons, its sides must have data always."""
+    observed.instant(rule["expr"])
+    for side in re.split(r"\s+(?:and|or|unless)\s+", rule["expr"]):
+        compared, comparisons = re.subn(r"\s*(?:==|!=|[<>]=?)\s*[\d.]+$", "", side)
+        assert comparisons == 1
+        assert observed.instant(compared)
+
+
+def test_prometheus_is_content_with_the_rules(observed: Observed) -> None:
+    groups = observed.ask("rules")["groups"]
+    health = {rule["name"]: (rule["health"], rule.get("lastError")) for group in groups for rule in group["rules"]}
+    assert health == {rule.get("record") or rule["alert"]: ("ok", None) for rule in RULES}
+
+
+def test_the_restart_is_an_alert(observed: Observed) -> None:
+    observed.wait_for('ALERTS{alertname="OutriderWorkerRestarted", alertstate="firing"}')
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check", "config", str(DOCKER / "prometheus.yml")],
+        ["check", "rules", str(DOCKER / "rules.yml")],
+        ["test", "rules", str(Path(__file__).parent / "alerts.yml")],
+    ],
+    ids=" ".join,
+)
+def test_promtool_is_content(tools: Path, command: list[str]) -> None:
+    done = subprocess.run([tools / "promtool", *command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_is_content_with_the_metrics(tools: Path, observed: Observed) -> None:
+    text = observed.served.http.get("/metrics").text
+    done = subprocess.run([tools / "promtool", "check", "metrics"], input=text, capture_output=True, text=True)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")

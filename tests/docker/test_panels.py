@@ -1,0 +1,95 @@
+"""The dashboards as Grafana reads them: complete, tidy, and about metrics that exist. No Prometheus is needed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.metrics import Metrics
+from server.settings import Scheduling
+from tests.docker.dashboards import DASHBOARDS, DOCKER, PANELS, RULES
+
+BOARDS = pytest.mark.parametrize("board", DASHBOARDS.values(), ids=list(DASHBOARDS))
+COLUMNS = 24  # of Grafana's grid
+
+
+def metrics_in(expression: str) -> set[str]:
+    """The server's metrics that an expression names."""
+    names = set(re.findall(r"\boutrider_\w+", expression))
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
+
+
+def known_metrics() -> set[str]:
+    families = text_string_to_metric_families(Metrics().render().decode())
+    named = {family.name + "_total" * (family.type == "counter") for family in families}
+    return {name for name in named if not name.endswith("_created")}
+
+
+@pytest.mark.parametrize("panel", [panel for _, panel in PANELS], ids=[f"{name}: {panel['id']}" for name, panel in PANELS])
+def test_a_panel_explains_itself(panel: dict[str, Any]) -> None:
+    assert panel["description"].endswith(".")
+    assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    assert all(target["legendFormat"] for target in panel["targets"])
+    assert [target["refId"] for target in panel["targets"]] == list("ABCDEF"[: len(panel["targets"])])
+    heatmap = panel["type"] == "heatmap"
+    assert (panel["options"]["yAxis"] if heatmap else panel["fieldConfig"]["defaults"])["unit"]
+
+
+@BOARDS
+def test_the_grid_is_full_and_nothing_overlaps(board: dict[str, Any]) -> None:
+    taken: dict[tuple[int, int], int] = {}
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        for field in ((x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])):
+            assert field not in taken, (panel["title"], taken[field])
+            taken[field] = panel["id"]
+    height = 1 + max(y for _, y in taken)
+    assert set(taken) == {(x, y) for x in range(COLUMNS) for y in range(height)}
+
+
+@BOARDS
+def test_a_dashboard_is_whole(board: dict[str, Any]) -> None:
+    identities = [panel["id"] for panel in board["panels"]]
+    assert len(set(identities)) == len(identities)
+    others = {f"/d/{other['uid']}" for other in DASHBOARDS.values() if other is not board}
+    assert {link["url"] for link in board["links"]} == others
+    assert {"id", "__inputs", "__requires", "iteration"}.isdisjoint(board)  # what exports leave
+
+
+def test_every_metric_is_shown_and_every_one_shown_exists() -> None:
+    shown = {name for _, panel in PANELS for target in panel["targets"] for name in metrics_in(target["expr"])}
+    assert shown == known_metrics()
+    assert {name for rule in RULES for name in metrics_in(rule["expr"])} <= known_metrics()
+
+
+def test_every_rule_that_a_rule_builds_on_comes_before_it() -> None:
+    recorded: set[str] = set()
+    for rule in RULES:
+        assert set(re.findall(r"\boutrider:[\w:]+", rule["expr"])) <= recorded
+        recorded |= {rule["record"]} if "record" in rule else set()
+
+
+def test_alerts_say_what_is_wrong_and_what_to_do() -> None:
+    for rule in (rule for rule in RULES if "alert" in rule):
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert {"summary", "description"} == set(rule["annotations"])
+        assert all(text.endswith(".") for text in rule["annotations"].values())
+    text = " ".join(rule["annotations"]["description"] for rule in RULES if "alert" in rule)
+    titles = {panel["title"] for _, panel in PANELS}
+    assert set(re.findall(r'"([^"]+)"', text)) <= titles  # the panels they point to
+
+
+def test_the_queue_alert_knows_the_bound() -> None:
+    rule = next(rule for rule in RULES if rule.get("alert") == "OutriderQueueNearlyFull")
+    assert rule["expr"] == f"outrider_requests_waiting > {Scheduling().max_waiting * 3 // 4}"
+
+
+def test_grafana_knows_how_often_prometheus_scrapes() -> None:
+    """The dashboards' $__rate_interval is made of it; too short, and panels have holes."""
+    sources = yaml.safe_load((DOCKER / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"]
+    scraped = yaml.safe_load((DOCKER / "prometheus.yml").read_text())["global"]["scrape_interval"]
+    assert [source["jsonData"]["timeInterval"] for source in sources] == [scraped]
