@@ -159,6 +159,7 @@ class Engine:
     def _enter(self, request: Request, admitted: bool, held: ExitStack) -> asyncio.Future[None]:
         """The request's turn; what it holds meanwhile is released with `held`. Raises EngineError."""
         if self._draining:
+            self._metrics.rejected_requests.labels("draining").inc()
             raise ShuttingDown
         principal, tokens = request.principal, len(request.prompt)
         try:
@@ -211,6 +212,7 @@ class Engine:
         """Ends the requests at work; those in the queue wait for the next worker."""
         self.ready = False
         self._metrics.worker_restarts.inc()
+        self._metrics.saw_status(Status(0, 0.0))  # its sessions are gone with it
         for request_id in self._queue.close():
             self._deliver(request_id, WorkerLost("The worker was lost while it answered; try again shortly."))
 

@@ -20,7 +20,7 @@ class QueueFull(Exception):
 
     def __init__(self, reason: str, message: str, seconds: float) -> None:
         super().__init__(message)
-        self.reason = reason  # one of Metrics.REASONS
+        self.reason = reason  # one of server.metrics.REFUSALS
         self.seconds = seconds
 
 
