@@ -284,6 +284,12 @@ def bench_serve(
     url: Annotated[
         str | None, typer.Option(help="A running server; default: one of our own, compared with in-process.")
     ] = None,
+    rate: Annotated[str, typer.Option(help="Open loop: requests a second, separated by commas.")] = "",
+    concurrency: Annotated[str, typer.Option(help="Closed loop: clients, separated by commas.")] = "",
+    seconds: Annotated[float, typer.Option(help="Of each rate and concurrency.", min=0.1)] = 30.0,
+    sessions: Annotated[float, typer.Option(help="Share of the load that belongs to sessions.", min=0, max=1)] = 0.0,
+    target_ms: Annotated[float, typer.Option(help="Goodput counts answers whose first token came within this.")] = 200.0,
+    key: Annotated[str | None, typer.Option(help="The server's API key.", envvar="OPENAI_API_KEY")] = None,
     prompts: Prompts = BENCH_PROMPTS,
     drafter: Annotated[str, typer.Option()] = "fusion",
     temperature: Temperatures = "0,0.8",
@@ -292,18 +298,44 @@ def bench_serve(
     repeats: Repeats = 5,
     config: Annotated[Path | None, typer.Option()] = None,
     out: Out = None,
+    plot: Annotated[Path | None, typer.Option(help="Of a load: save a plot as PNG.")] = None,
 ) -> None:
-    """What a client sees: first token, tokens per second, and /health meanwhile."""
+    """What a client sees: first token, tokens per second, /health meanwhile; with --rate or --concurrency, under load."""
     from bench.decode import BenchError, make_plan
-    from bench.serve import run
+    from bench.load import Load
+    from bench.load import run as run_load
+    from bench.serve import run, server
     from server.settings import SettingsError, load_settings, parse_flags
 
     try:
-        settings = load_settings(config, parse_flags(context.args))
+        plan = make_plan(drafter, prompts, limit, temperature, max_tokens, repeats)
         flags = [*([] if config is None else ["--config", str(config)]), *context.args]
-        run(settings, flags, make_plan(drafter, prompts, limit, temperature, max_tokens, repeats), url, out)
+        settings = load_settings(config, parse_flags(context.args))
+        if not (rate or concurrency):
+            run(settings, flags, plan, url, out)
+            return
+        load = Load(plan.prompts, seconds, max_tokens, plan.temperatures[-1], drafter, sessions, target_ms, key)
+        rates, clients = numbers("--rate", rate), [int(count) for count in numbers("--concurrency", concurrency)]
+        if url:
+            run_load(url, load, rates, clients, out, plot)
+        else:
+            with server(flags) as own:
+                run_load(own.url, load, rates, clients, out, plot)
     except (SettingsError, BenchError) as error:
         raise fail(str(error)) from None
+
+
+def numbers(flag: str, given: str) -> list[float]:
+    """Numbers above 0, separated by commas. Raises BenchError."""
+    from bench.decode import BenchError
+
+    try:
+        found = [float(value) for value in given.split(",")] if given else []
+    except ValueError:
+        found = [0.0]
+    if any(not value > 0 for value in found):
+        raise BenchError(f"{flag} takes numbers above 0, separated by commas, not {given!r}.")
+    return found
 
 
 @bench.command("datastore")
