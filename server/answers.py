@@ -98,6 +98,7 @@ class Asked:
     token_ids: bool = False  # choices show their tokens
     logprobs: bool = False  # choices show their log-probabilities
     obfuscates: bool = False  # chunks are padded
+    spent: dict[str, float] = field(default_factory=dict)  # for logs and traces: times and counts, filled in on the way
 
     def shown(self, piece: Piece) -> Piece:
         """The piece with what the client wants to see."""
@@ -192,9 +193,11 @@ class Answerer:
                         usage.cached_tokens += cached
                         self._metrics.cached_prompt_tokens.inc(cached)
                     now = time.monotonic()
+                    asked.spent.setdefault("first_token_ms", round(1e3 * (now - asked.arrived), 1))
                     self._time_tokens(usage.completion_tokens == 0, now - last_token, len(event.tokens))
                     last_token = now
                     usage.add(event)
+                    asked.spent.update(completion_tokens=usage.completion_tokens, steps=usage.steps)
                     if event.step is not None:
                         self._metrics.saw_step(event.step, len(event.tokens))
                     yield msgspec.structs.replace(event, choice=number * request.choices + event.choice)

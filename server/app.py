@@ -13,7 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from transformers import PreTrainedTokenizerBase
 
-from server import errors
+from server import errors, tracing
 from server.auth import Authenticator
 from server.errors import APIError
 from server.headers import RequestHeaders
@@ -56,6 +56,7 @@ def create_app(
     app.add_middleware(CountRequests, metrics=service.metrics)
     app.add_middleware(LogRequests, settings=settings.logging)
     app.add_middleware(RequestHeaders)
+    tracing.install(app, settings.tracing)
     if settings.server.cors_origins:
         allowed = list(settings.server.cors_origins)
         app.add_middleware(CORSMiddleware, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"])

@@ -86,6 +86,7 @@ class LogRequests:
             fields["route"] = getattr(scope.get("route"), "path", "other")
             fields["request_id"] = scope.get("state", {}).get("request_id", "")
             fields["principal"] = scope.get("state", {}).get("principal", "")
+            fields |= scope.get("state", {}).get("spent", {})
             fields["ms"] = round(1e3 * (time.monotonic() - started), 1)
             if body:
                 fields["body"] = body.decode("utf-8", "replace")

@@ -19,6 +19,7 @@ from server.auth import is_loopback
 from server.engine import Engine
 from server.logs import configure
 from server.settings import Settings
+from server.tracing import TracingError
 from verify.model import ModelError, load_tokenizer
 
 log = logging.getLogger("outrider")
@@ -82,7 +83,11 @@ def run(settings: Settings) -> int:
         address = f"http://{host}:{port}/v1"
         print(f"outrider: serving {settings.model.served_name} at {address} (loading the model)", file=sys.stderr)
 
-    app = create_app(settings, tokenizer, on_start, on_failure)
+    try:
+        app = create_app(settings, tokenizer, on_start, on_failure)
+    except TracingError as error:
+        print(f"outrider: {error}", file=sys.stderr)
+        return 2
     last = settings.server.drain_seconds + GRACE_SECONDS
     config = uvicorn.Config(
         app, log_level="warning", log_config=None, timeout_graceful_shutdown=ceil(last), server_header=False

@@ -85,6 +85,7 @@ class Service:
         writer = ResponseWriter(body, identity, self._reader(chat, requests[0].prompt)())
         shape = ChatShape(self.vocabulary)
         asked = Asked(identity, body.model, shape, requests, False, False, arrived, logprobs=chat.shows_logprobs)
+        http.state.spent = asked.spent
 
         def keep() -> None:
             if body.store is not False:
@@ -235,6 +236,7 @@ class Service:
             logprobs=body.shows_logprobs,
             obfuscates=body.obfuscates,
         )
+        http.state.spent = asked.spent
         if body.stream:
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
             chunks = await unless_gone(http, started(self.answers.stream(asked)))

@@ -59,7 +59,8 @@ def test_requests_are_logged_and_what_they_say_is_not(guarded: Served) -> None:
     assert not said.strip() or said not in logged
     mine = next(line for line in lines if line.get("request_id") == "my-request-7")
     assert (mine["route"], mine["status"], mine["principal"]) == ("/v1/completions", 200, "tester")
-    assert 0 < mine["first_byte_ms"] <= mine["ms"]
+    assert 0 < mine["first_token_ms"] <= mine["first_byte_ms"] <= mine["ms"]
+    assert mine["completion_tokens"] == 3
     assert [line["status"] for line in lines if line["message"] == "request" and line.get("route") == "other"] == [404]
 
 

@@ -1,0 +1,75 @@
+"""OpenTelemetry: a span for each request, with its time in the queue and to the first token. Needs the extra `otel`.
+
+Continues the trace of a client that sends `traceparent`. Promises that no span holds what clients say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.settings import Tracing
+
+
+class TracingError(ValueError):
+    """Traces are wanted and cannot be made; the message says what to do."""
+
+
+def install(app: FastAPI, settings: Tracing, exporters: Sequence[Any] = ()) -> None:
+    """Makes `app` send spans to the collector, and to further span exporters. Raises TracingError."""
+    if settings.endpoint is None and not exporters:
+        return
+    try:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+    except ImportError:
+        raise TracingError("tracing.endpoint needs OpenTelemetry; run `pip install outrider[otel]`.") from None
+    provider = TracerProvider(resource=Resource.create({"service.name": "outrider"}))
+    if settings.endpoint is not None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        exporter = OTLPSpanExporter(endpoint=f"{settings.endpoint.rstrip('/')}/v1/traces")
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    for each in exporters:
+        provider.add_span_processor(SimpleSpanProcessor(each))
+    app.add_middleware(TraceRequests, tracer=provider.get_tracer("outrider"))
+
+
+class TraceRequests:
+    """ASGI middleware: one span for each request of the API, from its arrival to its last byte."""
+
+    def __init__(self, app: ASGIApp, tracer: Any) -> None:
+        self._app = app
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+            return await self._app(scope, receive, send)
+        from opentelemetry.propagate import extract
+        from opentelemetry.trace import SpanKind, StatusCode
+
+        carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        with self._tracer.start_as_current_span("request", context=extract(carrier), kind=SpanKind.SERVER) as span:
+
+            async def said(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    span.set_attribute("http.response.status_code", message["status"])
+                    span.add_event("first byte")
+                    if message["status"] >= 500:
+                        span.set_status(StatusCode.ERROR)
+                await send(message)
+
+            try:
+                await self._app(scope, receive, said)
+            finally:
+                state = scope.get("state", {})
+                route = getattr(scope.get("route"), "path", "other")
+                span.update_name(f"{scope['method']} {route}")
+                span.set_attribute("http.route", route)
+                span.set_attribute("outrider.request_id", state.get("request_id", ""))
+                for name, value in state.get("spent", {}).items():
+                    span.set_attribute(f"outrider.{name}", value)
