@@ -23,13 +23,19 @@ from server.settings import Settings
 from verify.attention import Layer, TorchAttention
 from verify.cache import CacheShape, KVCache
 
-TESTS = ("tests/verify/test_tree_kernel.py", "tests/verify/test_graphed.py", "tests/verify/test_gpu.py")
+TESTS = (
+    "tests/verify/test_tree_kernel.py",
+    "tests/verify/test_graphed.py",
+    "tests/verify/test_gpu.py",
+    "tests/verify/test_draft_model.py",
+)
 CONTEXTS = (1, 63, 1000, 4096, 32768)
 HEADS = 32
 GROUPS = (1, 2, 4, 8, 16, 32)  # query heads to a key head
 HEAD_DIMS = (64, 96, 128, 256)
 ROWS = (1, 9, 65)
 SHAPE = "llama-2-7b"
+DRAFT_SHAPES = ("llama-160m", "llama-1b")
 CONTEXT_TOKENS = 2304  # enough for the longest of the recorded answers that are replayed
 PROMPTS = Path(__file__).parent / "prompts.jsonl"
 
@@ -106,6 +112,19 @@ def forced(stream: Path, tokenizer: str, corpus: Path | None, limit: int) -> Cal
     return measured
 
 
+def drafting(draft_shape: str) -> Callable[[], dict[str, Any]]:
+    """A target of that shape with a draft model of another, right in four of five guesses: chains, trees, graphs and PEARL."""
+    from bench.drafting import run_shapes
+
+    def measured() -> dict[str, Any]:
+        settings = Settings.model_validate({"model": {"dtype": "bfloat16", "context_tokens": 1024}})
+        figures = run_shapes(settings, Plan(["none"], [""], [0.0], 192, 3), (SHAPE, draft_shape), 0.8, None)
+        torch.cuda.empty_cache()
+        return figures
+
+    return measured
+
+
 def lossless() -> dict[str, Any]:
     """The embedded model in float32: drafted answers are plain decoding's."""
     from bench.lossless import run
@@ -152,6 +171,8 @@ def main(
         "lossless": lossless,
         "memory": memory,
     }
+    for draft_shape in DRAFT_SHAPES:
+        parts[f"drafting_{draft_shape}"] = drafting(draft_shape)
     if stream is not None:
         parts["forced"] = forced(stream, tokenizer, corpus, limit)
     parts["steps_compiled"] = steps(compiled=True)  # the longest, so the last
