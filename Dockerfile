@@ -43,8 +43,8 @@ RUN if [ "$TORCH" != cpu ]; then \
         apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; \
     fi \
     && groupadd --system --gid 10001 outrider \
-    && useradd --system --uid 10001 --gid outrider --create-home --home-dir /var/lib/outrider outrider \
-    && install -d -o outrider -g outrider /var/lib/outrider/models /var/lib/outrider/datastores
+    && useradd --system --uid 10001 --gid outrider --no-create-home --home-dir /var/lib/outrider outrider \
+    && install -d -o outrider -g outrider /var/lib/outrider /var/lib/outrider/models /var/lib/outrider/datastores
 
 COPY --from=build /opt/outrider /opt/outrider
 # Numba gives its cache up where it cannot write; so the user who runs the server owns it.

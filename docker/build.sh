@@ -13,14 +13,14 @@ shopt -s nullglob
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 folder=${OUTRIDER_IMAGE_FOLDER:-/var/tmp/outrider-image}
 log=$folder/build.log
-export STORAGE_DRIVER=vfs BUILDAH_ISOLATION=chroot
-export PIP_DISABLE_PIP_VERSION_CHECK=1
+export BUILDAH_ISOLATION=chroot PIP_DISABLE_PIP_VERSION_CHECK=1
 
 say() { printf '%s\n' "$*"; }
 fail() { printf 'build.sh: %s\n' "$*" >&2; exit 1; }
 now() { date +%s.%N; }
 since() { awk -v began="$1" -v ended="$(now)" 'BEGIN { printf "%.1f s", ended - began }'; }
-images() { buildah --root "$folder/storage" --runroot "$folder/run" "$@"; }
+# vfs copies where other drivers mount: slower, but it works in a container, too.
+images() { buildah --storage-driver vfs --root "$folder/storage" --runroot "$folder/run" "$@"; }
 logged() { "$@" >>"$log" 2>&1 || { tail -n 30 "$log" >&2; fail "this failed: $1 ${2:-} ... (all of it is in $log)"; }; }
 
 install_tools() {
@@ -148,7 +148,7 @@ try_image() {
     mount --rbind --make-rslave /dev "$root/dev"
     cp /etc/resolv.conf "$root/etc/resolv.conf"
     # shellcheck disable=SC2064
-    trap "umount --recursive --lazy '$root/dev'; STORAGE_DRIVER=vfs buildah --root '$folder/storage' --runroot '$folder/run' rm '$container' >/dev/null" EXIT
+    trap "umount --recursive --lazy '$root/dev'; images rm '$container' >/dev/null" EXIT
     say "size: $(du --summarize --one-file-system --block-size=1M "$root" | cut -f1) MB unpacked, of which the environment" \
         "$(du --summarize --block-size=1M "$root/opt/outrider" | cut -f1) MB; $(kernels) files of compiled kernels"
     say "entry point: ${start_command[*]} (user ${user[*]}, folder ${workdir[*]})"
