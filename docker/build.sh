@@ -5,14 +5,17 @@
 # Debian bookworm with Debian's own Python of the same minor version, under the base image's name. Then the image's entry point
 # runs as its user and as process 1, in its own root, with its environment; an answer is streamed from it, and SIGTERM ends it.
 #
-# Needs root. What is missing of buildah, debootstrap and python3 is installed. pip, apt and proxies inside the build are
-# configured as they are on this machine. Everything lies below OUTRIDER_IMAGE_FOLDER, about 8 GB; a second run finds the base there.
+# Needs root. Tools that are missing are installed. Where packages come from is what this machine is configured for: debootstrap
+# asks apt's mirror, and pip inside the build has the settings of pip here. Everything lies below OUTRIDER_IMAGE_FOLDER, about 6 GB
+# in all; a second run finds the base there.
 set -euo pipefail
 shopt -s nullglob
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 folder=${OUTRIDER_IMAGE_FOLDER:-/var/tmp/outrider-image}
 log=$folder/build.log
+outer=""     # the process id of a running server's parent
+container="" # that the image is run in
 export BUILDAH_ISOLATION=chroot PIP_DISABLE_PIP_VERSION_CHECK=1
 
 say() { printf '%s\n' "$*"; }
@@ -24,9 +27,9 @@ images() { buildah --storage-driver vfs --root "$folder/storage" --runroot "$fol
 logged() { "$@" >>"$log" 2>&1 || { tail -n 30 "$log" >&2; fail "this failed: $1 ${2:-} ... (all of it is in $log)"; }; }
 
 install_tools() {
-    local missing=()
-    for tool in buildah debootstrap python3; do
-        command -v "$tool" >/dev/null || missing+=("$tool")
+    local missing=() tool
+    for tool in buildah:buildah curl:curl debootstrap:debootstrap pgrep:procps pip3:python3-pip; do
+        command -v "${tool%:*}" >/dev/null || missing+=("${tool#*:}")
     done
     [ ${#missing[@]} = 0 ] && return
     command -v apt-get >/dev/null || fail "install ${missing[*]} first."
@@ -42,7 +45,7 @@ mirror() {
 }
 
 make_base() {
-    local name=$1 root=$folder/base container address
+    local name=$1 root=$folder/base scratch address
     images image exists "$name" 2>/dev/null && { say "base: $name, made before"; return; }
     local began; began=$(now)
     rm -rf "$root"
@@ -51,10 +54,10 @@ make_base() {
         bookworm "$root" ${address:+"$address"}
     ln -s /usr/bin/python3 "$root/usr/local/bin/python"
     rm -rf "$root"/var/cache/apt/archives/*.deb
-    container=$(images from scratch)
-    logged images add "$container" "$root" /
-    logged images config --env PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin --cmd python "$container"
-    logged images commit --rm "$container" "$name"
+    scratch=$(images from scratch)
+    logged images add "$scratch" "$root" /
+    logged images config --env PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin --cmd python "$scratch"
+    logged images commit --rm "$scratch" "$name"
     rm -rf "$root"
     say "base: $name, made with debootstrap in $(since "$began")"
 }
@@ -132,12 +135,19 @@ stop() {
     done
     [ -d "/proc/$server" ] && fail "the server did not end within 30 s of SIGTERM."
     wait "$outer" || code=$?
+    outer=""
     say "SIGTERM: ended after $(since "$began") with exit code $code"
     [ "$(status "$url/health")" = 000 ] || fail "something still answers at $url."
 }
 
+clean_up() {
+    [ -z "$outer" ] || kill -KILL "$outer" 2>/dev/null || true
+    umount --recursive --lazy "$root/dev"
+    images rm "$1" >/dev/null
+}
+
 try_image() {
-    local container port key refusal code=0
+    local port key refusal code=0
     mapfile -d '' environment < <(configured env)
     mapfile -d '' start_command < <(configured start)
     mapfile -d '' health_command < <(configured health)
@@ -147,8 +157,7 @@ try_image() {
     root=$(images mount "$container")
     mount --rbind --make-rslave /dev "$root/dev"
     cp /etc/resolv.conf "$root/etc/resolv.conf"
-    # shellcheck disable=SC2064
-    trap "umount --recursive --lazy '$root/dev'; images rm '$container' >/dev/null" EXIT
+    trap 'clean_up "$container"' EXIT
     say "size: $(du --summarize --one-file-system --block-size=1M "$root" | cut -f1) MB unpacked, of which the environment" \
         "$(du --summarize --block-size=1M "$root/opt/outrider" | cut -f1) MB; $(kernels) files of compiled kernels"
     say "entry point: ${start_command[*]} (user ${user[*]}, folder ${workdir[*]})"
