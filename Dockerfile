@@ -1,0 +1,65 @@
+# Outrider with the embedded model inside; README.md's "Docker" tells how to run it.
+#
+#   docker build -t outrider .                             for CPUs
+#   docker build -t outrider --build-arg TORCH=cu130 .     for NVIDIA GPUs (any of torch's builds; no one has run it yet)
+#
+# torch comes from TORCH_INDEX/TORCH. With TORCH_INDEX= (nothing), pip's own index decides which build that is.
+ARG TORCH=cpu
+ARG TORCH_INDEX=https://download.pytorch.org/whl
+
+FROM python:3.11.14-slim-bookworm AS base
+# Compiled kernels are found again only by a processor of the name they were compiled for. For no one in particular they are
+# as fast (measured), and so the image has them for every machine it is run on.
+ENV NUMBA_CACHE_DIR=/var/cache/outrider/kernels \
+    NUMBA_CPU_NAME=generic \
+    PATH=/opt/outrider/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+
+
+FROM base AS build
+ARG TORCH
+ARG TORCH_INDEX
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /source
+
+# What Outrider needs, before Outrider itself: a change of its code downloads nothing again. Triton is torch's to choose.
+COPY pyproject.toml constraints.txt ./
+RUN python -m venv --without-pip /opt/outrider \
+    && python -c "import tomllib; print('\n'.join(tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']))" \
+        > requirements.txt \
+    && grep -v '^triton==' constraints.txt > pins.txt \
+    && pip --python /opt/outrider/bin/python install -c pins.txt -r requirements.txt \
+        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX/$TORCH"}
+
+COPY . .
+RUN pip --python /opt/outrider/bin/python install --no-deps . \
+    && python docker/warm.py
+
+
+FROM base
+ARG TORCH
+# On a GPU, Triton compiles a launcher in C for each kernel where it runs. Debian keeps no old versions to pin.
+# hadolint ignore=DL3008
+RUN if [ "$TORCH" != cpu ]; then \
+        apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; \
+    fi \
+    && groupadd --system --gid 10001 outrider \
+    && useradd --system --uid 10001 --gid outrider --no-create-home --home-dir /var/lib/outrider outrider \
+    && install -d -o outrider -g outrider /var/lib/outrider /var/lib/outrider/models /var/lib/outrider/datastores
+
+COPY --from=build /opt/outrider /opt/outrider
+# Numba gives its cache up where it cannot write; so the user who runs the server owns it.
+COPY --from=build --chown=10001:10001 /var/cache/outrider /var/cache/outrider
+COPY configs/default.yaml configs/embedded.yaml /etc/outrider/
+
+# The home holds all that should outlive a container: models from the hub, datastores, and what steps cost on this machine.
+ENV HF_HOME=/var/lib/outrider/models \
+    OUTRIDER_SERVER__HOST=0.0.0.0 \
+    PYTHONUNBUFFERED=1
+VOLUME /var/lib/outrider
+WORKDIR /var/lib/outrider
+USER 10001:10001
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
+    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen(f\"http://127.0.0.1:{os.environ.get('OUTRIDER_SERVER__PORT', 8000)}/health\", timeout=4)"]
+ENTRYPOINT ["outrider"]
+CMD ["serve", "--config", "/etc/outrider/embedded.yaml"]

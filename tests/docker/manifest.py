@@ -1,0 +1,95 @@
+"""What Kubernetes takes of the objects that docker/kubernetes.yml has, as JSON schemas.
+
+Fields that we do not use are left out, and so a misspelt or misplaced one is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string", "minLength": 1}
+COUNT: Schema = {"type": "integer", "minimum": 1}
+FLAG: Schema = {"type": "boolean"}
+PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
+TEXTS: Schema = {"type": "array", "items": TEXT}
+QUANTITY: Schema = {"type": "string", "pattern": r"^\d+(m|[KMGT]i)?$"}
+LABELS: Schema = {"type": "object", "additionalProperties": TEXT}  # numbers and booleans are refused as values
+
+
+def fields(optional: Schema | None = None, /, **required: Schema) -> Schema:
+    properties = required | (optional or {})
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+def items(schema: Schema) -> Schema:
+    return {"type": "array", "items": schema, "minItems": 1}
+
+
+def named(*choices: str) -> Schema:
+    return {"enum": list(choices)}
+
+
+METADATA = fields({"labels": LABELS, "annotations": LABELS}, name=TEXT)
+PROBE = fields(
+    {"periodSeconds": COUNT, "timeoutSeconds": COUNT, "failureThreshold": COUNT, "initialDelaySeconds": COUNT},
+    httpGet=fields(path={"type": "string", "pattern": "^/"}, port=TEXT),
+)
+CONTAINER = fields(
+    name=TEXT,
+    image={"type": "string", "pattern": r"^[a-z0-9./-]+:\d+\.\d+\.\d+$"},
+    args=TEXTS,
+    ports=items(fields(name={"type": "string", "pattern": "^[a-z-]{1,15}$"}, containerPort=PORT)),
+    env=items(fields({"value": TEXT, "valueFrom": fields(resourceFieldRef=fields(resource=TEXT))}, name=TEXT)),
+    startupProbe=PROBE,
+    livenessProbe=PROBE,
+    readinessProbe=PROBE,
+    resources=fields(
+        requests={"type": "object", "additionalProperties": QUANTITY},
+        limits={"type": "object", "additionalProperties": QUANTITY},
+    ),
+    securityContext=fields(allowPrivilegeEscalation=FLAG, capabilities=fields(drop=TEXTS)),
+    volumeMounts=items(fields({"readOnly": FLAG}, name=TEXT, mountPath={"type": "string", "pattern": "^/"})),
+)
+POD = fields(
+    automountServiceAccountToken=FLAG,
+    enableServiceLinks=FLAG,
+    terminationGracePeriodSeconds=COUNT,
+    securityContext=fields(
+        runAsNonRoot=FLAG,
+        runAsUser=COUNT,
+        runAsGroup=COUNT,
+        fsGroup=COUNT,
+        seccompProfile=fields(type=named("RuntimeDefault", "Localhost")),
+    ),
+    containers=items(CONTAINER),
+    volumes=items(
+        fields(
+            {"secret": fields(secretName=TEXT, defaultMode={"type": "integer"}), "emptyDir": fields({"sizeLimit": QUANTITY})},
+            name=TEXT,
+        )
+    ),
+)
+DEPLOYMENT = fields(
+    apiVersion=named("apps/v1"),
+    kind=named("Deployment"),
+    metadata=METADATA,
+    spec=fields(
+        replicas=COUNT,
+        selector=fields(matchLabels=LABELS),
+        template=fields(metadata=fields({"annotations": LABELS}, labels=LABELS), spec=POD),
+    ),
+)
+SERVICE = fields(
+    apiVersion=named("v1"),
+    kind=named("Service"),
+    metadata=METADATA,
+    spec=fields(
+        selector=LABELS,
+        ports=items(fields(name=TEXT, port=PORT, targetPort=TEXT)),
+        sessionAffinity=named("ClientIP", "None"),
+        sessionAffinityConfig=fields(clientIP=fields(timeoutSeconds={"type": "integer", "minimum": 1, "maximum": 86400})),
+    ),
+)
+SCHEMAS = {"Deployment": DEPLOYMENT, "Service": SERVICE}

@@ -1,0 +1,230 @@
+"""The container files and the examples beside them: linted, and held against what they speak of."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from server.app import create_app
+from server.settings import Settings, load_settings
+from tests.docker.manifest import SCHEMAS
+from verify.model import load_tokenizer
+
+ROOT = Path(__file__).parent.parent.parent
+DOCKER = ROOT / "docker"
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yml").read_text())
+MANIFESTS: dict[str, Any] = {m["kind"]: m for m in yaml.safe_load_all((DOCKER / "kubernetes.yml").read_text())}
+POD: dict[str, Any] = MANIFESTS["Deployment"]["spec"]["template"]["spec"]
+CONTAINER: dict[str, Any] = POD["containers"][0]
+UNIT = (DOCKER / "outrider.service").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def instructions(name: str) -> list[str]:
+    """What follows each `name` in the Dockerfile, continued lines joined."""
+    lines = re.sub(r"\\\n", " ", re.sub(r"^ *#.*\n", "", DOCKERFILE, flags=re.M)).splitlines()
+    return [line.partition(" ")[2].strip() for line in lines if line.startswith(f"{name} ")]
+
+
+def image_environment() -> dict[str, str]:
+    return dict(pair.split("=", 1) for line in instructions("ENV") for pair in line.split())
+
+
+def lint(*command: str) -> None:
+    done = subprocess.run([Path(sys.executable).parent / command[0], *command[1:]], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    lint("hadolint", "--failure-threshold", "style", "Dockerfile")
+
+
+def test_shellcheck_has_nothing_to_say() -> None:
+    lint("shellcheck", *(str(script) for script in DOCKER.glob("*.sh")))
+
+
+def test_the_base_is_pinned_and_the_user_is_not_root() -> None:
+    outside = {line.split()[0] for line in instructions("FROM")} - {"base"}
+    assert len(outside) == 1
+    assert re.fullmatch(r"python:\d+\.\d+\.\d+-slim-[a-z]+", outside.pop())
+    user, group = instructions("USER")[-1].split(":")  # numbers, so that Kubernetes can tell that it is not root
+    assert int(user) > 0 and int(group) > 0
+    assert f"--chown={user}:{group} /var/cache/outrider" in DOCKERFILE
+
+
+def test_the_entry_point_is_ours_and_its_files_are_there() -> None:
+    (entry,) = json.loads(instructions("ENTRYPOINT")[0])
+    assert entry in PROJECT["project"]["scripts"]
+    command = json.loads(instructions("CMD")[0])
+    copied = {
+        f"/etc/outrider/{Path(name).name}" for line in instructions("COPY") for name in line.split() if "configs/" in name
+    }
+    assert command[:2] == ["serve", "--config"] and command[2] in copied
+    load_settings(ROOT / "configs" / Path(command[2]).name)
+
+
+def test_what_the_dockerfile_needs_is_let_through() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    through = {line[1:] for line in ignored if line.startswith("!")}
+    packages = {pattern.rstrip("*") for pattern in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]}
+    files = {"pyproject.toml", "constraints.txt", PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]}
+    assert ignored[1] == "*"
+    assert packages | files | {"configs", "docker/warm.py"} == through
+    assert all((ROOT / name).exists() for name in through)
+
+
+def test_what_packages_read_is_installed_with_them() -> None:
+    data: dict[str, list[str]] = PROJECT["tool"]["setuptools"]["package-data"]
+    for package in ("server", "drafters", "verify", "models"):
+        for file in (ROOT / package).rglob("*"):
+            name = file.relative_to(ROOT / package).as_posix()
+            if file.is_file() and file.suffix != ".py" and "__pycache__" not in name:
+                assert any(fnmatch(name, pattern) for pattern in data.get(package, ())), f"{package}/{name} is left out"
+    assert "prompts.jsonl" in data["bench"]
+
+
+def test_compose_mounts_what_is_there() -> None:
+    declared = set(COMPOSE["volumes"])
+    for service in COMPOSE["services"].values():
+        for mount in service["volumes"]:
+            source = mount.split(":")[0]
+            assert (DOCKER / source).exists() if source.startswith(".") else source in declared, mount
+
+
+def test_compose_builds_the_dockerfile() -> None:
+    service = COMPOSE["services"]["outrider"]
+    assert (DOCKER / service["build"]["context"] / "Dockerfile").resolve() == ROOT / "Dockerfile"
+    assert set(service["build"]["args"]) <= {argument.split("=")[0] for argument in instructions("ARG")}
+    assert service["volumes"] == [f"state:{instructions('VOLUME')[0]}"]
+    assert service["ports"] == [f"127.0.0.1:8000:{instructions('EXPOSE')[0]}"]
+
+
+def test_compose_is_pinned_watched_and_for_this_machine_alone() -> None:
+    for name, service in COMPOSE["services"].items():
+        assert service["restart"] == "unless-stopped"
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+        assert name == "outrider" or re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", service["image"])
+        assert name == "outrider" or service["healthcheck"]["test"]
+    assert instructions("HEALTHCHECK")
+
+
+def test_prometheus_finds_the_server_of_compose() -> None:
+    scrape = yaml.safe_load((DOCKER / "prometheus.yml").read_text())
+    targets = [target for job in scrape["scrape_configs"] for config in job["static_configs"] for target in config["targets"]]
+    assert f"outrider:{instructions('EXPOSE')[0]}" in targets
+    files = {Path(mount.split(":")[1]) for mount in COMPOSE["services"]["prometheus"]["volumes"]}
+    assert {Path("/etc/prometheus") / name for name in scrape["rule_files"]} <= files
+
+
+def variables() -> Iterator[tuple[str, str]]:
+    """Where a variable is set, and its name."""
+    yield from (("Dockerfile", name) for name in image_environment())
+    yield from (("compose.yml", name) for name in COMPOSE["services"]["outrider"]["environment"])
+    yield from (("kubernetes.yml", variable["name"]) for variable in CONTAINER["env"])
+    yield from (("outrider.service", name) for name in re.findall(r"^Environment=(\w+)=", UNIT, flags=re.M))
+
+
+@pytest.mark.parametrize(("file", "name"), [(file, name) for file, name in variables() if name.startswith("OUTRIDER_")])
+def test_variables_are_settings(file: str, name: str) -> None:
+    section, setting = name.removeprefix("OUTRIDER_").lower().split("__")
+    assert setting in type(getattr(Settings(), section)).model_fields, f"{file}: {name}"
+
+
+def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As compose's comment and README say."""
+    monkeypatch.setenv("OUTRIDER_AUTH__KEYS", '{"alice": "sk-alices-key"}')
+    assert load_settings().auth.keys["alice"].key.get_secret_value() == "sk-alices-key"
+
+
+def test_kubernetes_knows_every_field() -> None:
+    assert set(MANIFESTS) == set(SCHEMAS)
+    for kind, manifest in MANIFESTS.items():
+        jsonschema.validate(manifest, SCHEMAS[kind])
+
+
+def test_kubernetes_has_what_it_needs() -> None:
+    deployment, service = MANIFESTS["Deployment"], MANIFESTS["Service"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"] == labels
+    assert len(POD["containers"]) == 1
+    assert {mount["name"] for mount in CONTAINER["volumeMounts"]} == {volume["name"] for volume in POD["volumes"]}
+    assert instructions("VOLUME")[0] in {mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
+    assert CONTAINER["args"] == json.loads(instructions("CMD")[0])
+
+
+def test_kubernetes_runs_as_the_images_user() -> None:
+    context = POD["securityContext"]
+    assert [context["runAsUser"], context["runAsGroup"]] == [int(part) for part in instructions("USER")[0].split(":")]
+    assert context["runAsNonRoot"] is True
+    assert CONTAINER["securityContext"]["allowPrivilegeEscalation"] is False
+    assert CONTAINER["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_kubernetes_reads_its_keys_from_a_secret() -> None:
+    secrets = {v["name"] for v in POD["volumes"] if "secret" in v}
+    mount = next(mount for mount in CONTAINER["volumeMounts"] if mount["name"] in secrets)
+    file = next(variable["value"] for variable in CONTAINER["env"] if variable["name"] == "OUTRIDER_AUTH__FILE")
+    assert PurePosixPath(file).parent == PurePosixPath(mount["mountPath"])
+
+
+def test_kubernetes_probes_what_the_server_answers() -> None:
+    settings = Settings()
+    app = create_app(settings, load_tokenizer(settings.model.path, trust_remote_code=False))
+    paths = app.openapi()["paths"]
+    ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
+    assert ports == {"http": int(instructions("EXPOSE")[0])}
+    assert MANIFESTS["Service"]["spec"]["ports"][0]["targetPort"] in ports
+    probes = {name: CONTAINER[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+    assert all(probe["path"] in paths and probe["port"] in ports for probe in probes.values())
+    assert (probes["liveness"]["path"], probes["readiness"]["path"]) == ("/health", "/ready")
+    checked = re.search(r"/\w+(?=\\\")", instructions("HEALTHCHECK")[0])
+    assert checked and checked[0] in paths
+
+
+def test_a_client_keeps_its_pod_as_long_as_its_session() -> None:
+    spec = MANIFESTS["Service"]["spec"]
+    assert spec["sessionAffinity"] == "ClientIP"
+    assert spec["sessionAffinityConfig"]["clientIP"]["timeoutSeconds"] == Settings().sessions.ttl_seconds
+
+
+def unit() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(UNIT)
+    return parser
+
+
+def test_the_unit_stops_its_service_gently_and_starts_it_again() -> None:
+    service = unit()["Service"]
+    hardened = {"NoNewPrivileges": "true", "ProtectSystem": "strict", "ProtectHome": "true", "DynamicUser": "true"}
+    assert hardened.items() <= dict(service).items()
+    assert (service["KillSignal"], service["KillMode"]) == ("SIGTERM", "mixed")
+    assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2")
+    assert service["StateDirectory"] == "outrider"
+    command = shlex.split(service["ExecStart"])
+    assert Path(command[0]).name in PROJECT["project"]["scripts"] and command[1] == "serve"
+
+
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="needs systemd-analyze; the test above reads the unit itself"
+)
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    file = tmp_path / "outrider.service"
+    file.write_text(UNIT.replace("/opt/outrider/bin/outrider", "/bin/true"))  # it must be there
+    checked = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
