@@ -44,6 +44,7 @@ def asked(model: str, number: int) -> dict[str, Any]:
 
 async def capacity(client: httpx.AsyncClient, model: str) -> float:
     """Requests a second with as many at once as are active."""
+    await asyncio.gather(*(whole(client, asked(model, number)) for number in range(2 * ACTIVE)))  # warms up
     end, done = time.perf_counter() + PROBE_SECONDS, 0
 
     async def keep_asking(first: int) -> None:

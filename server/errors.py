@@ -125,6 +125,11 @@ def install(app: FastAPI) -> None:
     async def validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
         return from_validation(error).response()
 
+    @app.exception_handler(UnicodeEncodeError)
+    async def no_text(_: Request, __: UnicodeEncodeError) -> JSONResponse:
+        message = "The request holds half of a surrogate pair, which is no text; send valid Unicode."
+        return APIError(400, message, code="invalid_unicode").response()
+
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         messages = {

@@ -79,7 +79,7 @@ class PromptEncoder:
     async def text(self, prompt: str | list[int]) -> list[int]:
         """The ids of plain text as the model's tokenizer gives them, or the given ids. Raises APIError."""
         if isinstance(prompt, str):
-            return await self._run(len(prompt), partial(self._tokenizer.encode, prompt))
+            return await self._run(len(prompt), partial(self._ids, prompt))
         highest = len(self._tokenizer)
         if any(not 0 <= token < highest for token in prompt):
             raise APIError(400, f"Invalid 'prompt': token ids must be from 0 to {highest - 1}.", "prompt", "invalid_value")
@@ -87,7 +87,7 @@ class PromptEncoder:
 
     async def plain(self, text: str) -> list[int]:
         """The ids of a text as it would stand within an answer: no special tokens are added, none are read from it."""
-        encode = partial(self._tokenizer.encode, text, add_special_tokens=False, split_special_tokens=True)
+        encode = partial(self._ids, text, add_special_tokens=False, split_special_tokens=True)
         return await self._run(len(text), encode)
 
     async def fill_in(self, prompt: str | list[int], suffix: str) -> list[int]:
@@ -122,6 +122,10 @@ class PromptEncoder:
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, locked)
 
+    def _ids(self, text: str, **options: bool) -> list[int]:
+        text.encode()  # half a surrogate pair raises UnicodeEncodeError here, and who knows what in a tokenizer
+        return self._tokenizer.encode(text, **options)
+
     def _text(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens))
 
@@ -143,9 +147,9 @@ class PromptEncoder:
         pieces = MARK.split(str(text))
         for i, piece in enumerate(pieces):
             if i % 2:
-                ids += self._tokenizer.encode(self._special[int(piece)], add_special_tokens=False, split_special_tokens=True)
+                ids += self._ids(self._special[int(piece)], add_special_tokens=False, split_special_tokens=True)
             elif piece:
-                ids += self._tokenizer.encode(piece, add_special_tokens=False)
+                ids += self._ids(piece, add_special_tokens=False)
         return ids
 
     def _marked(self, value: Any) -> Any:

@@ -52,7 +52,8 @@ class Supervisor:
         self._ready_at, self._stalled, self._heard = None, False, time.monotonic()
         self._side, theirs = await wire.connect(self._take, self._ended)
         spawn = multiprocessing.get_context("spawn")
-        self._process = spawn.Process(target=worker.main, args=(self._settings, theirs), name="outrider-worker", daemon=True)
+        arguments = (self._settings, theirs, time.monotonic())
+        self._process = spawn.Process(target=worker.main, args=arguments, name="outrider-worker", daemon=True)
         await asyncio.to_thread(self._process.start)
         theirs.close()
 

@@ -248,12 +248,11 @@ def end_with_parent() -> None:
         os._exit(1)
 
 
-def main(settings: Settings, end: socket.socket) -> None:
-    """The process's entry point: load, say Ready (or Refused), and work."""
+def main(settings: Settings, end: socket.socket, spawned: float) -> None:
+    """The process's entry point: load, say Ready (or Refused), and work. `spawned` is when it was started, time.monotonic()."""
     threading.Thread(target=end_with_parent, daemon=True).start()
     configure(settings.logging)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front end decides
-    started = time.monotonic()
     wire = WorkerSide(end)
     try:
         loaded = load(settings)
@@ -263,7 +262,7 @@ def main(settings: Settings, end: socket.socket) -> None:
     shape = loaded.runner.cache_shape
     dtype = str(shape.dtype).removeprefix("torch.")
     slot_bytes = shape.bytes_for(loaded.runner.context_tokens)
-    seconds = time.monotonic() - started
+    seconds = time.monotonic() - spawned
     ready = Ready(loaded.runner.context_tokens, str(shape.device), dtype, seconds, loaded.slots, slot_bytes)
     wire.send(messages.encode(ready))
     with contextlib.suppress(EOFError, ConnectionError):  # the front end is gone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -162,6 +163,15 @@ def test_templates_come_from_the_model_alone(own: Served) -> None:
         response = own.http.post("/v1/chat/completions", json=common | {"chat_template_kwargs": {name: "x"}})
         assert response.status_code == 400
         assert "may hold" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["stop", "regex", "prompt", "session_id", "user", "model", "suffix", "grammar"])
+def test_half_a_character_is_refused_or_harmless(own: Served, name: str) -> None:
+    content = json.dumps(body(own, max_tokens=1) | {name: "\ud800"})
+    response = own.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code in (200, 400, 404), response.text
+    asked = {"model": own.model, "input": "hi", "instructions": "\ud800", "max_output_tokens": 1}
+    assert own.http.post("/v1/responses", content=json.dumps(asked)).status_code in (200, 400)
 
 
 def test_special_tokens_in_a_text_are_text(own: Served) -> None:
