@@ -124,7 +124,7 @@ class PromptEncoder:
 
     def _ids(self, text: str, **options: bool) -> list[int]:
         text.encode()  # half a surrogate pair raises UnicodeEncodeError here, and who knows what in a tokenizer
-        return self._tokenizer.encode(text, **options)
+        return list(self._tokenizer.encode(text, **options))
 
     def _text(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens))
