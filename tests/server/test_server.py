@@ -254,3 +254,13 @@ def test_requests_wait_for_each_other_and_all_are_answered(served: Served) -> No
     with ThreadPoolExecutor(8) as pool:
         texts = list(pool.map(lambda _: text(complete(served, max_tokens=30)), range(8)))
     assert texts == [alone] * 8
+
+
+def test_a_long_answer_does_not_starve_a_short_one(served: Served) -> None:
+    """They take turns, a step each."""
+    long = body(served, temperature=1.5, max_tokens=1900, n=4, ignore_eos=True, stream=True)
+    with served.http.stream("POST", "/v1/completions", json=long) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert complete(served, max_tokens=10)["choices"][0]["finish_reason"] == "length"
+        assert "outrider_requests_running 1.0" in served.http.get("/metrics").text  # the long one is still at it
