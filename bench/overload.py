@@ -51,7 +51,8 @@ async def capacity(client: httpx.AsyncClient, model: str) -> float:
         nonlocal done
         number = first
         while time.perf_counter() < end:
-            done += (await whole(client, asked(model, number))).answered
+            answered = (await whole(client, asked(model, number))).answered
+            done += answered  # in one go: what is read before an await is old after it
             number += ACTIVE
 
     started = time.perf_counter()
