@@ -105,7 +105,7 @@ sys.stdout.write("".join(word + "\0" for word in words[sys.argv[1]]))
 
 # Runs a command as the image would have it: its root, user, folder and environment, as process 1 of its own process namespace.
 inside() {
-    exec unshare --mount --pid --fork --kill-child=SIGKILL --root="$root" --mount-proc \
+    exec unshare --mount --pid --fork --root="$root" --mount-proc \
         --setgid="${user[1]}" --setuid="${user[0]}" --wd="${workdir[0]}" env -i "${environment[@]}" "$@"
 }
 
@@ -141,7 +141,7 @@ stop() {
 }
 
 clean_up() {
-    [ -z "$outer" ] || kill -KILL "$outer" 2>/dev/null || true
+    [ -z "$outer" ] || pkill -KILL -P "$outer" || true # process 1, and so all of its processes
     umount --recursive --lazy "$root/dev"
     images rm "$1" >/dev/null
 }
