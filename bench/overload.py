@@ -73,6 +73,7 @@ async def overload(url: str, seconds: float) -> dict[str, Any]:
             if number % 20 == 0:
                 most_waiting = max(most_waiting, await metric(client, "outrider_requests_waiting"))
         outcomes: list[Outcome] = await asyncio.gather(*tasks)
+        took = max(out.started + out.seconds for out in outcomes) - started
         return {
             "capacity_requests_per_second": round(rate, 2),
             "offered_requests_per_second": round(FACTOR * rate, 2),
@@ -80,8 +81,8 @@ async def overload(url: str, seconds: float) -> dict[str, Any]:
             "statuses": dict(Counter(str(out.status) for out in outcomes)),
             "errors": dict(Counter(out.error for out in outcomes if out.error)),
             "answered_ms": quantiles([out.seconds for out in outcomes if out.answered]),
-            # All who wait and all at work go first, at the measured rate.
-            "bound_ms": round(1e3 * (WAITING + 2 * ACTIVE) / rate),
+            # All who wait and all at work go first, at the rate of these two minutes.
+            "bound_ms": round(1e3 * (WAITING + 2 * ACTIVE) * took / sum(out.answered for out in outcomes)),
             "refused_ms": quantiles([out.seconds for out in outcomes if out.status == 429]),
             "most_waiting": [most_waiting, WAITING],
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -92,6 +93,7 @@ def run(settings: Settings) -> int:
     config = uvicorn.Config(
         app, log_level="warning", log_config=None, timeout_graceful_shutdown=ceil(last), server_header=False
     )
+    gc.freeze()  # or the collector looks through all of torch again and again, and every stream stands still meanwhile
     server = DrainingServer(config, app.state.service.engine, settings.server.drain_seconds)
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])

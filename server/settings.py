@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsError as UnreadableError
 
 import models
 from drafters.draft import MAX_NODES
@@ -129,6 +130,17 @@ class Speculation(Section):
     draft_tree: DraftTreeOptions = DraftTreeOptions()
     draft_graph: DraftGraphOptions = DraftGraphOptions()
     pearl: PearlOptions = PearlOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_from_the_environment(cls, given: Any) -> Any:
+        """A list deeper down comes from the environment as JSON text."""
+        if isinstance(given, dict):
+            for section in given.values():
+                for name, value in section.items() if isinstance(section, dict) else ():
+                    if isinstance(value, str) and value.startswith("["):
+                        section[name] = _list(name, value)
+        return given
 
     @property
     def options(self) -> Options:
@@ -246,6 +258,8 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
         return Settings.model_construct(**loaded)
     except ValidationError as error:
         raise SettingsError(_sentence(error)) from None
+    except UnreadableError as error:
+        raise SettingsError(f"A setting in the environment cannot be read: {' '.join(str(error).split())}.") from None
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Promises that one request's failure never touches another, and that a cancelled 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -265,5 +266,8 @@ def main(settings: Settings, end: socket.socket, spawned: float) -> None:
     seconds = time.monotonic() - spawned
     ready = Ready(loaded.runner.context_tokens, str(shape.device), dtype, seconds, loaded.slots, slot_bytes)
     wire.send(messages.encode(ready))
+    gc.freeze()  # what is loaded stays; the collector need not look through it again and again
     with contextlib.suppress(EOFError, ConnectionError):  # the front end is gone
         Worker(settings, loaded, wire).run()
+    logging.shutdown()
+    os._exit(0)  # taking torch apart piece by piece would take seconds

@@ -101,10 +101,20 @@ def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:
     return curve
 
 
+def processor() -> str:
+    """The processor in words, and how many cores there are; not the host's name, which each container has anew."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"{name} {os.cpu_count()}"
+
+
 def _key(runner: ModelRunner) -> str:
     """Equal exactly where steps cost the same: model, numbers, machine, torch."""
     device = runner.device
-    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.node()} {platform.machine()}"
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     shape = runner.cache_shape
     parts = [
         str(NODES),
