@@ -70,7 +70,8 @@ def load(settings: Settings) -> Loaded:
         *(chosen.pack, chosen.trace, chosen.compile == "on"),
     )
     runner = load_model(options)
-    torch.set_num_threads(chosen.threads or default_threads(runner))
+    beside = settings.draft_model.threads if settings.draft_model.path else 0
+    torch.set_num_threads(chosen.threads or default_threads(runner, beside))
     tokenizer = load_tokenizer(chosen.path, chosen.trust_remote_code)
     draft = load_draft(settings, tokenizer)
     slots = plan_slots(runner, draft, settings)
@@ -78,9 +79,9 @@ def load(settings: Settings) -> Loaded:
     mark = fingerprint(tokenizer)
     resources = load_resources(settings.speculation.options, mark, vocabulary)
     if draft is not None:
-        beside = DraftRunner(draft, runner.vocabulary, slots, settings.draft_model.threads)
-        beside.measure(runner)
-        resources = replace(resources, model=beside.session)
+        shared = DraftRunner(draft, runner.vocabulary, slots, settings.draft_model.threads)
+        shared.measure(runner)
+        resources = replace(resources, model=shared.session)
     own = {
         name: replace(resources, corpus=[*resources.corpus, *load_corpus(key.datastores, mark)])
         for name, key in settings.auth.keys.items()
@@ -126,9 +127,12 @@ def plan_slots(runner: ModelRunner, draft: ModelRunner | None, settings: Setting
     return wanted
 
 
-def default_threads(runner: ModelRunner) -> int:
-    """All cores, but one for a small model: its forwards gain little from a second, and the front end needs it more."""
-    return 1 if runner.weight_bytes < SMALL_MODEL_BYTES else os.cpu_count() or 1
+def default_threads(runner: ModelRunner, beside: int) -> int:
+    """All cores but those of the draft model, which may run at the same time.
+
+    One for a small model: its forwards gain little from a second, and the front end needs it more.
+    """
+    return 1 if runner.weight_bytes < SMALL_MODEL_BYTES else max(1, (os.cpu_count() or 1) - beside)
 
 
 def load_resources(options: Options, tokenizer_fingerprint: str, vocabulary: int) -> Resources:
