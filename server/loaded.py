@@ -127,7 +127,7 @@ def plan_slots(runner: ModelRunner, draft: ModelRunner | None, settings: Setting
     return wanted
 
 
-def default_threads(runner: ModelRunner, beside: int) -> int:
+def default_threads(runner: ModelRunner, beside: int = 0) -> int:
     """All cores but those of the draft model, which may run at the same time.
 
     One for a small model: its forwards gain little from a second, and the front end needs it more.
