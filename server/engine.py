@@ -132,8 +132,10 @@ class Engine:
             stream = self._streams[request.id] = asyncio.Queue()
             try:
                 self._metrics.saw_queue(self._queue)
-                while not (await asyncio.wait({turn}, timeout=self._patience(arrived, self._limits.queue_seconds)))[0]:
-                    yield None
+                while not turn.done():
+                    await asyncio.wait({turn}, timeout=self._patience(arrived, self._limits.queue_seconds))
+                    if not turn.done():
+                        yield None
                 turn.result()  # raises where there will be no worker
                 self._metrics.saw_queue(self._queue)
                 self._metrics.queue.observe(time.monotonic() - arrived)

@@ -50,6 +50,7 @@ from verify.sampling import SamplingParams
 
 log = logging.getLogger("outrider.worker")
 IDLE_SECONDS = 0.5
+SILENT_SECONDS = 0.5  # while a prompt is read
 LABELS = {int(source): source.label for source in Source}
 
 
@@ -166,6 +167,7 @@ class Worker:
         self._sessions = SessionStore(loaded.runner, kept.capacity, kept.ttl_seconds, loaded.slots)
         self._waiting: deque[Request] = deque()
         self._active: deque[Job] = deque()
+        self._said = 0.0  # time.monotonic() of the last message
 
     def run(self) -> None:
         """Until a Shutdown message. Raises EOFError or OSError if the front end is gone."""
@@ -216,8 +218,9 @@ class Worker:
             job.session.drafters.clear()  # whatever state they are in
             self._send(failed(job.request, error))
             return
-        if event is None:  # a chunk of the prompt was read: the front end hears that work goes on
-            self._report()
+        if event is None:  # a chunk of the prompt was read; over a long one, the front end hears that work goes on
+            if time.monotonic() - self._said > SILENT_SECONDS:
+                self._report()
             return
         if event.last:
             self._finish(job)
@@ -238,6 +241,7 @@ class Worker:
         self._waiting = deque(request for request in self._waiting if request.id != request_id)
 
     def _send(self, message: FromWorker) -> None:
+        self._said = time.monotonic()
         self._wire.send(messages.encode(message))
 
 
