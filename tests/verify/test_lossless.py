@@ -72,7 +72,7 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 def test_every_drafter_is_lossless(subject: Subject, temperature: float) -> None:
     drafted: list[DrafterName] = [name for name in subject.resources.names if name != "none"]
     for number, prompt in enumerate(subject.prompts):
-        options = DecodeOptions(SamplingParams(temperature, seed=number), 48, subject.stop_ids)
+        options = DecodeOptions(SamplingParams(temperature, seed=number), 32, subject.stop_ids)
 
         def answer(drafter: Drafter, prompt: Ints = prompt, options: DecodeOptions = options) -> list[int]:
             return decode(TreeVerifier(subject.runner, subject.runner.new_cache()), drafter, prompt, options).tokens
