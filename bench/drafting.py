@@ -46,8 +46,8 @@ class Method:
     options: Callable[[Options], Options] = lambda options: options
 
 
-def without(**strategies: bool) -> Callable[[Options], Options]:
-    """PEARL with a strategy switched off."""
+def without(**strategies: Any) -> Callable[[Options], Options]:
+    """PEARL with something switched off."""
     return lambda options: replace(options, pearl=replace(options.pearl, **strategies))
 
 
@@ -58,6 +58,7 @@ METHODS = (
     Method("GSD (draft-graph)", "draft-graph"),
     Method("PEARL w/o pre-verify", "pearl", without(pre_verify=False)),
     Method("PEARL w/o post-verify", "pearl", without(post_verify=False)),
+    Method("PEARL w/o a table for the draft", "pearl", without(ahead=0)),
     Method("PEARL", "pearl"),
 )
 
