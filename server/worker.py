@@ -212,6 +212,8 @@ class Worker:
     def _step(self, job: Job) -> None:
         try:
             event = job.step()
+        except torch.AcceleratorError:
+            raise  # the device is lost to this process; its successor gets it anew
         except Exception as error:
             job.session.verifier.truncate(0)
             self._finish(job)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafters.draft import Ints, NoDrafter
@@ -14,6 +17,7 @@ from drafters.draft_graph import DraftGraphOptions
 from drafters.draft_tree import DraftOptions, DraftTreeOptions
 from drafters.pearl import PearlOptions
 from drafters.registry import NEED_A_MODEL, DrafterName, Options, Resources, make
+from verify.attention import NAME
 from verify.decode import DecodeOptions, decode
 from verify.draft_model import DraftRunner, SessionDraft
 from verify.model import ModelRunner
@@ -187,6 +191,40 @@ def test_answers_are_plain_decodings(
         accepted += len(found.tokens) - len(found.steps)
         prompt = np.concatenate([prompt, expected.tokens, [40 + turn]]).astype(np.int32)
     assert accepted > 0 or draft.runner.vocabulary < tiny_runner.vocabulary
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from(NEED_A_MODEL),
+    st.lists(st.integers(0, 96), min_size=1, max_size=30),
+    st.sampled_from([0.0, 0.5, 1.0, 1.8]),
+    st.integers(0, 1 << 32),
+    st.integers(0, 64),
+    st.integers(1, 40),
+)
+def test_whatever_is_asked_answers_are_plain_decodings(
+    name: DrafterName, prompt: list[int], temperature: float, seed: int, nodes: int, tokens: int
+) -> None:
+    target, draft = random_pair()
+    resources = Resources(EAGER, model=draft.session)
+    options = DecodeOptions(SamplingParams(temperature=temperature, seed=seed), tokens, frozenset({5}), max_nodes=nodes)
+    text: Ints = np.array(prompt, np.int32)
+    expected = decode(TreeVerifier(target, target.new_cache()), NoDrafter(), text, options)
+    found = decode(TreeVerifier(target, target.new_cache()), make(name, resources), text, options)
+    assert (found.tokens, found.finish) == (expected.tokens, expected.finish)
+
+
+@lru_cache
+def random_pair() -> tuple[ModelRunner, DraftRunner]:
+    """A random target, and a random draft model that has nothing to do with it, with another vocabulary."""
+    runners = []
+    for seed, vocabulary, layers in ((3, 97, 2), (4, 110, 1)):
+        torch.manual_seed(seed)
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+        config = LlamaConfig(vocab_size=vocabulary, num_hidden_layers=layers, max_position_embeddings=96, **sizes)
+        config._attn_implementation = NAME
+        runners.append(ModelRunner(LlamaForCausalLM(config)))
+    return runners[0], DraftRunner(runners[1], 97)
 
 
 @pytest.mark.parametrize("name", NEED_A_MODEL)
