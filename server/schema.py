@@ -72,10 +72,11 @@ class ResponseFormat(Body):
 
 
 class SpeculationBody(Body):
-    """Outrider's own field: which drafter, how many nodes, and whether to report what it did."""
+    """Outrider's own field: which drafter, how many nodes, by which rule, and whether to report what it did."""
 
     drafter: DrafterName | None = None
     max_nodes: Annotated[int, Field(ge=0, le=MAX_NODES)] | None = None
+    rule: Literal["keyed", "rejection"] | None = None  # by the second, not the tokens but their distribution is the target's
     report: bool | None = None
 
 
@@ -186,6 +187,7 @@ class GenerationBody(Body):
             logit_bias={int(token): float(bias) for token, bias in (self.logit_bias or {}).items()},
             min_tokens=self.min_tokens or 0,
             ignore_eos=bool(self.ignore_eos),
+            rule=(self.speculation and self.speculation.rule) or "keyed",
             logprobs=self.top_logprobs_wanted,
         )
 

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request, Response
@@ -273,7 +274,8 @@ class Service:
             messages.Request(
                 id=f"{identity}-{number}",
                 prompt=prompt,
-                params=body.sampling,
+                # What a grammar leaves out of a draft was drawn, too: such a draft is no sample any more.
+                params=body.sampling if grammar is None else replace(body.sampling, rule="keyed"),
                 max_tokens=min(context if limit is None else limit, context - len(prompt)),
                 stop=body.stops,
                 choices=choices,

@@ -66,3 +66,15 @@ def test_a_draft_model_of_another_family_is_refused(stories: Path) -> None:
     assert done.returncode == 2
     assert "cannot draft for this target: token 0" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_other_rule_may_be_asked_for(own: Served) -> None:
+    """Greedy it is the same; sampled, a seed means other draws, and an answer has as many tokens as ever."""
+    for drafter in ("draft", "draft-graph", "trigram"):
+        greedy = {"max_tokens": 30, "temperature": 0}
+        expected = complete(own, **greedy)["choices"]
+        assert complete(own, **greedy, speculation={"drafter": drafter, "rule": "rejection"})["choices"] == expected
+        chosen = {"drafter": drafter, "rule": "rejection", "report": True}
+        found = complete(own, max_tokens=40, temperature=1.0, seed=4, ignore_eos=True, speculation=chosen)
+        assert found["usage"]["completion_tokens"] == 40
+        assert found["speculation"]["steps"] < 40
