@@ -187,7 +187,7 @@ def lose_the_worker(observed: Observed) -> None:
 @pytest.fixture(scope="module")
 def observed(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     folder = tmp_path_factory.mktemp("observed")
-    with serving("--model.dtype", "float32", "--scheduling.max_waiting", "1") as served:
+    with serving("--model.dtype", "float32", "--scheduling.max_waiting", "1", "--scheduling.max_active", "1") as served:
         started = time.time()
         with watching(tools, served.url.removeprefix("http://"), folder) as client:
             found = Observed(served, client, started)

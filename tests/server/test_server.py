@@ -161,7 +161,7 @@ BAD: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"temperature": "hot"}, 400, "temperature", "temperature"),
     ({"temperature": 9}, 400, "temperature", "less than or equal to 2"),
     ({"top_p": 0}, 400, "top_p", "greater than 0"),
-    ({"max_tokens": 0}, 400, "max_tokens", "max_tokens"),
+    ({"max_tokens": -1}, 400, "max_tokens", "max_tokens"),
     ({"max_tokens": 1 << 70}, 200, None, ""),
     ({"seed": 1 << 63}, 400, "seed", "seed"),
     ({"n": 10_000}, 400, "n", "at most 16"),
