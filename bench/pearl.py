@@ -46,6 +46,18 @@ def ideal_tokens_per_step(rate: float, window: int) -> float:
     return (1 - post) + post * (1 - rate**window) / (1 - rate)
 
 
+def ideal_steps(right: NDArray[np.bool_], tokens: int, window: int) -> int:
+    """Of the ideal timeline, for so many tokens, when these very guesses are right (bool, by position)."""
+    at, steps, guessed = 0, 0, False
+    while at < tokens:
+        steps += 1
+        size = window - 1 if guessed else 0
+        wrong = np.flatnonzero(~right[at : at + size + 1])
+        guessed = not len(wrong)  # all guesses, and the next one
+        at += size + 1 if guessed else int(wrong[0]) + 1
+    return steps
+
+
 def agreement(rate: float, tokens: int, seed: int) -> NDArray[np.bool_]:
     """At which positions the draft model is right, bool [tokens]: exactly that share of them, in random order."""
     right = np.arange(tokens) < round(rate * tokens)
@@ -172,13 +184,14 @@ def simulate(ratio: int, rate: float, tokens: int, token_seconds: float) -> dict
     decoded = finish(Generation(SleepingVerifier(answer, ratio * token_seconds, clock), drafter, prompt, options))
     seconds = time.perf_counter() - started
     assert decoded.tokens == answer[:tokens].tolist()
-    ideal = ideal_tokens_per_step(rate, ratio) / (ratio * token_seconds)
+    ideal = tokens / (ideal_steps(right, tokens, ratio) * ratio * token_seconds)
     accepted = drafter.accepted_tokens / max(1, drafter.rejections)
     return {
         "c": ratio,
         "alpha": rate,
         "tokens_per_second": round(tokens / seconds, 2),
         "ideal_tokens_per_second": round(ideal, 2),
+        "expected_ideal_tokens_per_second": round(ideal_tokens_per_step(rate, ratio) / (ratio * token_seconds), 2),
         "share_of_ideal": round(tokens / seconds / ideal, 4),
         "mean_accepted": round(accepted, 4),
         "theory_accepted": round(rate / (1 - rate), 4),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.pearl import Clock, agreement, ideal_tokens_per_step, simulate
+from bench.pearl import Clock, agreement, ideal_steps, ideal_tokens_per_step, simulate
 
 
 @pytest.mark.parametrize(("rate", "window"), [(0.5, 3), (0.7, 5), (0.9, 8)])
@@ -17,6 +17,13 @@ def test_the_ideal_is_what_drawing_lots_gives(rate: float, window: int) -> None:
         tokens += 1 + min(right, window - 1) if post else 1
         post = right >= window if post else right >= 1
     assert tokens / 100_000 == pytest.approx(ideal_tokens_per_step(rate, window), rel=0.02)
+
+
+def test_the_ideal_of_a_draw_is_near_the_expected_one() -> None:
+    right = agreement(0.8, 200_000, 1)
+    assert 200_000 / ideal_steps(right, 199_000, 5) == pytest.approx(ideal_tokens_per_step(0.8, 5), rel=0.02)
+    assert ideal_steps(np.ones(100, np.bool_), 41, 5) == 9  # one token, then five at a time
+    assert ideal_steps(np.zeros(100, np.bool_), 41, 5) == 41
 
 
 def test_the_loop_accepts_what_theory_says() -> None:
