@@ -97,6 +97,7 @@ def run(settings: Settings) -> int:
     server = DrainingServer(config, app.state.service.engine, settings.server.drain_seconds)
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
+    gc.unfreeze()
     return 2 if failures else 0
 
 
