@@ -1,7 +1,8 @@
 """The queue before the worker: who is at work, who waits, and who comes next. Bounded; knows no text.
 
-Promises turns by priority, then to whoever of the waiting principals has the fewest requests at work, then to the one whose
-last turn is longest ago: one client's hundred requests do not keep another's first one waiting.
+Promises turns to whoever of the waiting principals has the fewest requests at work, then to the one whose last turn is longest
+ago; of one principal's requests, to the one with the lowest priority number. So neither one client's hundred requests nor the
+priority that it gives itself keep another's first one waiting.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Place:
 
     principal: str
     tokens: int  # of its prompt
-    priority: int  # lower comes first
+    priority: int  # among its principal's own; lower comes first
     turn: asyncio.Future[None] = field(compare=False)
 
 
@@ -134,7 +135,7 @@ class Queue:
     def _rank(self, id: str) -> tuple[int, int, int]:
         place = self._waiting[id]
         at_work = sum(principal == place.principal for principal, _ in self._active.values())
-        return place.priority, at_work, self._last_turn.get(place.principal, 0)
+        return at_work, self._last_turn.get(place.principal, 0), place.priority
 
     def _has(self, principal: str) -> bool:
         waits = any(place.principal == principal for place in self._waiting.values())
