@@ -66,7 +66,7 @@ async def chunk_microseconds() -> list[float]:
     engine = cast(Engine, Listed(events()))
     answers = Answerer(engine, Metrics())
     request = Request("r", [1, 2, 3], SamplingParams(), 100)
-    asked = Asked("chatcmpl-x", models.NAME, ChatShape(Vocabulary(tokenizer)), [request], True, False, time.monotonic())
+    asked = Asked("chatcmpl-x", models.NAME, ChatShape(Vocabulary(tokenizer)), [request], time.monotonic(), include_usage=True)
     times, last = [], time.perf_counter()
     async for _ in answers.stream(asked):
         now = time.perf_counter()

@@ -90,9 +90,9 @@ class Asked:
     model: str
     shape: Shape
     requests: Sequence[Request]  # one per prompt; their choices are numbered through
-    include_usage: bool
-    report: bool
     arrived: float  # time.monotonic()
+    include_usage: bool = False
+    report: bool = False
     best: int | None = None  # of each request's choices, so many are returned; None = all
     echoes: Sequence[str] = ()  # the prompts' texts, where choices begin with them
     token_ids: bool = False  # choices show their tokens
@@ -135,12 +135,10 @@ class Answerer:
             head["usage"] = None
         usage = Usage()
         offsets: dict[int, int] = {}  # characters sent of each choice that has begun
-        events = self.events(asked, usage)
-        batches = by_clock(events, self._tick) if self._tick else one_by_one(events)
         begun = False  # something has been said
-        padding = 0 if not asked.obfuscates else PADDED_TICK_BYTES if self._tick else PADDED_BYTES
+        padding = self.padding(asked)
         try:
-            async with aclosing(batches):
+            async with aclosing(self.batches(asked, usage)) as batches:
                 async for batch in batches:
                     begun = True
                     if not batch:
@@ -175,6 +173,17 @@ class Answerer:
             "model": asked.model,
             "system_fingerprint": FINGERPRINT,
         }
+
+    def padding(self, asked: Asked) -> int:
+        """The stream's packets with text are a multiple of so many bytes long; 0 = as long as they come."""
+        if not asked.obfuscates:
+            return 0
+        return PADDED_TICK_BYTES if self._tick else PADDED_BYTES
+
+    def batches(self, asked: Asked, usage: Usage) -> AsyncGenerator[list[TokenEvent], None]:
+        """The events as a stream sends them: one by one, or by the clock; an empty list = nothing has come for a while."""
+        events = self.events(asked, usage)
+        return by_clock(events, self._tick) if self._tick else one_by_one(events)
 
     async def events(self, asked: Asked, usage: Usage) -> AsyncGenerator[TokenEvent | None, None]:
         """All prompts' events in order, counted on the way; None = nothing for the keep-alive time."""

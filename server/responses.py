@@ -156,6 +156,7 @@ class ResponsesBody(Body):
             response_format=self.text.format.response_format() if self.text and self.text.format else None,
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
             stream=self.stream,
+            stream_options=self.stream_options,
             logprobs=LOGPROBS in (self.include or ()) or self.top_logprobs is not None,
             top_logprobs=self.top_logprobs,
             session_id=self.prompt_cache_key or session,

@@ -85,7 +85,7 @@ class Service:
         requests = await self._chat_requests(http, chat)
         writer = ResponseWriter(body, identity, self._reader(chat, requests[0].prompt)())
         shape = ChatShape(self.vocabulary)
-        asked = Asked(identity, body.model, shape, requests, False, False, arrived, logprobs=chat.shows_logprobs)
+        asked = Asked(identity, body.model, shape, requests, arrived, logprobs=chat.shows_logprobs, obfuscates=chat.obfuscates)
         http.state.spent = asked.spent
 
         def keep() -> None:
@@ -96,7 +96,7 @@ class Service:
         events = self._response_events(asked, writer, keep)
         if body.stream:
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-            chunks = await unless_gone(http, started(named_events(events)))
+            chunks = await unless_gone(http, started(named_events(events, self.answers.padding(asked))))
             if chunks is None:
                 return Response(status_code=499)
             return StreamingResponse(chunks, media_type="text/event-stream", headers=headers)
@@ -115,15 +115,16 @@ class Service:
         for event in writer.begin():
             yield event
         try:
-            async with aclosing(self.answers.events(asked, usage)) as events:
-                async for token in events:
-                    if token is None:
+            async with aclosing(self.answers.batches(asked, usage)) as batches:
+                async for batch in batches:
+                    if not batch:
                         yield None
                         continue
                     piece = Piece(0)
-                    piece.add(token)
-                    finish = token.finish
-                    for event in writer.take(token.text, logprob_entries(self.vocabulary, asked.shown(piece))):
+                    for token in batch:
+                        piece.add(token)
+                    finish = piece.finish
+                    for event in writer.take(piece.text, logprob_entries(self.vocabulary, asked.shown(piece))):
                         yield event
         except EngineError as error:
             if asked.requests and usage.steps == 0:

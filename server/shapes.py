@@ -92,7 +92,7 @@ class ChatShape:
 
     def deltas(self, piece: Piece) -> list[dict[str, Any]]:
         reader = self._readers.setdefault(piece.index, self._reader())
-        parts = self._read(reader, piece)
+        parts = merged(self._read(reader, piece))
         if any(part.kind == "call" for part in parts):
             self._called.add(piece.index)
         deltas = [delta(part) for part in parts] or ([{}] if piece.logprobs or piece.shows_tokens else [])

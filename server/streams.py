@@ -9,16 +9,20 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from server.answers import KEEP_ALIVE, sse
+from server.answers import KEEP_ALIVE, padded, sse
 
 T = TypeVar("T")
 
 
-async def named_events(events: AsyncGenerator[dict[str, Any] | None, None]) -> AsyncGenerator[bytes, None]:
-    """Server-sent events that carry their type as their name, too."""
+async def named_events(events: AsyncGenerator[dict[str, Any] | None, None], padding: int) -> AsyncGenerator[bytes, None]:
+    """Server-sent events that carry their type as their name, too; those with text a multiple of `padding` bytes long."""
     async with aclosing(events):
         async for event in events:
-            yield KEEP_ALIVE if event is None else b"event: " + event["type"].encode() + b"\n" + sse(event)
+            if event is None:
+                yield KEEP_ALIVE
+                continue
+            shown = padded(event, padding) if padding and event["type"].endswith(".delta") else event
+            yield b"event: " + event["type"].encode() + b"\n" + sse(shown)
 
 
 async def exhausted(events: AsyncGenerator[Any, None]) -> bool:

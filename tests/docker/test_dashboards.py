@@ -252,7 +252,9 @@ def test_prometheus_is_content_with_the_rules(observed: Observed) -> None:
 
 
 def test_the_restart_is_an_alert(observed: Observed) -> None:
-    observed.wait_for('ALERTS{alertname="OutriderWorkerRestarted", alertstate="firing"}')
+    firing = 'ALERTS{alertname="OutriderWorkerRestarted", alertstate="firing"}'
+    observed.wait_for(firing)
+    assert observed.instant(firing)
 
 
 @pytest.mark.parametrize(

@@ -45,17 +45,18 @@ def image_environment() -> dict[str, str]:
     return dict(pair.split("=", 1) for line in instructions("ENV") for pair in line.split())
 
 
-def lint(*command: str) -> None:
+def complaints(*command: str) -> str:
+    """What a linter has to say; it may also fail without a word."""
     done = subprocess.run([Path(sys.executable).parent / command[0], *command[1:]], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr + (f"exit code {done.returncode}" if done.returncode else "")
 
 
 def test_hadolint_has_nothing_to_say() -> None:
-    lint("hadolint", "--failure-threshold", "style", "Dockerfile")
+    assert complaints("hadolint", "--failure-threshold", "style", "Dockerfile") == ""
 
 
 def test_shellcheck_has_nothing_to_say() -> None:
-    lint("shellcheck", *(str(script) for script in DOCKER.glob("*.sh")))
+    assert complaints("shellcheck", *(str(script) for script in DOCKER.glob("*.sh"))) == ""
 
 
 def test_the_base_is_pinned_and_the_user_is_not_root() -> None:

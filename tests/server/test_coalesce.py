@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
 from server.answers import PADDED_TICK_BYTES, padded, sse
 from server.coalesce import by_clock, one_by_one
+from tests.server.conftest import serving
 
 TICK_SECONDS = 0.02
 
@@ -108,6 +111,46 @@ def packets(stream: list[tuple[float, list[int]]], multiple: int) -> list[int]:
         chunk = {"choices": [{"index": 0, "delta": {"content": "abcd" * sum(batch)}}]}
         found.append(len(sse(padded(chunk, multiple) if multiple else chunk)))
     return found
+
+
+def test_a_servers_streams_go_by_the_clock() -> None:
+    """Chats, completions and responses: the same text in fewer packets, padded ones all as long."""
+    obfuscated = {"stream_options": {"include_obfuscation": True}}
+    with serving("--model.dtype", "float32", "--server.coalesce_ms", "100") as server:
+        common = {"model": server.model, "temperature": 0.8, "seed": 3, "stream": True} | obfuscated
+        asked = {
+            "/v1/completions": {"prompt": "def f(", "max_tokens": 90},
+            "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 90},
+            "/v1/responses": {"input": "hi", "max_output_tokens": 90},
+        }
+        for path, fields in asked.items():
+            fields |= {"ignore_eos": True} if "responses" not in path else {}
+            whole = server.http.post(path, json=common | fields | {"stream": False, "stream_options": None}).json()
+            with server.http.stream("POST", path, json=common | fields) as response:
+                assert response.status_code == 200, response.read()
+                lines = [line[6:] for line in response.iter_lines() if line.startswith("data: {")]
+            chunks = [json.loads(line) for line in lines]
+            texts = [text for chunk in chunks if (text := said(chunk))]
+            assert "".join(texts) == said_whole(whole)
+            assert 1 <= len(texts) < 20  # of ninety tokens
+            sizes = {len(line.encode()) % PADDED_TICK_BYTES for line, chunk in zip(lines, chunks, strict=True) if said(chunk)}
+            assert len(sizes) == 1
+
+
+def said(chunk: dict[str, Any]) -> str:
+    """The text of a packet of any endpoint."""
+    if chunk.get("type") == "response.output_text.delta":
+        return str(chunk["delta"])
+    choice = (chunk.get("choices") or [{}])[0]
+    return str(choice.get("text") or choice.get("delta", {}).get("content") or "")
+
+
+def said_whole(answer: dict[str, Any]) -> str:
+    """The text of a whole answer of any endpoint."""
+    if "output" in answer:
+        return str(answer["output"][0]["content"][0]["text"])
+    choice = answer["choices"][0]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])
 
 
 def test_what_an_eavesdropper_can_tell() -> None:

@@ -165,3 +165,19 @@ def test_nothing_is_remembered_of_who_is_gone() -> None:
         assert (queue.active, queue.waiting, queue._last_turn) == (0, 0, {})
 
     in_loop(body)
+
+
+def test_a_priority_counts_among_ones_own() -> None:
+    def body() -> None:
+        queue = Queue(max_active=1, max_waiting=100)
+        queue.open()
+        queue.enter("first", principal="a")
+        turns = {f"a{number}": queue.enter(f"a{number}", priority=-number, principal="a") for number in range(3)}
+        turns["b"] = queue.enter("b", priority=9, principal="b")
+        came: list[str] = []
+        for leaving in ("first", "b", "a2", "a1"):
+            queue.leave(leaving)
+            came += [name for name, turn in turns.items() if turn.done() and name not in came]
+        assert came == ["b", "a2", "a1", "a0"]
+
+    in_loop(body)

@@ -61,18 +61,22 @@ def test_text_that_may_become_a_stop_is_held_back() -> None:
     assert [stream.feed(piece) for piece in ["a\n", "b", "E", "N", "x"]] == ["a", "\nb", "", "", "ENx"]
 
 
-@pytest.mark.parametrize("block", [1, 3, 50])
-def test_a_stop_inside_a_block_leaves_the_rest_unused(block: int) -> None:
-    answer = AnswerText(Bytes(), ["stop"])
-    data = b"hello stop and more"
+def fed(answer: AnswerText, data: bytes, block: int) -> tuple[str, int]:
+    """The text of tokens that come so many at a time, up to a stop string, and how many of them it took."""
     text, used = "", 0
     for at in range(0, len(data), block):
         part, count = answer.feed(list(data[at : at + block]))
         text, used = text + part, used + count
         if answer.stopped:
             break
-    assert text == "hello "
-    assert used == len(b"hello stop")
+    return text, used
+
+
+@pytest.mark.parametrize("block", [1, 3, 50])
+def test_a_stop_inside_a_block_leaves_the_rest_unused(block: int) -> None:
+    answer = AnswerText(Bytes(), ["stop"])
+    data = b"hello stop and more"
+    assert fed(answer, data, block) == ("hello ", len(b"hello stop"))
 
 
 def test_held_text_appears_at_the_end() -> None:
@@ -85,10 +89,4 @@ def test_held_text_appears_at_the_end() -> None:
 def test_stop_strings_wait_for_the_least_length(block: int) -> None:
     data = b"stop, no stop and more"
     answer = AnswerText(Bytes(), ["stop"], min_tokens=6)
-    text, used = "", 0
-    for at in range(0, len(data), block):
-        part, count = answer.feed(list(data[at : at + block]))
-        text, used = text + part, used + count
-        if answer.stopped:
-            break
-    assert (text, used) == ("stop, no ", len(b"stop, no stop"))
+    assert fed(answer, data, block) == ("stop, no ", len(b"stop, no stop"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from drafters.draft_tree import DraftOptions, DraftTreeOptions
 from drafters.pearl import PearlOptions
 from drafters.registry import NEED_A_MODEL, DrafterName, Options, Resources, make
 from verify.attention import NAME
+from verify.cache import KVCache
 from verify.decode import DecodeOptions, decode
 from verify.draft_model import DraftRunner, SessionDraft
 from verify.model import ModelRunner
@@ -58,9 +60,9 @@ def count_rows(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner) -> list[int
     seen: list[int] = []
     forward = runner.forward
 
-    def counted(*args: object, known: int = 0, **options: object) -> torch.Tensor:
-        seen.append(len(args[1]) - known)  # type: ignore[arg-type]
-        return forward(*args, **options, known=known)  # type: ignore
+    def counted(cache: KVCache, tokens: torch.Tensor, *more: Any, **options: Any) -> torch.Tensor:
+        seen.append(len(tokens) - options.get("known", 0))
+        return forward(cache, tokens, *more, **options)
 
     monkeypatch.setattr(runner, "forward", counted)
     return seen
