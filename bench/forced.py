@@ -15,11 +15,12 @@ import torch
 from bench.replay import Line
 from drafters.draft import Drafter, DraftTree, Ints, NoDrafter
 from drafters.registry import DrafterName, Resources, make
-from verify.acceptance import to_host, walk
+from verify.acceptance import walk
 from verify.cost import CostCurve
 from verify.decode import Decoded, DecodeOptions, decode
 from verify.model import ModelRunner
 from verify.sampling import SamplingParams
+from verify.transfer import to_host
 from verify.verifier import TreeVerifier
 
 

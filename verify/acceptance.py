@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from drafters.draft import DraftTree, Ints
 from verify.sampling import Chooser, SamplingParams, processed, uniform
+from verify.transfer import to_device, to_host
 
 
 class Rule(Protocol):
@@ -59,22 +60,10 @@ def accepted(chosen: torch.Tensor, tree: DraftTree) -> torch.Tensor:
     """
     if not len(tree):
         return torch.ones_like(chosen, dtype=torch.bool)
-    tokens, parents = (torch.from_numpy(array).to(chosen.device) for array in (tree.tokens, tree.parents + 1))
-    wrong = torch.nn.functional.pad(tokens != chosen[parents.long()], (1, 0))
-    ancestors = torch.from_numpy(tree.ancestors).to(chosen.device)
+    tokens, parents = to_device(torch.from_numpy(np.stack([tree.tokens, tree.parents + 1]).astype(np.int64)), chosen.device)
+    wrong = torch.nn.functional.pad(tokens != chosen[parents], (1, 0))
+    ancestors = to_device(torch.from_numpy(tree.ancestors), chosen.device)
     return ~(ancestors & wrong).any(1)
-
-
-def to_host(*tensors: torch.Tensor) -> list[Any]:
-    """Tensors of M rows of 32-bit numbers ([M] or [M, C]) as arrays; those on a GPU cross in one copy."""
-    if all(tensor.device.type == "cpu" for tensor in tensors):
-        return [tensor.numpy() for tensor in tensors]
-    parts = [tensor.view(torch.int32).reshape(len(tensor), tensor.numel() // len(tensor)) for tensor in tensors]
-    device = next(part.device for part in parts if part.device.type != "cpu")
-    whole = torch.cat([part.to(device) for part in parts], 1).cpu()
-    split = whole.split([part.shape[1] for part in parts], 1)
-    back = (part.contiguous().view(tensor.dtype).view(tensor.shape) for part, tensor in zip(split, tensors, strict=True))
-    return [tensor.numpy() for tensor in back]
 
 
 def walk(tree: DraftTree, chosen: Sequence[int]) -> tuple[Ints, Ints]:

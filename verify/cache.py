@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from verify.transfer import to_device
+
 MEMORY_SHARE = 0.8  # of what is free at the start
 
 
@@ -75,7 +77,7 @@ class KVCache:
             in_place += 1
         if in_place < len(rows):
             start = self.length + in_place
-            index = torch.tensor(rows[in_place:], device=self.tensor.device) + self.length
+            index = to_device(torch.tensor(rows[in_place:]) + self.length, self.tensor.device)
             self.tensor[:, :, :, start : self.length + len(rows)] = self.tensor[:, :, :, index]
         self.length += len(rows)
 

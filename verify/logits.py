@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from drafters.draft import DraftTree, Ints
 from verify.sampling import SamplingParams
+from verify.transfer import to_device
 
 
 class LogitsProcessor:
@@ -43,7 +44,7 @@ class LogitsProcessor:
         adjusted = self._adjust(logits, tree) if self._params.adjusts else logits
         if allowed is None:
             return adjusted
-        forbidden = torch.from_numpy(~allowed).to(logits.device)
+        forbidden = to_device(torch.from_numpy(~allowed), logits.device)
         masked = adjusted.masked_fill(forbidden, -torch.inf)
         stuck = masked.amax(-1, keepdim=True) == -torch.inf
         return torch.where(stuck, logits.to(masked.dtype).masked_fill(forbidden, -torch.inf), masked)
@@ -58,12 +59,14 @@ class LogitsProcessor:
             logits = logits.index_add(1, self._bias_ids, self._bias.expand(len(logits), -1))
         if params.bad_words:
             rows, tokens = self._banned(paths)
-            logits = logits.index_put((_index(rows, logits), _index(tokens, logits)), logits.new_tensor(-torch.inf))
+            logits = logits.index_put((_index(rows, logits), _index(tokens, logits)), logits.new_full((), -torch.inf))
         emitted = len(self._text) - self._prompt_length
         early = [row for row, path in enumerate(paths) if emitted + len(path) < params.min_tokens]
         if early and len(self._stop_ids):
             rows = [row for row in early for _ in self._stop_ids]
-            logits = logits.index_put((_index(rows, logits), self._stop_ids.repeat(len(early))), logits.new_tensor(-torch.inf))
+            logits = logits.index_put(
+                (_index(rows, logits), self._stop_ids.repeat(len(early))), logits.new_full((), -torch.inf)
+            )
         return logits
 
     def commit(self, tokens: Ints) -> None:
@@ -72,7 +75,7 @@ class LogitsProcessor:
             return
         self._text += tokens.tolist()
         if self._counts is not None:
-            index = torch.from_numpy(tokens).long().to(self._counts.device)
+            index = to_device(torch.from_numpy(tokens).long(), self._counts.device)
             self._counts.index_put_((index,), torch.ones(len(tokens), device=self._counts.device), accumulate=True)
 
     def _penalize(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -106,4 +109,4 @@ class LogitsProcessor:
 
 
 def _index(values: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.long, device=like.device)
+    return to_device(torch.tensor(values, dtype=torch.long), like.device)

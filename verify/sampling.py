@@ -16,6 +16,8 @@ from typing import Literal
 
 import torch
 
+from verify.transfer import to_device
+
 MASK = (1 << 64) - 1
 NOISE_NUMBERS = 1 << 17  # computed at once
 
@@ -58,7 +60,7 @@ def gumbel(seed: int, positions: Sequence[int], vocabulary: int, device: torch.d
     """The noise of positions, float32 [P, V]: splitmix64 of (seed, position, token), the same on every device."""
     keys = [_signed(_mix(_mix(seed) ^ position * 0xD1B54A32D192ED03 & MASK)) for position in positions]
     tokens = torch.arange(vocabulary, device=device) * _signed(0x9E3779B97F4A7C15)
-    x = tokens + torch.tensor(keys, device=device)[:, None]
+    x = tokens + to_device(torch.tensor(keys), device)[:, None]
     x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
     x = x ^ _shift(x, 31)
@@ -133,5 +135,5 @@ class Chooser:
             size = max(last - first + 1, NOISE_NUMBERS // weights.shape[-1])
             self._noise = gumbel(self._params.seed, range(first, first + size), weights.shape[-1], weights.device)
             self._first = first
-        index = torch.tensor([position - self._first for position in positions], device=weights.device)
+        index = to_device(torch.tensor(positions) - self._first, weights.device)
         return weights + self._noise[index]

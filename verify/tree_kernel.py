@@ -16,8 +16,10 @@ import triton.language as tl
 
 from verify.attention import Layer
 from verify.cache import CacheShape, KVCache
+from verify.transfer import to_device
 
-SPLITS = 32  # parts of the prefix; with 8 key heads, two programs for each of an H100's processors
+MOST_SPLITS = 32  # parts of the prefix
+PROGRAMS = 512  # that are wanted at least, some for each of a large GPU's processors
 BLOCK_KEYS = 64
 LEAST_ROWS = 16  # what a tensor core multiplies at once
 MOST_ROWS = 64
@@ -67,15 +69,17 @@ def _add_block(scores, v, largest, total, summed):
     return most, total, summed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "groups"])
 def _attend_part(
-    query,  # [heads, N, D], contiguous
+    query,  # [heads, N, D]; elements from one head to the next, and from row to row
+    query_head,
+    query_row,
     anchor,  # a place in memory that the slot's is counted from
     where,  # int64 [2]; committed positions, and elements from the anchor to the slot
     bits,  # int64 [N]; bit j = the row sees row j + 1; all see row 0
     depths,  # int64 [N]; a row's position is length + its depth
-    out,  # float32 [kv_heads, SPLITS + 1, M, D]
-    lse,  # float32 [kv_heads, SPLITS + 1, M]; log-sum-exp of the scores
+    out,  # float32 [kv_heads, splits + 1, M, D]; nothing is written where a row sees nothing
+    lse,  # float32 [kv_heads, splits + 1, M]; log-sum-exp of the scores
     scaling,
     softcap,
     rows,
@@ -96,7 +100,8 @@ def _attend_part(
     real, node = row < groups * rows, row % rows
     dim = tl.arange(0, padded_dim)
     in_head = dim < head_dim
-    q = tl.load(query + (head * groups * rows + row[:, None]) * head_dim + dim[None, :], real[:, None] & in_head[None, :], 0.0)
+    place = (head * groups + row // rows) * query_head + node * query_row
+    q = tl.load(query + place[:, None] + dim[None, :], real[:, None] & in_head[None, :], 0.0)
     length = tl.load(where)
     keys = anchor + tl.multiple_of(tl.load(where + 1), ALIGNED) + layer_at + head.to(tl.int64) * head_stride
     largest = tl.full([block_rows], -float("inf"), tl.float32)
@@ -119,18 +124,19 @@ def _attend_part(
             allowed = allowed & (at[None, :] > position[:, None] - window)
         scores = tl.where(allowed, scores, -float("inf"))
         largest, total, summed = _add_block(scores, v, largest, total, summed)
-    held = tl.where(total > 0.0, total, 1.0)
+    saw = total > 0.0
+    held = tl.where(saw, total, 1.0)
     place = (head * (splits + 1) + split) * groups * rows + row
-    tl.store(out + place[:, None] * head_dim + dim[None, :], summed / held[:, None], real[:, None] & in_head[None, :])
-    tl.store(lse + place, tl.where(total > 0.0, largest + tl.log(held), -float("inf")), real)
+    tl.store(out + place[:, None] * head_dim + dim[None, :], summed / held[:, None], (real & saw)[:, None] & in_head[None, :])
+    tl.store(lse + place, tl.where(saw, largest + tl.log(held), -float("inf")), real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "groups"])
 def _combine(
-    parts,  # float32 [kv_heads, SPLITS + 1, M, D]
-    lse,  # float32 [kv_heads, SPLITS + 1, M]
+    parts,  # float32 [kv_heads, splits + 1, M, D]
+    lse,  # float32 [kv_heads, splits + 1, M]
     sinks,  # [heads], or anything where there are none
-    out,  # [heads, N, D], contiguous
+    out,  # [N, heads, D], contiguous
     rows,
     groups,
     head_dim: tl.constexpr,
@@ -153,19 +159,23 @@ def _combine(
     if has_sinks:
         total += tl.exp(sink - largest)
     dim = tl.arange(0, padded_dim)
-    mask = (split <= splits)[:, None] & (dim < head_dim)[None, :]
+    mask = (scores > -float("inf"))[:, None] & (dim < head_dim)[None, :]
     part = tl.load(parts + place[:, None] * head_dim + dim[None, :], mask, 0.0)
     mixed = tl.sum(part * weights[:, None], 0) / total
-    tl.store(out + (head * packed + row) * head_dim + dim, mixed.to(out.dtype.element_ty), dim < head_dim)
+    place = (row % rows) * tl.num_programs(0) * groups + head * groups + row // rows
+    tl.store(out + place * head_dim + dim, mixed.to(out.dtype.element_ty), dim < head_dim)
 
 
 @triton.jit
 def _write(
-    key,  # [kv_heads, N, D], contiguous
+    key,  # [kv_heads, N, D]; elements from one head to the next, and from row to row
+    key_head,
+    key_row,
     value,
+    value_head,
+    value_row,
     anchor,  # as for `_attend_part`
     where,
-    rows,
     layer_at,
     head_stride,
     values_at,
@@ -174,11 +184,10 @@ def _write(
 ):
     head, row = tl.program_id(0), tl.program_id(1)
     dim = tl.arange(0, padded_dim)
-    source = (head * rows + row) * head_dim + dim
     keys = anchor + tl.multiple_of(tl.load(where + 1), ALIGNED) + layer_at + head.to(tl.int64) * head_stride
     target = keys + (tl.load(where) + row) * head_dim + dim
-    tl.store(target, tl.load(key + source, dim < head_dim), dim < head_dim)
-    tl.store(target + values_at, tl.load(value + source, dim < head_dim), dim < head_dim)
+    tl.store(target, tl.load(key + head * key_head + row * key_row + dim, dim < head_dim), dim < head_dim)
+    tl.store(target + values_at, tl.load(value + head * value_head + row * value_row + dim, dim < head_dim), dim < head_dim)
 
 
 @torch.library.custom_op("outrider::tree_attention", mutates_args=())  # writes memory that no argument stands for
@@ -203,41 +212,53 @@ def tree_attention(
     The slot is [layers, 2, kv_heads, positions, head_dim]; the three distances are those from it to the layer, between its
     heads, and from its keys to its values, in elements. N <= 65.
     """
+    query, key, value = (given if given.stride(2) == 1 else given.contiguous() for given in (query, key, value))
     heads, rows, head_dim = query.shape
     kv_heads = key.shape[0]
     groups = heads // kv_heads
     packed = groups * rows
+    block_rows = min(MOST_ROWS, max(LEAST_ROWS, triton.next_power_of_2(packed)))
+    row_blocks = triton.cdiv(packed, block_rows)
+    splits = splits_for(kv_heads * row_blocks)
     padded_dim = max(16, triton.next_power_of_2(head_dim))
     sizes: dict[str, Any] = {"head_dim": head_dim, "padded_dim": padded_dim}
-    strides = (layer_at, head_stride, values_at)
-    query = query.contiguous()
-    _write[kv_heads, rows](key.contiguous(), value.contiguous(), anchor, where, rows, *strides, **sizes)
-    block_rows = min(MOST_ROWS, max(LEAST_ROWS, triton.next_power_of_2(packed)))
-    parts = torch.empty(kv_heads, SPLITS + 1, packed, head_dim, dtype=torch.float32, device=query.device)
-    lse = torch.empty(kv_heads, SPLITS + 1, packed, dtype=torch.float32, device=query.device)
-    _attend_part[kv_heads, SPLITS + 1, triton.cdiv(packed, block_rows)](
-        *(query, anchor, where, bits, depths, parts, lse, scaling, softcap or 1.0, rows, groups, *strides),
+    slot = (layer_at, head_stride, values_at)
+    _write[kv_heads, rows](key, *key.stride()[:2], value, *value.stride()[:2], anchor, where, *slot, **sizes)
+    parts = torch.empty(kv_heads, splits + 1, packed, head_dim, dtype=torch.float32, device=query.device)
+    lse = torch.empty(kv_heads, splits + 1, packed, dtype=torch.float32, device=query.device)
+    _attend_part[kv_heads, splits + 1, row_blocks](
+        *(query, *query.stride()[:2], anchor, where, bits, depths, parts, lse, scaling, softcap or 1.0, rows, groups, *slot),
         **sizes,
         window=window,
         capped=softcap > 0.0,
-        splits=SPLITS,
+        splits=splits,
         block_rows=block_rows,
         block_keys=BLOCK_KEYS if padded_dim <= 128 else BLOCK_KEYS // 2,  # of a large head, fewer keys fit
     )
-    out = torch.empty_like(query)
+    out = rows_first(query)
     _combine[kv_heads, packed](
         *(parts, lse, query if sinks is None else sinks, out, rows, groups),
         **sizes,
         has_sinks=sinks is not None,
-        splits=SPLITS,
-        padded_splits=triton.next_power_of_2(SPLITS + 1),
+        splits=splits,
+        padded_splits=triton.next_power_of_2(splits + 1),
     )
     return out
 
 
 @tree_attention.register_fake
 def _(query: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.empty_like(query, memory_format=torch.contiguous_format)
+    return rows_first(query)
+
+
+def rows_first(query: torch.Tensor) -> torch.Tensor:
+    """Room for [heads, N, D], laid out row by row, as the layer's next multiplication wants it."""
+    return torch.empty_like(query.transpose(0, 1), memory_format=torch.contiguous_format).transpose(0, 1)
+
+
+def splits_for(programs: int) -> int:
+    """Parts of the prefix where each is read by so many programs: enough to busy the device, few to be combined."""
+    return min(MOST_SPLITS, 1 << max(1, PROGRAMS // programs).bit_length() - 1)
 
 
 class DeviceRows:
@@ -247,24 +268,22 @@ class DeviceRows:
         """For up to `most` rows over slots of `shape`."""
         self.shape = shape
         self.anchor = torch.empty(ALIGNED.value, dtype=shape.dtype, device=shape.device)
-        pinned = shape.device.type == "cuda"
-        self._host = torch.zeros(2 + 3 * most, dtype=torch.int64, pin_memory=pinned)
-        self._device = torch.zeros(2 + 3 * most, dtype=torch.int64, device=shape.device)
-        self.where = self._device[:2]
-        self.tokens, self.depths, self.bits = self._device[2:].view(3, most)
+        self._all = torch.zeros(2 + 3 * most, dtype=torch.int64, device=shape.device)
+        self.where = self._all[:2]
+        self.tokens, self.depths, self.bits = self._all[2:].view(3, most)
 
     def set(self, cache: KVCache, tokens: torch.Tensor, depths: torch.Tensor, ancestors: torch.Tensor | None) -> None:
         """Takes N rows, given on the host, over with one copy. Further rows see the prefix and row 0, and nobody sees them."""
         apart = cache.tensor.data_ptr() - self.anchor.data_ptr()
-        self._host.zero_()
-        self._host[0] = cache.length
-        self._host[1] = apart // self.shape.dtype.itemsize
-        rows = self._host[2:].view(3, -1)
+        told = torch.zeros(len(self._all), dtype=torch.int64)
+        told[0] = cache.length
+        told[1] = apart // self.shape.dtype.itemsize
+        rows = told[2:].view(3, -1)
         rows[0, : len(tokens)] = tokens
         rows[1, : len(tokens)] = depths
         if ancestors is not None:
             rows[2, : len(tokens)] = ancestor_bits(ancestors)
-        self._device.copy_(self._host, non_blocking=True)
+        self._all.copy_(to_device(told, self.shape.device))
 
 
 class KernelAttention:

@@ -54,7 +54,7 @@ def test_the_kernel_is_the_reference(case: tuple[int, int, int, int, int, int | 
     reference.tensor[:] = mine.tensor
     mine.length = reference.length = length
     ancestors = random_tree(rows, generator)
-    query, key, value = noise(heads, rows, head_dim), noise(kv_heads, rows, head_dim), noise(kv_heads, rows, head_dim)
+    query, key, value = (noise(rows, count, head_dim).transpose(0, 1) for count in (heads, kv_heads, kv_heads))  # as models do
     layer = Layer(1, head_dim**-0.5, window, softcap, noise(heads) if has_sinks else None)
     expected = TorchAttention(reference, rows, ancestors.to(DEVICE)).attend(layer, query, key, value)
     device_rows = DeviceRows(shape, 65)
@@ -96,9 +96,9 @@ def build(kernel, out, **constants):
 for dim, window, capped in ((64, 0, False), (96, 64, False), (128, 0, True), (256, 32, True)):
     padded = triton.next_power_of_2(dim)
     sizes = {"head_dim": dim, "padded_dim": padded}
-    blocks = {"block_rows": 64, "block_keys": 64 if padded <= 128 else 32, "splits": tree_kernel.SPLITS}
+    blocks = {"block_rows": 64, "block_keys": 64 if padded <= 128 else 32, "splits": tree_kernel.MOST_SPLITS}
     build(tree_kernel._attend_part, "*fp32", window=window, capped=capped, **sizes, **blocks)
-    build(tree_kernel._combine, "*bf16", has_sinks=capped, splits=tree_kernel.SPLITS, padded_splits=64, **sizes)
+    build(tree_kernel._combine, "*bf16", has_sinks=capped, splits=tree_kernel.MOST_SPLITS, padded_splits=64, **sizes)
     build(tree_kernel._write, "", **sizes)
 """
 
