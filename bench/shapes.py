@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from verify.attention import NAME
-from verify.model import ModelRunner, prepare, resolve_device
+from verify.model import Compile, ModelRunner, prepare, resolve_device
 
 LLAMA = {"vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddings": False}
 
@@ -45,7 +45,7 @@ def random_runner(
     device: str = "auto",
     context_tokens: int | None = None,
     pack: bool = True,
-    compiled: bool = False,
+    compile: Compile = "auto",
 ) -> ModelRunner:
     """A model of that shape, its weights random, made on the device."""
     place = resolve_device(device)
@@ -53,4 +53,4 @@ def random_runner(
     with torch.device(place):
         model = AutoModelForCausalLM.from_config(SHAPES[shape](), dtype=dtype, attn_implementation=NAME)
     prepare(model, context_tokens)
-    return ModelRunner(model, context_tokens, pack, compiled=compiled)
+    return ModelRunner(model, context_tokens, pack, compile=compile)

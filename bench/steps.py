@@ -36,7 +36,7 @@ def make_runner(shape: str, settings: Settings) -> ModelRunner:
         raise BenchError(f"There is no shape {shape!r}; there are {', '.join(SHAPES)}.")
     chosen = settings.model
     dtype = torch.bfloat16 if chosen.dtype == "auto" else getattr(torch, chosen.dtype)
-    runner = random_runner(shape, dtype, chosen.device, chosen.context_tokens, chosen.pack, chosen.compile == "on")
+    runner = random_runner(shape, dtype, chosen.device, chosen.context_tokens, chosen.pack, chosen.compile)
     torch.set_num_threads(chosen.threads or default_threads(runner))
     return runner
 

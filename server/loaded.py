@@ -67,7 +67,7 @@ def load(settings: Settings) -> Loaded:
     disable_progress_bar()
     options = LoadOptions(
         *(chosen.path, chosen.dtype, chosen.device, chosen.context_tokens, chosen.trust_remote_code),
-        *(chosen.pack, chosen.trace, chosen.compile == "on"),
+        *(chosen.pack, chosen.trace, chosen.compile),
     )
     runner = load_model(options)
     beside = settings.draft_model.threads if settings.draft_model.path else 0
@@ -107,7 +107,7 @@ def load_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase) -> ModelR
     return load_model(
         LoadOptions(
             *(chosen.path, chosen.dtype, chosen.device, target.context_tokens, chosen.trust_remote_code),
-            *(target.pack, target.trace, target.compile == "on"),
+            *(target.pack, target.trace, target.compile),
         )
     )
 

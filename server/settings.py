@@ -89,7 +89,7 @@ class Model(Section):
     pack: bool = Field(True, description="on a CPU, lay linear layers out as it multiplies fastest")
     trace: bool = Field(True, description="on a CPU, run the model's forward without Python")
     compile: Literal["auto", "on", "off"] = Field(
-        "auto", description="on a GPU, kernels made for the model by torch.compile, in minutes at the first start; auto = off"
+        "auto", description="on a GPU, kernels made for the model by torch.compile at the first start; auto = where it can"
     )
     tool_format: Literal["auto", "hermes", "llama3", "mistral", "pythonic"] = Field(
         "auto", description="how the model writes tool calls; auto = as its chat template has them"

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch._dynamo
+from transformers import PreTrainedModel
 
 from drafters.draft import MAX_NODES
 from verify.attention import Attention
@@ -21,6 +25,9 @@ from verify.tree_kernel import DeviceRows, KernelAttention
 log = logging.getLogger("outrider.worker")
 ROWS = (1, 2, 4, 8, 16, 32, 64, MAX_NODES + 1)  # the last committed token and a tree's nodes
 WARM_UPS = 3
+MOST_KINDS = 64  # of layers times numbers of rows that torch.compile takes for different
+
+CompileError = torch._dynamo.exc.TorchDynamoException
 
 # Tokens and positions [N], and the attention that the layers call, to logits [N, V].
 Forward = Callable[[torch.Tensor, torch.Tensor, Attention], torch.Tensor]
@@ -73,3 +80,23 @@ class GraphedForward:
             self._graphs[count] = graph
         torch.cuda.synchronize()
         log.info("captured %d graphs, of 1 to %d rows", len(ROWS), ROWS[-1])
+
+
+@contextmanager
+def compiled_layers(model: PreTrainedModel, backend: Any = "inductor") -> Iterator[None]:
+    """While it lasts, the model's layers run as kernels that torch.compile makes: fewer, so that a captured step is shorter.
+
+    Layer by layer, since a model's layers are all alike: what is made for one serves the others, and any number of rows.
+    The first forward raises CompileError where that cannot be done.
+    """
+    names = model._no_split_modules or ()
+    layers = [module for module in model.modules() if type(module).__name__ in names] or [model]
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, backend=backend)
+    try:
+        # A layer's number is not a reason to compile it anew.
+        with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True, recompile_limit=MOST_KINDS):
+            yield
+    finally:
+        for layer in layers:
+            del layer.forward

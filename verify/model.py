@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from safetensors import SafetensorError
@@ -19,6 +21,11 @@ from verify.attention import NAME, Attention, ShapeProbe, TorchAttention
 from verify.cache import CacheShape, KVCache
 from verify.packing import PackedLinear, can_pack, pack_layers
 from verify.traced import TracedForward, has_experts, trace
+
+log = logging.getLogger("outrider.worker")
+
+# On a GPU, kernels made for the model by torch.compile: where it can, or it is an error where it cannot, or none.
+Compile = Literal["auto", "on", "off"]
 
 
 class ModelError(ValueError):
@@ -36,7 +43,7 @@ class LoadOptions:
     trust_remote_code: bool = False
     pack: bool = True  # on a CPU, linear layers in the layout that it multiplies fastest
     trace: bool = True  # on a CPU, forwards without Python
-    compile: bool = False  # on a GPU, kernels made for the model by torch.compile
+    compile: Compile = "auto"
 
 
 class Fast(Protocol):
@@ -57,9 +64,12 @@ class ModelRunner:
         context_tokens: int | None = None,
         pack: bool = False,
         traced: bool = False,
-        compiled: bool = False,
+        compile: Compile = "auto",
     ) -> None:
-        """With `pack`, the linear layers are laid out anew where that helps; `traced` and `compiled` as in LoadOptions."""
+        """With `pack`, the linear layers are laid out anew where that helps; `traced` and `compile` as in LoadOptions.
+
+        Raises ModelError.
+        """
         self.model = model.eval()
         self.weight_bytes = weight_bytes(model)  # that a step reads
         if pack and can_pack(model):
@@ -73,17 +83,26 @@ class ModelRunner:
         self.cache_shape = self._probe(probe)
         self._fast: Fast | None = None
         if self.device.type == "cuda":
-            self._fast = self._graphed(compiled)
+            self._fast = self._graphed(compile)
         elif traced:
             self._fast = trace(model, self.cache_shape, probe.windows, probe.groups, self.forward)
 
-    def _graphed(self, compiled: bool) -> Fast | None:
+    def _graphed(self, compile: Compile) -> Fast:
         """CUDA graphs, or where the model cannot be captured the same kernels one by one."""
-        from verify.graphed import GraphedForward  # needs Triton, which a CPU does not
+        from verify.graphed import CompileError, GraphedForward, compiled_layers  # needs Triton, which a CPU does not
 
-        whole = torch.compile(self.model) if compiled else self.model
-        graphed = GraphedForward(partial(self._run, whole, keep=0), self.cache_shape, self._positions)
-        if not has_experts(self.model):
+        graphed = GraphedForward(partial(self._run, self.model, keep=0), self.cache_shape, self._positions)
+        if has_experts(self.model):
+            return graphed
+        try:
+            with nullcontext() if compile == "off" else compiled_layers(self.model):
+                graphed.capture(self.new_cache())
+        except CompileError as error:
+            if compile == "on":
+                raise ModelError(
+                    f"torch.compile does not take this model, so set model.compile to auto or off: {_first_sentence(error)}"
+                ) from None
+            log.warning("torch.compile does not take this model, so its steps take longer: %s", _first_sentence(error))
             graphed.capture(self.new_cache())
         return graphed
 
@@ -176,7 +195,7 @@ def load_model(options: LoadOptions) -> ModelRunner:
         )
         raise ModelError(f"The model at {options.path!r} {message}.")
     prepare(model.to(device), options.context_tokens)
-    if options.compile and device.type != "cuda":
+    if options.compile == "on" and device.type != "cuda":
         raise ModelError(
             "model.compile is for GPUs; on a CPU leave it at auto: packed layers and a traced forward take its place."
         )

@@ -1,4 +1,4 @@
-"""Between the host and the device: nothing that goes to a GPU waits for what it has queued, and answers come back in one copy."""
+"""Between host and device: what goes to a GPU does not wait for its queue, and what comes back comes in one copy."""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ Without a GPU the same forward runs kernel by kernel, through Triton's interpret
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -18,15 +20,26 @@ from hypothesis import given, settings
 
 from drafters.draft import MAX_NODES, DraftTree
 from tests.trees import trees
+from tests.verify.test_architectures import make
+from verify import tree_kernel
+from verify.attention import NAME
 from verify.cache import KVCache
-from verify.graphed import ROWS, GraphedForward
+from verify.graphed import ROWS, CompileError, GraphedForward, compiled_layers
 from verify.model import ModelRunner
 
 PREFIX = torch.tensor([5, 9, 60, 3, 44, 7, 7, 21])
 
 
-def graphed(runner: ModelRunner, model: Any = None) -> GraphedForward:
-    forward = partial(runner._run, runner.model if model is None else model, keep=0)
+@pytest.fixture(scope="module", autouse=True)
+def few_programs() -> Iterator[None]:
+    """A prefix of a few tokens in few parts, for the interpreter's sake."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree_kernel, "PROGRAMS", 8)
+        yield
+
+
+def graphed(runner: ModelRunner) -> GraphedForward:
+    forward = partial(runner._run, runner.model, keep=0)
     made = GraphedForward(forward, runner.cache_shape, runner.new_cache().positions)
     if runner.device.type == "cuda":
         made.capture(runner.new_cache())
@@ -75,12 +88,38 @@ def test_one_forward_serves_every_slot_and_length(tiny_runner: ModelRunner) -> N
         assert torch.allclose(slot.tensor[:, :, :, : length + 1], reference.tensor[:, :, :, : length + 1], atol=1e-5)
 
 
-def test_torch_compile_takes_the_whole_model_in_one_piece(tiny_runner: ModelRunner) -> None:
-    whole = torch.compile(tiny_runner.model, backend="eager", fullgraph=True)
-    fast = graphed(tiny_runner, whole)
-    token, depth = torch.tensor([11]), torch.tensor([0])
-    expected = tiny_runner.forward(filled(tiny_runner), token)
-    assert torch.allclose(fast(filled(tiny_runner), token, depth, None), expected, atol=1e-4)
+def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    """Any layer and number of rows runs what was made for few, and says what the layers themselves say."""
+    caplog.set_level(logging.WARNING, "torch.__trace")  # it says a lot
+    runner = ModelRunner(make("llama", NAME))
+    graphs: list[torch.fx.GraphModule] = []
+
+    def count(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    fast = graphed(runner)
+    before = [each.forward for each in runner.model.modules()]
+    for size in (4, 2, 1):
+        tokens = torch.arange(3, 3 + size)
+        depths = torch.arange(size)
+        chain = torch.ones(size, size, dtype=torch.bool).tril()
+        expected, slot = runner.forward(filled(runner), tokens, depths, chain), filled(runner)
+        with compiled_layers(runner.model, count):
+            assert torch.allclose(fast(slot, tokens, depths, chain), expected, atol=1e-4)
+    assert len(graphs) == 4  # the first layer and the others, any number of rows, one row
+    assert [each.forward for each in runner.model.modules()] == before
+
+
+def test_a_model_that_does_not_compile_says_so() -> None:
+    runner = ModelRunner(make("llama", NAME))
+    fast, slot = graphed(runner), filled(runner)
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(CompileError, match="no"), compiled_layers(runner.model, refuse):
+        fast(slot, torch.tensor([11]), torch.tensor([0]), None)
 
 
 def test_the_largest_tree_has_its_own_rows() -> None:
