@@ -70,6 +70,10 @@ class ModelRunner:
 
         Raises ModelError.
         """
+        if compile == "on" and model.device.type != "cuda":
+            raise ModelError(
+                "model.compile is for GPUs; on a CPU leave it at auto: packed layers and a traced forward take its place."
+            )
         self.model = model.eval()
         self.weight_bytes = weight_bytes(model)  # that a step reads
         if pack and can_pack(model):
@@ -195,10 +199,6 @@ def load_model(options: LoadOptions) -> ModelRunner:
         )
         raise ModelError(f"The model at {options.path!r} {message}.")
     prepare(model.to(device), options.context_tokens)
-    if options.compile == "on" and device.type != "cuda":
-        raise ModelError(
-            "model.compile is for GPUs; on a CPU leave it at auto: packed layers and a traced forward take its place."
-        )
     return ModelRunner(model, options.context_tokens, options.pack, options.trace, options.compile)
 
 

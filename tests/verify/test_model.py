@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+import models
 from drafters.draft import DraftTree
 from tests.trees import trees
 from verify.model import LoadOptions, ModelError, ModelRunner, load_model, load_tokenizer, resolve_device, stop_ids
@@ -98,6 +99,11 @@ def test_truncated_weights_are_one_sentence(tmp_path: Path, tiny_runner: ModelRu
 def test_no_gpu_is_one_sentence() -> None:
     with pytest.raises(ModelError, match="sees no GPU"):
         resolve_device("cuda")
+
+
+def test_compile_on_a_cpu_is_one_sentence() -> None:
+    with pytest.raises(ModelError, match="for GPUs"):
+        load_model(LoadOptions(str(models.TARGET), device="cpu", compile="on"))
 
 
 def test_numpy_rows_do_not_leak_between_caches(tiny_runner: ModelRunner) -> None:
