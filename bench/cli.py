@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +19,22 @@ Temperatures = Annotated[str, typer.Option(help="Temperatures, separated by comm
 Limit = Annotated[int | None, typer.Option(help="Use only so many prompts.")]
 MaxTokens = Annotated[int, typer.Option(min=1)]
 Repeats = Annotated[int, typer.Option(min=1)]
+Config = Annotated[Path | None, typer.Option(help="A settings file.")]
 Out = Annotated[Path | None, typer.Option(help="Save the figures as JSON.")]
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """An error that says what is wrong ends the command with that sentence."""
+    from bench.decode import BenchError
+    from drafters.array_file import ArrayFileError
+    from server.settings import SettingsError
+    from verify.model import ModelError
+
+    try:
+        yield
+    except (SettingsError, BenchError, ModelError, ArrayFileError) as error:
+        raise fail(str(error)) from None
 
 
 @app.command("decode", context_settings=EXTRA_FLAGS)
@@ -29,7 +46,7 @@ def bench_decode(
     limit: Limit = None,
     max_tokens: MaxTokens = 128,
     repeats: Repeats = 5,
-    config: Annotated[Path | None, typer.Option()] = None,
+    config: Config = None,
     peers: Annotated[
         bool, typer.Option("--peers", help="Also transformers' generate: plain, prompt lookup, assistant.")
     ] = False,
@@ -45,11 +62,9 @@ def bench_decode(
     """Tokens per second and per step, in process; settings also work as flags."""
     from bench.decode import BenchError, make_plan, parse_names, run
     from bench.steps import run_forced, run_steps
-    from drafters.array_file import ArrayFileError
-    from server.settings import SettingsError, load_settings, parse_flags
-    from verify.model import ModelError
+    from server.settings import load_settings, parse_flags
 
-    try:
+    with one_sentence():
         settings = load_settings(config, parse_flags(context.args))
         if forced and not (shape and tokenizer):
             raise BenchError("--forced needs --shape and --tokenizer.")
@@ -60,8 +75,6 @@ def bench_decode(
         else:
             plan = make_plan(drafter, prompts, limit, temperature, max_tokens, repeats)
             run(settings, plan, out, peers, draft_model)
-    except (SettingsError, BenchError, ModelError, ArrayFileError) as error:
-        raise fail(str(error)) from None
 
 
 @app.command("api")
@@ -87,16 +100,14 @@ def bench_replay(
     """Drafters against recorded answers: tokens per step, with no model. Settings also work as flags."""
     from bench.decode import BenchError, parse_names
     from bench.replay import run
-    from server.settings import SettingsError, load_settings, parse_flags
+    from server.settings import load_settings, parse_flags
 
-    try:
+    with one_sentence():
         options = load_settings(None, parse_flags(context.args)).speculation.options
         budgets = [int(value) for value in nodes.split(",") if value.isdigit()]
         if len(budgets) != len(nodes.split(",")):
             raise BenchError(f"--nodes takes whole numbers separated by commas, not {nodes!r}.")
         run(stream, tokenizer, parse_names(drafter), corpus or [], budgets, limit, options, json, plot)
-    except (SettingsError, BenchError) as error:
-        raise fail(str(error)) from None
 
 
 @app.command("pearl", context_settings=EXTRA_FLAGS)
@@ -114,18 +125,16 @@ def bench_pearl(
     limit: Limit = None,
     max_tokens: MaxTokens = 128,
     repeats: Repeats = 5,
-    config: Annotated[Path | None, typer.Option()] = None,
+    config: Config = None,
     out: Out = None,
 ) -> None:
     """A draft model's sequences, trees, graphs and PEARL, in one run; settings also work as flags."""
     from bench.decode import BenchError, make_plan
     from bench.drafting import run, run_shapes
     from bench.pearl import run_simulation
-    from drafters.array_file import ArrayFileError
-    from server.settings import SettingsError, load_settings, parse_flags
-    from verify.model import ModelError
+    from server.settings import load_settings, parse_flags
 
-    try:
+    with one_sentence():
         if simulate:
             run_simulation(tokens, token_ms, out)
             return
@@ -138,8 +147,6 @@ def bench_pearl(
             run_shapes(settings, plan, (shape, draft_shape), acceptance, out)
         else:
             run(settings, plan, out)
-    except (SettingsError, BenchError, ModelError, ArrayFileError) as error:
-        raise fail(str(error)) from None
 
 
 @app.command("serve", context_settings=EXTRA_FLAGS)
@@ -160,18 +167,18 @@ def bench_serve(
     limit: Limit = None,
     max_tokens: MaxTokens = 128,
     repeats: Repeats = 5,
-    config: Annotated[Path | None, typer.Option()] = None,
+    config: Config = None,
     out: Out = None,
     plot: Annotated[Path | None, typer.Option(help="Of a load: save a plot as PNG.")] = None,
 ) -> None:
     """What a client sees: first token, tokens per second, /health meanwhile; with --rate or --concurrency, under load."""
-    from bench.decode import BenchError, make_plan
+    from bench.decode import make_plan
     from bench.load import Load
     from bench.load import run as run_load
     from bench.serve import run, server
-    from server.settings import SettingsError, load_settings, parse_flags
+    from server.settings import load_settings, parse_flags
 
-    try:
+    with one_sentence():
         plan = make_plan(drafter, prompts, limit, temperature, max_tokens, repeats)
         flags = [*([] if config is None else ["--config", str(config)]), *context.args]
         settings = load_settings(config, parse_flags(context.args))
@@ -185,8 +192,6 @@ def bench_serve(
         else:
             with server(flags) as own:
                 run_load(own.url, load, rates, clients, out, plot)
-    except (SettingsError, BenchError) as error:
-        raise fail(str(error)) from None
 
 
 def numbers(flag: str, given: str) -> list[float]:
@@ -213,10 +218,6 @@ def bench_datastore(
     """What a datastore takes: memory and time to build, to open, to answer."""
     import models
     from bench.datastore import run
-    from bench.decode import BenchError
-    from verify.model import ModelError
 
-    try:
+    with one_sentence():
         run(paths, tokenizer or str(models.TARGET), prompts, limit, out)
-    except (BenchError, ModelError) as error:
-        raise fail(str(error)) from None

@@ -26,7 +26,7 @@ from bench.pearl import WRONG, Clock, agreement
 from bench.shapes import SHAPES, random_runner
 from drafters.draft import MAX_NODES, Drafter, Ints, NoDrafter, Source, Verdict
 from drafters.language_model import Candidates
-from drafters.registry import DrafterName, Options, Resources, make
+from drafters.registry import DrafterName, Resources, make
 from server.loaded import load
 from server.settings import Settings
 from verify.cost import CostCurve
@@ -43,15 +43,20 @@ class Method:
 
     name: str
     drafter: DrafterName
-    options: Callable[[Options], Options] = lambda options: options
+    resources: Callable[[Resources], Resources] = lambda resources: resources
 
 
-def without(**strategies: Any) -> Callable[[Options], Options]:
+def without(**strategies: Any) -> Callable[[Resources], Resources]:
     """PEARL with something switched off."""
-    return lambda options: replace(options, pearl=replace(options.pearl, **strategies))
+
+    def changed(resources: Resources) -> Resources:
+        options = resources.options
+        return replace(resources, options=replace(options, pearl=replace(options.pearl, **strategies)))
+
+    return changed
 
 
-METHODS = (
+MODEL_METHODS = (
     Method("autoregressive", "none"),
     Method("SSD (draft)", "draft"),
     Method("TSD (draft-tree)", "draft-tree"),
@@ -60,6 +65,11 @@ METHODS = (
     Method("PEARL w/o post-verify", "pearl", without(post_verify=False)),
     Method("PEARL w/o a table for the draft", "pearl", without(ahead=0)),
     Method("PEARL", "pearl"),
+)
+METHODS = (
+    *MODEL_METHODS,
+    Method("fusion", "fusion", lambda resources: replace(resources, model=None)),
+    Method("fusion with the draft model", "fusion"),
 )
 
 
@@ -155,6 +165,7 @@ class Pair:
     prompts: Sequence[Ints]
     curve: CostCurve | None
     verifier: Callable[[], TreeVerifier]
+    methods: Sequence[Method] = METHODS
 
 
 def run(settings: Settings, plan: Plan, out: Path | None) -> dict[str, Any]:
@@ -204,6 +215,7 @@ def run_shapes(settings: Settings, plan: Plan, shapes: tuple[str, str], rate: fl
         [np.arange(32, dtype=np.int32)] * len(plan.prompts),
         None,
         lambda: Verifier(target, answer),
+        MODEL_METHODS,  # the answer is noise to tables
     )
     names = {"shape": shapes[0], "draft_shape": shapes[1], "acceptance_rate": rate, "dtype": str(dtype)}
     device = str(resolve_device(settings.model.device))
@@ -212,14 +224,14 @@ def run_shapes(settings: Settings, plan: Plan, shapes: tuple[str, str], rate: fl
 
 def measure(pair: Pair, plan: Plan, names: dict[str, Any], out: Path | None) -> dict[str, Any]:
     """All methods in turns; prints and saves."""
-    rows = {(t, method): Row() for t in plan.temperatures for method in METHODS}
+    rows = {(t, method): Row() for t in plan.temperatures for method in pair.methods}
     with Progress() as progress:
         task = progress.add_task("decoding", total=(plan.repeats + 1) * len(rows))
         for repeat in range(plan.repeats + 1):
             for (temperature, method), row in rows.items():
                 turn(pair, plan, temperature, method, row if repeat else Row())  # the first round warms up
                 progress.advance(task)
-    plain = {t: rows[t, METHODS[0]] for t in plan.temperatures}
+    plain = {t: rows[t, pair.methods[0]] for t in plan.temperatures}
     results = [{"temperature": t, "method": method.name, **row.figures(plain[t])} for (t, method), row in rows.items()]
     figures = {**names, "prompts": len(pair.prompts), "max_tokens": plan.max_tokens, "results": results}
     table = Table(*(name.replace("_", " ") for name in results[0]))
@@ -234,7 +246,7 @@ def measure(pair: Pair, plan: Plan, names: dict[str, Any], out: Path | None) -> 
 def turn(pair: Pair, plan: Plan, temperature: float, method: Method, row: Row) -> None:
     """One repeat of one method over all prompts."""
     clock = TimedVerifier.clock = TimedDraft.clock = Clock()
-    resources = replace(pair.resources, options=method.options(pair.resources.options))
+    resources = method.resources(pair.resources)
     row.last, tokens, started = [], 0, time.perf_counter()
     for number, prompt in enumerate(pair.prompts):
         drafter: Drafter = NoDrafter() if method.drafter == "none" else make(method.drafter, resources)

@@ -19,7 +19,7 @@ import torch
 from verify.transfer import to_device
 
 MASK = (1 << 64) - 1
-NOISE_NUMBERS = 1 << 17  # computed at once
+NOISE_NUMBERS = 1 << 16  # computed at once; more do not fit a processor's cache
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,13 @@ def gumbel(seed: int, positions: Sequence[int], vocabulary: int, device: torch.d
     keys = [_signed(_mix(_mix(seed) ^ position * 0xD1B54A32D192ED03 & MASK)) for position in positions]
     tokens = torch.arange(vocabulary, device=device) * _signed(0x9E3779B97F4A7C15)
     x = tokens + to_device(torch.tensor(keys), device)[:, None]
-    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
-    x = x ^ _shift(x, 31)
-    uniform = (_shift(x, 11).double() + 0.5) / (1 << 53)
+    room = torch.empty_like(x)
+    x ^= _shift(x, 30, room)
+    x *= _signed(0xBF58476D1CE4E5B9)
+    x ^= _shift(x, 27, room)
+    x *= _signed(0x94D049BB133111EB)
+    x ^= _shift(x, 31, room)
+    uniform = _shift(x, 11, room).double().add_(0.5).mul_(2.0**-53)
     return uniform.log_().neg_().log_().neg_().float()
 
 
@@ -86,9 +89,9 @@ def _signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
-def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int64."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+def _shift(x: torch.Tensor, bits: int, room: torch.Tensor) -> torch.Tensor:
+    """Logical right shift of int64, into `room`."""
+    return torch.bitwise_right_shift(x, bits, out=room).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def processed(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -131,9 +134,10 @@ class Chooser:
         """Log-weights [M, V] with their noise: the largest of each row is a draw, the K largest are K without replacement."""
         first, last = min(positions), max(positions)
         if first < self._first or last >= self._first + len(self._noise):
+            kept = self._noise[first - self._first :] if first >= self._first else self._noise[:0]
             # Some more than needed at once: it costs less than one by one.
-            size = max(last - first + 1, NOISE_NUMBERS // weights.shape[-1])
-            self._noise = gumbel(self._params.seed, range(first, first + size), weights.shape[-1], weights.device)
-            self._first = first
+            more = range(first + len(kept), max(last + 1, first + NOISE_NUMBERS // weights.shape[-1]))
+            noise = gumbel(self._params.seed, more, weights.shape[-1], weights.device)
+            self._noise, self._first = torch.cat([kept, noise]) if len(kept) else noise, first
         index = to_device(torch.tensor(positions) - self._first, weights.device)
         return weights + self._noise[index]

@@ -77,6 +77,16 @@ def test_a_choice_depends_on_its_own_row_and_position_only() -> None:
     assert [int(walked.choose(logits[i : i + 1], [p])) for i, p in enumerate([4, 5, 5, 6, 6, 7])] == alone
 
 
+@given(st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=5), min_size=1, max_size=6))
+def test_kept_noise_is_the_positions_own(steps: list[list[int]]) -> None:
+    """Whatever positions follow one another, also backwards; of so large a vocabulary, few are kept."""
+    vocabulary = 20_000
+    chooser = Chooser(SamplingParams(seed=3))
+    for positions in steps:
+        scores = chooser.scores(torch.zeros(len(positions), vocabulary), positions)
+        assert torch.equal(scores, gumbel(3, positions, vocabulary, torch.device("cpu")))
+
+
 def test_noise_depends_on_seed_position_and_token() -> None:
     cpu = torch.device("cpu")
     noise = torch.cat([gumbel(seed, range(40), 200, cpu) for seed in (0, 1, (1 << 64) - 1)])
