@@ -47,6 +47,8 @@ class Keyed:
     ) -> tuple[Ints, Ints, list[Any]]:
         positions = [first, *(tree.depths + first).tolist()]
         choices = self._chooser.choose(logits, positions)
+        if choices.device.type == "cpu":
+            return *walk(tree, choices.tolist()), to_host(*beside)
         chosen, agreed, *others = to_host(choices.int(), accepted(choices, tree).int(), *beside)
         rows = np.flatnonzero(agreed[1:]).astype(np.int32)
         return rows, chosen[[0, *(rows + 1).tolist()]], others
