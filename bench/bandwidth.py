@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -27,20 +27,19 @@ def read_bytes_per_second(runner: ModelRunner) -> float:
     return memory.nbytes / min(times)
 
 
-@torch.inference_mode()
-def linear_seconds(runner: ModelRunner, rows: int = 1) -> float:
-    """What the model's linear layers alone take for `rows` tokens, one after the other."""
+def linear_pass(runner: ModelRunner) -> Callable[[], float]:
+    """Runs the model's linear layers alone, one after the other, over one token; returns the seconds that took."""
     layers = [module for module in runner.model.modules() if isinstance(module, (torch.nn.Linear, PackedLinear))]
     dtype = runner.cache_shape.dtype
-    inputs = {layer.in_features: torch.zeros(1, rows, layer.in_features, dtype=dtype, device=runner.device) for layer in layers}
-    times = []
-    for _ in range(REPEATS):
-        if runner.device.type == "cuda":
-            torch.cuda.synchronize(runner.device)
+    inputs = {layer.in_features: torch.zeros(1, 1, layer.in_features, dtype=dtype, device=runner.device) for layer in layers}
+
+    @torch.inference_mode()
+    def once() -> float:
         started = time.perf_counter()
         for layer in layers:
             layer(inputs[layer.in_features])
         if runner.device.type == "cuda":
             torch.cuda.synchronize(runner.device)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+        return time.perf_counter() - started
+
+    return once

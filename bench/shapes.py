@@ -45,6 +45,7 @@ def random_runner(
     device: str = "auto",
     context_tokens: int | None = None,
     pack: bool = True,
+    trace: bool = True,
     compile: Compile = "auto",
 ) -> ModelRunner:
     """A model of that shape, its weights random, made on the device."""
@@ -53,4 +54,4 @@ def random_runner(
     with torch.device(place):
         model = AutoModelForCausalLM.from_config(SHAPES[shape](), dtype=dtype, attn_implementation=NAME)
     prepare(model, context_tokens)
-    return ModelRunner(model, context_tokens, pack, compile=compile)
+    return ModelRunner(model, context_tokens, pack, trace, compile)

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench import report
-from bench.bandwidth import linear_seconds, read_bytes_per_second
+from bench.bandwidth import linear_pass, read_bytes_per_second
 from bench.decode import BenchError, Tally, peak_memory_mb
 from bench.forced import forced_answer
 from bench.replay import Line, load_corpus, load_encoder, load_stream, tables
@@ -24,10 +24,11 @@ from drafters.draft import MAX_NODES
 from drafters.registry import DrafterName, warm
 from server.loaded import default_threads
 from server.settings import Settings
-from verify.cost import measure
+from verify.cost import CONTEXTS, measure, timed_step
 from verify.model import ModelRunner, resolve_device
 
 STEP_NODES = (0, 1, 2, 4, 8, 16, 32, 63, MAX_NODES)
+ROUNDS = 25
 
 
 def make_runner(shape: str, settings: Settings) -> ModelRunner:
@@ -36,7 +37,7 @@ def make_runner(shape: str, settings: Settings) -> ModelRunner:
         raise BenchError(f"There is no shape {shape!r}; there are {', '.join(SHAPES)}.")
     chosen = settings.model
     dtype = torch.bfloat16 if chosen.dtype == "auto" else getattr(torch, chosen.dtype)
-    runner = random_runner(shape, dtype, chosen.device, chosen.context_tokens, chosen.pack, chosen.compile)
+    runner = random_runner(shape, dtype, chosen.device, chosen.context_tokens, chosen.pack, chosen.trace, chosen.compile)
     torch.set_num_threads(chosen.threads or default_threads(runner))
     return runner
 
@@ -44,9 +45,9 @@ def make_runner(shape: str, settings: Settings) -> ModelRunner:
 def run_steps(shape: str, settings: Settings, out: Path | None) -> dict[str, Any]:
     """Seconds of a step by nodes and context, beside the linear layers alone and the memory's limit. Raises BenchError."""
     runner = make_runner(shape, settings)
-    curve = measure(runner, STEP_NODES)
-    linear, speed, size = linear_seconds(runner), read_bytes_per_second(runner), runner.weight_bytes
-    single = curve.seconds[0][0]
+    curve, rounds = measure(runner, STEP_NODES), short_rounds(runner)
+    speed, size = read_bytes_per_second(runner), runner.weight_bytes
+    single = statistics.median(steps[0] for _, steps in rounds)
     figures = {
         "shape": shape,
         "dtype": str(runner.cache_shape.dtype),
@@ -54,15 +55,17 @@ def run_steps(shape: str, settings: Settings, out: Path | None) -> dict[str, Any
         "threads": torch.get_num_threads(),
         "weights_mb": round(size / 1e6, 1),
         "measured_read_gb_per_second": round(speed / 1e9, 2),
-        "linear_layers_ms": round(1e3 * linear, 3),
-        "single_token_step_over_linear_layers": round(single / linear, 3),
+        "linear_layers_ms": round(1e3 * statistics.median(linear for linear, _ in rounds), 3),
+        "single_token_step_ms": round(1e3 * single, 3),
+        "single_token_step_over_linear_layers": round(statistics.median(steps[0] / linear for linear, steps in rounds), 3),
         "single_token_step_share_of_bandwidth": round(size / single / speed, 3),
         "step_ms": {
             str(context): {str(nodes): round(1e3 * seconds, 3) for nodes, seconds in zip(curve.nodes, row, strict=True)}
             for context, row in zip(curve.contexts, curve.seconds, strict=True)
         },
         "nodes_over_single": {
-            str(nodes): round(seconds / single, 3) for nodes, seconds in zip(curve.nodes, curve.seconds[0], strict=True)
+            str(nodes): round(statistics.median(steps[at] / steps[0] for _, steps in rounds), 3)
+            for at, nodes in enumerate(STEP_NODES)
         },
         "peak_memory_mb": peak_memory_mb(),
     }
@@ -73,6 +76,15 @@ def run_steps(shape: str, settings: Settings, out: Path | None) -> dict[str, Any
     if out:
         report.save(out, figures)
     return figures
+
+
+def short_rounds(runner: ModelRunner) -> list[tuple[float, list[float]]]:
+    """The linear layers alone and steps of all sizes after a short text, in turns, so that each round is a fair comparison."""
+    cache, linear = runner.new_cache(), linear_pass(runner)
+    cache.length = CONTEXTS[0]
+    cache.tensor[:, :, :, : cache.length] = 0
+    rounds = [(linear(), [timed_step(runner, cache, nodes) for nodes in STEP_NODES]) for _ in range(ROUNDS + 1)]
+    return rounds[1:]  # the first one warms up
 
 
 def run_forced(

@@ -61,24 +61,27 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     rows = []
     for context in contexts:
         cache.length = context
-        rows.append(tuple(_step_seconds(runner, cache, count) for count in nodes))
+        rows.append(tuple(step_seconds(runner, cache, count) for count in nodes))
     return CostCurve(nodes, contexts, tuple(rows))
 
 
-def _step_seconds(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
-    tokens = torch.zeros(nodes + 1, dtype=torch.long)
-    depths = torch.arange(nodes + 1)
-    ancestors = torch.ones(nodes + 1, nodes + 1, dtype=torch.bool).tril() if nodes else None
+def step_seconds(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
+    """Of a step over a chain of so many nodes; median."""
+    timed_step(runner, cache, nodes)  # warms up
     times: list[float] = []
     started = time.perf_counter()
-    for repeat in range(REPEATS + 1):
-        begun = time.perf_counter()
-        runner.forward(cache, tokens, depths, ancestors).argmax(-1).cpu()
-        if repeat:  # the first one warms up
-            times.append(time.perf_counter() - begun)
-        if times and time.perf_counter() - started > POINT_SECONDS:
-            break
+    while not times or (len(times) < REPEATS and time.perf_counter() - started < POINT_SECONDS):
+        times.append(timed_step(runner, cache, nodes))
     return statistics.median(times)
+
+
+def timed_step(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
+    """Seconds of one step."""
+    tokens, depths = torch.zeros(nodes + 1, dtype=torch.long), torch.arange(nodes + 1)
+    ancestors = torch.ones(nodes + 1, nodes + 1, dtype=torch.bool).tril() if nodes else None
+    started = time.perf_counter()
+    runner.forward(cache, tokens, depths, ancestors).argmax(-1).cpu()
+    return time.perf_counter() - started
 
 
 def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:

@@ -7,8 +7,6 @@ would have chosen had it agreed on the probabilities (Gumbel coupling; Daliri et
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,13 +20,13 @@ from numpy.typing import NDArray
 from drafters.draft import MAX_NODES, Floats, Ints, Sampling
 from drafters.language_model import Candidates
 from verify.cache import KVCache
+from verify.cost import step_seconds
 from verify.model import ModelRunner
 from verify.sampling import Chooser, SamplingParams, processed
 from verify.verifier import PREFILL_CHUNK_TOKENS, common_prefix
 
 T = TypeVar("T")
 INDEPENDENT = 0x5851F42D4C957F2D  # makes another stream of noise of a seed
-TIMED_STEPS = 9
 
 
 class DraftRunner:
@@ -69,19 +67,15 @@ class DraftRunner:
 
     def measure(self, target: ModelRunner) -> None:
         """Sets `speed_ratio` from single-token steps of both models."""
-        self.speed_ratio = step_seconds(target) / self.beside(lambda: step_seconds(self.runner)).result()
+        self.speed_ratio = token_seconds(target) / self.beside(lambda: token_seconds(self.runner)).result()
 
 
-def step_seconds(runner: ModelRunner) -> float:
-    """A single-token step over a short text, seconds; median."""
-    cache, token, times = runner.new_cache(), torch.zeros(1, dtype=torch.int64), []
+def token_seconds(runner: ModelRunner) -> float:
+    """Of a single-token step over a short text; median."""
+    cache = runner.new_cache()
     cache.length = min(16, runner.context_tokens - 1)
     cache.tensor[:, :, :, : cache.length] = 0
-    for _ in range(TIMED_STEPS + 1):
-        started = time.perf_counter()
-        runner.forward(cache, token).argmax(-1).cpu()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[1:])
+    return step_seconds(runner, cache, 0)
 
 
 class SessionDraft:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -50,12 +50,18 @@ class GraphedForward:
 
         Runs the known rows once more: so few rows cost next to nothing here, another kind of graph would cost memory.
         """
-        self._rows.set(cache, tokens, depths, ancestors)
         count = ROWS[bisect_left(ROWS, len(tokens))]
-        if count in self._graphs:
-            self._graphs[count].replay()
-            return self._logits[count][known : len(tokens)]
-        return self._run(count)[known : len(tokens)]
+        with self._here():
+            self._rows.set(cache, tokens, depths, ancestors)
+            if count in self._graphs:
+                self._graphs[count].replay()
+                return self._logits[count][known : len(tokens)]
+            return self._run(count)[known : len(tokens)]
+
+    def _here(self) -> AbstractContextManager[None]:
+        """Launches go to the model's device, which may be another than the thread's."""
+        device = self._rows.shape.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     @torch.inference_mode()
     def _run(self, count: int) -> torch.Tensor:
@@ -65,20 +71,21 @@ class GraphedForward:
     def capture(self, cache: KVCache) -> None:
         """Captures all graphs, the largest first, so that the smaller ones fit into its memory. `cache` is any empty slot."""
         token = torch.zeros(1, dtype=torch.int64)
-        self._rows.set(cache, token, token, None)
-        pool = torch.cuda.graph_pool_handle()
-        side = torch.cuda.Stream()
-        for count in reversed(ROWS):
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):  # kernels are compiled and workspaces allocated outside the graph
-                for _ in range(WARM_UPS):
-                    self._run(count)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                self._logits[count] = self._run(count)
-            self._graphs[count] = graph
-        torch.cuda.synchronize()
+        with self._here():
+            self._rows.set(cache, token, token, None)
+            pool = torch.cuda.graph_pool_handle()
+            side = torch.cuda.Stream()
+            for count in reversed(ROWS):
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):  # kernels are compiled and workspaces allocated outside the graph
+                    for _ in range(WARM_UPS):
+                        self._run(count)
+                torch.cuda.current_stream().wait_stream(side)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool, stream=side):
+                    self._logits[count] = self._run(count)
+                self._graphs[count] = graph
+            torch.cuda.synchronize()
         log.info("captured %d graphs, of 1 to %d rows", len(ROWS), ROWS[-1])
 
 
