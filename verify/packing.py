@@ -11,6 +11,12 @@ import torch
 ROWS = 16  # what the layout is chosen for: one token and a small tree
 
 
+def multiply(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """[..., in_features] to [..., out_features], in the part of Python that TorchScript has; a trace takes no such operator."""
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
+    return result
+
+
 class PackedLinear(torch.nn.Module):
     """Takes the place of a torch.nn.Linear; its weights are kept packed only."""
 
@@ -20,13 +26,12 @@ class PackedLinear(torch.nn.Module):
         weight = linear.weight.detach()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
         self.bias = linear.bias
+        self.multiply = multiply
         self.nbytes: int = weight.nbytes
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
-        nothing = rows.new_zeros((*rows.shape[:-1], self.out_features))  # the form of the operator that can be traced adds
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, nothing, self.packed, self.bias, "add")
-        return result
+        return self.multiply(rows, self.packed, self.bias)
 
 
 def can_pack(model: torch.nn.Module) -> bool:

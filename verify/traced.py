@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from verify.attention import Layer, TorchAttention
 from verify.cache import CacheShape, KVCache
-from verify.packing import PackedLinear
+from verify.packing import PackedLinear, multiply
 
 CHECKS = ((1, 3), (2, 9), (7, 0), (17, 30))  # rows and text length
 
@@ -151,6 +151,9 @@ def trace(
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
             forward = _Forward(model, windows, torch.jit.script(attend))
+            product = torch.jit.script(multiply)
+            for layer in layers:
+                layer.multiply = product
             inputs = (example, example + cache.length, cache.tensor, torch.tensor(cache.length), masks, packed)
             logging.set_verbosity_error()  # tracing looks at every property, and some complain
             traced = TracedForward(torch.jit.trace(forward, inputs, check_trace=False), packed, windows, groups)
@@ -160,7 +163,7 @@ def trace(
     finally:
         logging.set_verbosity(verbosity)
         for layer, weights in zip(layers, packed, strict=False):
-            layer.packed = weights
+            layer.packed, layer.multiply = weights, multiply
     return traced if same else None
 
 
