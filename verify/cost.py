@@ -80,7 +80,7 @@ def timed_step(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
     tokens, depths = torch.zeros(nodes + 1, dtype=torch.long), torch.arange(nodes + 1)
     ancestors = torch.ones(nodes + 1, nodes + 1, dtype=torch.bool).tril() if nodes else None
     started = time.perf_counter()
-    runner.forward(cache, tokens, depths, ancestors).argmax(-1).cpu()
+    runner.forward(cache, tokens, depths, ancestors).max(-1).indices.cpu()
     return time.perf_counter() - started
 
 

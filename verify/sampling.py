@@ -127,7 +127,7 @@ class Chooser:
     def choose(self, logits: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
         """The target's own token at each of M nodes: logits [M, V] and each node's output position, to int64 [M]."""
         if self._params.greedy:
-            return logits.argmax(-1)
+            return logits.max(-1).indices  # of bfloat16, argmax takes three times as long
         return self.scores(processed(logits, self._params), positions).argmax(-1)
 
     def scores(self, weights: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
