@@ -24,7 +24,7 @@ from drafters.draft import MAX_NODES
 from drafters.registry import DrafterName, warm
 from server.loaded import default_threads
 from server.settings import Settings
-from verify.cost import CONTEXTS, measure, timed_step
+from verify.cost import CONTEXTS, measure, timed_forward
 from verify.model import ModelRunner, resolve_device
 
 STEP_NODES = (0, 1, 2, 4, 8, 16, 32, 63, MAX_NODES)
@@ -83,7 +83,7 @@ def short_rounds(runner: ModelRunner) -> list[tuple[float, list[float]]]:
     cache, linear = runner.new_cache(), linear_pass(runner)
     cache.length = CONTEXTS[0]
     cache.tensor[:, :, :, : cache.length] = 0
-    rounds = [(linear(), [timed_step(runner, cache, nodes) for nodes in STEP_NODES]) for _ in range(ROUNDS + 1)]
+    rounds = [(linear(), [timed_forward(runner, cache, nodes) for nodes in STEP_NODES]) for _ in range(ROUNDS + 1)]
     return rounds[1:]  # the first one warms up
 
 

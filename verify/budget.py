@@ -15,6 +15,9 @@ from verify.cost import CostCurve
 MEMORY = 0.9  # weight of earlier steps
 PRIOR = 2.0  # foretold tokens that stand for trust at the start
 STREAK = 8  # drafts in a row of which nothing was worth verifying, before the drafter is asked more rarely
+FEWEST = 3  # nodes that are asked for
+EASILY = 1.5  # times what a node must bring
+GAIN = 1.02  # in tokens per second, for which a draft is pruned: that takes time, too
 RARELY = 4  # then in one step of so many
 
 
@@ -45,12 +48,13 @@ class MeasuredBudget(FixedBudget):
         self._costs, self._costs_at = curve.at(0), 0
         self._foretold, self._came = PRIOR, PRIOR  # tokens; decaying sums
         self._draft_seconds = 0.0  # decaying mean
+        self._asked = MAX_NODES
         self._fruitless = 0  # drafts in a row of which nothing was worth verifying
         self._step = 0
 
     def ask(self) -> int:
         self._step += 1
-        return MAX_NODES if self._fruitless < STREAK or self._step % RARELY == 0 else 0
+        return self._asked if self._fruitless < STREAK or self._step % RARELY == 0 else 0
 
     def prune(self, tree: DraftTree, context: int) -> DraftTree:
         if not len(tree):
@@ -60,8 +64,15 @@ class MeasuredBudget(FixedBudget):
         order = np.argsort(-tree.probability, kind="stable")  # of equals, parents stand first
         trust = min(1.0, self._came / self._foretold)
         tokens = 1.0 + trust * np.concatenate([[0.0], np.cumsum(tree.probability[order], dtype=np.float64)])
-        best = int(np.argmax(tokens / (self._costs[: len(tokens)] + self._draft_seconds)))
-        if best == len(tree):
+        rates = tokens / (self._costs[: len(tokens)] + self._draft_seconds)
+        best = int(np.argmax(rates))
+        # What is drafted costs, too: so many nodes as were worth it, and all where the last one was so easily.
+        node_tokens = rates[best] * (self._costs[-1] - self._costs[0]) / MAX_NODES  # what a node must bring
+        if best < len(tree):
+            self._asked = max(FEWEST, best)
+        elif trust * tree.probability[order[-1]] > EASILY * node_tokens:
+            self._asked = MAX_NODES
+        if rates[best] < GAIN * rates[-1]:
             return tree
         chosen = np.zeros(len(tree), np.bool_)
         chosen[order[:best]] = True
@@ -79,13 +90,13 @@ class MeasuredBudget(FixedBudget):
 
 def outcome(draft: DraftTree, tokens: Ints) -> tuple[float, int]:
     """Along the emitted tokens: the probability that the draft gave to its next tokens in all, and how many of them came."""
-    foretold, came, node = 0.0, 0, -1
-    for token in tokens:
-        children = np.flatnonzero(draft.parents == node)
-        above = 1.0 if node < 0 else max(float(draft.probability[node]), 1e-9)
-        foretold += float(draft.probability[children].sum()) / above
-        hit = children[draft.tokens[children] == token]
-        if not len(hit):
+    parents, guesses, probability = draft.parents.tolist(), draft.tokens.tolist(), draft.probability.tolist()
+    foretold, came, node, above = 0.0, 0, -1, 1.0
+    for token in tokens.tolist():
+        children = [row for row in range(node + 1, len(parents)) if parents[row] == node]
+        foretold += sum(probability[row] for row in children) / max(above, 1e-9)
+        hit = next((row for row in children if guesses[row] == token), None)
+        if hit is None:
             break
-        came, node = came + 1, int(hit[0])
+        came, node, above = came + 1, hit, probability[hit]
     return foretold, came

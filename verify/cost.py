@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drafters.draft import MAX_NODES
+from drafters.draft import MAX_NODES, Source, chain
 from verify.cache import KVCache
 from verify.model import ModelRunner
+from verify.sampling import SamplingParams
+from verify.verifier import TreeVerifier
 
 NODES = (
     0,
@@ -33,6 +35,7 @@ NODES = (
     MAX_NODES,
 )  # with the last committed token, powers of two: beyond them, matrices take more tiles
 CONTEXTS = (64, 512, 2048, 8192, 32768)
+FEEDBACK = 8  # of the target's likeliest tokens, what drafters learn from by default
 REPEATS = 7
 POINT_SECONDS = 0.4  # no more repeats once a point has taken so long
 
@@ -54,29 +57,33 @@ class CostCurve:
 
 
 def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
-    """Runs steps of every size over an empty cache; takes seconds on a small model, a minute on a slow one."""
+    """Runs steps of every size over an empty cache; takes seconds on a small model, a minute on a slow one.
+
+    Whole steps, sampled and with feedback: on a small model, each node costs as much beside the forward as in it.
+    """
     cache = runner.new_cache()
     contexts = tuple(c for c in CONTEXTS if c + MAX_NODES < runner.context_tokens) or (1,)
     cache.tensor[:, :, :, : contexts[-1]] = 0  # what lies in fresh memory may be slow to compute with
-    rows = []
-    for context in contexts:
-        cache.length = context
-        rows.append(tuple(step_seconds(runner, cache, count) for count in nodes))
+    verifier = TreeVerifier(runner, cache)
+    verifier.begin(np.zeros(1, np.int32), SamplingParams())
+
+    def step_seconds(context: int, count: int) -> float:
+        tree = chain(np.zeros(count, np.int32), np.ones(count, np.float32), Source.NONE)
+        times: list[float] = []
+        begun = time.perf_counter()
+        while len(times) <= 1 or (len(times) <= REPEATS and time.perf_counter() - begun < POINT_SECONDS):
+            cache.length, verifier.tokens = context, [0] * (context + 1)
+            started = time.perf_counter()
+            verifier.verify(tree, FEEDBACK)
+            times.append(time.perf_counter() - started)
+        return statistics.median(times[1:])  # the first one warms up
+
+    rows = (tuple(step_seconds(context, count) for count in nodes) for context in contexts)
     return CostCurve(nodes, contexts, tuple(rows))
 
 
-def step_seconds(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
-    """Of a step over a chain of so many nodes; median."""
-    timed_step(runner, cache, nodes)  # warms up
-    times: list[float] = []
-    started = time.perf_counter()
-    while not times or (len(times) < REPEATS and time.perf_counter() - started < POINT_SECONDS):
-        times.append(timed_step(runner, cache, nodes))
-    return statistics.median(times)
-
-
-def timed_step(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
-    """Seconds of one step."""
+def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
+    """Seconds of one forward over the last token and a chain of so many nodes, and of its greedy choices."""
     tokens, depths = torch.zeros(nodes + 1, dtype=torch.long), torch.arange(nodes + 1)
     ancestors = torch.ones(nodes + 1, nodes + 1, dtype=torch.bool).tril() if nodes else None
     started = time.perf_counter()
@@ -120,7 +127,7 @@ def _key(runner: ModelRunner) -> str:
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     shape = runner.cache_shape
     parts = [
-        str(NODES),
+        f"whole steps over {NODES}",
         runner.model.config.to_json_string(),
         str(shape.dtype),
         machine,

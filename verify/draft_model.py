@@ -7,6 +7,7 @@ would have chosen had it agreed on the probabilities (Gumbel coupling; Daliri et
 
 from __future__ import annotations
 
+import statistics
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,12 +21,13 @@ from numpy.typing import NDArray
 from drafters.draft import MAX_NODES, Floats, Ints, Sampling
 from drafters.language_model import Candidates
 from verify.cache import KVCache
-from verify.cost import step_seconds
+from verify.cost import timed_forward
 from verify.model import ModelRunner
 from verify.sampling import Chooser, SamplingParams, processed
 from verify.verifier import PREFILL_CHUNK_TOKENS, common_prefix
 
 T = TypeVar("T")
+TIMED_STEPS = 15
 INDEPENDENT = 0x5851F42D4C957F2D  # makes another stream of noise of a seed
 
 
@@ -66,16 +68,21 @@ class DraftRunner:
         return self._thread.submit(work)
 
     def measure(self, target: ModelRunner) -> None:
-        """Sets `speed_ratio` from single-token steps of both models."""
-        self.speed_ratio = token_seconds(target) / self.beside(lambda: token_seconds(self.runner)).result()
+        """Sets `speed_ratio` from single-token steps of both models, in turns."""
+        own, theirs = short_text(self.runner), short_text(target)
+        ratios = []
+        for _ in range(TIMED_STEPS + 1):
+            seconds = timed_forward(target, theirs, 0)
+            ratios.append(seconds / self.beside(lambda: timed_forward(self.runner, own, 0)).result())
+        self.speed_ratio = statistics.median(ratios[1:])  # the first ones warm up
 
 
-def token_seconds(runner: ModelRunner) -> float:
-    """Of a single-token step over a short text; median."""
+def short_text(runner: ModelRunner) -> KVCache:
+    """A cache that holds some."""
     cache = runner.new_cache()
     cache.length = min(16, runner.context_tokens - 1)
     cache.tensor[:, :, :, : cache.length] = 0
-    return step_seconds(runner, cache, 0)
+    return cache
 
 
 class SessionDraft:
