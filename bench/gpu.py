@@ -38,6 +38,7 @@ ROWS = (1, 9, 65)
 SHAPE = "llama-2-7b"
 DRAFT_SHAPES = ("llama-160m", "llama-1b")
 CONTEXT_TOKENS = 2304  # enough for the longest of the recorded answers that are replayed
+KERNEL_ERROR = 0.03  # of outputs up to 4, in steps of 2^-7 there
 PROMPTS = Path(__file__).parent / "prompts.jsonl"
 
 
@@ -158,6 +159,28 @@ def memory() -> dict[str, Any]:
     return {"segments_allocated_after_answers": seen, "read_gb_per_second": round(speed / 1e9, 1)}
 
 
+def claims(figures: dict[str, Any]) -> dict[str, bool]:
+    """What is said of a GPU, and whether these figures bear it out; nothing of parts that are not there."""
+    found: dict[str, bool] = {}
+    done = {name: part for name, part in figures.items() if "error" not in part}
+    if "kernel" in done:
+        found["the kernel agrees to bfloat16"] = max(done["kernel"]["largest_error_by_context"].values()) < KERNEL_ERROR
+    if "lossless" in done:
+        found["drafted answers are plain decoding's"] = done["lossless"]["divergences"] == 0
+    if "memory" in done:
+        found["steps take no memory"] = len(set(done["memory"]["segments_allocated_after_answers"][1:])) == 1
+    if "tests" in done:
+        found["the tests pass"] = done["tests"]["passed"]
+    if "steps" in done:
+        found["a single-token step reads at 80 % of the memory's speed"] = (
+            done["steps"]["single_token_step_share_of_bandwidth"] >= 0.8
+        )
+        found["64 rows cost 1.25 times one at most"] = done["steps"]["nodes_over_single"]["63"] <= 1.25
+    if "forced" in done:
+        found["forced replay is 2.3 times plain decoding"] = done["forced"]["results"][-1]["times_none"] >= 2.3
+    return found
+
+
 def main(
     out: Annotated[Path, typer.Option(help="Where the figures go.")] = report.RESULTS / "gpu.json",
     stream: Annotated[
@@ -190,10 +213,12 @@ def main(
         try:
             figures[name] = part()
         except Exception as error:  # one part's failure shall not cost the others
-            figures[name] = {"failed": f"{type(error).__name__}: {error}"[:500]}
+            figures[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
         figures[name]["seconds"] = round(time.perf_counter() - started, 1)
         Console().print(name, figures[name])
-        report.save(out, figures | {"seconds": round(time.perf_counter() - begun, 1)})
+        whole = {"claims": claims(figures), "seconds": round(time.perf_counter() - begun, 1)}
+        report.save(out, figures | whole)
+    Console().print(whole)
 
 
 if __name__ == "__main__":

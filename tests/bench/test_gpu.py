@@ -1,0 +1,46 @@
+"""The command for GPUs, as far as it goes without one: its comparison of the kernel, and what it makes of figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from bench.gpu import KERNEL_ERROR, claims, kernel_error
+
+FIGURES: dict[str, dict[str, Any]] = {
+    "kernel": {"largest_error_by_context": {"1": 0.01, "63": 0.004}},
+    "lossless": {"divergences": 0},
+    "memory": {"segments_allocated_after_answers": [7, 9, 9, 9]},
+    "tests": {"passed": True, "failed": []},
+    "steps": {"single_token_step_share_of_bandwidth": 0.81, "nodes_over_single": {"0": 1.0, "63": 1.2}},
+    "forced": {"results": [{"times_none": 1.0}, {"times_none": 2.4}]},
+}
+WORSE: dict[str, dict[str, Any]] = {
+    "kernel": {"largest_error_by_context": {"1": 0.01, "63": 0.4}},
+    "lossless": {"divergences": 1},
+    "memory": {"segments_allocated_after_answers": [7, 9, 9, 10]},
+    "tests": {"passed": False, "failed": ["FAILED one"]},
+    "steps": {"single_token_step_share_of_bandwidth": 0.79, "nodes_over_single": {"0": 1.0, "63": 1.2}},
+    "forced": {"results": [{"times_none": 1.0}, {"times_none": 2.2}]},
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the command itself runs where there is a GPU")
+@pytest.mark.parametrize("groups", [1, 8])
+def test_the_kernel_agrees_in_half_precision(groups: int) -> None:
+    """Triton's interpreter multiplies the bits of bfloat16 as if they were integers, so in float16."""
+    assert kernel_error(70, groups, 64, 9, torch.float16, torch.device("cpu"), heads=8) < KERNEL_ERROR / 8
+
+
+def test_good_figures_bear_out_every_claim() -> None:
+    assert list(claims(FIGURES).values()) == [True] * 7
+
+
+@pytest.mark.parametrize("part", FIGURES)
+def test_a_worse_figure_breaks_one_claim_and_a_failed_part_makes_none(part: str) -> None:
+    assert list(claims(FIGURES | {part: WORSE[part]}).values()).count(False) == 1
+    assert len(claims(FIGURES | {part: {"error": "RuntimeError: out of memory"}})) == (5 if part == "steps" else 6)
