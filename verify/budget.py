@@ -66,11 +66,12 @@ class MeasuredBudget(FixedBudget):
         tokens = 1.0 + trust * np.concatenate([[0.0], np.cumsum(tree.probability[order], dtype=np.float64)])
         rates = tokens / (self._costs[: len(tokens)] + self._draft_seconds)
         best = int(np.argmax(rates))
-        # What is drafted costs, too: so many nodes as were worth it, and all where the last one was so easily.
+        # What is drafted costs, too. Who fills what is asked for is asked for as much as was worth it, and for all where the
+        # last node was so easily; who drafts less knows why.
         node_tokens = rates[best] * (self._costs[-1] - self._costs[0]) / MAX_NODES  # what a node must bring
-        if best < len(tree):
+        if best < len(tree) == self._asked:
             self._asked = max(FEWEST, best)
-        elif trust * tree.probability[order[-1]] > EASILY * node_tokens:
+        elif best == len(tree) and trust * tree.probability[order[-1]] > EASILY * node_tokens:
             self._asked = MAX_NODES
         if rates[best] < GAIN * rates[-1]:
             return tree

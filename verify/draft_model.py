@@ -73,6 +73,7 @@ class DraftRunner:
         ratios = []
         for _ in range(TIMED_STEPS + 1):
             seconds = timed_forward(target, theirs, 0)
+            self.beside(lambda: timed_forward(self.runner, own, 0)).result()  # after the target, its weights are not at hand
             ratios.append(seconds / self.beside(lambda: timed_forward(self.runner, own, 0)).result())
         self.speed_ratio = statistics.median(ratios[1:])  # the first ones warm up
 

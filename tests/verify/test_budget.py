@@ -66,14 +66,20 @@ def test_where_nodes_cost_a_step_each_nothing_is_drafted_and_the_drafter_is_aske
     assert sum(budget.ask() > 0 for _ in range(40)) == 40 // RARELY
 
 
-def test_as_many_nodes_are_asked_for_as_were_worth_it() -> None:
+def test_who_fills_the_budget_is_asked_for_as_many_nodes_as_were_worth_it() -> None:
     budget = MeasuredBudget(curve(0.1))
     assert budget.ask() == MAX_NODES
-    assert len(budget.prune(draft(0.9, 0.9, 0.9, 0.9, 0.05, 0.5), 0)) == 4
+    assert len(budget.prune(draft(*[0.9] * 4, 0.05, *[0.5] * (MAX_NODES - 5)), 0)) == 4
     assert budget.ask() == 4
     assert len(budget.prune(draft(0.9, 0.9, 0.6, 0.55), 0)) == 4  # the last one brings 0.27 tokens, barely enough
     assert budget.ask() == 4
     assert len(budget.prune(draft(0.9, 0.9, 0.9, 0.9), 0)) == 4  # 0.66 are plenty
+    assert budget.ask() == MAX_NODES
+
+
+def test_who_drafts_less_than_asked_is_not_asked_for_less() -> None:
+    budget = MeasuredBudget(curve(0.1))
+    assert len(budget.prune(draft(0.9, 0.9, 0.9, 0.9, 0.05, 0.5), 0)) == 4
     assert budget.ask() == MAX_NODES
 
 
