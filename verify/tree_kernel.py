@@ -69,6 +69,15 @@ def _add_block(scores, v, largest, total, summed):
     return most, total, summed
 
 
+@triton.jit
+def _store_part(out, lse, real, in_head, largest, total, summed):
+    """What a part came to; no values where a row saw nothing."""
+    saw = total > 0.0
+    held = tl.where(saw, total, 1.0)
+    tl.store(out, summed / held[:, None], (real & saw)[:, None] & in_head[None, :])
+    tl.store(lse, tl.where(saw, largest + tl.log(held), -float("inf")), real)
+
+
 @triton.jit(do_not_specialize=["rows", "groups"])
 def _attend_part(
     query,  # [heads, N, D]; elements from one head to the next, and from row to row
@@ -124,11 +133,8 @@ def _attend_part(
             allowed = allowed & (at[None, :] > position[:, None] - window)
         scores = tl.where(allowed, scores, -float("inf"))
         largest, total, summed = _add_block(scores, v, largest, total, summed)
-    saw = total > 0.0
-    held = tl.where(saw, total, 1.0)
     place = (head * (splits + 1) + split) * groups * rows + row
-    tl.store(out + place[:, None] * head_dim + dim[None, :], summed / held[:, None], (real & saw)[:, None] & in_head[None, :])
-    tl.store(lse + place, tl.where(saw, largest + tl.log(held), -float("inf")), real)
+    _store_part(out + place[:, None] * head_dim + dim[None, :], lse + place, real, in_head, largest, total, summed)
 
 
 @triton.jit(do_not_specialize=["rows", "groups"])
