@@ -27,9 +27,9 @@ Out = Annotated[Path | None, typer.Option(help="Save the figures as JSON.")]
 def one_sentence() -> Iterator[None]:
     """An error that says what is wrong ends the command with that sentence."""
     from bench.decode import BenchError
-    from drafters.array_file import ArrayFileError
+    from drafters.tables.array_file import ArrayFileError
     from server.settings import SettingsError
-    from verify.model import ModelError
+    from verify.model.runner import ModelError
 
     try:
         yield
@@ -61,7 +61,7 @@ def bench_decode(
 ) -> None:
     """Tokens per second and per step, in process; settings also work as flags."""
     from bench.decode import BenchError, make_plan, parse_names, run
-    from bench.steps import run_forced, run_steps
+    from bench.model.steps import run_forced, run_steps
     from server.settings import load_settings, parse_flags
 
     with one_sentence():
@@ -80,7 +80,7 @@ def bench_decode(
 @app.command("api")
 def bench_api(out: Out = None) -> None:
     """What the front end's own work costs, per request and per chunk; no model."""
-    from bench.api import run
+    from bench.http.api import run
 
     run(out)
 
@@ -173,9 +173,9 @@ def bench_serve(
 ) -> None:
     """What a client sees: first token, tokens per second, /health meanwhile; with --rate or --concurrency, under load."""
     from bench.decode import make_plan
-    from bench.load import Load
-    from bench.load import run as run_load
-    from bench.serve import run, server
+    from bench.http.load import Load
+    from bench.http.load import run as run_load
+    from bench.http.serve import run, server
     from server.settings import load_settings, parse_flags
 
     with one_sentence():

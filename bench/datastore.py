@@ -18,13 +18,13 @@ from rich.table import Table
 
 from bench import report
 from bench.decode import BenchError, read_prompts
-from drafters import datastore
-from drafters.draft import Drafter, Ints, Verdict
 from drafters.fusion import FusionDrafter, FusionOptions
-from drafters.ngram import empty_base
+from drafters.interface import Drafter, Ints, Verdict
 from drafters.retrieval import RetrievalDrafter, RetrievalOptions
-from drafters.suffix import index
-from verify.model import fingerprint, load_tokenizer
+from drafters.tables import datastore
+from drafters.tables.ngram import empty_base
+from drafters.tables.suffix import index
+from verify.model.runner import fingerprint, load_tokenizer
 
 NODES = 64
 STRIDE = 4  # tokens between two questions about one prompt

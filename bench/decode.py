@@ -19,12 +19,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench import report
-from bench.bandwidth import read_bytes_per_second
-from bench.peers import PEERS, PeerName, Transformers
-from drafters.draft import Ints
+from bench.model.bandwidth import read_bytes_per_second
+from bench.model.peers import PEERS, PeerName, Transformers
+from drafters.interface import Ints
 from drafters.registry import NAMES, DrafterName, make
-from server.loaded import Loaded, load
 from server.settings import Settings
+from server.worker.runtime import Loaded, load
 from verify.decode import Decoded, DecodeOptions, Generation, finish
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier

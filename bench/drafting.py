@@ -21,18 +21,18 @@ from rich.table import Table
 
 from bench import report
 from bench.decode import BenchError, Plan, encode
-from bench.forced import ForcedVerifier
+from bench.model.forced import ForcedVerifier
+from bench.model.shapes import SHAPES, random_runner
 from bench.pearl import WRONG, Clock, agreement
-from bench.shapes import SHAPES, random_runner
-from drafters.draft import MAX_NODES, Drafter, Ints, NoDrafter, Source, Verdict
-from drafters.language_model import Candidates
+from drafters.interface import MAX_NODES, Drafter, Ints, NoDrafter, Source, Verdict
+from drafters.model.language_model import Candidates
 from drafters.registry import DrafterName, Resources, make
-from server.loaded import load
 from server.settings import Settings
+from server.worker.runtime import load
 from verify.cost import CostCurve
 from verify.decode import Decoded, DecodeOptions, decode
 from verify.draft_model import DraftRunner, SessionDraft
-from verify.model import ModelRunner, resolve_device
+from verify.model.runner import ModelRunner, resolve_device
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier
 

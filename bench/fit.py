@@ -1,8 +1,8 @@
 """Fits the mixture's prior on held-out documents of a corpus: `python -m bench.fit --corpus FILE --tokenizer T`.
 
 One document in ten is held out and read like a session, with the others as the corpus. EM learns how far each kind of
-level is to be trusted; then predicted and measured frequencies give the boost table. The result, drafters/prior.safetensors,
-holds numbers by kind of context only, no text, and serves every model and corpus.
+level is to be trusted; then predicted and measured frequencies give the boost table. The result,
+drafters/tables/prior.safetensors, holds numbers by kind of context only, no text, and serves every model and corpus.
 """
 
 from __future__ import annotations
@@ -16,15 +16,27 @@ import typer
 from numpy.typing import NDArray
 
 from bench.replay import load_corpus, load_encoder
-from drafters import array_file
-from drafters.adaptive import new_rows
 from drafters.fusion import enter
-from drafters.history import new_history
-from drafters.kernel import kernel
-from drafters.levels import BUCKETS, KINDS, LENGTHS, PREDICTION, SIZES, TABLE, Knowledge, States, Work, new_states, new_work
-from drafters.mixture import CELLS, LEAST_MASS, MOST_BOOST, PRIOR, STRENGTH, cell, commit, predict
-from drafters.ngram import empty_base
-from drafters.suffix import Corpus, index
+from drafters.tables import array_file
+from drafters.tables.adaptive import new_rows
+from drafters.tables.history import new_history
+from drafters.tables.kernel import kernel
+from drafters.tables.levels import (
+    BUCKETS,
+    KINDS,
+    LENGTHS,
+    PREDICTION,
+    SIZES,
+    TABLE,
+    Knowledge,
+    States,
+    Work,
+    new_states,
+    new_work,
+)
+from drafters.tables.mixture import CELLS, LEAST_MASS, MOST_BOOST, PRIOR, STRENGTH, cell, commit, predict
+from drafters.tables.ngram import empty_base
+from drafters.tables.suffix import Corpus, index
 
 PASSES = 2
 HELD_OUT = 10  # one document in so many

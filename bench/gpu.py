@@ -18,11 +18,11 @@ import typer
 from rich.console import Console
 
 from bench import report
-from bench.bandwidth import read_bytes_per_second
 from bench.decode import Plan, read_prompts
+from bench.model.bandwidth import read_bytes_per_second
 from server.settings import Settings
-from verify.attention import Layer, TorchAttention
-from verify.cache import CacheShape, KVCache
+from verify.model.attention import Layer, TorchAttention
+from verify.model.cache import CacheShape, KVCache
 
 TESTS = (
     "tests/verify/test_tree_kernel.py",
@@ -59,7 +59,7 @@ def kernel_error(
     context: int, groups: int, head_dim: int, rows: int, dtype: torch.dtype, device: torch.device, heads: int = HEADS
 ) -> float:
     """The largest difference of the kernel from the reference in float32 on the same numbers, over a random tree."""
-    from verify.tree_kernel import DeviceRows, KernelAttention
+    from verify.model.triton_attention import DeviceRows, KernelAttention
 
     generator = torch.Generator(device).manual_seed(context + groups)
     shape = CacheShape(1, heads // groups, head_dim, dtype, device)
@@ -98,7 +98,7 @@ def kernel() -> dict[str, Any]:
 
 def steps(compile: str) -> Callable[[], dict[str, Any]]:
     """What a step costs at the shape of Llama-2-7B, by nodes and context."""
-    from bench.steps import run_steps
+    from bench.model.steps import run_steps
 
     def measured() -> dict[str, Any]:
         chosen = {"dtype": "bfloat16", "compile": compile, "context_tokens": CONTEXT_TOKENS}
@@ -111,7 +111,7 @@ def steps(compile: str) -> Callable[[], dict[str, Any]]:
 
 def forced(stream: Path, tokenizer: str, corpus: Path | None, limit: int) -> Callable[[], dict[str, Any]]:
     """Real forwards of that shape, the recorded answers of a real model of that shape."""
-    from bench.steps import run_forced
+    from bench.model.steps import run_forced
 
     def measured() -> dict[str, Any]:
         settings = Settings.model_validate({"model": {"dtype": "bfloat16", "context_tokens": CONTEXT_TOKENS}})
@@ -145,7 +145,7 @@ def lossless() -> dict[str, Any]:
 def memory() -> dict[str, Any]:
     """Whether steps in steady state take memory from the device: the segments that torch holds, before and after."""
     from bench.decode import answer, encode
-    from server.loaded import load
+    from server.worker.runtime import load
 
     settings = Settings()
     loaded = load(settings)

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench import report
-from bench.client import metric, model_of, new_client, quantiles, whole
-from bench.serve import server
+from bench.http.client import metric, model_of, new_client, quantiles, whole
+from bench.http.serve import server
 
 AT_ONCE = 16
 PATIENCE_SECONDS = 60.0

@@ -15,10 +15,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench.decode import Plan, answer, encode
-from drafters.draft import Ints
+from drafters.interface import Ints
 from drafters.registry import DrafterName
-from server.loaded import Loaded, load
 from server.settings import Settings
+from server.worker.runtime import Loaded, load
 from verify.sampling import SamplingParams, gumbel, processed
 
 

@@ -20,9 +20,9 @@ import typer
 from rich.console import Console
 
 from bench import report
-from bench.client import Outcome, metric, model_of, new_client, quantiles, stream, until, whole, worker_of
 from bench.decode import read_prompts
-from bench.serve import Own, server
+from bench.http.client import Outcome, metric, model_of, new_client, quantiles, stream, until, whole, worker_of
+from bench.http.serve import Own, server
 
 PROMPTS = Path(__file__).parent / "prompts.jsonl"
 ACTIVE, WAITING = 4, 16

@@ -27,8 +27,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench import report
-from drafters.draft import DraftTree, Ints, Logprobs, Sampling, Verdict
-from drafters.language_model import Candidates
+from drafters.interface import DraftTree, Ints, Logprobs, Sampling, Verdict
+from drafters.model.language_model import Candidates
 from drafters.pearl import PearlDrafter, PearlOptions
 from verify.acceptance import walk
 from verify.decode import DecodeOptions, Generation, finish

@@ -26,12 +26,12 @@ from rich.table import Table
 
 from bench import report
 from bench.decode import BenchError
-from drafters import ngram, suffix
-from drafters.draft import EMPTY, Drafter, Ints, Verdict
+from drafters.interface import EMPTY, Drafter, Ints, Verdict
 from drafters.registry import DrafterName, Options, Resources, make, warm
+from drafters.tables import ngram, suffix
 from server.datastore import DatastoreError, find_files, read_texts
 from verify.acceptance import walk
-from verify.model import ModelError, load_tokenizer
+from verify.model.runner import ModelError, load_tokenizer
 
 
 class Encoder(Protocol):

@@ -22,12 +22,12 @@ import typer
 from rich.console import Console
 
 from bench import report
-from bench.client import Outcome, metric, model_of, new_client, resident_mb, stream, until, whole, worker_of
 from bench.decode import encode, read_prompts
-from bench.serve import server
-from drafters.draft import NoDrafter
-from server.loaded import load
+from bench.http.client import Outcome, metric, model_of, new_client, resident_mb, stream, until, whole, worker_of
+from bench.http.serve import server
+from drafters.interface import NoDrafter
 from server.settings import load_settings
+from server.worker.runtime import load
 from verify.decode import DecodeOptions, decode
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier

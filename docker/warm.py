@@ -12,8 +12,8 @@ from pathlib import Path
 import drafters
 import models
 from server.datastore import build_ngram, build_suffix
-from server.loaded import load
 from server.settings import load_settings
+from server.worker.runtime import load
 
 
 def main() -> None:

@@ -13,9 +13,9 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from drafters.draft import DraftTree
 from drafters.draft_tree import DraftTreeDrafter, DraftTreeOptions
-from drafters.language_model import LanguageModel
+from drafters.interface import DraftTree
+from drafters.model.language_model import LanguageModel
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ import numpy as np
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from drafters.calibration import Calibration
-from drafters.draft import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
-from drafters.language_model import Candidates, LanguageModel
-from drafters.worth import Worth, tracked
+from drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
+from drafters.model.calibration import Calibration
+from drafters.model.language_model import Candidates, LanguageModel
+from drafters.policy import Worth, tracked
 
 
 @dataclass(frozen=True)

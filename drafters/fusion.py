@@ -1,7 +1,7 @@
 """`fusion`: all sources in one tree, the likeliest nodes first.
 
 The session's own text, the corpora, the tri-gram table with the target's feedback and the client's prediction are levels of
-one mixture (see `drafters.mixture`), so what each is worth is measured, not set. A path's probability is the product
+one mixture (see `drafters.tables.mixture`), so what each is worth is measured, not set. A path's probability is the product
 of its tokens'; the tree is the `budget` likeliest paths, found best-first.
 """
 
@@ -15,16 +15,16 @@ import numpy as np
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from drafters.adaptive import absorb, new_rows
-from drafters.draft import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict, common_prefix
-from drafters.history import new_history
-from drafters.kernel import kernel
-from drafters.levels import SOURCES, TABLE_ORDER, Knowledge, States, Work, advance, new_states, new_work
-from drafters.mixture import LEAST_MASS, MOST_BOOST, STRENGTH, cell, commit, load_prior, predict
-from drafters.ngram import BaseArrays
-from drafters.nodes import Nodes, draft_tree, new_nodes, reset
+from drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict, common_prefix
 from drafters.prediction import realign
-from drafters.suffix import LONGEST_CONTEXT, Corpus, index
+from drafters.tables.adaptive import absorb, new_rows
+from drafters.tables.history import new_history
+from drafters.tables.kernel import kernel
+from drafters.tables.levels import SOURCES, TABLE_ORDER, Knowledge, States, Work, advance, new_states, new_work
+from drafters.tables.mixture import LEAST_MASS, MOST_BOOST, STRENGTH, cell, commit, load_prior, predict
+from drafters.tables.ngram import BaseArrays
+from drafters.tables.nodes import Nodes, draft_tree, new_nodes, reset
+from drafters.tables.suffix import LONGEST_CONTEXT, Corpus, index
 from drafters.trigram import NO_TEXT
 
 LEAST_PATH = 1e-6

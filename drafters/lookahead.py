@@ -16,9 +16,9 @@ import numpy as np
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
-from drafters.nodes import lay_out
-from drafters.trie import child, new_trie, restart
+from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
+from drafters.tables.nodes import lay_out
+from drafters.tables.trie import child, new_trie, restart
 
 GUESS_SHARE, WINDOW_SHARE = 0.6, 0.3  # of a path's probability that goes on: guesses are worth more than window nodes
 POOL_TOKENS = 4096  # first tokens that the pool knows; the least recently used goes first

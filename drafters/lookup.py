@@ -13,10 +13,10 @@ import numpy as np
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from drafters.automaton import TOKENS, Automaton, append, new_automaton, repeated_ending
-from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain, common_prefix
-from drafters.kernel import kernel
-from drafters.nodes import Nodes, draft_tree, new_nodes, reset
+from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain, common_prefix
+from drafters.tables.automaton import TOKENS, Automaton, append, new_automaton, repeated_ending
+from drafters.tables.kernel import kernel
+from drafters.tables.nodes import Nodes, draft_tree, new_nodes, reset
 
 
 @dataclass(frozen=True)

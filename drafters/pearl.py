@@ -19,11 +19,11 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
-from drafters.ahead import Ahead
-from drafters.calibration import Calibration
-from drafters.draft import EMPTY, NOTHING, DraftTree, Floats, Ints, Sampling, Source, Verdict, chain
-from drafters.language_model import LanguageModel
-from drafters.worth import tracked
+from drafters.interface import EMPTY, NOTHING, DraftTree, Floats, Ints, Sampling, Source, Verdict, chain
+from drafters.model.calibration import Calibration
+from drafters.model.language_model import LanguageModel
+from drafters.model.ngram_predraft import Ahead
+from drafters.policy import tracked
 
 LONGEST = 32  # tokens of a window
 

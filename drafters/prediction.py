@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
-from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
+from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,20 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from drafters.draft import Drafter, NoDrafter, Verdict
 from drafters.draft_graph import DraftGraphDrafter, DraftGraphOptions
 from drafters.draft_tree import DraftDrafter, DraftOptions, DraftTreeDrafter, DraftTreeOptions
 from drafters.fusion import FusionDrafter, FusionOptions
-from drafters.language_model import LanguageModel
+from drafters.interface import Drafter, NoDrafter, Verdict
 from drafters.lookahead import LookaheadDrafter, LookaheadOptions
 from drafters.lookup import LookupDrafter, LookupOptions
-from drafters.ngram import BaseArrays, empty_base
+from drafters.model.language_model import LanguageModel
+from drafters.model.union import UnionDrafter
 from drafters.pearl import PearlDrafter, PearlOptions
 from drafters.prediction import PredictionDrafter, PredictionOptions
 from drafters.retrieval import RetrievalDrafter, RetrievalOptions
-from drafters.suffix import Corpus
+from drafters.tables.ngram import BaseArrays, empty_base
+from drafters.tables.suffix import Corpus
 from drafters.trigram import TrigramDrafter, TrigramOptions
-from drafters.union import UnionDrafter
 
 TableName = Literal["none", "trigram", "retrieval", "lookup", "lookahead", "prediction", "fusion"]
 ModelName = Literal["draft", "draft-tree", "draft-graph", "pearl"]  # drafters that need a draft model

@@ -13,11 +13,11 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
-from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
-from drafters.kernel import kernel
-from drafters.nodes import choose_likeliest, draft_tree
-from drafters.suffix import MAX_MATCH, Corpus, follow, position_at, token_at
-from drafters.trie import Trie, child, new_trie, restart
+from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
+from drafters.tables.kernel import kernel
+from drafters.tables.nodes import choose_likeliest, draft_tree
+from drafters.tables.suffix import MAX_MATCH, Corpus, follow, position_at, token_at
+from drafters.tables.trie import Trie, child, new_trie, restart
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import Annotated, Literal
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
-from drafters.adaptive import absorb, learn, new_rows
-from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Sampling, Verdict, common_prefix
-from drafters.ngram import BaseArrays
-from drafters.nodes import draft_tree
-from drafters.search import best_first, monte_carlo, new_pool
+from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Verdict, common_prefix
+from drafters.tables.adaptive import absorb, learn, new_rows
+from drafters.tables.ngram import BaseArrays
+from drafters.tables.nodes import draft_tree
+from drafters.tables.search import best_first, monte_carlo, new_pool
 
 NO_TEXT = np.full(3, -1, np.int32)
 Positive = Annotated[float, Gt(0)]

@@ -18,11 +18,11 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from drafters import ngram
+from drafters.tables import ngram
 from models import BASE_TABLE, DRAFT, TARGET
 from models.corpus import SOURCES, documents
 from models.tokenizer import VOCABULARY, train_tokenizer
-from verify.model import fingerprint
+from verify.model.runner import fingerprint
 
 CONTEXT_TOKENS = 2048
 END_ID = 0  # <|end|>: it also parts the documents

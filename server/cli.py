@@ -72,9 +72,9 @@ def verify_lossless(
     """Compare drafted answers with plain decoding's. Exit code 1 where one differs. Settings also work as flags."""
     from bench.decode import BenchError, make_plan
     from bench.lossless import run
-    from drafters.array_file import ArrayFileError
+    from drafters.tables.array_file import ArrayFileError
     from server.settings import SettingsError, load_settings, parse_flags
-    from verify.model import ModelError
+    from verify.model.runner import ModelError
 
     try:
         settings = load_settings(config, parse_flags(context.args) | ({"model.path": model} if model else {}))

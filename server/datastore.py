@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
-from drafters import array_file, datastore, ngram, suffix
-from drafters.array_file import ArrayFileError
-from verify.model import ModelError, fingerprint, load_tokenizer
+from drafters.tables import array_file, datastore, ngram, suffix
+from drafters.tables.array_file import ArrayFileError
+from verify.model.runner import ModelError, fingerprint, load_tokenizer
 
 BLOCK_TOKENS = 32_000_000  # sorting a block takes about 80 bytes per token
 TEXT_SUFFIXES = {

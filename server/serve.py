@@ -15,13 +15,13 @@ from types import FrameType
 import uvicorn
 from transformers.utils.logging import disable_progress_bar
 
-from server.app import create_app
-from server.auth import is_loopback
-from server.engine import Engine
-from server.logs import configure
+from server.engine.engine import Engine
+from server.http.app import create_app
+from server.http.auth import is_loopback
 from server.settings import Settings
-from server.tracing import TracingError
-from verify.model import ModelError, load_tokenizer
+from server.telemetry.logs import configure
+from server.telemetry.tracing import TracingError
+from verify.model.runner import ModelError, load_tokenizer
 
 log = logging.getLogger("outrider")
 GRACE_SECONDS = 2.0  # for the errors that end what the drain did not

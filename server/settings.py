@@ -18,10 +18,10 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from pydantic_settings import SettingsError as UnreadableError
 
 import models
-from drafters.draft import MAX_NODES
 from drafters.draft_graph import DraftGraphOptions
 from drafters.draft_tree import DraftOptions, DraftTreeOptions
 from drafters.fusion import FusionOptions
+from drafters.interface import MAX_NODES
 from drafters.lookahead import LookaheadOptions
 from drafters.lookup import LookupOptions
 from drafters.pearl import PearlOptions

@@ -14,8 +14,8 @@ if not torch.cuda.is_available():
 from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from verify.attention import NAME
-from verify.model import ModelRunner
+from verify.model.attention import NAME
+from verify.model.runner import ModelRunner
 
 torch.set_num_threads(1)  # tiny models gain nothing from more, and busy machines lose
 

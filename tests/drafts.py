@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from drafters.draft import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
+from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
 
 
 class Oracle:

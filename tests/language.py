@@ -9,8 +9,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.draft import Ints, Sampling
-from drafters.language_model import Candidates
+from drafters.interface import Ints, Sampling
+from drafters.model.language_model import Candidates
 
 T = TypeVar("T")
 

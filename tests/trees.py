@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from drafters.draft import DraftTree, Source
+from drafters.interface import DraftTree, Source
 
 
 @st.composite

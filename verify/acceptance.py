@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drafters.draft import DraftTree, Ints
+from drafters.interface import DraftTree, Ints
+from verify.model.transfer import to_device, to_host
 from verify.sampling import Chooser, SamplingParams, processed, uniform
-from verify.transfer import to_device, to_host
 
 
 class Rule(Protocol):

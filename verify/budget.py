@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from drafters.draft import EMPTY, MAX_NODES, DraftTree, Ints
+from drafters.interface import EMPTY, MAX_NODES, DraftTree, Ints
 from verify.cost import CostCurve
 
 MEMORY = 0.9  # weight of earlier steps

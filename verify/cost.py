@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drafters.draft import MAX_NODES, Source, chain
-from verify.cache import KVCache
-from verify.model import ModelRunner
+from drafters.interface import MAX_NODES, Source, chain
+from verify.model.cache import KVCache
+from verify.model.runner import ModelRunner
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from drafters.draft import Drafter, DraftTree, Ints, Logprobs, Verdict
+from drafters.interface import Drafter, DraftTree, Ints, Logprobs, Verdict
 from verify.budget import FixedBudget, MeasuredBudget
 from verify.cost import CostCurve
 from verify.grammar import Grammar

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drafters.draft import MAX_NODES, Floats, Ints, Sampling
-from drafters.language_model import Candidates
-from verify.cache import KVCache
+from drafters.interface import MAX_NODES, Floats, Ints, Sampling
+from drafters.model.language_model import Candidates
 from verify.cost import timed_forward
-from verify.model import ModelRunner
+from verify.model.cache import KVCache
+from verify.model.runner import ModelRunner
 from verify.sampling import Chooser, SamplingParams, processed
 from verify.verifier import PREFILL_CHUNK_TOKENS, common_prefix
 
@@ -87,7 +87,7 @@ def short_text(runner: ModelRunner) -> KVCache:
 
 
 class SessionDraft:
-    """One session's draft model. Implements `drafters.language_model.LanguageModel`."""
+    """One session's draft model. Implements `drafters.model.language_model.LanguageModel`."""
 
     def __init__(self, shared: DraftRunner) -> None:
         self._shared = shared

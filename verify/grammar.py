@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from drafters.draft import DraftTree, Ints, Source, chain
+from drafters.interface import DraftTree, Ints, Source, chain
 
 KEPT = 64  # compiled grammars; the least recently used goes first
 

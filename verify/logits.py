@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drafters.draft import DraftTree, Ints
+from drafters.interface import DraftTree, Ints
+from verify.model.transfer import to_device
 from verify.sampling import SamplingParams
-from verify.transfer import to_device
 
 
 class LogitsProcessor:

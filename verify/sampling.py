@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from verify.transfer import to_device
+from verify.model.transfer import to_device
 
 MASK = (1 << 64) - 1
 NOISE_NUMBERS = 1 << 16  # computed at once; more do not fit a processor's cache

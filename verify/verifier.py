@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drafters.draft import DraftTree, Ints, Logprobs, Verdict
+from drafters.interface import DraftTree, Ints, Logprobs, Verdict
 from verify.acceptance import rule_of
-from verify.cache import KVCache, Parked
 from verify.logits import LogitsProcessor
-from verify.model import ModelRunner
+from verify.model.cache import KVCache, Parked
+from verify.model.runner import ModelRunner
 from verify.sampling import SamplingParams
 
 PREFILL_CHUNK_TOKENS = 512

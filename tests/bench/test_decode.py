@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from bench.decode import BenchError, Plan, encode, run
-from bench.forced import forced_answer
 from bench.lossless import first_difference, tie_margin
 from bench.lossless import run as verify_lossless
+from bench.model.forced import forced_answer
+from bench.model.shapes import SHAPES
+from bench.model.steps import fitting, make_runner
 from bench.replay import Line
-from bench.shapes import SHAPES
-from bench.steps import fitting, make_runner
-from drafters.draft import NoDrafter
+from drafters.interface import NoDrafter
 from drafters.registry import Resources
-from server.loaded import load
 from server.settings import Settings, load_settings
+from server.worker.runtime import load
 from verify.decode import DecodeOptions, decode
-from verify.model import ModelRunner
+from verify.model.runner import ModelRunner
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier
 

@@ -8,7 +8,7 @@ import pytest
 
 from bench.decode import BenchError, parse_names
 from bench.replay import Line, Tally, load_encoder, load_stream, replay, run
-from drafters.draft import NoDrafter
+from drafters.interface import NoDrafter
 from drafters.registry import Options
 from models import TARGET
 from tests.drafts import Oracle

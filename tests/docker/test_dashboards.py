@@ -22,8 +22,8 @@ import pytest
 import yaml
 
 from tests.docker.dashboards import DASHBOARDS, DOCKER, PANELS, RULES
-from tests.server.conftest import Served, serving
-from tests.server.test_supervisor import worker_of
+from tests.integration.conftest import Served, serving
+from tests.integration.test_supervisor import worker_of
 
 QUERIES = [
     pytest.param(target, id=f"{name}: {panel['title']} {target['refId']}")

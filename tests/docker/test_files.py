@@ -19,10 +19,10 @@ import jsonschema
 import pytest
 import yaml
 
-from server.app import create_app
+from server.http.app import create_app
 from server.settings import Settings, load_settings
 from tests.docker.manifest import SCHEMAS
-from verify.model import load_tokenizer
+from verify.model.runner import load_tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 DOCKER = ROOT / "docker"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from drafters.draft import DraftTree, Source
 from drafters.draft_graph import DraftGraphDrafter, DraftGraphOptions
 from drafters.draft_tree import DraftTreeDrafter, DraftTreeOptions
+from drafters.interface import DraftTree, Source
 from tests.drafters.test_draft_tree import PROMPT, emitted
 from tests.language import ToyModel
 

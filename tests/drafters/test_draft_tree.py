@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drafters.calibration import Calibration
-from drafters.draft import DraftTree, Source, Verdict
 from drafters.draft_tree import DraftDrafter, DraftOptions, DraftTreeDrafter, DraftTreeOptions, depth_first
+from drafters.interface import DraftTree, Source, Verdict
+from drafters.model.calibration import Calibration
 from tests.language import ToyModel
 
 # What follows each token: 0 -> 1 surely, 1 -> 2 or 3, 2 -> 0 surely, 3 -> anything.

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.draft import EMPTY, NOTHING, Source, Verdict
 from drafters.fusion import FusionDrafter, FusionOptions
-from drafters.ngram import empty_base
-from drafters.suffix import Corpus, index
+from drafters.interface import EMPTY, NOTHING, Source, Verdict
+from drafters.tables.ngram import empty_base
+from drafters.tables.suffix import Corpus, index
 
 VOCABULARY = 60
 PHRASE = np.arange(10, 40, dtype=np.int32)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.draft import DraftTree, Verdict
+from drafters.interface import DraftTree, Verdict
 from drafters.lookahead import POOL_TOKENS, LookaheadDrafter, LookaheadOptions
 
 

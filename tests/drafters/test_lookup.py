@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.draft import EMPTY, Verdict
+from drafters.interface import EMPTY, Verdict
 from drafters.lookup import LookupDrafter, LookupOptions, find_ngram
 
 NONE = np.empty(0, np.int32)

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from drafters.draft import Ints, Verdict
-from drafters.language_model import Candidates
+from drafters.interface import Ints, Verdict
+from drafters.model.language_model import Candidates
 from drafters.pearl import PearlDrafter, PearlOptions
 from tests.drafters.test_draft_tree import PROMPT
 from tests.language import ToyModel

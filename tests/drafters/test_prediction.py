@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from drafters.draft import NOTHING, DraftTree, Ints, Verdict
+from drafters.interface import NOTHING, DraftTree, Ints, Verdict
 from drafters.prediction import PredictionDrafter, PredictionOptions, realign
 
 EXPECTED = np.arange(100, 200, dtype=np.int32)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from drafters.draft import Verdict
+from drafters.interface import Verdict
 from drafters.registry import NAMES, DrafterName, Resources, make, warm
 from tests.language import ToyModel
 

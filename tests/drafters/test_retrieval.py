@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.draft import EMPTY, NOTHING, Verdict
+from drafters.interface import EMPTY, NOTHING, Verdict
 from drafters.retrieval import RetrievalDrafter, RetrievalOptions
-from drafters.suffix import Corpus, index
+from drafters.tables.suffix import Corpus, index
 
 SEPARATOR = 6
 Documents = list[list[int]]

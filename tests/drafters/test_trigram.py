@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from drafters import ngram
-from drafters.draft import EMPTY, Verdict
+from drafters.interface import EMPTY, Verdict
+from drafters.tables import ngram
 from drafters.trigram import TrigramDrafter, TrigramOptions
 
 NONE = np.empty(0, np.int32)

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drafters import datastore as store
 from drafters.retrieval import RetrievalDrafter, RetrievalOptions
+from drafters.tables import datastore as store
 from models import TARGET
 from server import datastore
 from server.datastore import DatastoreError
-from verify.model import load_tokenizer
+from verify.model.runner import load_tokenizer
 
 TOKENIZER = str(TARGET)
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.draft import EMPTY, DraftTree
+from drafters.interface import EMPTY, DraftTree
 from tests.trees import trees
 from verify.acceptance import accepted, walk
 

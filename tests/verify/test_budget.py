@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drafters.draft import MAX_NODES, DraftTree, Source, chain
+from drafters.interface import MAX_NODES, DraftTree, Source, chain
 from verify.budget import RARELY, MeasuredBudget, outcome
 from verify.cost import NODES, CostCurve
 

@@ -8,7 +8,7 @@ import pytest
 
 from verify import cost
 from verify.cost import NODES, load_or_measure
-from verify.model import ModelRunner
+from verify.model.runner import ModelRunner
 
 
 def test_measured_once_and_kept(tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from drafters import ngram
-from drafters.draft import Drafter, Ints, NoDrafter
+from drafters.interface import Drafter, Ints, NoDrafter
+from drafters.tables import ngram
 from drafters.trigram import TrigramDrafter, TrigramOptions
 from tests.drafts import Chaos, Oracle
 from verify.decode import Decoded, DecodeOptions, Generation, PromptError, decode
-from verify.model import ModelRunner
+from verify.model.runner import ModelRunner
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier
 

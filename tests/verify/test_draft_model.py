@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drafters.draft import Ints, NoDrafter
 from drafters.draft_graph import DraftGraphOptions
 from drafters.draft_tree import DraftOptions, DraftTreeOptions
+from drafters.interface import Ints, NoDrafter
 from drafters.pearl import PearlOptions
 from drafters.registry import NEED_A_MODEL, DrafterName, Options, Resources, make
-from verify.attention import NAME
-from verify.cache import KVCache
 from verify.decode import DecodeOptions, decode
 from verify.draft_model import DraftRunner, SessionDraft
-from verify.model import ModelRunner
+from verify.model.attention import NAME
+from verify.model.cache import KVCache
+from verify.model.runner import ModelRunner
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier
 

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.draft import EMPTY, DraftTree, NoDrafter
+from drafters.interface import EMPTY, DraftTree, NoDrafter
 from tests.drafts import Oracle
 from tests.trees import trees
 from verify.decode import Decoded, DecodeOptions, decode
 from verify.logits import LogitsProcessor
-from verify.model import ModelRunner
+from verify.model.runner import ModelRunner
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier
 

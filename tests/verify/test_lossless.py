@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import models
-from drafters import ngram
-from drafters.draft import Drafter, Ints, NoDrafter
-from drafters.language_model import LanguageModel
+from drafters.interface import Drafter, Ints, NoDrafter
+from drafters.model.language_model import LanguageModel
 from drafters.registry import DrafterName, Resources, make
-from server.text import AnswerText
+from drafters.tables import ngram
+from server.worker.detokenizer import AnswerText
 from verify.decode import DecodeOptions, Generation, decode
 from verify.draft_model import DraftRunner
-from verify.model import LoadOptions, ModelRunner, fingerprint, load_model, load_tokenizer, stop_ids
+from verify.model.runner import LoadOptions, ModelRunner, fingerprint, load_model, load_tokenizer, stop_ids
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier
 

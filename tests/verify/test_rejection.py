@@ -9,16 +9,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from drafters.draft import Drafter, DraftTree, Ints, NoDrafter, Verdict
 from drafters.draft_graph import DraftGraphDrafter, DraftGraphOptions
 from drafters.draft_tree import DraftDrafter, DraftOptions, DraftTreeDrafter, DraftTreeOptions
-from drafters.language_model import LanguageModel
+from drafters.interface import Drafter, DraftTree, Ints, NoDrafter, Verdict
+from drafters.model.language_model import LanguageModel
 from drafters.pearl import PearlDrafter, PearlOptions
 from tests.drafts import Chaos
 from tests.language import ToyModel
 from verify.acceptance import Keyed, Rejection, rule_of
 from verify.decode import DecodeOptions, decode
-from verify.model import ModelRunner
+from verify.model.runner import ModelRunner
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier
 

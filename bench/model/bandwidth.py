@@ -1,0 +1,45 @@
+"""The physical limit of single-stream decoding: every step reads all weights once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from verify.model.cpu_packing import PackedLinear
+from verify.model.runner import ModelRunner
+
+PROBE_BYTES = 1 << 28
+REPEATS = 7
+
+
+@torch.inference_mode()
+def read_bytes_per_second(runner: ModelRunner) -> float:
+    """How fast this device reads memory, in the threads that the model has: the best of several sums over much of it."""
+    free = torch.cuda.mem_get_info(runner.device)[0] if runner.device.type == "cuda" else 8 * PROBE_BYTES
+    memory = torch.ones(min(PROBE_BYTES * (16 if runner.device.type == "cuda" else 1), free // 2) // 8, device=runner.device)
+    times = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        memory.sum().item()
+        times.append(time.perf_counter() - started)
+    return memory.nbytes / min(times)
+
+
+def linear_pass(runner: ModelRunner) -> Callable[[], float]:
+    """Runs the model's linear layers alone, one after the other, over one token; returns the seconds that took."""
+    layers = [module for module in runner.model.modules() if isinstance(module, (torch.nn.Linear, PackedLinear))]
+    dtype = runner.cache_shape.dtype
+    inputs = {layer.in_features: torch.zeros(1, 1, layer.in_features, dtype=dtype, device=runner.device) for layer in layers}
+
+    @torch.inference_mode()
+    def once() -> float:
+        started = time.perf_counter()
+        for layer in layers:
+            layer(inputs[layer.in_features])
+        if runner.device.type == "cuda":
+            torch.cuda.synchronize(runner.device)
+        return time.perf_counter() - started
+
+    return once

@@ -1,0 +1,57 @@
+"""Random weights of known shapes: what a step costs does not depend on what the weights say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+from verify.model.attention import NAME
+from verify.model.runner import Compile, ModelRunner, prepare, resolve_device
+
+LLAMA = {"vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddings": False}
+
+
+def llama(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, **extra: Any) -> LlamaConfig:
+    """A Llama of that shape."""
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return LlamaConfig(**{**LLAMA, **sizes, "num_key_value_heads": kv_heads, "intermediate_size": ffn, **extra})
+
+
+def qwen3(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, **extra: Any) -> Qwen3Config:
+    """A Qwen3 of that shape."""
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    window = {"max_position_embeddings": 40960, "vocab_size": 151936, "head_dim": 128}
+    return Qwen3Config(**{**sizes, **window, "intermediate_size": ffn, **extra})
+
+
+SHAPES: dict[str, Callable[[], Any]] = {
+    "llama-110m": lambda: llama(768, 12, 12, 4, 2048),
+    "llama-160m": lambda: llama(768, 12, 12, 12, 3072),
+    "llama-460m": lambda: llama(1280, 22, 20, 4, 3456),
+    "llama-1b": lambda: llama(2048, 16, 32, 8, 8192),
+    "llama-2-7b": lambda: llama(4096, 32, 32, 32, 11008),
+    "llama-3-8b": lambda: llama(4096, 32, 32, 8, 14336, vocab_size=128256, max_position_embeddings=8192),
+    "qwen3-0.6b": lambda: qwen3(1024, 28, 16, 8, 3072, tie_word_embeddings=True),
+    "qwen3-8b": lambda: qwen3(4096, 36, 32, 8, 12288),
+}
+
+
+def random_runner(
+    shape: str,
+    dtype: torch.dtype,
+    device: str = "auto",
+    context_tokens: int | None = None,
+    pack: bool = True,
+    trace: bool = True,
+    compile: Compile = "auto",
+) -> ModelRunner:
+    """A model of that shape, its weights random, made on the device."""
+    place = resolve_device(device)
+    torch.manual_seed(0)
+    with torch.device(place):
+        model = AutoModelForCausalLM.from_config(SHAPES[shape](), dtype=dtype, attn_implementation=NAME)
+    prepare(model, context_tokens)
+    return ModelRunner(model, context_tokens, pack, trace, compile)

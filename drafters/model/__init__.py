@@ -1,0 +1,1 @@
+"""What drafters need of a small language model."""

@@ -1,0 +1,184 @@
+"""An online suffix automaton over a session's own text: its longest repeated ending, in O(1) amortised per token.
+
+The state that the newest state links to is the longest ending of the text that occurred before (Blumer et al., 1985);
+so no match has to be tracked. Promises bounded memory: a full automaton is rebuilt from the newest half of its text.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafters.tables.kernel import kernel
+
+HOPS = 32  # suffix links followed to note an occurrence; beyond, an older one is remembered
+
+
+class Automaton(NamedTuple):
+    """State 0 is the empty string. Edges stand in a list per state and in a hash table."""
+
+    text: NDArray[np.int32]  # [T]
+    size: NDArray[np.int64]  # [4]: tokens, states, edges, the newest state
+    lengths: NDArray[np.int32]  # [S]; tokens of the longest string of a state
+    links: NDArray[np.int32]  # [S]; state of the longest ending that is another state's
+    recent: NDArray[np.int32]  # [S]; where the state's strings occurred last: the position after them
+    counts: NDArray[np.int32]  # [S]; how often they occurred
+    first_edge: NDArray[np.int32]  # [S]; -1 = none
+    edge_next: NDArray[np.int32]  # [E]
+    edge_token: NDArray[np.int32]  # [E]
+    edge_state: NDArray[np.int32]  # [E]
+    table_key: NDArray[np.uint64]  # [H]; 0 = free
+    table_edge: NDArray[np.int32]  # [H]
+
+
+TOKENS, STATES, EDGES, NEWEST = 0, 1, 2, 3
+
+
+def new_automaton(capacity: int) -> Automaton:
+    """Room for `capacity` tokens of text."""
+    states, edges = 2 * capacity + 2, 3 * capacity + 4
+    table = 1 << (2 * edges - 1).bit_length()
+    automaton = Automaton(
+        np.zeros(capacity, np.int32),
+        np.zeros(4, np.int64),
+        np.zeros(states, np.int32),
+        np.zeros(states, np.int32),
+        np.zeros(states, np.int32),
+        np.zeros(states, np.int32),
+        np.zeros(states, np.int32),
+        np.zeros(edges, np.int32),
+        np.zeros(edges, np.int32),
+        np.zeros(edges, np.int32),
+        np.zeros(table, np.uint64),
+        np.zeros(table, np.int32),
+    )
+    clear(automaton)
+    return automaton
+
+
+@kernel
+def clear(automaton: Automaton) -> None:
+    """Forgets all text."""
+    automaton.size[:] = 0
+    automaton.size[STATES] = 1
+    automaton.links[0] = -1
+    automaton.lengths[0] = 0
+    automaton.first_edge[0] = -1
+    automaton.table_key[:] = 0
+
+
+@kernel
+def _slot(automaton: Automaton, state: int, token: int) -> np.int64:
+    """Where the edge stands in the table, or the free place where it would."""
+    key = (np.uint64(state) << np.uint64(32)) | np.uint64(token + 1)
+    mask = np.uint64(len(automaton.table_key) - 1)
+    place = (key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(20) & mask
+    while automaton.table_key[place] != 0 and automaton.table_key[place] != key:
+        place = (place + np.uint64(1)) & mask
+    return np.int64(place)
+
+
+@kernel
+def follow(automaton: Automaton, state: int, token: int) -> int:
+    """The edge of `state` with `token`, or -1."""
+    slot = _slot(automaton, state, token)
+    return automaton.table_edge[slot] if automaton.table_key[slot] else -1
+
+
+@kernel
+def _add_edge(automaton: Automaton, state: int, token: int, target: int) -> None:
+    edge = automaton.size[EDGES]
+    automaton.size[EDGES] += 1
+    automaton.edge_token[edge] = token
+    automaton.edge_state[edge] = target
+    automaton.edge_next[edge] = automaton.first_edge[state]
+    automaton.first_edge[state] = edge
+    slot = _slot(automaton, state, token)
+    automaton.table_key[slot] = (np.uint64(state) << np.uint64(32)) | np.uint64(token + 1)
+    automaton.table_edge[slot] = edge
+
+
+@kernel
+def _new_state(automaton: Automaton, length: int) -> int:
+    state = automaton.size[STATES]
+    automaton.size[STATES] += 1
+    automaton.lengths[state] = length
+    automaton.first_edge[state] = -1
+    automaton.counts[state] = 0
+    return state
+
+
+@kernel
+def _clone(automaton: Automaton, state: int, above: int, token: int) -> int:
+    """Splits off the part of `state` that `above` reaches with `token`; returns the new state."""
+    twin = _new_state(automaton, automaton.lengths[above] + 1)
+    automaton.links[twin] = automaton.links[state]
+    automaton.recent[twin] = automaton.recent[state]
+    automaton.counts[twin] = automaton.counts[state]
+    edge = automaton.first_edge[state]
+    while edge >= 0:
+        _add_edge(automaton, twin, automaton.edge_token[edge], automaton.edge_state[edge])
+        edge = automaton.edge_next[edge]
+    automaton.links[state] = twin
+    while above >= 0:
+        edge = follow(automaton, above, token)
+        if edge < 0 or automaton.edge_state[edge] != state:
+            break
+        automaton.edge_state[edge] = twin
+        above = automaton.links[above]
+    return twin
+
+
+@kernel
+def _extend(automaton: Automaton, token: int) -> None:
+    position = automaton.size[TOKENS]
+    automaton.text[position] = token
+    automaton.size[TOKENS] += 1
+    state = _new_state(automaton, position + 1)
+    above = automaton.size[NEWEST]
+    while above >= 0 and follow(automaton, above, token) < 0:
+        _add_edge(automaton, above, token, state)
+        above = automaton.links[above]
+    if above < 0:
+        automaton.links[state] = 0
+    else:
+        target = automaton.edge_state[follow(automaton, above, token)]
+        if automaton.lengths[target] != automaton.lengths[above] + 1:
+            target = _clone(automaton, target, above, token)
+        automaton.links[state] = target
+    automaton.size[NEWEST] = state
+
+
+@kernel
+def _note(automaton: Automaton) -> None:
+    """Notes that the newest state's strings, and their endings, occur at the end of the text."""
+    state = automaton.size[NEWEST]
+    for _ in range(HOPS):
+        if state <= 0:
+            return
+        automaton.recent[state] = automaton.size[TOKENS]
+        automaton.counts[state] += 1
+        state = automaton.links[state]
+
+
+@kernel
+def append(automaton: Automaton, tokens: NDArray[np.int32]) -> None:
+    """Adds text, int32 [N]. The end itself is noted only when more text follows: an ending is no repetition of itself."""
+    for token in tokens:
+        if automaton.size[TOKENS] == len(automaton.text):
+            clear(automaton)
+            for at in range(len(automaton.text) // 2, len(automaton.text)):  # the newer half is read before it is overwritten
+                if automaton.size[TOKENS]:
+                    _note(automaton)
+                _extend(automaton, automaton.text[at])
+        if automaton.size[TOKENS]:
+            _note(automaton)
+        _extend(automaton, token)
+
+
+@kernel
+def repeated_ending(automaton: Automaton) -> int:
+    """The state of the longest ending of the text that occurred before; 0 where none did."""
+    return max(0, automaton.links[automaton.size[NEWEST]])

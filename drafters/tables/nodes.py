@@ -1,0 +1,118 @@
+"""Draft nodes in the making: what every search marks, and how the marked nodes become a DraftTree."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafters.interface import EMPTY, DraftTree
+from drafters.tables.kernel import kernel
+
+
+class Nodes(NamedTuple):
+    """Preallocated node arrays. Node 0 is the last committed token; a parent stands before its children."""
+
+    tokens: NDArray[np.int32]  # [P]
+    parents: NDArray[np.int32]  # [P]
+    depths: NDArray[np.int32]  # [P]
+    path: NDArray[np.float32]  # [P]; probability of the path from node 0, never above the parent's
+    source: NDArray[np.uint8]  # [P]
+    chosen: NDArray[np.bool_]  # [P]; part of the draft; with a node, its parent
+
+
+def new_nodes(size: int) -> Nodes:
+    """Room for `size` nodes, node 0 included."""
+    return Nodes(
+        np.zeros(size, np.int32),
+        np.zeros(size, np.int32),
+        np.zeros(size, np.int32),
+        np.zeros(size, np.float32),
+        np.zeros(size, np.uint8),
+        np.zeros(size, np.bool_),
+    )
+
+
+@kernel
+def reset(nodes: Nodes, last: int) -> None:
+    """Makes node 0 the token `last`."""
+    nodes.tokens[0] = last
+    nodes.parents[0] = -1
+    nodes.depths[0] = 0
+    nodes.path[0] = 1.0
+    nodes.chosen[0] = True
+
+
+@kernel
+def choose_likeliest(nodes: Nodes, size: int, budget: int) -> None:
+    """Marks the `budget` nodes of the likeliest paths among the first `size`, whatever was marked before."""
+    for node in range(1, size):
+        nodes.chosen[node] = False
+    for _ in range(budget):
+        best = -1
+        for node in range(1, size):
+            # "<" keeps the earlier of equals, so that a parent goes before its child.
+            if not nodes.chosen[node] and (best < 0 or nodes.path[best] < nodes.path[node]):
+                best = node
+        if best < 0:
+            return
+        nodes.chosen[best] = True
+
+
+@kernel
+def _trim(nodes: Nodes, size: int, budget: int) -> int:
+    """Unmarks the unlikeliest nodes until `budget` are left; returns how many there are."""
+    count = 0
+    for node in range(1, size):
+        count += nodes.chosen[node]
+    while count > budget:
+        worst = -1
+        for node in range(1, size):
+            # "<=": of equals the later one goes, so that a child goes before its parent.
+            if nodes.chosen[node] and (worst < 0 or nodes.path[node] <= nodes.path[worst]):
+                worst = node
+        nodes.chosen[worst] = False
+        count -= 1
+    return count
+
+
+@kernel
+def _lay_out(nodes: Nodes, size: int, marked: NDArray[np.int32], rows: NDArray[np.int32], parents: NDArray[np.int32]) -> None:
+    """Writes the marked nodes depth-first, likeliest child first: node numbers to `rows`, parents' rows to `parents`."""
+    count = 0
+    for node in range(1, size):
+        if nodes.chosen[node]:
+            marked[count] = node
+            count += 1
+    at, row_of_at, row = 0, -1, 0
+    while row < count:
+        best = -1
+        for i in range(count):
+            node = marked[i]
+            if node and nodes.parents[node] == at and (best < 0 or nodes.path[marked[best]] < nodes.path[node]):
+                best = i
+        if best < 0:  # no child of `at` is left: back to its parent
+            row_of_at = parents[row_of_at]
+            at = rows[row_of_at] if row_of_at >= 0 else 0
+            continue
+        at = marked[best]
+        marked[best] = 0
+        rows[row], parents[row] = at, row_of_at
+        row_of_at = row
+        row += 1
+
+
+def lay_out(nodes: Nodes, size: int, budget: int) -> tuple[DraftTree, NDArray[np.int32]]:
+    """The marked ones of the first `size` nodes as a DraftTree of at most `budget`, and the node of each of its rows."""
+    count = _trim(nodes, size, budget)
+    marked, rows, parents = np.empty((3, count), np.int32)
+    if not count:
+        return EMPTY, rows
+    _lay_out(nodes, size, marked, rows, parents)
+    return DraftTree(nodes.tokens[rows], parents, nodes.depths[rows], nodes.path[rows], nodes.source[rows]), rows
+
+
+def draft_tree(nodes: Nodes, size: int, budget: int) -> DraftTree:
+    """The marked ones of the first `size` nodes as a DraftTree of at most `budget`."""
+    return lay_out(nodes, size, budget)[0]

@@ -1,0 +1,234 @@
+"""Two searches for the continuations worth verifying: ADED's Monte Carlo tree search and best-first by probability.
+
+Both grow a `Pool` of nodes from the session's tri-gram distribution and mark those of a draft. Promises the same nodes for
+the same tables and seed, and no allocation that grows with the text.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafters.interface import Source
+from drafters.tables.adaptive import Rows, successors
+from drafters.tables.kernel import kernel
+from drafters.tables.ngram import BaseArrays
+from drafters.tables.nodes import Nodes, new_nodes, reset
+
+
+class Pool(NamedTuple):
+    """Search nodes; a node's children stand together, likeliest first."""
+
+    nodes: Nodes  # [P]
+    first_child: NDArray[np.int32]  # [P]; 0 = not expanded
+    children: NDArray[np.int32]  # [P]; how many
+    prior: NDArray[np.float32]  # [P]; probability after its parent: P(s, a) of Eq. 2
+    visits: NDArray[np.int32]  # [P]; N(s, a)
+    reward: NDArray[np.float64]  # [P]; sum over visits, so Q(s, a) = reward / visits
+    row_tokens: NDArray[np.int32]  # [S]; workspace for one successor list
+    row_probabilities: NDArray[np.float32]  # [S]
+
+
+def new_pool(nodes: int, row: int) -> Pool:
+    """Room for `nodes` search nodes, expanded at most `row` ways."""
+    return Pool(
+        new_nodes(nodes),
+        np.zeros(nodes, np.int32),
+        np.zeros(nodes, np.int32),
+        np.zeros(nodes, np.float32),
+        np.zeros(nodes, np.int32),
+        np.zeros(nodes, np.float64),
+        np.zeros(row, np.int32),
+        np.zeros(row, np.float32),
+    )
+
+
+@kernel
+def _restart(pool: Pool, last: int) -> None:
+    reset(pool.nodes, last)
+    pool.first_child[0] = 0
+    pool.children[0] = 0
+    pool.prior[0] = 1.0
+    pool.visits[0] = 0
+    pool.reward[0] = 0.0
+
+
+@kernel
+def _context(pool: Pool, node: int, text: NDArray[np.int32]) -> tuple[int, int, int]:
+    """The last three tokens at `node`; `text`, int32 [3], ends with node 0's token, -1 where there is none before it."""
+    last = pool.nodes.tokens[node]
+    above = pool.nodes.parents[node]
+    if above < 0:
+        return text[0], text[1], last
+    upper = pool.nodes.parents[above]
+    return (text[1] if upper < 0 else pool.nodes.tokens[upper]), pool.nodes.tokens[above], last
+
+
+@kernel
+def _expand(
+    base: BaseArrays, rows: Rows, pool: Pool, size: int, node: int, text: NDArray[np.int32], order: int, width: int
+) -> int:
+    """Appends the `width` likeliest children of `node`; returns the pool's new size."""
+    before, previous, last = _context(pool, node, text)
+    found = successors(base, rows, before, previous, last, order, pool.row_tokens, pool.row_probabilities)
+    found = min(found, width, len(pool.nodes.tokens) - size)
+    pool.first_child[node] = size
+    pool.children[node] = found
+    for i in range(found):
+        child = size + i
+        pool.nodes.tokens[child] = pool.row_tokens[i]
+        pool.nodes.parents[child] = node
+        pool.nodes.depths[child] = pool.nodes.depths[node] + 1
+        pool.first_child[child] = 0
+        pool.children[child] = 0
+        pool.nodes.path[child] = pool.nodes.path[node] * pool.row_probabilities[i]
+        pool.prior[child] = pool.row_probabilities[i]
+        pool.visits[child] = 0
+        pool.reward[child] = 0.0
+        pool.nodes.source[child] = Source.TRIGRAM
+        pool.nodes.chosen[child] = False
+    return size + found
+
+
+@kernel
+def _uniform(state: NDArray[np.uint64]) -> float:
+    """Xorshift64*: the next number in [0, 1)."""
+    x = state[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    state[0] = x
+    return float((x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(11)) / 9007199254740992.0
+
+
+@kernel
+def _select(pool: Pool, node: int, c1: float, c2: float) -> int:
+    """The child with the largest PUCT score (Eq. 2, with E from Eq. 3)."""
+    first = pool.first_child[node]
+    total = 0
+    for child in range(first, first + pool.children[node]):
+        total += pool.visits[child]
+    exploration = (c1 + np.log((total + c2 + 1.0) / c2)) * np.sqrt(total)
+    best, best_score = first, -1.0
+    for child in range(first, first + pool.children[node]):
+        quality = pool.reward[child] / pool.visits[child] if pool.visits[child] else 0.0
+        score = quality + exploration * pool.prior[child] / (1.0 + pool.visits[child])
+        if score > best_score:
+            best, best_score = child, score
+    return best
+
+
+@kernel
+def _rollout(
+    base: BaseArrays,
+    rows: Rows,
+    pool: Pool,
+    node: int,
+    text: NDArray[np.int32],
+    order: int,
+    depth: int,
+    random: NDArray[np.uint64],
+) -> float:
+    """Samples on from `node` down to `depth`; the whole path's log-probability per token, as a number in (0, 1]."""
+    log_probability = np.log(max(pool.nodes.path[node], 1e-12))
+    length = pool.nodes.depths[node]
+    before, previous, last = _context(pool, node, text)
+    while length < depth:
+        found = successors(base, rows, before, previous, last, order, pool.row_tokens, pool.row_probabilities)
+        if found == 0:
+            break
+        mass = 0.0
+        for i in range(found):
+            mass += pool.row_probabilities[i]
+        threshold = _uniform(random) * mass
+        picked = found - 1
+        for i in range(found):
+            threshold -= pool.row_probabilities[i]
+            if threshold < 0.0:
+                picked = i
+                break
+        log_probability += np.log(max(pool.row_probabilities[picked], 1e-12))
+        before, previous, last = previous, last, pool.row_tokens[picked]
+        length += 1
+    return np.exp(log_probability / max(length, 1))
+
+
+@kernel
+def monte_carlo(
+    base: BaseArrays,
+    rows: Rows,
+    pool: Pool,
+    text: NDArray[np.int32],
+    order: int,
+    depth: int,
+    iterations: int,
+    candidates: int,
+    c1: float,
+    c2: float,
+    random: NDArray[np.uint64],
+) -> int:
+    """Algorithm 1: marks the `candidates` likeliest visited continuations of up to `depth` tokens; returns the size.
+
+    Where it departs from the authors' code: the reward is the path's own log-probability, normalised by its length (theirs
+    looks up the wrong word, so every path earns about 1), and ties go to the likelier token, never to hash order.
+    """
+    _restart(pool, text[2])
+    size = 1
+    for _ in range(iterations):
+        node = 0
+        while pool.first_child[node] and pool.children[node] and pool.nodes.depths[node] < depth:
+            node = _select(pool, node, c1, c2)
+        if not pool.first_child[node] and pool.nodes.depths[node] < depth and size < len(pool.nodes.tokens):
+            size = _expand(base, rows, pool, size, node, text, order, len(pool.row_tokens))
+            if pool.children[node]:
+                node = pool.first_child[node]
+        earned = _rollout(base, rows, pool, node, text, order, depth, random)
+        while node >= 0:
+            pool.visits[node] += 1
+            pool.reward[node] += earned
+            node = pool.nodes.parents[node]
+    for _ in range(candidates):
+        best = -1
+        for node in range(1, size):
+            ends = pool.nodes.depths[node] == depth or not pool.children[node]
+            if ends and not pool.nodes.chosen[node] and (best < 0 or pool.nodes.path[node] > pool.nodes.path[best]):
+                best = node
+        if best < 0:
+            break
+        while best >= 0:
+            pool.nodes.chosen[best] = True
+            best = pool.nodes.parents[best]
+    return size
+
+
+@kernel
+def best_first(
+    base: BaseArrays,
+    rows: Rows,
+    pool: Pool,
+    text: NDArray[np.int32],
+    order: int,
+    depth: int,
+    budget: int,
+    floor: float,
+    width: int,
+) -> int:
+    """Marks the `budget` likeliest nodes of up to `depth` tokens and at least `floor` path probability.
+
+    Only the `width` likeliest successors of a node count: 1 is greedy search, a chain.
+    """
+    _restart(pool, text[2])
+    size = _expand(base, rows, pool, 1, 0, text, order, width)
+    for _ in range(budget):
+        best = -1
+        for node in range(1, size):
+            if not pool.nodes.chosen[node] and (best < 0 or pool.nodes.path[node] > pool.nodes.path[best]):
+                best = node
+        if best < 0 or pool.nodes.path[best] < floor:
+            break
+        pool.nodes.chosen[best] = True
+        if pool.nodes.depths[best] < depth and size < len(pool.nodes.tokens):
+            size = _expand(base, rows, pool, size, best, text, order, width)
+    return size

@@ -1,0 +1,1 @@
+"""Between text and tokens: prompts, tool calls, reasoning, structured output."""

@@ -1,0 +1,1 @@
+"""The HTTP application: routes, keys, errors, middleware and server-sent events."""

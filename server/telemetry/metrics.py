@@ -1,0 +1,129 @@
+"""The Prometheus metrics, all of them; every name is defined here and nowhere else.
+
+Each server has its own registry, so that two in one process do not mix. No label holds a user's value.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from drafters.interface import MAX_NODES
+from server.engine.messages import Status, StepReport
+from server.engine.queue import Queue
+
+LATENCY_BUCKETS = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03),
+    *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+PHASE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0003, *LATENCY_BUCKETS)
+TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
+REFUSALS = ("queue_full", "tokens", "concurrency", "rate", "deadline", "draining")  # why a request does not reach the worker
+FAILURES = ("500", "503")
+
+
+class Metrics:
+    """The server's counters, gauges and histograms."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def latency(
+            name: str, text: str, buckets: tuple[float, ...] = LATENCY_BUCKETS, labels: tuple[str, ...] = ()
+        ) -> Histogram:
+            return Histogram(f"outrider_{name}", text, labels, buckets=buckets, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"outrider_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"outrider_{name}", text, registry=registry)
+
+        self.time_to_first_token = latency("time_to_first_token_seconds", "From the request's arrival to its first token.")
+        self.inter_token_latency = latency("inter_token_latency_seconds", "Time between the tokens of an answer, per token.")
+        self.request_duration = latency("request_duration_seconds", "From the request's arrival to its last token.")
+        self.queue = latency("queue_seconds", "From the request's arrival to its start in the worker.")
+        self.step = latency("step_seconds", "One decoding step, by phase.", PHASE_BUCKETS, ("phase",))
+        self._draft, self._verify, self._commit = (self.step.labels(phase) for phase in ("draft", "verify", "commit"))
+        self.tokens_per_step = latency("tokens_per_step", "Tokens emitted per target forward.", TOKEN_BUCKETS)
+        self.requests = counter("requests_total", "Requests answered.", "endpoint", "status")
+        self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of all requests.")
+        self.cached_prompt_tokens = counter("cached_prompt_tokens_total", "Prompt tokens that a session held already.")
+        self.generated_tokens = counter("generated_tokens_total", "Tokens emitted.")
+        self.steps = counter("steps_total", "Target forwards that emitted tokens.")
+        self.draft_tokens = counter("draft_tokens_total", "Draft nodes verified.", "drafter")
+        self.accepted_tokens = counter("accepted_tokens_total", "Draft nodes accepted.", "drafter")
+        self.accepted_per_position = counter(
+            "accepted_tokens_per_position_total", "Accepted draft tokens by their place in the block.", "position"
+        )
+        self._positions = [self.accepted_per_position.labels(str(1 + i)) for i in range(MAX_NODES)]
+        self.worker_restarts = counter("worker_restarts_total", "Times the worker process was replaced.")
+        self.rejected_requests = counter("rejected_requests_total", "Requests refused before the worker.", "reason")
+        for reason in REFUSALS:  # zeros from the start, so that the first refusal is a rise and not a new series
+            self.rejected_requests.labels(reason)
+        self.running = gauge("requests_running", "Requests at work.")
+        self.waiting = gauge("requests_waiting", "Requests in the queue.")
+        self.sessions = gauge("sessions", "Sessions kept.")
+        self.kv_cache_usage = gauge("kv_cache_usage_ratio", "Share of the kept sessions' positions in use.")
+        self.last_progress = gauge("last_progress_timestamp_seconds", "When the worker was last heard of, Unix time.")
+
+    def saw_answer(self, endpoint: str, status: int) -> None:
+        """Counts an answer. From its first one on, an endpoint's failures are zeros, so that its first failure is a rise."""
+        for failure in FAILURES:
+            self.requests.labels(endpoint, failure)
+        self.requests.labels(endpoint, str(status)).inc()
+
+    def saw_step(self, step: StepReport, tokens: int) -> None:
+        """Counts one decoding step that emitted `tokens`."""
+        self._draft.observe(step.draft_seconds)
+        self._verify.observe(step.verify_seconds)
+        self._commit.observe(step.commit_seconds)
+        self.steps.inc()
+        self.generated_tokens.inc(tokens)
+        self.tokens_per_step.observe(tokens)
+        for drafter, nodes in step.drafted.items():
+            self.draft_tokens.labels(drafter).inc(nodes)
+            self.accepted_tokens.labels(drafter).inc(step.accepted.get(drafter, 0))  # nothing is a count, too
+        for position in self._positions[: sum(step.accepted.values())]:
+            position.inc()
+
+    def saw_queue(self, queue: Queue) -> None:
+        """Takes over who is at work and who waits."""
+        self.running.set(queue.active)
+        self.waiting.set(queue.waiting)
+
+    def saw_status(self, status: Status) -> None:
+        """Takes over the worker's gauges."""
+        self.sessions.set(status.sessions)
+        self.kv_cache_usage.set(status.kv_cache_usage_ratio)
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+
+class CountRequests:
+    """ASGI middleware: counts answers by route and status. A path that matches no route counts as "other"."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                self._metrics.saw_answer(getattr(scope.get("route"), "path", "other"), message["status"])
+            await send(message)
+
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        try:
+            await self._app(scope, receive, watched)
+        except Exception:  # answered with a 500 further out
+            if not started:
+                self._metrics.saw_answer(getattr(scope.get("route"), "path", "other"), 500)
+            raise

@@ -1,0 +1,1 @@
+"""The worker process: the decode loop over its sessions."""

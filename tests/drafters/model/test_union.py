@@ -1,0 +1,58 @@
+"""Tables and a draft model in one tree."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafters.interface import DraftTree, Source, Verdict, chain
+from drafters.model.union import UnionDrafter, followed, merged
+from tests.drafts import Oracle
+from tests.trees import trees
+
+
+def paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
+    return {tuple(tree.path(row)): float(tree.probability[row]) for row in range(len(tree))}
+
+
+@given(trees(vocabulary=5), trees(vocabulary=5), st.integers(1, 60))
+def test_the_likeliest_nodes_of_both(left: DraftTree, right: DraftTree, budget: int) -> None:
+    tree = merged(left, right, budget)
+    tree.check()
+    ours, theirs = paths(left), paths(right)
+    best = {path: max(ours.get(path, 0), theirs.get(path, 0)) for path in ours.keys() | theirs.keys()}
+    assert len(tree) == min(budget, len(best))
+    found = paths(tree)
+    assert all(found[path] == best[path] for path in found)
+    left_out = [best[path] for path in best.keys() - found.keys()]
+    assert not left_out or max(left_out) <= min(found.values()) + 1e-6
+
+
+def test_how_far_a_tree_is_followed() -> None:
+    tree = chain(np.array([4, 5, 6]), np.array([0.9, 0.8, 0.7]), Source.LOOKUP)
+    assert followed(tree, np.array([4, 5, 7, 6], np.int32)) == 2
+    assert followed(tree, np.array([5], np.int32)) == 0
+
+
+def test_the_model_is_asked_less_where_it_adds_nothing() -> None:
+    answer = list(range(1, 1001))
+
+    class Slow(Oracle):
+        asked = 0
+
+        def propose(self, budget: int) -> DraftTree:
+            Slow.asked += 1
+            deadline = np.arange(200_000).sum()  # some work
+            assert deadline
+            return super().propose(budget)
+
+    drafter = UnionDrafter(Oracle(answer, length=3), Slow(answer, length=3))
+    drafter.begin(np.array([0], np.int32))
+    at = 0
+    for _ in range(200):
+        tree = drafter.propose(16)
+        tokens = np.array(answer[at : at + 4], np.int32)
+        drafter.observe(Verdict(tree, np.arange(3, dtype=np.int32), tokens))
+        at += 4
+    assert Slow.asked < 100

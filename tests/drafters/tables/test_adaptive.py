@@ -1,0 +1,97 @@
+"""The adaptive rows against a dictionary model, and their memory bound."""
+
+from collections import defaultdict
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafters.tables import ngram
+from drafters.tables.adaptive import Rows, absorb, learn, new_rows, raise_weight, successors
+from drafters.tables.ngram import context_key
+
+BASE = ngram.empty_base()
+
+
+def lookup(rows: Rows, previous: int, last: int, size: int = 8) -> dict[int, float]:
+    tokens, probabilities = np.zeros(size, np.int32), np.zeros(size, np.float32)
+    found = successors(BASE, rows, -1, previous, last, 3, tokens, probabilities)
+    assert np.all(np.diff(probabilities[:found]) <= 0)
+    return dict(zip(tokens[:found].tolist(), probabilities[:found].tolist(), strict=True))
+
+
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=60))
+def test_probabilities_equal_a_dictionary_model(text: list[int]) -> None:
+    rows = new_rows(1024, 8)
+    learn(BASE, rows, np.array(text, np.int32), len(text), 3, 1.0, 1000.0)
+    counts: dict[tuple[int, int], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for i in range(1, len(text)):
+        counts[-1, text[i - 1]][text[i]] += 1
+        if i >= 2:
+            counts[text[i - 2], text[i - 1]][text[i]] += 1
+    got = lookup(rows, text[-2], text[-1])
+    wanted: dict[int, float] = defaultdict(float)
+    left = 1.0
+    for context in ((text[-2], text[-1]), (-1, text[-1])):
+        found = counts.get(context, {})
+        total = 1.0 + sum(found.values())  # 1 = the missing mass of a context that the base table does not know
+        for token, count in found.items():
+            wanted[token] += left * count / total
+        left -= left * sum(found.values()) / total
+    assert got.keys() == wanted.keys()
+    assert all(abs(got[t] - wanted[t]) < 1e-5 for t in wanted)
+    assert sum(got.values()) < 1.0
+
+
+def test_weights_stop_at_the_maximum() -> None:
+    rows = new_rows(16, 4)
+    for _ in range(10):
+        raise_weight(BASE, rows, context_key(-1, 1, 2), 3, 1.0, 4.0)
+    assert rows.weights.max() == 4.0
+
+
+def test_memory_is_bounded_and_the_stale_go_first() -> None:
+    rows = new_rows(64, 4)
+    size = sum(array.nbytes for array in rows)
+    for i in range(5000):
+        raise_weight(BASE, rows, context_key(-1, i % 1000, (i * 7) % 1000), 5, 1.0, 4.0)
+        raise_weight(BASE, rows, context_key(-1, 1, 2), 3, 1.0, 4.0)  # used all the time: it stays
+    assert sum(array.nbytes for array in rows) == size
+    assert 3 in lookup(rows, 1, 2)
+
+
+def test_a_full_row_gives_up_its_lightest_token() -> None:
+    rows = new_rows(16, 2)
+    for token, times in ((1, 3), (2, 1), (3, 2)):
+        for _ in range(times):
+            raise_weight(BASE, rows, context_key(-1, 7, 8), token, 1.0, 9.0)
+    assert set(lookup(rows, 7, 8)) == {1, 3}
+
+
+def test_the_targets_word_counts_at_every_node() -> None:
+    rows = new_rows(64, 8)
+    text = np.array([-1, 1, 2], np.int32)
+    tokens, parents = np.array([3, 4, 5], np.int32), np.array([-1, 0, -1], np.int32)
+    ids = np.array([[3, 5], [4, 9], [6, 7], [8, 0]], np.int32)
+    probabilities = np.array([[0.6, 0.3], [0.5, 0.2], [0.9, 0.1], [0.4, 0.4]], np.float32)
+    absorb(BASE, rows, text, tokens, parents, ids, probabilities, 3)
+    assert list(lookup(rows, 1, 2)) == [3, 5]
+    assert list(lookup(rows, 2, 3)) == [4, 9]
+    assert list(lookup(rows, 3, 4)) == [6, 7]
+    assert set(lookup(rows, 2, 5)) == {8, 0}  # a rejected node teaches, too
+    assert list(lookup(rows, 0, 3)) == [4, 9]  # an unseen context falls back to its last token
+    assert lookup(rows, 0, 3)[4] < lookup(rows, 2, 3)[4]
+    assert sum(lookup(rows, 1, 2).values()) <= 1.0 + 1e-6
+
+
+def test_four_grams_know_more_and_fall_back() -> None:
+    rows = new_rows(256, 8)
+    text = np.array([1, 7, 8, 2, 3, 7, 8, 4, 1, 7, 8], np.int32)
+    learn(BASE, rows, text, len(text), 4, 1.0, 16.0)
+    tokens, probabilities = np.zeros(8, np.int32), np.zeros(8, np.float32)
+    assert successors(BASE, rows, 1, 7, 8, 4, tokens, probabilities) == 2
+    assert tokens[0] == 2
+    assert successors(BASE, rows, 3, 7, 8, 4, tokens, probabilities) == 2
+    assert tokens[0] == 4
+    assert successors(BASE, rows, 5, 7, 8, 4, tokens, probabilities) == 2
+    assert probabilities[0] == probabilities[1]  # the tri-gram saw each once

@@ -1,0 +1,66 @@
+"""The suffix automaton against brute force."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafters.tables.automaton import HOPS, STATES, TOKENS, append, follow, new_automaton, repeated_ending
+
+texts = st.lists(st.integers(0, 3), max_size=60)
+
+
+def longest_repeated_ending(text: list[int]) -> tuple[int, set[int]]:
+    """Its length, and the positions after its earlier occurrences."""
+    for length in range(len(text) - 1, 0, -1):
+        ending = text[len(text) - length :]
+        places = {i for i in range(length, len(text)) if text[i - length : i] == ending}
+        if places:
+            return length, places
+    return 0, set()
+
+
+@given(texts, st.integers(1, 10))
+def test_the_longest_repeated_ending_and_its_latest_place(text: list[int], piece: int) -> None:
+    automaton = new_automaton(64)
+    for at in range(0, len(text), piece):
+        append(automaton, np.array(text[at : at + piece], np.int32))
+    state = repeated_ending(automaton)
+    length, places = longest_repeated_ending(text)
+    assert automaton.lengths[state] == length
+    if length and len(text) < HOPS:
+        assert automaton.recent[state] == max(places)
+        assert automaton.counts[state] == len(places)
+
+
+@given(texts)
+def test_it_knows_exactly_the_texts_strings(text: list[int]) -> None:
+    automaton = new_automaton(64)
+    append(automaton, np.array(text, np.int32))
+    for start in range(len(text)):
+        state = 0
+        for token in text[start:]:
+            edge = follow(automaton, state, token)
+            assert edge >= 0
+            state = int(automaton.edge_state[edge])
+    for absent in ([*text, 0], [4]):
+        state = 0
+        for token in absent:
+            edge = follow(automaton, state, token)
+            if edge < 0:
+                break
+            state = int(automaton.edge_state[edge])
+        else:
+            raise AssertionError("a string that is not in the text was found")
+
+
+def test_a_full_automaton_goes_on_with_its_newest_half() -> None:
+    automaton = new_automaton(100)
+    size = sum(array.nbytes for array in automaton)
+    phrase = np.arange(30, dtype=np.int32)
+    for _ in range(50):
+        append(automaton, phrase)
+    append(automaton, phrase[:7])
+    assert automaton.size[TOKENS] <= 100
+    assert automaton.size[STATES] <= len(automaton.lengths)
+    assert automaton.lengths[repeated_ending(automaton)] >= 7
+    assert sum(array.nbytes for array in automaton) == size

@@ -1,0 +1,91 @@
+"""Datastores on disk: built, appended to, merged, resumed, and refused where they are not whole."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from drafters.interface import Ints
+from drafters.retrieval import RetrievalDrafter, RetrievalOptions
+from drafters.tables import datastore
+from drafters.tables.array_file import ArrayFileError
+
+SEPARATOR = 70_000  # beyond uint16: ids must survive
+
+
+def tokens(*documents: list[int]) -> Ints:
+    return np.array([t for document in documents for t in (SEPARATOR, *document)], np.int32)
+
+
+def followers(folder: Path, context: list[int]) -> list[int]:
+    drafter = RetrievalDrafter(datastore.load(folder, "f"), RetrievalOptions())
+    drafter.begin(np.array(context, np.int32))
+    tree = drafter.propose(16)
+    return sorted(tree.tokens[tree.parents == -1].tolist())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    datastore.build(tmp_path / "d", [tokens([1, 2, 69_999]), tokens([1, 2, 4], [9, 9])], SEPARATOR, "f", "plan")
+    return tmp_path / "d"
+
+
+def test_build_and_describe(store: Path) -> None:
+    assert followers(store, [1, 2]) == [4, 69_999]
+    found = datastore.describe(store)
+    assert (found.blocks, found.documents, found.tokens, found.fingerprint) == (2, 3, 8, "f")
+    assert not store.with_name("d.partial").exists()
+
+
+def test_append_and_merge(store: Path, tmp_path: Path) -> None:
+    datastore.build(store, [tokens([1, 2, 5])], SEPARATOR, "f", "more", append=True)
+    assert followers(store, [1, 2]) == [4, 5, 69_999]
+    datastore.build(tmp_path / "other", [tokens([1, 2, 6])], SEPARATOR, "f", "plan")
+    datastore.merge(tmp_path / "both", [store, tmp_path / "other"])
+    assert followers(tmp_path / "both", [1, 2]) == [4, 5, 6, 69_999]
+    datastore.build(tmp_path / "foreign", [tokens([1, 2, 6])], SEPARATOR, "another", "plan")
+    with pytest.raises(ArrayFileError, match="another tokenizer"):
+        datastore.merge(tmp_path / "mixed", [store, tmp_path / "foreign"])
+
+
+def test_an_interrupted_build_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = [tokens([1, 2, 3]), tokens([1, 2, 4])]
+
+    def broken() -> Iterator[Ints]:
+        yield blocks[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        datastore.build(tmp_path / "d", broken(), SEPARATOR, "f", "plan")
+    assert not (tmp_path / "d").exists()
+    sorted_again: list[str] = []
+    save = datastore.save_block
+
+    def noted(path: Path, *rest: Any) -> None:
+        sorted_again.append(path.name)
+        save(path, *rest)
+
+    monkeypatch.setattr(datastore, "save_block", noted)
+    datastore.build(tmp_path / "d", blocks, SEPARATOR, "f", "plan")
+    assert sorted_again == ["000001.block"]
+    assert followers(tmp_path / "d", [1, 2]) == [3, 4]
+
+
+def test_a_leftover_of_another_build_is_not_mixed_in(tmp_path: Path) -> None:
+    (tmp_path / "d.partial").mkdir()
+    datastore.save_block(tmp_path / "d.partial" / "000000.block", tokens([1, 2, 7]), SEPARATOR, "f")
+    datastore.build(tmp_path / "d", [tokens([1, 2, 3])], SEPARATOR, "f", "plan")
+    assert followers(tmp_path / "d", [1, 2]) == [3]
+
+
+def test_what_is_not_a_datastore_is_refused(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArrayFileError, match="not a datastore folder"):
+        datastore.load(tmp_path / "nothing")
+    with pytest.raises(ArrayFileError, match="another tokenizer"):
+        datastore.load(store, "yours")
+    path = next(store.glob("*.block"))
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ArrayFileError, match="truncated"):
+        datastore.load(store)

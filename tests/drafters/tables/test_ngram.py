@@ -1,0 +1,80 @@
+"""The base table against a dictionary model."""
+
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafters.tables import ngram
+from drafters.tables.array_file import ArrayFileError
+
+SEPARATOR = 9
+
+
+Context = tuple[int, int, int]
+
+
+def expected(texts: list[list[int]], successors: int, order: int) -> dict[Context, list[tuple[int, float]]]:
+    counts: dict[Context, Counter[int]] = defaultdict(Counter)
+    for text in texts:
+        for i in range(1, len(text)):
+            counts[-1, -1, text[i - 1]][text[i]] += 1
+            if i >= 2 and order >= 3:
+                counts[-1, text[i - 2], text[i - 1]][text[i]] += 1
+            if i >= 3 and order >= 4:
+                counts[text[i - 3], text[i - 2], text[i - 1]][text[i]] += 1
+    return {
+        context: [(t, c / found.total()) for t, c in sorted(found.items(), key=lambda tc: (-tc[1], tc[0]))[:successors]]
+        for context, found in counts.items()
+    }
+
+
+def rows(base: ngram.BaseArrays, context: Context) -> list[tuple[int, float]]:
+    at = ngram.find(base, ngram.context_key(*context))
+    if at < 0:
+        return []
+    part = slice(int(base.offsets[at]), int(base.offsets[at + 1]))
+    return list(zip(base.tokens[part].tolist(), (base.probabilities[part] / ngram.PROBABILITY_UNIT).tolist(), strict=True))
+
+
+@given(st.lists(st.lists(st.integers(0, 8), max_size=30), min_size=1, max_size=5), st.integers(1, 4), st.integers(2, 4))
+def test_table_equals_counting(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]], successors: int, order: int
+) -> None:
+    path = tmp_path_factory.mktemp("tables") / "t.ngram"
+    blocks = [np.array([SEPARATOR, *text], np.uint32) for text in texts]
+    wanted = expected(texts, successors, order)
+    assert ngram.build(path, blocks, "f", SEPARATOR, successors, order=order) == len(wanted)
+    base = ngram.load(path, "f")
+    for context, found in wanted.items():
+        got = rows(base, context)
+        assert [t for t, _ in got] == [t for t, _ in found]
+        assert np.allclose([p for _, p in got], [p for _, p in found], atol=1e-4)
+    assert rows(base, (-1, 8, 9)) == []
+
+
+def test_a_size_bound_drops_rare_contexts_only(tmp_path: Path) -> None:
+    tokens = np.random.default_rng(0).zipf(1.3, 60_000).clip(1, 500).astype(np.uint32)
+    everything = ngram.build(tmp_path / "all", [tokens], "f", 0)
+    some = ngram.build(tmp_path / "some", [tokens], "f", 0, max_bytes=60_000)
+    assert some < everything
+    assert (tmp_path / "some").stat().st_size <= 60_000
+    common = ngram.context_key(-1, -1, 1)
+    assert ngram.find(ngram.load(tmp_path / "some"), common) >= 0
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    ngram.build(tmp_path / "t", [np.arange(5, dtype=np.uint32)], "mine", 99)
+    with pytest.raises(ArrayFileError, match="another tokenizer"):
+        ngram.load(tmp_path / "t", "yours")
+
+
+def test_the_end_of_a_text_is_no_successor(tmp_path: Path) -> None:
+    ngram.build(tmp_path / "t", [np.array([9, 1, 2, 9, 1, 2, 9, 1, 3], np.uint32)], "f", 9)
+    base = ngram.load(tmp_path / "t")
+    assert 9 not in base.tokens
+    assert rows(base, (-1, -1, 2)) == []
+    assert [t for t, _ in rows(base, (-1, -1, 1))] == [2, 3]

@@ -1,0 +1,52 @@
+"""Words come out as they stand in the file, whatever the order they are asked in and however small the cache."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafters.tables import pages
+from drafters.tables.pages import PAGE_WORDS, SMALL_BYTES, in_memory, open_pages, word
+
+SIZE = 8 * SMALL_BYTES // 4 + 100  # words; the last page is not full
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pages") / "large"
+    np.arange(SIZE, dtype=np.uint32).tofile(path)
+    return path
+
+
+def test_a_large_file_is_read_through_a_small_cache(large: Path) -> None:
+    opened = open_pages(large)
+    assert opened.words.nbytes <= 4 * SIZE / 4
+    asked = [*np.random.default_rng(0).integers(0, SIZE, 5000).tolist(), 0, SIZE - 1]
+    assert [word(opened, at) for at in asked] == asked
+    os.close(opened.file)
+
+
+def test_memory_stays_within_a_tenth() -> None:
+    for size in (SMALL_BYTES * 10, 100 << 20, 257 << 20, 1 << 34):
+        assert pages.cache_bytes(size) <= size / 10
+
+
+def test_what_was_cut_off_is_zeros(tmp_path: Path) -> None:
+    path = tmp_path / "cut"
+    np.full(4 * PAGE_WORDS, 7, np.uint32).tofile(path)
+    opened = open_pages(path)
+    os.truncate(path, 4 * (PAGE_WORDS + 3))
+    assert [word(opened, at) for at in (0, PAGE_WORDS + 2, PAGE_WORDS + 3, 3 * PAGE_WORDS)] == [7, 7, 0, 0]
+    os.close(opened.file)
+
+
+@given(st.lists(st.lists(st.integers(0, (1 << 16) - 1), max_size=700), min_size=1, max_size=4))
+def test_arrays_in_memory_stand_one_behind_another(values: list[list[int]]) -> None:
+    arrays = {str(i): np.array(list_, np.uint16 if i % 2 else np.uint32) for i, list_ in enumerate(values)}
+    opened, places = in_memory(arrays)
+    for name, array in arrays.items():
+        words = [word(opened, places[name] + i) for i in range(-(-array.nbytes // 4))]
+        assert np.array(words, np.uint32).tobytes()[: array.nbytes] == array.tobytes()

@@ -1,0 +1,77 @@
+"""Both searches give well-formed trees, the same ones every time, within their bounds."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafters.interface import DraftTree
+from drafters.tables import ngram
+from drafters.tables.adaptive import learn, new_rows, successors
+from drafters.tables.nodes import draft_tree
+from drafters.tables.search import best_first, monte_carlo, new_pool
+
+BASE = ngram.empty_base()
+
+
+def search(kind: str, text: list[int], budget: int, depth: int = 4, order: int = 3) -> DraftTree:
+    rows, pool = new_rows(1024, 6), new_pool(1 + 6 * 150, 6)
+    learn(BASE, rows, np.array(text, np.int32), len(text), order, 1.0, 16.0)
+    random = np.array([12345], np.uint64)
+    ending = np.array([-1, *text], np.int32)[-3:]
+    if kind == "mcts":
+        size = monte_carlo(BASE, rows, pool, ending, order, depth, 150, 24, 32.0, 8.0, random)
+    else:
+        size = best_first(BASE, rows, pool, ending, order, depth, budget, 0.0, 1 if kind == "greedy" else 6)
+    return draft_tree(pool.nodes, size, budget)
+
+
+texts = st.lists(st.integers(0, 9), min_size=2, max_size=200)
+
+
+@pytest.mark.parametrize("kind", ["mcts", "best-first", "greedy"])
+@given(text=texts, budget=st.integers(1, 64), depth=st.integers(1, 6), order=st.integers(2, 4))
+def test_trees_are_well_formed_bounded_and_repeatable(kind: str, text: list[int], budget: int, depth: int, order: int) -> None:
+    tree = search(kind, text, budget, depth, order)
+    tree.check()
+    assert len(tree) <= budget
+    assert not len(tree) or tree.depths.max() <= depth
+    again = search(kind, text, budget, depth, order)
+    assert kind != "greedy" or len(set(tree.parents.tolist())) == len(tree)
+    assert tree.tokens.tolist() == again.tokens.tolist()
+    assert tree.parents.tolist() == again.parents.tolist()
+
+
+@given(text=texts, budget=st.integers(1, 40))
+def test_best_first_takes_the_likeliest_nodes(text: list[int], budget: int) -> None:
+    tree = search("best-first", text, budget, depth=3)
+    everything = all_paths(text, depth=3)
+    likeliest = sorted(everything.values(), reverse=True)[:budget]
+    assert np.allclose(sorted(tree.probability, reverse=True), likeliest, rtol=1e-4)
+
+
+def all_paths(text: list[int], depth: int) -> dict[tuple[int, ...], float]:
+    """Every path of up to `depth` tokens with its probability, by brute force over the same table."""
+    rows = new_rows(1024, 6)
+    learn(BASE, rows, np.array(text, np.int32), len(text), 3, 1.0, 16.0)
+    found: dict[tuple[int, ...], float] = {}
+
+    def grow(path: tuple[int, ...], probability: float) -> None:
+        tokens, shares = np.zeros(6, np.int32), np.zeros(6, np.float32)
+        before = (*text, *path)
+        for i in range(successors(BASE, rows, -1, before[-2], before[-1], 3, tokens, shares)):
+            longer = (*path, int(tokens[i]))
+            found[longer] = probability * float(shares[i])
+            if len(longer) < depth:
+                grow(longer, found[longer])
+
+    grow((), 1.0)
+    return found
+
+
+def test_siblings_stand_likeliest_first() -> None:
+    tree = search("mcts", [1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2], 24)
+    first_level = tree.probability[tree.parents == -1]
+    assert len(first_level) >= 2
+    assert np.all(np.diff(first_level) <= 0)
+    assert tree.tokens[0] == 3

@@ -1,0 +1,84 @@
+"""Tool calls through the server: enforced ones always parse, and the loop of calls and results goes round."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.integration.conftest import Served
+
+MESSAGES: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 10}, "days": {"$ref": "#/$defs/days"}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+}
+CLOCK: dict[str, Any] = {
+    "type": "object",
+    "properties": {"zone": {"enum": ["utc", "cet"]}},
+    "required": ["zone"],
+    "additionalProperties": False,
+}
+SCHEMAS = {"weather": WEATHER, "clock": CLOCK}
+TOOLS: Any = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
+
+
+def check(calls: Any) -> None:
+    assert calls
+    for call in calls:
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+    assert len({call.id for call in calls}) == len(calls)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_required_calls_parse_streamed_or_not(served: Served, seed: int) -> None:
+    common: Any = {"model": served.model, "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "seed": seed}
+    answer = served.client.chat.completions.create(**common).choices[0]
+    check(answer.message.tool_calls)
+    assert answer.message.content is None
+    assert answer.finish_reason == "tool_calls"
+    with served.client.chat.completions.stream(**common) as stream:
+        for _ in stream:
+            pass
+        streamed = stream.get_final_completion().choices[0]
+    check(streamed.message.tool_calls)
+    assert streamed.finish_reason == "tool_calls"
+    plain = served.client.chat.completions.create(**common, extra_body={"speculation": {"drafter": "none"}}).choices[0]
+    one = [(c.function.name, c.function.arguments) for c in answer.message.tool_calls or []]
+    assert one == [(c.function.name, c.function.arguments) for c in plain.message.tool_calls or []]
+    assert one == [(c.function.name, c.function.arguments) for c in streamed.message.tool_calls or []]
+
+
+def test_a_named_tool_is_called_once(served: Served) -> None:
+    choice: Any = {"type": "function", "function": {"name": "clock"}}
+    answer = served.client.chat.completions.create(
+        model=served.model, messages=MESSAGES, tools=TOOLS, tool_choice=choice, seed=1
+    ).choices[0]
+    check(answer.message.tool_calls)
+    assert [call.function.name for call in answer.message.tool_calls or []] == ["clock"]  # type: ignore[union-attr]
+    assert answer.finish_reason == "stop"
+
+
+def test_one_call_where_they_may_not_be_parallel(served: Served) -> None:
+    for seed in range(4):
+        answer = served.client.chat.completions.create(
+            model=served.model, messages=MESSAGES, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed
+        )
+        assert len(answer.choices[0].message.tool_calls or []) == 1
+
+
+def test_the_loop_goes_round(served: Served) -> None:
+    conversation = list(MESSAGES)
+    create = served.client.chat.completions.create
+    called = create(model=served.model, messages=conversation, tools=TOOLS, tool_choice="required", seed=3).choices[0].message
+    conversation.append(called.model_dump(exclude_none=True))
+    for call in called.tool_calls or []:
+        conversation.append({"role": "tool", "tool_call_id": call.id, "content": json.dumps({"ok": True})})
+    answer = create(model=served.model, messages=conversation, tools=TOOLS, tool_choice="none", max_tokens=8, seed=3)
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].message.content is not None

@@ -1,0 +1,80 @@
+"""A server with a draft model: its drafters over HTTP, one after the other and at once, and what happens without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import models
+from drafters.registry import NEED_A_MODEL
+from server.settings import SettingsError, load_settings
+from tests.integration.conftest import Served, serving
+from tests.integration.test_server import body, complete
+from tests.server.test_cli import outrider
+
+DRAFTERS = ("none", "fusion", *NEED_A_MODEL)
+CONFIG = Path(__file__).parents[2] / "configs" / "pearl.yaml"
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Served]:
+    with serving("--config", str(CONFIG), "--draft-model", str(models.DRAFT), "--scheduling.max_active", "3") as server:
+        yield server
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.9, "seed": 6}, {"stop": ["return", ")"]}], ids=str)
+def test_answers_are_the_same(own: Served, fields: dict[str, object]) -> None:
+    def answer(drafter: str) -> object:
+        return complete(own, max_tokens=60, return_token_ids=True, **fields, speculation={"drafter": drafter})["choices"]
+
+    expected = answer("none")
+    with ThreadPoolExecutor() as pool:  # their steps are taken in turns
+        assert list(pool.map(answer, DRAFTERS)) == [expected] * len(DRAFTERS)
+
+
+def test_the_report_counts_what_the_model_drafted(own: Served) -> None:
+    for drafter in NEED_A_MODEL:
+        speculation = complete(own, max_tokens=60, speculation={"drafter": drafter, "report": True})["speculation"]
+        assert speculation["accepted_tokens"]["draft"] > 0
+        assert speculation["drafted_tokens"]["draft"] >= speculation["accepted_tokens"]["draft"]
+
+
+def test_a_client_that_leaves_in_the_middle_leaves_a_sound_session(own: Served) -> None:
+    expected = complete(own, max_tokens=40)["choices"]
+    for drafter in ("pearl", "draft-graph"):
+        fields = body(own, max_tokens=900, temperature=1.2, session_id=drafter, stream=True, speculation={"drafter": drafter})
+        with own.http.stream("POST", "/v1/completions", json=fields) as response:
+            next(response.iter_lines())
+        again = complete(own, max_tokens=40, session_id=drafter, speculation={"drafter": drafter})
+        assert again["choices"] == expected
+
+
+@pytest.mark.parametrize("name", NEED_A_MODEL)
+def test_without_a_draft_model_a_request_for_its_drafters_is_refused(served: Served, name: str) -> None:
+    response = served.http.post("/v1/completions", json=body(served, speculation={"drafter": name}))
+    assert response.status_code == 400
+    assert "needs a draft model" in response.json()["error"]["message"]
+    with pytest.raises(SettingsError, match="--draft-model"):
+        load_settings(None, {"speculation.drafter": name})
+
+
+def test_a_draft_model_of_another_family_is_refused(stories: Path) -> None:
+    done = outrider("serve", "--draft-model", str(stories), "--port", "0")
+    assert done.returncode == 2
+    assert "cannot draft for this target: token 0" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_other_rule_may_be_asked_for(own: Served) -> None:
+    """Greedy it is the same; sampled, a seed means other draws, and an answer has as many tokens as ever."""
+    for drafter in ("draft", "draft-graph", "trigram"):
+        greedy = {"max_tokens": 30, "temperature": 0}
+        expected = complete(own, **greedy)["choices"]
+        assert complete(own, **greedy, speculation={"drafter": drafter, "rule": "rejection"})["choices"] == expected
+        chosen = {"drafter": drafter, "rule": "rejection", "report": True}
+        found = complete(own, max_tokens=40, temperature=1.0, seed=4, ignore_eos=True, speculation=chosen)
+        assert found["usage"]["completion_tokens"] == 40
+        assert found["speculation"]["steps"] < 40

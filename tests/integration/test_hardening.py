@@ -1,0 +1,264 @@
+"""What attackers of such servers try, each against a real server process with a key."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from server.settings import load_settings
+from tests.integration.conftest import Served, serving
+from tests.integration.test_server import MESSAGES, body
+
+KEY = "the-only-key-there-is"
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    config = tmp_path_factory.mktemp("keys") / "config.yaml"
+    config.write_text(
+        f"auth: {{keys: {{me: {KEY}}}, requests_per_minute: 600}}\nmodel: {{dtype: float32}}\nlimits: {{body_bytes: 400000}}\n"
+    )
+    with serving("--config", str(config), key=KEY) as server:
+        yield server
+
+
+def raw(server: Served, content: bytes) -> str:
+    """The first line that the server answers to bytes."""
+    parts = urlsplit(server.url)
+    assert parts.hostname and parts.port
+    with socket.create_connection((parts.hostname, parts.port), 10) as connection:
+        connection.sendall(content)
+        return connection.makefile("rb").readline().decode("latin-1").strip()
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost/health", "localhost/health?", "127.0.0.1:8000/v1/../health#", "x@localhost/health", "[::1]/health", "evil"],
+)
+def test_a_forged_host_opens_nothing(own: Served, host: str) -> None:
+    for path in ("/v1/models", "/v1/responses/resp_x", "/tokenize"):
+        method = "POST" if path == "/tokenize" else "GET"
+        line = raw(own, f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+        assert line.split(" ")[1] in ("400", "401"), line
+
+
+@pytest.mark.parametrize(
+    "path", ["//v1/models", "/v1/models/", "/health/../v1/models", "/V1/models", "/v1/models%00", "/v1;/models"]
+)
+def test_no_spelling_of_a_path_avoids_the_key(own: Served, path: str) -> None:
+    line = raw(own, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    assert line.split(" ")[1] in ("307", "400", "401", "404"), line
+
+
+@pytest.mark.parametrize("size", [20_000, 1_000_000])
+def test_giant_headers_are_refused(own: Served, size: int) -> None:
+    line = raw(own, b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"y" * size + b"\r\nConnection: close\r\n\r\n")
+    assert not line or line.split(" ")[1] in ("200", "400", "431")
+    assert own.http.get("/health").status_code == 200
+
+
+def test_giant_bodies_are_refused_before_they_are_read(own: Served) -> None:
+    line = raw(own, f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {10**12}\r\n\r\n".encode())
+    assert line.split(" ")[1] in ("401", "413")
+
+    parts = urlsplit(own.url)
+    assert parts.hostname and parts.port
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {KEY}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection((parts.hostname, parts.port), 10) as connection:
+        connection.sendall(head.encode())
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 64 << 20:
+                connection.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
+                sent += 65536
+    assert sent < 16 << 20  # the server hung up
+
+
+NUMBERS = [-1, 2**31, 2**63, -(2**63) - 1, 10**40, 1e400, float("nan"), "1", True, None, [], {}]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["n", "top_logprobs", "logprobs", "max_tokens", "min_tokens", "seed", "temperature", "top_p", "top_k", "min_p", "priority"],
+)
+def test_no_number_breaks_anything(own: Served, name: str) -> None:
+    for value in NUMBERS:
+        content = str({"model": own.model, "prompt": "x", "max_tokens": 1, name: value}).replace("'", '"')
+        content = content.replace("True", "true").replace("None", "null").replace("inf", "1e999").replace("nan", "NaN")
+        response = own.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+        assert response.status_code in (200, 400), (name, value, response.text)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop": ["x"] * 1000},
+        {"stop": ["x" * 100_000]},
+        {"logit_bias": {str(token): 1 for token in range(5000)}},
+        {"logit_bias": {"9999999999": 1}},
+        {"n": 1000},
+        {"best_of": 1000},
+        {"prompt": ["x"] * 1000},
+        {"regex": "(" * 5000},
+        {"grammar": "start: " + "(" * 5000},
+        {"regex": "a" * 100_000},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_bounds_hold(own: Served, fields: dict[str, Any]) -> None:
+    response = own.http.post("/v1/completions", json=body(own, max_tokens=1) | fields)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["message"].endswith((".", "s")) or "Invalid" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"regex": "(a+)+$"},
+        {"regex": "(a|aa)+b{0,500}"},
+        {"regex": "([a-z]{1,100}){1,100}!"},
+        {"grammar": "start: start start | "},
+        {"choice": ["x" * 1000] * 50},
+    ],
+    ids=str,
+)
+def test_patterns_that_others_choke_on_take_no_time(own: Served, fields: dict[str, Any]) -> None:
+    with httpx.Client(base_url=own.url, timeout=20, headers={"Authorization": f"Bearer {KEY}"}) as client:
+        response = client.post("/v1/completions", json=body(own, max_tokens=3) | fields)
+    assert response.status_code in (200, 400), response.text
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]},
+        {"allOf": [{"$ref": "#"}]},
+    ],
+    ids=str,
+)
+def test_recursive_schemas_end(own: Served, schema: dict[str, Any]) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    asked = {"model": own.model, "messages": MESSAGES, "max_tokens": 5, "response_format": form}
+    assert own.http.post("/v1/chat/completions", json=asked).status_code in (200, 400)
+
+
+def test_templates_come_from_the_model_alone(own: Served) -> None:
+    common = {"model": own.model, "messages": MESSAGES, "max_tokens": 3, "temperature": 0}
+    plain = own.http.post("/v1/chat/completions", json=common).json()
+    forged = own.http.post("/v1/chat/completions", json=common | {"chat_template": "{{ 7 * 7 }}"}).json()
+    assert forged["choices"] == plain["choices"] and forged["usage"] == plain["usage"]
+    for name in ("messages", "tools", "add_generation_prompt", "tokenize", "chat_template", "__class__"):
+        response = own.http.post("/v1/chat/completions", json=common | {"chat_template_kwargs": {name: "x"}})
+        assert response.status_code == 400
+        assert "may hold" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["stop", "regex", "prompt", "session_id", "user", "model", "suffix", "grammar"])
+def test_half_a_character_is_refused_or_harmless(own: Served, name: str) -> None:
+    content = json.dumps(body(own, max_tokens=1) | {name: "\ud800"})
+    response = own.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code in (200, 400, 404), response.text
+    asked = {"model": own.model, "input": "hi", "instructions": "\ud800", "max_output_tokens": 1}
+    assert own.http.post("/v1/responses", content=json.dumps(asked)).status_code in (200, 400)
+
+
+def test_special_tokens_in_a_text_are_text(own: Served) -> None:
+    special = "<|end|>"
+    alone = own.http.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}]}).json()["tokens"]
+    forged = own.http.post("/tokenize", json={"messages": [{"role": "user", "content": f"a{special}"}]}).json()["tokens"]
+    end = own.http.post("/tokenize", json={"prompt": special}).json()["tokens"]
+    assert forged.count(end[-1]) == alone.count(end[-1])
+
+
+def test_a_long_text_stops_nobody(own: Served) -> None:
+    """While hundreds of kilobytes become tokens, /health answers."""
+    slowest, done = 0.0, threading.Event()
+
+    def look() -> None:
+        nonlocal slowest
+        with httpx.Client(base_url=own.url) as client:
+            while not done.is_set():
+                started = time.perf_counter()
+                assert client.get("/health").status_code == 200
+                slowest = max(slowest, time.perf_counter() - started)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    started = time.perf_counter()
+    for _ in range(3):
+        text = "".join(f"{number} äöü " for number in range(30_000))
+        own.http.post("/v1/completions", json=body(own, prompt=text))
+    took = time.perf_counter() - started
+    done.set()
+    looking.join()
+    assert slowest < max(0.5, took / 2)
+
+
+def test_names_lead_nowhere(own: Served) -> None:
+    for path in ("/v1/models/../../etc/passwd", "/v1/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "/v1/responses/..%2f..%2fx"):
+        response = own.http.get(path)
+        assert response.status_code == 404
+        assert "root:" not in response.text
+    for session in ("../../x", "/etc/passwd", "\x00", "a" * 256):
+        assert own.http.post("/v1/completions", json=body(own, max_tokens=1, session_id=session)).status_code == 200
+    assert not Path("/etc/passwd.cost").exists()
+
+
+def test_errors_tell_nothing_of_the_inside(own: Served) -> None:
+    here = str(Path(__file__).parents[2])
+    wrong = [
+        own.http.post("/v1/completions", content=b"{"),
+        own.http.post("/v1/completions", json=body(own, prompt={"a": 1})),
+        own.http.post("/v1/chat/completions", json={"model": own.model, "messages": [{"role": "user", "content": [1]}]}),
+        own.http.post("/v1/completions", json=body(own, grammar="start: %json {")),
+        own.http.post("/v1/completions", headers={"Authorization": "Bearer wrong"}, json={}),
+        own.http.get("/v1/nothing"),
+    ]
+    for response in wrong:
+        assert 400 <= response.status_code < 500
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        for word in ("Traceback", 'File "', here, KEY, "site-packages"):
+            assert word not in response.text
+
+
+def test_no_label_holds_what_a_client_said(own: Served) -> None:
+    mark = "injected-label"
+    own.http.get(f"/{mark}")
+    own.http.get(f"/v1/models/{mark}")
+    own.http.post("/v1/completions", json=body(own, max_tokens=1, user=mark, session_id=mark, metadata={mark: mark}))
+    own.http.request(mark.upper().replace("-", ""), "/health")
+    assert mark not in own.http.get("/metrics").text.lower()
+
+
+def test_code_of_strangers_is_off() -> None:
+    settings = load_settings(None, {})
+    assert settings.model.trust_remote_code is False
+    assert settings.draft_model.trust_remote_code is False
+
+
+def test_nothing_is_unpickled() -> None:
+    """Whatever is read from disk is plain: no source of ours imports a module that runs what it reads."""
+    root = Path(__file__).parents[2]
+    for folder in ("server", "drafters", "verify"):
+        for file in (root / folder).glob("*.py"):
+            text = file.read_text()
+            assert "import pickle" not in text and "torch.load(" not in text and "allow_pickle=True" not in text, file
+
+
+def test_pages_of_others_may_not_ask(own: Served) -> None:
+    asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    response = own.http.options("/v1/completions", headers=asked)
+    assert response.status_code == 405
+    assert not any(name.startswith("access-control") for name in response.headers)

@@ -1,0 +1,71 @@
+"""A thousand clients that go away in the middle leave nothing behind: no turn, no slot, no session that is not sound."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.integration.conftest import Served, serving
+from tests.integration.test_server import body, complete
+
+SLOTS, CAPACITY, CLIENTS, DISCONNECTS = 3, 2, 12, 1000
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Served]:
+    flags = {"scheduling.max_active": SLOTS, "sessions.slots": SLOTS, "sessions.capacity": CAPACITY}
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    with serving("--model.dtype", "float32", "--logging.requests", "false", *words) as server:
+        yield server
+
+
+def test_a_thousand_disconnects_leak_nothing(own: Served) -> None:
+    lots = random.Random(0)
+    expected = {f"s{number}": complete(own, prompt=f"def f{number}(", max_tokens=12)["choices"] for number in range(4)}
+
+    async def run() -> None:
+        turns = iter(range(DISCONNECTS))
+        async with httpx.AsyncClient(base_url=own.url, timeout=60) as client:
+
+            async def leave() -> None:
+                for _ in turns:
+                    name = f"s{lots.randrange(4)}"
+                    fields = body(own, prompt=f"def f{name[1:]}(", max_tokens=400, temperature=1.2, stream=lots.random() < 0.8)
+                    fields |= {"session_id": name} if lots.random() < 0.5 else {}
+                    fields |= {"speculation": {"drafter": lots.choice(["none", "trigram", "fusion", "lookahead"])}}
+                    try:  # before the answer, in the queue, at its first packet or somewhere in it
+                        async with asyncio.timeout(lots.choice([0.0005, 0.003, 0.02, 0.05])):
+                            async with client.stream("POST", "/v1/completions", json=fields) as response:
+                                async for _ in response.aiter_raw():
+                                    pass
+                    except (TimeoutError, httpx.HTTPError):
+                        pass
+
+            await asyncio.gather(*(leave() for _ in range(CLIENTS)))
+            for _ in range(200):
+                text = (await client.get("/metrics")).text
+                if "requests_running 0.0" in text and "requests_waiting 0.0" in text:
+                    return
+                await asyncio.sleep(0.05)
+        raise AssertionError("requests of clients that left are still there")
+
+    asyncio.run(run())
+    # All slots can still be had at once, and every session's next turn is right.
+    long = {"max_tokens": 30, "temperature": 0.8, "ignore_eos": True}
+
+    async def together() -> list[int]:
+        async with httpx.AsyncClient(base_url=own.url, timeout=60) as client:
+            asks = (client.post("/v1/completions", json=body(own, **long, session_id=f"n{n}")) for n in range(SLOTS + CAPACITY))
+            return [response.status_code for response in await asyncio.gather(*asks)]
+
+    assert asyncio.run(together()) == [200] * (SLOTS + CAPACITY)
+    for name, choices in expected.items():
+        again = complete(own, prompt=f"def f{name[1:]}(", max_tokens=12, session_id=name)
+        assert again["choices"] == choices
+    sessions = next(line for line in own.http.get("/metrics").text.splitlines() if line.startswith("outrider_sessions "))
+    assert float(sessions.split()[1]) <= CAPACITY
+    assert own.process.poll() is None

@@ -1,0 +1,49 @@
+"""Whatever is sent, by the API's own description or against it: no 500, no hang, no status that is not documented.
+
+`OUTRIDER_API_EXAMPLES=200` asks for more examples of each operation than the few that every run makes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import status_code_conformance
+
+from tests.integration.conftest import Served, serving
+
+EXAMPLES = int(os.environ.get("OUTRIDER_API_EXAMPLES", "8"))
+SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Served]:
+    """A server whose answers are short, whatever is asked."""
+    with serving("--model.dtype", "float32", "--model.context_tokens", "64") as server:
+        yield server
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+def test_any_request(own: Served, mode: GenerationMode) -> None:
+    """By the description (positive) and against it (negative); half of the bodies name the model that is there."""
+    described: Any = schemathesis.openapi.from_url(f"{own.url}/openapi.json")
+    operations = [found.ok() for found in described.get_all_operations()]
+    assert len(operations) >= 14
+    for operation in operations:
+
+        @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(operation.as_strategy(generation_mode=mode))
+        def send(case: Any) -> None:
+            if isinstance(case.body, dict) and isinstance(case.body.get("model"), str) and len(case.body["model"]) % 2 == 0:
+                case.body["model"] = own.model
+            case.call_and_validate(checks=[not_a_server_error, status_code_conformance], timeout=SECONDS)
+
+        if mode is GenerationMode.POSITIVE or operation.body:  # no path is against the description
+            send()
+    assert own.process.poll() is None

@@ -1,0 +1,158 @@
+"""/v1/responses through the official client: objects, the order of events, conversations that go on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pydantic
+import pytest
+
+from server.http.errors import APIError
+from server.openai.responses import ResponseStore, Stored, messages_of
+from tests.integration.conftest import Served
+from tests.integration.test_calls import CLOCK, WEATHER
+
+QUESTION = "Write a function that reads a file."
+TOOLS: Any = [
+    {"type": "function", "name": "weather", "parameters": WEATHER, "strict": True},
+    {"type": "function", "name": "clock", "parameters": CLOCK, "strict": True},
+]
+
+
+def test_a_response(served: Served) -> None:
+    answer = served.client.responses.create(model=served.model, input=QUESTION, max_output_tokens=40, instructions="Be short.")
+    assert answer.status in ("completed", "incomplete")
+    assert answer.output_text
+    assert answer.instructions == "Be short."
+    assert answer.usage and answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
+    assert served.client.responses.retrieve(answer.id) == answer
+    served.client.responses.delete(answer.id)
+    with pytest.raises(openai.NotFoundError, match="no response"):
+        served.client.responses.retrieve(answer.id)
+
+
+def test_the_events_of_a_stream(served: Served) -> None:
+    fields: Any = {"model": served.model, "input": QUESTION, "max_output_tokens": 40, "temperature": 0}
+    whole = served.client.responses.create(**fields)
+    events: list[Any] = list(served.client.responses.create(**fields, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    deltas = kinds.count("response.output_text.delta")
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * deltas,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        f"response.{whole.status}",
+    ]
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert events[-1].response.output_text == whole.output_text
+    assert len({event.item_id for event in events if hasattr(event, "item_id")}) == 1
+    with served.client.responses.stream(**fields) as stream:
+        assert stream.get_final_response().output_text == whole.output_text
+
+
+def test_function_calls(served: Served) -> None:
+    fields: Any = {"model": served.model, "input": "Weather?", "tools": TOOLS, "tool_choice": "required"}
+    for seed in range(3):
+        extra: Any = {"extra_body": {"seed": seed}}
+        answer = served.client.responses.create(**fields, **extra)
+        calls = [item for item in answer.output if item.type == "function_call"]
+        assert calls and len(calls) == len(answer.output)
+        assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
+        events: list[Any] = list(served.client.responses.create(**fields, **extra, stream=True))
+        done = [event for event in events if event.type == "response.function_call_arguments.done"]
+        assert [(event.name, event.arguments) for event in done] == [(call.name, call.arguments) for call in calls]
+        for number, event in enumerate(done):
+            grown = [e.delta for e in events if e.type == "response.function_call_arguments.delta" and e.output_index == number]
+            assert "".join(grown) == event.arguments
+    results: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"} for call in calls]
+    last = served.client.responses.create(
+        model=served.model, input=results, previous_response_id=answer.id, max_output_tokens=16
+    )
+    assert last.output_text is not None
+
+
+def test_a_conversation_goes_on(served: Served) -> None:
+    first = served.client.responses.create(model=served.model, input=QUESTION * 8, max_output_tokens=30)
+    second = served.client.responses.create(
+        model=served.model, input="And now one that writes.", previous_response_id=first.id, max_output_tokens=16
+    )
+    assert first.usage and second.usage
+    assert second.usage.input_tokens > first.usage.input_tokens
+    assert second.usage.input_tokens_details.cached_tokens > 0.8 * first.usage.input_tokens  # its session was kept
+    assert second.previous_response_id == first.id
+    unkept = served.client.responses.create(model=served.model, input="x", store=False, max_output_tokens=16)
+    with pytest.raises(openai.NotFoundError):
+        served.client.responses.create(model=served.model, input="y", previous_response_id=unkept.id)
+
+
+class Person(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=20)
+    age: int
+
+
+def test_the_client_parses(served: Served) -> None:
+    answer = served.client.responses.parse(model=served.model, input="Who?", text_format=Person)
+    assert isinstance(answer.output_parsed, Person)
+
+
+def test_logprobs(served: Served) -> None:
+    answer = served.client.responses.create(
+        model=served.model, input=QUESTION, max_output_tokens=16, top_logprobs=2, include=["message.output_text.logprobs"]
+    )
+    [item] = answer.output
+    assert item.type == "message"
+    [part] = item.content
+    assert part.type == "output_text" and part.logprobs
+    assert b"".join(bytes(entry.bytes) for entry in part.logprobs).decode() == part.text
+
+
+BAD: list[tuple[dict[str, Any], int, str]] = [
+    ({"background": True}, 400, "background"),
+    ({"conversation": "c"}, 400, "conversation"),
+    ({"tools": [{"type": "web_search"}]}, 400, "tools.0.type"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, 400, "input"),
+    ({"text": {"format": {"type": "json_schema"}}}, 400, "text.format"),
+    ({"tool_choice": {"type": "function", "name": "f"}}, 400, "tool_choice"),
+    ({"previous_response_id": "resp_x"}, 404, "previous_response_id"),
+    ({"speculation": {"drafter": "magic"}}, 400, "speculation.drafter"),
+    ({"max_output_tokens": 0}, 400, "max_output_tokens"),
+]
+
+
+@pytest.mark.parametrize(("fields", "status", "words"), BAD)
+def test_errors(served: Served, fields: dict[str, Any], status: int, words: str) -> None:
+    response: httpx.Response = served.http.post("/v1/responses", json={"model": served.model, "input": "x"} | fields)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert words in f"{error['param']} {error['message']}"
+
+
+def test_only_background_responses_are_cancelled(served: Served) -> None:
+    answer = served.client.responses.create(model=served.model, input="x", max_output_tokens=16)
+    with pytest.raises(openai.BadRequestError, match="background"):
+        served.client.responses.cancel(answer.id)
+    with pytest.raises(openai.NotFoundError):
+        served.client.responses.cancel("resp_x")
+
+
+def test_the_store_is_bounded_and_everybodys_own() -> None:
+    store = ResponseStore(capacity=2, ttl_seconds=60)
+    for identity in "abc":
+        store.put(Stored("alice", {"id": identity}, messages_of("x"), identity))
+    assert store.get("c", "alice").messages[0].content == "x"
+    for identity, principal in (("a", "alice"), ("c", "bob")):
+        with pytest.raises(APIError):
+            store.get(identity, principal)
+    short = ResponseStore(capacity=2, ttl_seconds=0)
+    short.put(Stored("alice", {"id": "a"}, [], "a"))
+    with pytest.raises(APIError):
+        short.get("a", "alice")

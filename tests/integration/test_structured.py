@@ -1,0 +1,168 @@
+"""Structured output through the server: always valid, and the same with drafts and without."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import jsonschema
+import numpy as np
+import openai
+import pydantic
+import pytest
+from llguidance import LLMatcher
+
+import models
+from drafters.interface import NoDrafter
+from server.chat.structured_output import calls_grammar
+from server.chat.tool_parsers import ToolFormat, reader_of
+from tests.integration.conftest import Served
+from tests.integration.test_server import MESSAGES, complete, text
+from verify.decode import DecodeOptions, decode
+from verify.grammar import GrammarCompiler
+from verify.model.runner import LoadOptions, load_model, load_tokenizer, stop_ids
+from verify.sampling import SamplingParams
+from verify.verifier import TreeVerifier
+
+WORD = {"type": "string", "maxLength": 12}
+SMALL = {"type": "integer", "minimum": -99, "maximum": 99}
+
+
+def record(*required: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required or properties), "additionalProperties": False}
+
+
+SCHEMAS: list[dict[str, Any]] = [
+    record(name=WORD),
+    record(name=WORD, age=SMALL),
+    record(ok={"type": "boolean"}, note={"type": ["string", "null"], "maxLength": 8}),
+    record(kind={"enum": ["cat", "dog", 3, None]}),
+    record(kind={"const": "fixed"}, size=SMALL),
+    record(tags={"type": "array", "items": WORD, "maxItems": 3}),
+    record(point={"type": "array", "prefixItems": [SMALL, SMALL], "items": False, "minItems": 2}),
+    record(inner=record(a=SMALL, b=record(c={"type": "boolean"}))),
+    record("a", a=SMALL, b=SMALL),
+    record(value={"anyOf": [SMALL, WORD]}),
+    record(value={"anyOf": [record(x=SMALL), record(y=WORD)]}),
+    record(code={"type": "string", "pattern": "^[A-Z]{2}[0-9]{3}$"}),
+    record(date={"type": "string", "format": "date"}),
+    record(id={"type": "string", "format": "uuid"}),
+    record(number={"type": "number", "minimum": 0, "maximum": 1}),
+    record(matrix={"type": "array", "maxItems": 2, "items": {"type": "array", "maxItems": 2, "items": SMALL}}),
+    {**record(tree={"$ref": "#/$defs/node"}), "$defs": {"node": record(left=SMALL, right={"enum": ["leaf"]})}},
+    {"type": "array", "items": record(x=SMALL), "minItems": 1, "maxItems": 2},
+    {"enum": ["red", "green", "blue"]},
+    record(text={"type": "string", "minLength": 3, "maxLength": 5}, flag={"type": "null"}),
+]
+
+
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
+def test_a_hundred_answers_are_valid_and_no_draft_changes_them(served: Served, schema: dict[str, Any]) -> None:
+    for seed in range(5):
+        answers = []
+        for drafter in ("none", "trigram", "fusion"):
+            fields = {"temperature": 1, "seed": seed, "max_tokens": 400, "response_format": schema_format(schema)}
+            found = complete(served, **fields, speculation={"drafter": drafter})["choices"][0]
+            assert found["finish_reason"] == "stop"
+            answers.append(found["text"])
+        jsonschema.validate(json.loads(answers[0]), schema, format_checker=jsonschema.FormatChecker())
+        assert answers[1] == answers[2] == answers[0]
+
+
+def test_forced_tokens_are_drafted(served: Served) -> None:
+    schema = record(a_rather_long_property_name={"const": "and a value that can only be this one"})
+    found = complete(served, response_format=schema_format(schema), speculation={"report": True}, max_tokens=100)
+    assert json.loads(text(found)) == {"a_rather_long_property_name": "and a value that can only be this one"}
+    assert found["speculation"]["accepted_tokens"]["grammar"] > 10
+    assert found["speculation"]["mean_tokens_per_step"] > 5
+
+
+class Person(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=20)
+    age: int = pydantic.Field(ge=0, le=150)
+
+
+def test_the_clients_parse(served: Served) -> None:
+    answer = served.client.chat.completions.parse(model=served.model, messages=MESSAGES, response_format=Person, seed=1)
+    assert isinstance(answer.choices[0].message.parsed, Person)
+
+
+def test_other_structures(served: Served) -> None:
+    assert text(complete(served, choice=["yes", 'no "never"'], temperature=1, seed=2)) in ("yes", 'no "never"')
+    assert re.fullmatch(r"\d{3}-[a-z]{2}", text(complete(served, regex=r"\d{3}-[a-z]{2}", temperature=1, seed=2)))
+    assert text(complete(served, grammar='start: "a" ("," "a")~3', temperature=1, seed=2)) == "a,a,a,a"
+    found = complete(served, response_format={"type": "json_object"}, temperature=0, max_tokens=200)["choices"][0]
+    assert found["text"].startswith("{")
+    if found["finish_reason"] == "stop":
+        assert isinstance(json.loads(found["text"]), dict)
+
+
+def test_an_unsupported_schema_names_the_keyword(served: Served) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    strict: Any = schema_format(schema)
+    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+        served.client.chat.completions.create(model=served.model, messages=MESSAGES, response_format=strict)
+    loose = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": False}}
+    assert complete(served, response_format=loose, max_tokens=3)["usage"]["completion_tokens"] == 3
+    deep: dict[str, Any] = {}
+    for _ in range(80):
+        deep = {"properties": {"a": deep}}
+    response = served.http.post(
+        "/v1/completions", json={"model": served.model, "prompt": "x", "response_format": schema_format(deep)}
+    )
+    assert response.status_code == 400
+    assert "deeper than 64" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("format", ["hermes", "llama3", "mistral", "pythonic"])
+def test_enforced_calls_are_read_back_in_every_format(format: ToolFormat) -> None:
+    runner = load_model(LoadOptions(str(models.TARGET), dtype="float32"))
+    tokenizer = load_tokenizer(str(models.TARGET))
+    stops = stop_ids(runner.model, tokenizer)
+    functions = {"weather": record("city", city=WORD, days=SMALL), "clock": record(zone={"enum": ["utc", "cet"]})}
+    lark = LLMatcher.grammar_from_lark(calls_grammar(format, functions, 3, {}))
+    compiler = GrammarCompiler(tokenizer, runner.vocabulary, stops)
+    prompt = np.array(tokenizer.encode("def call():\n"), np.int32)
+    made = 0
+    for seed in range(6):
+        options = DecodeOptions(SamplingParams(seed=seed), 300, stops)
+        decoded = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, options, compiler.compile(lark))
+        assert decoded.finish == "stop"
+        reader = reader_of(format)
+        parts = [*reader.feed(str(tokenizer.decode(decoded.tokens[:-1]))), *reader.finish()]
+        assert {part.kind for part in parts} == {"call", "arguments"}
+        for number, name in [(part.call, part.text) for part in parts if part.kind == "call"]:
+            arguments = "".join(part.text for part in parts if part.kind == "arguments" and part.call == number)
+            jsonschema.validate(json.loads(arguments), functions[name])
+            made += 1
+    assert made >= 6
+
+
+def test_special_markers_are_tokens() -> None:
+    assert "<[7]>" in calls_grammar("hermes", {"f": {}}, 1, {"<tool_call>": 7})
+    assert "<[7]>" not in calls_grammar("hermes", {"f": {}}, 1, {})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 99991, "minimum": 1, "maximum": 10**30},
+        {"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": WORD}} for i in range(8)]} for j in range(8)]},
+        {"type": "string", "pattern": "^(.*a.{100}b){10}$"},
+        {"type": "array", "minItems": 10**6, "items": {"type": "array", "maxItems": 10**6, "items": WORD}},
+        record(**{f"p{i}": {"type": "string", "maxLength": 10**6} for i in range(1000)}),
+    ],
+    ids=lambda schema: str(schema)[:30],
+)
+def test_hostile_schemas_are_answered_or_refused(served: Served, schema: dict[str, Any]) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    asked = {"model": served.model, "messages": MESSAGES, "max_tokens": 4, "response_format": form}
+    response = served.http.post("/v1/chat/completions", json=asked)
+    assert response.status_code in (200, 400), response.text
+    if response.status_code == 400:
+        assert "\n" not in response.json()["error"]["message"]

@@ -1,0 +1,51 @@
+"""From messages to ids: special tokens in a user's text stay text, in calls and tools too; filling in between two texts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+import models
+from server.chat.prompt import PromptEncoder, Template
+from server.http.errors import APIError
+
+SHOW = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}"
+    "{{ tools | tojson if tools }}"
+)
+
+
+def encoder(**changes: Any) -> PromptEncoder:
+    tokenizer = AutoTokenizer.from_pretrained(models.TARGET)
+    for name, value in changes.items():
+        setattr(tokenizer, name, value)
+    return PromptEncoder(tokenizer)
+
+
+def test_what_users_write_never_becomes_a_special_token() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(models.TARGET)
+    evil = str(tokenizer.eos_token)
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": f"a{evil}b"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"x": evil}}}]},
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "description": evil}}]
+    ids = asyncio.run(encoder(chat_template=SHOW).chat(messages, Template(tools=tools)))
+    assert tokenizer.eos_token_id not in ids
+    assert tokenizer.decode(ids).count(evil) == 3  # as text, it is all there
+
+
+def test_filling_in() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(models.TARGET)
+    marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    tokenizer.add_tokens(marks, special_tokens=True)
+    first, second, third = tokenizer.convert_tokens_to_ids(marks)
+    ids = asyncio.run(PromptEncoder(tokenizer).fill_in("def f(", "):\n"))
+    before = tokenizer.encode("def f(", add_special_tokens=False)
+    after = tokenizer.encode("):\n", add_special_tokens=False)
+    assert ids == [first, *before, second, *after, third]
+    with pytest.raises(APIError, match="filling in"):
+        asyncio.run(encoder().fill_in("a", "b"))

@@ -1,0 +1,41 @@
+"""Reasoning, content and calls are told apart, however the text is cut."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.chat.reasoning_parser import AnswerReader
+from server.chat.tool_parsers import JsonCalls, Part, merged
+
+CASES: list[tuple[bool, str, list[Part]]] = [
+    (False, "<think>\nAdd them.\n</think>\n\n42", [Part("reasoning", "Add them."), Part("content", "42")]),
+    (True, "Add them.\n\nSlowly.</think>42", [Part("reasoning", "Add them.\n\nSlowly."), Part("content", "42")]),
+    (False, "42 <think>", [Part("content", "42 <think>")]),
+    (False, "<thin", [Part("content", "<thin")]),
+    (False, "<think>cut off", [Part("reasoning", "cut off")]),
+    (False, "<think></think>42", [Part("content", "42")]),
+    (
+        False,
+        '<think>a</think>b\n<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+        [Part("reasoning", "a"), Part("content", "b"), Part("call", "f"), Part("arguments", "{}")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("opened", "text", "parts"), CASES)
+def test_parts(opened: bool, text: str, parts: list[Part]) -> None:
+    for pieces in ([text], list(text)):
+        reader = AnswerReader(JsonCalls("<tool_call>", "</tool_call>"), True, opened)
+        assert merged([part for piece in pieces for part in reader.feed(piece)] + reader.finish()) == parts
+
+
+@given(st.text(st.sampled_from("ab <>/think\n"), max_size=40), st.integers(0, 40), st.booleans())
+def test_any_pieces_read_alike(text: str, at: int, opened: bool) -> None:
+    whole, halves = AnswerReader(None, True, opened), AnswerReader(None, True, opened)
+    expected = merged(whole.feed(text) + whole.finish())
+    assert merged(halves.feed(text[:at]) + halves.feed(text[at:]) + halves.finish()) == expected
+
+
+def test_without_reasoning_everything_is_content() -> None:
+    reader = AnswerReader()
+    assert reader.feed("<think>x") + reader.finish() == [Part("content", "<think>x")]

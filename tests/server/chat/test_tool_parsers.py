@@ -1,0 +1,116 @@
+"""Tool calls are read the same however the text is cut, and what is no call stays text."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from keyword import iskeyword
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.chat.tool_parsers import Part, ToolFormat, format_of, merged, reader_of
+
+Call = tuple[str, dict[str, Any]]
+names = st.from_regex(r"[a-z_][a-z_0-9]{0,8}", fullmatch=True).filter(lambda name: not iskeyword(name))
+awkward = st.sampled_from(['"', "}", "\\", "</tool_call>", "]("])
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-1000, 1000) | st.text(max_size=8) | awkward,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+calls = st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), min_size=1, max_size=3)
+
+
+def written(format: ToolFormat, made: list[Call], indent: int | None) -> str:
+    """Calls as a model of that format writes them."""
+    key = "parameters" if format == "llama3" else "arguments"
+    objects = [json.dumps({"name": name, key: arguments}, indent=indent) for name, arguments in made]
+    match format:
+        case "hermes":
+            return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
+        case "mistral":
+            return f"[TOOL_CALLS] [{', '.join(objects)}]"
+        case "llama3":
+            return "; ".join(objects)
+        case "pythonic":
+            parts = (f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in made)
+            return f"[{', '.join(parts)}]"
+
+
+def read(format: ToolFormat, pieces: list[str]) -> list[Part]:
+    reader = reader_of(format)
+    return merged([part for piece in pieces for part in reader.feed(piece)] + reader.finish())
+
+
+def found(parts: list[Part]) -> tuple[str, list[Call]]:
+    """The content, and the calls with their arguments parsed."""
+    content = "".join(part.text for part in parts if part.kind == "content")
+    named = {part.call: part.text for part in parts if part.kind == "call"}
+    texts = {number: "".join(p.text for p in parts if p.kind == "arguments" and p.call == number) for number in named}
+    return content, [(name, json.loads(texts[number])) for number, name in sorted(named.items())]
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    edges = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
+    return [text[a:b] for a, b in itertools.pairwise(edges)]
+
+
+FORMATS: list[ToolFormat] = ["hermes", "llama3", "mistral", "pythonic"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@given(made=calls, places=st.lists(st.integers(0, 1000), max_size=12), indent=st.sampled_from([None, 2]))
+def test_any_pieces_give_the_calls(format: ToolFormat, made: list[Call], places: list[int], indent: int | None) -> None:
+    text = written(format, made, indent)
+    assert found(read(format, cut(text, places))) == ("", made)
+    assert read(format, list(text)) == read(format, [text])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@given(
+    text=st.text(st.sampled_from("ab <>[]{}()\"'\\:,tool_call/=1\n"), max_size=40),
+    places=st.lists(st.integers(0, 40), max_size=6),
+)
+def test_any_pieces_of_any_text_read_alike(format: ToolFormat, text: str, places: list[int]) -> None:
+    assert read(format, cut(text, places)) == read(format, [text])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_plain_text_stays(format: ToolFormat) -> None:
+    for text in ("Hello there, no call < here [maybe].", "1 < 2 <tool", "x = [1, 2]", ""):
+        assert found(read(format, list(text))) == (text, [])
+
+
+def test_text_before_a_call() -> None:
+    text = 'Let me see.\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    assert found(read("hermes", list(text))) == ("Let me see.", [("f", {})])
+
+
+def test_arguments_grow() -> None:
+    reader = reader_of("hermes")
+    parts = [reader.feed(piece) for piece in ('<tool_call>{"name": "f", "argu', 'ments": {"a": [1,', " 2]}", "}</tool_call>")]
+    assert parts[0] == [Part("call", "f")]
+    assert parts[1] == [Part("arguments", '{"a": [1,')]
+    assert parts[2] == [Part("arguments", " 2]}")]
+    assert parts[3] == reader.finish() == []
+
+
+def test_arguments_before_the_name_wait_for_it() -> None:
+    parts = read("hermes", list('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>'))
+    assert parts == [Part("call", "f"), Part("arguments", '{"a": 1}')]
+
+
+def test_json_that_is_no_call_is_content() -> None:
+    assert found(read("llama3", list('{"answer": 42}'))) == ('{"answer": 42}', [])
+    assert found(read("pythonic", list("[1, 2](3)")))[1] == []
+
+
+def test_the_template_tells_the_format() -> None:
+    assert format_of("... <tool_call> ...") == "hermes"
+    assert format_of("... [TOOL_CALLS] ...") == "mistral"
+    assert format_of("... <|python_tag|> ...") == "llama3"
+    assert format_of("[func_name1(params_name1=params_value1 ...)]") == "pythonic"
+    assert format_of("") == "hermes"

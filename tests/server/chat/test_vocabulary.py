@@ -1,0 +1,38 @@
+"""Single tokens as bytes: together they are the text."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+import models
+from server.chat.vocabulary import Vocabulary, printable_bytes
+from tests.conftest import SHARED
+
+EMBEDDED = AutoTokenizer.from_pretrained(models.TARGET)
+
+
+@given(st.text(max_size=60))
+def test_the_bytes_of_all_tokens_are_the_text(text: str) -> None:
+    vocabulary = Vocabulary(EMBEDDED)
+    ids = EMBEDDED.encode(text, add_special_tokens=False, split_special_tokens=True)
+    assert b"".join(vocabulary.bytes_of(id) for id in ids) == text.encode()
+
+
+def test_every_byte_has_a_character() -> None:
+    table = printable_bytes()
+    assert sorted(table.values()) == list(range(256))
+    assert table["Ġ"] == ord(" ")
+
+
+def test_special_tokens_are_written_out() -> None:
+    vocabulary = Vocabulary(EMBEDDED)
+    assert vocabulary.text_of(EMBEDDED.eos_token_id) == EMBEDDED.eos_token
+
+
+@pytest.mark.skipif(not (SHARED / "stories260k").exists(), reason="needs another tokenizer")
+def test_a_sentencepiece_vocabulary() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(SHARED / "stories260k")
+    vocabulary = Vocabulary(tokenizer)
+    ids = tokenizer.encode("Once upon a time é", add_special_tokens=False)
+    assert b"".join(vocabulary.bytes_of(id) for id in ids).decode().strip() == "Once upon a time é"

@@ -1,0 +1,43 @@
+"""What is sent is what arrives."""
+
+import pytest
+
+from server.engine import messages
+from server.engine.messages import (
+    Cancel,
+    Failed,
+    FromWorker,
+    Ready,
+    Refused,
+    Request,
+    Shutdown,
+    Status,
+    StepReport,
+    TokenEvent,
+    ToWorker,
+)
+from verify.sampling import SamplingParams
+
+REPORT = StepReport(0.1, 0.2, 0.3, {"trigram": 4}, {"trigram": 1})
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Request("r", [1, 2], SamplingParams(seed=(1 << 64) - 1), 5, ("x",), 2, "s", "none", 3), Cancel("r"), Shutdown()],
+)
+def test_to_the_worker(message: ToWorker) -> None:
+    assert messages.decode_to_worker(messages.encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ready(10, "cpu", "float32", 1.0, 2, 1000),
+        Refused("no"),
+        TokenEvent("r", 0, [1], "é", "stop", REPORT, 3, True),
+        Failed("r", "no"),
+        Status(1, 0.5),
+    ],
+)
+def test_from_the_worker(message: FromWorker) -> None:
+    assert messages.decode_from_worker(messages.encode(message)) == message

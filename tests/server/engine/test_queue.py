@@ -1,0 +1,183 @@
+"""Turns come in order, as many at once as allowed; the queue is bounded; nobody who left holds a place."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from server.engine.queue import Queue, QueueFull
+
+
+def in_loop(body: Callable[[], None]) -> None:
+    async def run() -> None:
+        body()
+
+    asyncio.run(run())
+
+
+def test_turns_come_in_order() -> None:
+    def body() -> None:
+        queue = Queue(max_active=2, max_waiting=10)
+        queue.open()
+        turns = {name: queue.enter(name) for name in "abcd"}
+        assert [name for name, turn in turns.items() if turn.done()] == ["a", "b"]
+        assert (queue.active, queue.waiting) == (2, 2)
+        queue.leave("b")
+        assert turns["c"].done() and not turns["d"].done()
+        queue.leave("b")  # twice is once
+        assert not turns["d"].done()
+
+    in_loop(body)
+
+
+def test_the_queue_is_bounded() -> None:
+    def body() -> None:
+        queue = Queue(max_active=1, max_waiting=1)
+        queue.open()
+        queue.enter("a"), queue.enter("b")
+        with pytest.raises(QueueFull):
+            queue.enter("c")
+        queue.enter("d", always=True)
+        assert queue.waiting == 2
+
+    in_loop(body)
+
+
+def test_who_leaves_or_is_cancelled_holds_no_place() -> None:
+    def body() -> None:
+        queue = Queue(max_active=1, max_waiting=10)
+        queue.open()
+        queue.enter("a")
+        gone, cancelled, last = (queue.enter(name) for name in "bcd")
+        queue.leave("b")
+        cancelled.cancel()
+        queue.leave("a")
+        assert last.done() and not gone.done()
+
+    in_loop(body)
+
+
+def test_a_closed_queue_keeps_who_waits() -> None:
+    def body() -> None:
+        queue = Queue(max_active=1, max_waiting=10)
+        early = queue.enter("a")
+        assert not early.done()
+        queue.open()
+        late = queue.enter("b")
+        assert queue.close() == ["a"]
+        queue.leave("a")
+        assert early.done() and not late.done()
+        queue.open()
+        assert late.done()
+
+    in_loop(body)
+
+
+def test_failure_reaches_who_waits() -> None:
+    def body() -> None:
+        queue = Queue(max_active=1, max_waiting=10)
+        turn = queue.enter("a")
+        queue.fail(RuntimeError("no worker"))
+        with pytest.raises(RuntimeError, match="no worker"):
+            turn.result()
+
+    in_loop(body)
+
+
+def test_a_lower_number_comes_first() -> None:
+    def body() -> None:
+        queue = Queue(max_active=1, max_waiting=10)
+        queue.open()
+        queue.enter("a")
+        turns = {name: queue.enter(name, priority=priority) for name, priority in (("b", 1), ("c", -1), ("d", 1), ("e", -1))}
+        came = []
+        for leaving in ("a", "c", "e", "b"):
+            queue.leave(leaving)
+            came += [name for name, turn in turns.items() if turn.done() and name not in came]
+        assert came == ["c", "e", "b", "d"]
+
+    in_loop(body)
+
+
+def test_the_queue_is_bounded_by_tokens() -> None:
+    def body() -> None:
+        queue = Queue(max_active=1, max_waiting=10, max_waiting_tokens=100)
+        queue.open()
+        queue.enter("a", tokens=500)  # at work, so it does not wait
+        queue.enter("b", tokens=500)  # alone, however long
+        with pytest.raises(QueueFull, match="so long a prompt") as raised:
+            queue.enter("c", tokens=1)
+        assert raised.value.reason == "tokens"
+        queue.leave("b")
+        queue.enter("d", tokens=60), queue.enter("e", tokens=40)
+        assert queue.waiting_tokens == 100
+        with pytest.raises(QueueFull):
+            queue.enter("f", tokens=1)
+
+    in_loop(body)
+
+
+def test_when_to_come_again_follows_the_measured_rate() -> None:
+    def body() -> None:
+        now = [0.0]
+        queue = Queue(max_active=2, max_waiting=4, clock=lambda: now[0])
+        queue.open()
+        for number in range(200):
+            queue.enter(str(number))
+            now[0] += 3.0
+            queue.leave(str(number))
+        assert queue.seconds_per_request == pytest.approx(3.0)
+        for name in "abcdef":
+            queue.enter(name)
+        with pytest.raises(QueueFull) as raised:
+            queue.enter("g")
+        assert raised.value.seconds == pytest.approx(3.0)  # two of the four who wait are gone in one round of two
+
+    in_loop(body)
+
+
+def test_principals_take_turns() -> None:
+    def body() -> None:
+        queue = Queue(max_active=2, max_waiting=100)
+        queue.open()
+        turns = {f"a{number}": queue.enter(f"a{number}", principal="a") for number in range(20)}
+        turns |= {f"{name}0": queue.enter(f"{name}0", principal=name) for name in "bc"}
+        came = [name for name, turn in turns.items() if turn.done()]
+        assert came == ["a0", "a1"]
+        for _ in range(4):
+            queue.leave(came[-2])
+            came += [name for name, turn in turns.items() if turn.done() and name not in came]
+        assert came[2:4] == ["b0", "c0"]  # before all others of a
+        queue.leave(came[-1])
+        assert not queue._last_turn.keys() - {"a", "b", "c"}
+
+    in_loop(body)
+
+
+def test_nothing_is_remembered_of_who_is_gone() -> None:
+    def body() -> None:
+        queue = Queue(max_active=1, max_waiting=100)
+        queue.open()
+        for number in range(50):
+            queue.enter(str(number), principal=f"user {number}")
+        for number in range(50):
+            queue.leave(str(number))
+        assert (queue.active, queue.waiting, queue._last_turn) == (0, 0, {})
+
+    in_loop(body)
+
+
+def test_a_priority_counts_among_ones_own() -> None:
+    def body() -> None:
+        queue = Queue(max_active=1, max_waiting=100)
+        queue.open()
+        queue.enter("first", principal="a")
+        turns = {f"a{number}": queue.enter(f"a{number}", priority=-number, principal="a") for number in range(3)}
+        turns["b"] = queue.enter("b", priority=9, principal="b")
+        came: list[str] = []
+        for leaving in ("first", "b", "a2", "a1"):
+            queue.leave(leaving)
+            came += [name for name, turn in turns.items() if turn.done() and name not in came]
+        assert came == ["b", "a2", "a1", "a0"]
+
+    in_loop(body)

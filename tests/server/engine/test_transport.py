@@ -1,0 +1,52 @@
+"""Messages cross whole and in order, whatever pieces the bytes come in, and each side hears when the other is gone."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine import transport as wire
+from server.engine.transport import Frames, WorkerSide, framed
+
+
+@given(messages=st.lists(st.binary(max_size=300)), piece=st.integers(1, 100))
+def test_any_pieces_give_the_same_messages(messages: list[bytes], piece: int) -> None:
+    stream = b"".join(framed(message) for message in messages)
+    frames = Frames()
+    found = [m for at in range(0, len(stream), piece) for m in frames.feed(stream[at : at + piece])]
+    assert found == messages
+
+
+def test_both_sides() -> None:
+    async def talk() -> None:
+        heard: asyncio.Queue[bytes | None] = asyncio.Queue()
+        front, theirs = await wire.connect(heard.put_nowait, lambda: heard.put_nowait(None))
+        worker = WorkerSide(theirs)
+        assert list(worker.receive(0)) == []
+        large = bytes(1 << 20)  # more than the system holds between the two: the front end must not wait for it
+        front.send(large)
+        front.send(b"small")
+        received: list[bytes] = []
+        while len(received) < 2:
+            received += await asyncio.to_thread(lambda: list(worker.receive(5)))
+        assert received == [large, b"small"]
+        worker.send(b"answer")
+        assert await heard.get() == b"answer"
+        worker.close()
+        assert await heard.get() is None
+
+    asyncio.run(talk())
+
+
+def test_the_worker_hears_that_the_front_end_is_gone() -> None:
+    async def talk() -> None:
+        front, theirs = await wire.connect(lambda _: None, lambda: None)
+        worker = WorkerSide(theirs)
+        front.close()
+        await asyncio.sleep(0.01)
+        with pytest.raises(EOFError):
+            list(worker.receive(5))
+        worker.close()
+
+    asyncio.run(talk())

@@ -1,0 +1,114 @@
+"""Keys: who is let in, and what belongs to whom."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+import models
+from server.datastore import build_suffix
+from server.http.auth import ANYONE, Authenticator, is_loopback
+from server.http.errors import APIError
+from server.settings import SettingsError, load_settings
+from tests.integration.conftest import Served, serving
+
+ALICE, BOB = "alices-secret-key", "bobs-secret-key"
+TEXT = "def quite_peculiar_name(first_thing, second_thing):\n    return merge(first_thing, second_thing)\n"
+
+
+def authenticator(**keys: str) -> Authenticator:
+    return Authenticator(load_settings(None, {"auth.keys": keys}).auth.keys)
+
+
+def test_a_key_names_its_principal() -> None:
+    known = authenticator(alice=ALICE, bob=BOB)
+    assert known.principal(f"Bearer {ALICE}") == "alice"
+    assert known.principal(f"bearer  {BOB} ") == "bob"
+    assert authenticator().principal(None) == ANYONE
+
+
+@pytest.mark.parametrize("header", [None, "", ALICE, "Bearer", "Bearer  ", f"Basic {ALICE}", f"Bearer {ALICE}x", "Bearer \xff"])
+def test_no_key_or_a_wrong_one_is_a_401(header: str | None) -> None:
+    with pytest.raises(APIError) as raised:
+        authenticator(alice=ALICE).principal(header)
+    assert raised.value.status_code == 401
+    assert ALICE not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("host", "local"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("example.org", False)]
+)
+def test_loopback(host: str, local: bool) -> None:
+    assert is_loopback(host) == local
+
+
+def test_keys_come_from_settings_and_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"alice: {ALICE}\nbob: {{key: {BOB}, datastores: [a, b]}}\n")
+    auth = load_settings(None, {"auth.file": str(file), "auth.keys": {"carol": "carols-secret"}}).auth
+    assert set(auth.keys) == {"alice", "bob", "carol"}
+    assert auth.keys["bob"].datastores == ("a", "b")
+    assert ALICE not in repr(auth)
+    file.write_text("alice: short")
+    for flags in ({"auth.file": str(file)}, {"auth.keys": {"alice": "short"}}):
+        with pytest.raises(SettingsError, match="alice") as raised:
+            load_settings(None, flags)
+        assert "short" not in str(raised.value).removeprefix(str(file)).replace("too_short", "")
+
+
+def test_a_public_address_needs_keys() -> None:
+    command = [sys.executable, "-m", "server.cli", "serve", "--host", "0.0.0.0", "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "auth.keys" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server with two keys; Alice has a datastore."""
+    folder = tmp_path_factory.mktemp("keys")
+    (folder / "text.py").write_text(TEXT)
+    build_suffix([folder / "text.py"], folder / "store", str(models.TARGET), append=False)
+    (folder / "keys.yaml").write_text(f"alice: {{key: {ALICE}, datastores: [{folder / 'store'}]}}\nbob: {BOB}\n")
+    with serving("--auth.file", str(folder / "keys.yaml"), key=ALICE) as server:
+        yield server
+
+
+def test_every_v1_route_asks_for_a_key_and_the_others_do_not(guarded: Served) -> None:
+    for method, path in (("GET", "/v1/models"), ("GET", "/v1/models/x"), ("POST", "/v1/completions")):
+        answer = guarded.http.request(method, path, headers={"Authorization": "Bearer wrong"}, json={"model": guarded.model})
+        assert answer.status_code == 401, path
+        assert answer.json()["error"]["type"] == "authentication_error"
+    for path in ("/health", "/ready", "/version", "/metrics"):
+        assert guarded.http.get(path, headers={"Authorization": ""}).status_code == 200
+    with pytest.raises(openai.AuthenticationError):
+        guarded.client.with_options(api_key="wrong-key").models.list()
+
+
+def drafted(server: Served, key: str) -> int:
+    fields = {"model": server.model, "prompt": TEXT[: TEXT.index(",")], "max_tokens": 8, "temperature": 0}
+    asked = {**fields, "speculation": {"drafter": "retrieval", "report": True}}
+    answer = server.http.post("/v1/completions", json=asked, headers={"Authorization": f"Bearer {key}"})
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["speculation"]["drafted_tokens"].get("retrieval", 0))
+
+
+def test_a_datastore_belongs_to_its_key(guarded: Served) -> None:
+    assert drafted(guarded, ALICE) > 0
+    assert drafted(guarded, BOB) == 0
+
+
+def test_a_session_belongs_to_its_key(guarded: Served) -> None:
+    fields = {"model": guarded.model, "prompt": TEXT, "max_tokens": 4, "session_id": "shared-name"}
+    cached = []
+    for key in (ALICE, BOB, ALICE):
+        answer = guarded.http.post("/v1/completions", json=fields, headers={"Authorization": f"Bearer {key}"}).json()
+        cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert cached[:2] == [0, 0]
+    assert cached[2] > 0

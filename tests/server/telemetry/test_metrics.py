@@ -1,0 +1,75 @@
+"""Every promised name is there, and a step is counted once in each."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.engine.messages import Status, StepReport
+from server.telemetry.metrics import REFUSALS, Metrics
+
+NAMES = (
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "request_duration_seconds",
+    "queue_seconds",
+    "step_seconds",
+    "tokens_per_step",
+    "requests",
+    "prompt_tokens",
+    "cached_prompt_tokens",
+    "generated_tokens",
+    "steps",
+    "draft_tokens",
+    "accepted_tokens",
+    "accepted_tokens_per_position",
+    "worker_restarts",
+    "rejected_requests",
+    "requests_running",
+    "requests_waiting",
+    "sessions",
+    "kv_cache_usage_ratio",
+    "last_progress_timestamp_seconds",
+)
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+
+def test_all_names_are_there() -> None:
+    families = {family.name for family in text_string_to_metric_families(Metrics().render().decode())}
+    families = {name for name in families if not name.endswith("_created")}
+    assert families == {f"outrider_{name}" for name in NAMES}
+
+
+def test_a_step_is_counted() -> None:
+    metrics = Metrics()
+    metrics.saw_step(StepReport(0.001, 0.002, 0.0001, {"trigram": 8}, {"trigram": 2}), tokens=3)
+    metrics.saw_status(Status(sessions=4, kv_cache_usage_ratio=0.25))
+    found = samples(metrics)
+    assert found["outrider_steps_total", ()] == 1
+    assert found["outrider_generated_tokens_total", ()] == 3
+    assert found["outrider_draft_tokens_total", (("drafter", "trigram"),)] == 8
+    assert found["outrider_accepted_tokens_total", (("drafter", "trigram"),)] == 2
+    assert found["outrider_accepted_tokens_per_position_total", (("position", "2"),)] == 1
+    assert found["outrider_accepted_tokens_per_position_total", (("position", "3"),)] == 0
+    assert found["outrider_step_seconds_count", (("phase", "verify"),)] == 1
+    assert found["outrider_sessions", ()] == 4
+
+
+def test_what_has_not_happened_is_zero() -> None:
+    """A series that begins with its first event would hide it: rates are rises between two scrapes."""
+    metrics = Metrics()
+    metrics.saw_step(StepReport(0.001, 0.002, 0.0001, {"lookup": 4}, {}), tokens=1)
+    metrics.saw_answer("/v1/responses", 200)
+    found = samples(metrics)
+    assert found["outrider_accepted_tokens_total", (("drafter", "lookup"),)] == 0
+    for status, count in (("200", 1), ("500", 0), ("503", 0)):
+        assert found["outrider_requests_total", (("endpoint", "/v1/responses"), ("status", status))] == count
+    for reason in REFUSALS:
+        assert found["outrider_rejected_requests_total", (("reason", reason),)] == 0
+
+
+def test_two_servers_do_not_share_counters() -> None:
+    one, two = Metrics(), Metrics()
+    one.prompt_tokens.inc(5)
+    assert samples(two)["outrider_prompt_tokens_total", ()] == 0

@@ -1,0 +1,76 @@
+"""Spans: one for each request, part of the client's trace, with times and nothing that was said."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.testclient import TestClient
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from server.settings import Tracing
+from server.telemetry import tracing
+from server.telemetry.tracing import TracingError
+
+
+def app_with(exporter: InMemorySpanExporter) -> TestClient:
+    app = FastAPI()
+
+    @app.post("/v1/things/{name}")
+    async def thing(http: Request, name: str) -> dict[str, str]:
+        http.state.spent = {"steps": 3, "first_token_ms": 1.5}
+        if name == "broken":
+            raise RuntimeError("secret")
+        return {}
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {}
+
+    tracing.install(app, Tracing(), [exporter])
+    return TestClient(app, raise_server_exceptions=False)
+
+
+def test_a_request_is_a_span_of_the_clients_trace() -> None:
+    exporter = InMemorySpanExporter()
+    client = app_with(exporter)
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    client.post("/v1/things/private-name", headers={"traceparent": parent}, json={"prompt": "private"})
+    client.get("/health")
+    (span,) = exporter.get_finished_spans()
+    assert span.name == "POST /v1/things/{name}"
+    assert span.context is not None and span.context.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
+    attributes = dict(span.attributes or {})
+    assert attributes["http.response.status_code"] == 200
+    assert attributes["outrider.steps"] == 3
+    assert "private" not in span.to_json()
+    assert [event.name for event in span.events] == ["first byte"]
+
+
+def test_a_failure_is_marked() -> None:
+    exporter = InMemorySpanExporter()
+    app_with(exporter).post("/v1/things/broken")
+    (span,) = exporter.get_finished_spans()
+    assert span.status.status_code is StatusCode.ERROR
+
+
+def test_without_an_endpoint_nothing_is_traced() -> None:
+    app = FastAPI()
+    tracing.install(app, Tracing())
+    assert not app.user_middleware
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    importing = builtins.__import__
+
+    def without(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.startswith("opentelemetry"):
+            raise ImportError(name)
+        return importing(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(TracingError, match=r"outrider\[otel\]"):
+        tracing.install(FastAPI(), Tracing(endpoint="http://localhost:4318"))

@@ -1,0 +1,92 @@
+"""Text comes out whole, however tokens cut it, and ends exactly at the stop."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.worker.detokenizer import AnswerText, Detokenizer, StopStrings
+
+
+class Bytes:
+    """A tokenizer whose tokens are bytes: the worst case for UTF-8."""
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        return bytes(token_ids).decode(errors="replace")
+
+
+@given(st.text(max_size=40))
+def test_pieces_add_up_and_no_piece_is_broken(text: str) -> None:
+    detokenizer = Detokenizer(Bytes())
+    pieces = [detokenizer.feed([byte]) for byte in text.encode()] + [detokenizer.flush()]
+    assert "".join(pieces) == text
+
+
+def test_a_character_is_held_until_it_is_complete() -> None:
+    detokenizer = Detokenizer(Bytes())
+    assert [detokenizer.feed([byte]) for byte in "aé€".encode()] == ["a", "", "é", "", "", "€"]
+
+
+def test_an_unfinished_character_is_replaced_at_the_end() -> None:
+    detokenizer = Detokenizer(Bytes())
+    assert detokenizer.feed([0xC3]) == ""
+    assert detokenizer.flush() == "\ufffd"
+
+
+@given(
+    st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=12),
+    st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+)
+def test_stop_strings_cut_exactly_whatever_the_pieces(pieces: list[str], stops: list[str]) -> None:
+    whole = "".join(pieces)
+    # What a reader of the growing text would do: stop at the first piece that completes a stop string.
+    expected = whole
+    for end in range(1, len(whole) + 1):
+        found = [whole[:end].find(stop) for stop in stops if stop in whole[:end]]
+        if found:
+            expected = whole[: min(found)]
+            break
+    stream = StopStrings(stops)
+    got = ""
+    for character in whole:
+        got += stream.feed(character)
+        if stream.stopped:
+            break
+    if not stream.stopped:
+        got += stream.flush()
+    assert got == expected
+
+
+def test_text_that_may_become_a_stop_is_held_back() -> None:
+    stream = StopStrings(["\n\n", "END"])
+    assert [stream.feed(piece) for piece in ["a\n", "b", "E", "N", "x"]] == ["a", "\nb", "", "", "ENx"]
+
+
+def fed(answer: AnswerText, data: bytes, block: int) -> tuple[str, int]:
+    """The text of tokens that come so many at a time, up to a stop string, and how many of them it took."""
+    text, used = "", 0
+    for at in range(0, len(data), block):
+        part, count = answer.feed(list(data[at : at + block]))
+        text, used = text + part, used + count
+        if answer.stopped:
+            break
+    return text, used
+
+
+@pytest.mark.parametrize("block", [1, 3, 50])
+def test_a_stop_inside_a_block_leaves_the_rest_unused(block: int) -> None:
+    answer = AnswerText(Bytes(), ["stop"])
+    data = b"hello stop and more"
+    assert fed(answer, data, block) == ("hello ", len(b"hello stop"))
+
+
+def test_held_text_appears_at_the_end() -> None:
+    answer = AnswerText(Bytes(), ["stop"])
+    assert answer.feed(list(b"a sto")) == ("a ", 5)
+    assert answer.finish() == "sto"
+
+
+@pytest.mark.parametrize("block", [1, 3, 50])
+def test_stop_strings_wait_for_the_least_length(block: int) -> None:
+    data = b"stop, no stop and more"
+    answer = AnswerText(Bytes(), ["stop"], min_tokens=6)
+    assert fed(answer, data, block) == ("stop, no ", len(b"stop, no stop"))

@@ -1,0 +1,108 @@
+"""Sessions are kept under a cap, one user at a time, and never shared."""
+
+import numpy as np
+
+from drafters.interface import NoDrafter
+from drafters.registry import Resources
+from server.worker.sessions import Session, SessionStore
+from verify.decode import DecodeOptions, Generation, decode
+from verify.model.runner import ModelRunner
+from verify.sampling import SamplingParams
+from verify.verifier import TreeVerifier
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_session_comes_back_and_a_nameless_one_does_not(tiny_runner: ModelRunner) -> None:
+    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
+    first = store.acquire("a")
+    assert first is not None
+    store.release(first)
+    assert store.acquire("a") is first
+    nameless = store.acquire(None)
+    assert nameless is not None
+    store.release(nameless)
+    assert len(store) == 1
+    assert store.acquire(None) is not nameless
+
+
+def test_a_busy_session_waits(tiny_runner: ModelRunner) -> None:
+    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
+    held = store.acquire("a")
+    assert held is not None
+    assert store.acquire("a") is None
+    store.release(held)
+    assert store.acquire("a") is held
+
+
+def test_the_least_recently_used_goes_first(tiny_runner: ModelRunner) -> None:
+    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
+    made: dict[str, Session] = {}
+    for key in ("a", "b", "a", "c"):
+        session = store.acquire(key)
+        assert session is not None
+        made.setdefault(key, session)
+        store.release(session)
+    assert len(store) == 2
+    assert store.acquire("a") is made["a"]
+    assert store.acquire("b") is not made["b"]
+
+
+def test_idle_sessions_expire(tiny_runner: ModelRunner) -> None:
+    clock = Clock()
+    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, clock=clock)
+    session = store.acquire("a")
+    assert session is not None
+    store.release(session)
+    clock.now = 59
+    store.expire()
+    assert len(store) == 1
+    clock.now = 61
+    store.expire()
+    assert len(store) == 0
+
+
+def test_each_session_has_drafters_and_a_cache_of_its_own(tiny_runner: ModelRunner) -> None:
+    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
+    a, b = store.acquire("a"), store.acquire("b")
+    assert a is not None and b is not None
+    resources = Resources()
+    assert a.drafter("trigram", resources) is a.drafter("trigram", resources)
+    assert a.drafter("trigram", resources) is not b.drafter("trigram", resources)
+    options = DecodeOptions(SamplingParams(temperature=0), max_tokens=5)
+    decode(a.verifier, NoDrafter(), np.arange(20, dtype=np.int32), options)
+    assert b.verifier.tokens == []
+    assert 0 < store.usage_ratio < 1
+
+
+def test_sessions_take_turns_in_a_slot_and_keep_their_text(tiny_runner: ModelRunner) -> None:
+    """With one slot for three sessions, each turn goes on from its own prefix, with the tokens of one that never left."""
+    options = DecodeOptions(SamplingParams(temperature=0), max_tokens=5)
+    store = SessionStore(tiny_runner, capacity=3, ttl_seconds=60, slots=1)
+    texts = {key: np.arange(start, start + 12, dtype=np.int32) for key, start in (("a", 3), ("b", 30), ("c", 60))}
+    alone = {key: TreeVerifier(tiny_runner, tiny_runner.new_cache()) for key in texts}
+    for turn in range(3):
+        for key, text in texts.items():
+            session = store.acquire(key)
+            assert session is not None
+            assert store.acquire(None) is None  # the only slot is at work
+            answer = decode(session.verifier, NoDrafter(), text, options).tokens
+            assert answer == decode(alone[key], NoDrafter(), text, options).tokens
+            store.release(session)
+            texts[key] = np.concatenate([text, np.array(answer, np.int32)])
+        assert store.parked_bytes == sum(tiny_runner.cache_shape.bytes_for(len(texts[key]) - 1) for key in ("a", "b")), turn
+    session = store.acquire("a")
+    assert session is not None
+    generation = Generation(session.verifier, NoDrafter(), texts["a"], options)
+    assert generation.reused_tokens == len(texts["a"]) - 1
+    store.release(session)
+    for name in ("d", "e", None):
+        other = store.acquire(name)
+        assert other is not None
+        assert other.verifier.tokens == []
+        store.release(other)

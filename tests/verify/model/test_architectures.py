@@ -1,0 +1,169 @@
+"""Every architecture we name: logits as transformers' own forward has them, trees as their paths, and lossless decoding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from drafters.interface import DraftTree, NoDrafter
+from tests.drafts import Oracle
+from verify.decode import DecodeOptions, decode
+from verify.model.attention import NAME
+from verify.model.runner import LoadOptions, ModelError, ModelRunner, load_model, prepare
+from verify.sampling import SamplingParams
+from verify.verifier import TreeVerifier
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,  # wide, so that the choices of a random model are not near-ties
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+WINDOW = 5
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.5, 2.0, 3.0, 4.0],
+    "original_max_position_embeddings": 16,
+    "factor": 8.0,
+}
+
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama, llama3 rope": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "llama, yarn": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "mistral": ("Mistral", {"sliding_window": WINDOW}),
+    "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
+    "qwen3": ("Qwen3", {}),
+    "gemma": ("Gemma", {}),
+    "gemma2": (
+        "Gemma2",
+        {"sliding_window": WINDOW, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 24},
+    ),
+    "gemma3": ("Gemma3", {"sliding_window": WINDOW, "query_pre_attn_scalar": 24}),
+    "phi3": ("Phi3", {"sliding_window": WINDOW}),
+    "phi3, longrope": ("Phi3", {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 16}),
+    "llama, dynamic rope": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}),
+    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}),
+    "olmo": ("Olmo", {}),
+    "olmo2": ("Olmo2", {}),
+    "granite": ("Granite", {"attention_multiplier": 0.2, "residual_multiplier": 0.7, "logits_scaling": 2.0}),
+    "mixtral": ("Mixtral", EXPERTS),
+    "qwen3_moe": ("Qwen3Moe", EXPERTS),
+    "gpt_oss": ("GptOss", {**EXPERTS, "sliding_window": WINDOW}),
+    "gpt_neox": ("GPTNeoX", {"rotary_pct": 0.5}),
+}
+
+
+def make(name: str, attention: str) -> Any:
+    """A random model of that family, float32."""
+    family, extra = ARCHITECTURES[name]
+    label = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
+    sizes = {key: value for key, value in SIZES.items() if family != "GPT2" or "_id" in key or key in ("vocab_size",)}
+    config = getattr(transformers, label)(**{**sizes, **extra}, attn_implementation=attention)
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
+    with torch.no_grad():  # biases, norms and sinks start at constants, which would hide that they are left out
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+@pytest.fixture(scope="module", params=list(ARCHITECTURES))
+def pair(request: pytest.FixtureRequest) -> tuple[ModelRunner, Any]:
+    """The model as we run it and as transformers does."""
+    ours, theirs = make(request.param, NAME), make(request.param, "eager")
+    theirs.load_state_dict(ours.state_dict())
+    prepare(ours, None)
+    return ModelRunner(ours, pack=True, traced=True), theirs
+
+
+def test_logits_are_those_of_transformers(pair: tuple[ModelRunner, Any]) -> None:
+    runner, theirs = pair
+    text = torch.randint(3, 97, (40,), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = theirs(text[None]).logits[0]
+    assert torch.allclose(runner.forward(runner.new_cache(), text), expected, atol=1e-4)
+    cache = runner.new_cache()
+    for start, stop in ((0, 17), (17, 18), (18, 40)):  # in chunks, over the cache
+        found = runner.forward(cache, text[start:stop])
+        assert torch.allclose(found, expected[start:stop], atol=1e-4)
+        cache.length = stop
+
+
+def test_a_tree_has_the_logits_of_its_paths(pair: tuple[ModelRunner, Any]) -> None:
+    runner, theirs = pair
+    parents = np.array([-1, 0, 1, 2, 1, 0, -1, 6, 6, 8], np.int32)
+    tokens = np.array([5, 9, 11, 40, 41, 42, 60, 61, 62, 63], np.int32)
+    depths = np.array([1, 2, 3, 4, 3, 2, 1, 2, 2, 3], np.int32)
+    tree = DraftTree(tokens, parents, depths, np.linspace(0.9, 0.1, 10, dtype=np.float32), np.zeros(10, np.uint8))
+    prefix = torch.randint(3, 97, (23,), generator=torch.Generator().manual_seed(2))
+    cache = runner.new_cache()
+    runner.forward(cache, prefix[:-1], logits=False)
+    cache.length = len(prefix) - 1
+    rows = torch.tensor([int(prefix[-1]), *tokens])
+    logits = runner.forward(cache, rows, torch.tensor([0, *depths]), torch.from_numpy(tree.ancestors))
+    for row in range(-1, len(tree)):
+        path = torch.cat([prefix, torch.tensor(tree.path(row), dtype=torch.long)])
+        with torch.inference_mode():
+            expected = theirs(path[None]).logits[0, -1]
+        assert torch.allclose(logits[row + 1], expected, atol=1e-4), row
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafting_is_lossless(pair: tuple[ModelRunner, Any], temperature: float) -> None:
+    runner, _ = pair
+    prompt = np.arange(3, 15, dtype=np.int32)
+    options = DecodeOptions(SamplingParams(temperature, seed=5), 60)
+    expected = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
+    drafted = decode(TreeVerifier(runner, runner.new_cache()), Oracle(expected, 6, 4), prompt, options)
+    assert drafted.tokens == expected
+    assert len(drafted.steps) < len(expected)
+
+
+@pytest.mark.parametrize("family", ["Mamba", "Jamba"])
+def test_recurrent_state_is_refused(family: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 97, "state_size": 4, "use_mamba_kernels": False}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "attn_layer_period": 2}
+    config = getattr(transformers, f"{family}Config")(**sizes, **(heads if family == "Jamba" else {}), attn_layer_offset=1)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="recurrent state"):
+        load_model(LoadOptions(str(tmp_path), device="cpu"))

@@ -1,0 +1,59 @@
+"""A traced forward says what the model says, to the last bit, at any size; what cannot be traced is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafters.interface import DraftTree
+from tests.trees import trees
+from tests.verify.model.test_architectures import make
+from verify.model.attention import NAME
+from verify.model.runner import ModelRunner, prepare
+
+TRACED = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "phi3", "phi3, longrope", "gpt2", "olmo2", "granite"]
+
+
+def runner(name: str, pack: bool, traced: bool) -> ModelRunner:
+    model = make(name, NAME)
+    prepare(model, None)
+    return ModelRunner(model, pack=pack, traced=traced)
+
+
+@pytest.fixture(scope="module", params=TRACED)
+def pair(request: pytest.FixtureRequest) -> tuple[ModelRunner, ModelRunner]:
+    """Untraced and traced, both packed."""
+    plain, traced = runner(request.param, True, False), runner(request.param, True, True)
+    assert traced.is_traced
+    assert not plain.is_traced
+    return plain, traced
+
+
+@settings(max_examples=15)
+@given(tree=trees(nodes=20), length=st.integers(0, 60))
+def test_any_tree_after_any_text(pair: tuple[ModelRunner, ModelRunner], tree: DraftTree, length: int) -> None:
+    rows = torch.tensor([7, *tree.tokens.tolist()])
+    depths = torch.tensor([0, *tree.depths.tolist()])
+    found = []
+    for each in pair:
+        cache = each.new_cache()
+        cache.tensor.normal_(generator=torch.Generator().manual_seed(length))
+        cache.length = length
+        found.append(each.forward(cache, rows, depths, torch.from_numpy(tree.ancestors)))
+        found.append(cache.tensor[:, :, :, : length + len(rows)].clone())
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "mixtral", "qwen3_moe"])
+def test_soft_capping_sinks_and_experts_are_not_traced(name: str) -> None:
+    assert not runner(name, True, True).is_traced
+
+
+def test_unpacked_models_are_traced_too() -> None:
+    plain, traced = runner("llama", False, False), runner("llama", False, True)
+    assert traced.is_traced
+    tokens = torch.arange(3, 20)
+    assert torch.equal(plain.forward(plain.new_cache(), tokens), traced.forward(traced.new_cache(), tokens))

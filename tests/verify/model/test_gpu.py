@@ -1,0 +1,70 @@
+"""What only a GPU can show: captured graphs decode as the plain forward does, and steps take no memory."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+import models
+from drafters.interface import DraftTree, NoDrafter
+from tests.drafts import Oracle
+from verify.decode import DecodeOptions, decode
+from verify.model.runner import LoadOptions, ModelRunner, load_model
+from verify.sampling import SamplingParams
+from verify.verifier import TreeVerifier
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+PROMPT = np.arange(5, 60, dtype=np.int32)
+
+
+@pytest.fixture(scope="module", params=["off", "on"])
+def runner(request: pytest.FixtureRequest) -> ModelRunner:
+    return load_model(LoadOptions(str(models.TARGET), dtype="float32", device="cuda", compile=request.param))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafted_answers_are_plain_decodings(runner: ModelRunner, temperature: float) -> None:
+    options = DecodeOptions(SamplingParams(temperature=temperature, seed=3), max_tokens=80)
+    plain = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), PROMPT, options).tokens
+    drafter = Oracle(plain)
+    assert decode(TreeVerifier(runner, runner.new_cache()), drafter, PROMPT, options).tokens == plain
+
+
+def test_greedy_text_is_that_of_transformers(runner: ModelRunner) -> None:
+    theirs = LlamaForCausalLM.from_pretrained(models.TARGET, dtype=torch.float32).to("cuda")
+    options = DecodeOptions(SamplingParams(temperature=0), max_tokens=40)
+    ours = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), PROMPT, options).tokens
+    whole = theirs.generate(torch.from_numpy(PROMPT).long()[None].cuda(), max_new_tokens=40, do_sample=False, eos_token_id=None)
+    assert whole[0, len(PROMPT) :].tolist() == ours
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_step_waits_for_the_device_once(runner: ModelRunner, temperature: float) -> None:
+    chain = np.arange(5, dtype=np.int32)
+    tree = DraftTree(chain, chain - 1, chain + 1, np.ones(5, np.float32), np.zeros(5, np.uint8))
+    verifier = TreeVerifier(runner, runner.new_cache())
+    verifier.begin(PROMPT, SamplingParams(temperature=temperature))
+    list(verifier.prefill(PROMPT))
+    verifier.verify(tree, feedback=4)  # takes its memory
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            verifier.verify(tree, feedback=4)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert sum("called a synchronizing" in str(each.message) for each in seen) == 1
+
+
+def test_steps_take_no_memory(runner: ModelRunner) -> None:
+    options = DecodeOptions(SamplingParams(temperature=1.0, seed=1), max_tokens=100)
+    segments = []
+    for _ in range(4):
+        verifier = TreeVerifier(runner, runner.new_cache())
+        decode(verifier, NoDrafter(), PROMPT, options)
+        segments.append(torch.cuda.memory_stats()["segment.all.allocated"])
+    assert segments[-1] == segments[1]

@@ -1,0 +1,41 @@
+"""Memory stays flat, however long a session goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from drafters.registry import Resources, make
+from verify.decode import DecodeOptions, Generation
+from verify.model.runner import ModelRunner
+from verify.sampling import SamplingParams
+from verify.verifier import TreeVerifier
+
+STATUS = Path("/proc/self/status")
+WARM_STEPS, STEPS = 2_000, 10_000
+
+
+def resident_kilobytes() -> int:
+    lines = STATUS.read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="the system does not say what is resident")
+def test_ten_thousand_steps_of_one_session(tiny_runner: ModelRunner) -> None:
+    """Greedy and sampled turns in one session, with a drafter that learns from all of them."""
+    verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
+    drafter = make("fusion", Resources(vocabulary=98))
+    steps, warm, turn = 0, 0, 0
+    while steps < STEPS:
+        prompt = np.random.default_rng(turn).integers(3, 97, 10).astype(np.int32)
+        params = SamplingParams(temperature=turn % 2, seed=turn, frequency_penalty=0.1 * (turn % 3), logprobs=turn % 5 or None)
+        generation = Generation(verifier, drafter, prompt, DecodeOptions(params, 100, max_nodes=8))
+        while generation.step().finish is None:
+            steps += 1
+        generation.close()
+        turn += 1
+        if not warm and steps > WARM_STEPS:
+            warm = resident_kilobytes()
+    assert resident_kilobytes() - warm < 8_000

@@ -1,0 +1,38 @@
+"""Which models may draft for which: the same tokens, cut alike."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+import models
+from verify.model.runner import ModelError, load_tokenizer
+from verify.tokenizer import check_pair, first_difference
+
+
+def bpe(vocabulary: dict[str, int], *merges: tuple[str, str]) -> PreTrainedTokenizerBase:
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE(vocabulary, list(merges))))
+
+
+LETTERS = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}
+MERGES = (("a", "b"), ("b", "c"))
+
+
+def test_the_embedded_pair_goes_together() -> None:
+    check_pair(load_tokenizer(str(models.TARGET)), load_tokenizer(str(models.DRAFT)))
+
+
+def test_the_first_difference_is_named() -> None:
+    target = bpe(LETTERS, *MERGES)
+    assert first_difference(target, bpe(LETTERS, *MERGES)) is None
+    swapped = {**LETTERS, "ab": 4, "bc": 3}
+    with pytest.raises(ModelError, match="token 3 is 'ab' for the target and is 'bc' for the draft; choose"):
+        check_pair(target, bpe(swapped, *MERGES))
+    with pytest.raises(ModelError, match="token 5 does not exist for the target and is 'd' for the draft"):
+        check_pair(target, bpe({**LETTERS, "d": 5}, *MERGES))
+    with pytest.raises(ModelError, match="merge 0 is"):
+        check_pair(target, bpe(LETTERS, *reversed(MERGES)))
+    with pytest.raises(ModelError, match=r"merge 1 is .* and None for the draft"):
+        check_pair(target, bpe(LETTERS, MERGES[0]))
