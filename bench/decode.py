@@ -24,7 +24,7 @@ from bench.model.peers import PEERS, PeerName, Transformers
 from drafters.interface import Ints
 from drafters.registry import NAMES, DrafterName, make
 from server.settings import Settings
-from server.worker.runtime import Loaded, load
+from server.worker.runtime import Runtime, load
 from verify.decode import Decoded, DecodeOptions, Generation, finish
 from verify.sampling import SamplingParams
 from verify.verifier import TreeVerifier
@@ -174,17 +174,19 @@ def peak_memory_mb() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
-def encode(loaded: Loaded, prompt: str) -> Ints:
+def encode(loaded: Runtime, prompt: str) -> Ints:
     """The prompt's token ids, int32 [P]."""
     return np.array(loaded.tokenizer.encode(prompt), np.int32)
 
 
-def answer(loaded: Loaded, settings: Settings, drafter: DrafterName, prompt: Ints, temperature: float, plan: Plan) -> Decoded:
+def answer(loaded: Runtime, settings: Settings, drafter: DrafterName, prompt: Ints, temperature: float, plan: Plan) -> Decoded:
     """One answer with fresh state, as a request without a session gets it."""
     return finish(begin(loaded, settings, drafter, prompt, temperature, plan))
 
 
-def begin(loaded: Loaded, settings: Settings, drafter: DrafterName, prompt: Ints, temperature: float, plan: Plan) -> Generation:
+def begin(
+    loaded: Runtime, settings: Settings, drafter: DrafterName, prompt: Ints, temperature: float, plan: Plan
+) -> Generation:
     """The same, to be run step by step."""
     verifier = TreeVerifier(loaded.runner, loaded.runner.new_cache())
     params = SamplingParams(temperature=temperature, seed=plan.seed)

@@ -28,11 +28,11 @@ from drafters.tables.levels import (
     PREDICTION,
     SIZES,
     TABLE,
-    Knowledge,
-    States,
-    Work,
-    new_states,
-    new_work,
+    Contexts,
+    Scratch,
+    Sources,
+    new_contexts,
+    new_scratch,
 )
 from drafters.tables.mixture import CELLS, LEAST_MASS, MOST_BOOST, PRIOR, STRENGTH, cell, commit, predict
 from drafters.tables.ngram import empty_base
@@ -55,18 +55,18 @@ def main(
     held_out = [d[1:].astype(np.int32) for d in documents[::HELD_OUT]]
     block = index(np.concatenate([d for i, d in enumerate(documents) if i % HELD_OUT]), separator)
     trust = start()
-    work = new_work(separator + 1, 1, 1)
+    scratch = new_scratch(separator + 1, 1, 1)
     for number in range(PASSES):
         hits, tries, score = 2.0 * trust, np.full(BUCKETS, 2.0), 0.0
         for document in held_out:
-            known, states = fresh(block, hits, tries)
-            score += read(known, states, work, document)
+            sources, contexts = fresh(block, hits, tries)
+            score += read(sources, contexts, scratch, document)
         trust = hits / tries
         print(f"pass {number}: {-score / math.log(2) / sum(map(len, held_out)):.3f} bits per token")
     seen = np.full((2, CELLS), 2.0)
     for document in held_out:
-        known, states = fresh(block, trust * STRENGTH, np.full(BUCKETS, STRENGTH))
-        compare(known, states, work, document, seen)
+        sources, contexts = fresh(block, trust * STRENGTH, np.full(BUCKETS, STRENGTH))
+        compare(sources, contexts, scratch, document, seen)
     boost = np.minimum(seen[1] / seen[0], MOST_BOOST)
     array_file.save(out, "prior", "none", {"trust": trust, "boost": boost})
     print(f"{out}: {out.stat().st_size} bytes")
@@ -80,34 +80,34 @@ def start() -> NDArray[np.float64]:
     return trust.ravel()
 
 
-def fresh(block: Corpus, hits: NDArray[np.float64], tries: NDArray[np.float64]) -> tuple[Knowledge, States]:
+def fresh(block: Corpus, hits: NDArray[np.float64], tries: NDArray[np.float64]) -> tuple[Sources, Contexts]:
     """A new session over `block` that learns into `hits` and `tries`."""
-    known = Knowledge(
+    sources = Sources(
         *((block,), new_history(4096), empty_base(), new_rows(16, 1)),
         *(np.zeros(1, np.int32), hits, tries, np.ones(CELLS)),
     )
-    states = new_states(1, 1)
-    enter(known, states, np.empty(0, np.int32))
-    return known, states
+    contexts = new_contexts(1, 1)
+    enter(sources, contexts, np.empty(0, np.int32))
+    return sources, contexts
 
 
 @kernel
-def read(known: Knowledge, states: States, work: Work, text: NDArray[np.int32]) -> float:
+def read(sources: Sources, contexts: Contexts, scratch: Scratch, text: NDArray[np.int32]) -> float:
     """Reads a document like a session; returns its log-probability in nats."""
     score = 0.0
     for token in text:
-        score += commit(known, states, work, token)
+        score += commit(sources, contexts, scratch, token)
     return score
 
 
 @kernel
-def compare(known: Knowledge, states: States, work: Work, text: NDArray[np.int32], seen: NDArray[np.float64]) -> None:
+def compare(sources: Sources, contexts: Contexts, scratch: Scratch, text: NDArray[np.int32], seen: NDArray[np.float64]) -> None:
     """Adds each listed successor's predicted (row 0) and measured (row 1) frequency to its cell."""
     for token in text:
-        for x in range(predict(known, states, 0, work, LEAST_MASS)):
-            seen[0, cell(work, x)] += work.probability[x]
-            seen[1, cell(work, x)] += work.out[x] == token
-        commit(known, states, work, token)
+        for x in range(predict(sources, contexts, 0, scratch, LEAST_MASS)):
+            seen[0, cell(scratch, x)] += scratch.probability[x]
+            seen[1, cell(scratch, x)] += scratch.out[x] == token
+        commit(sources, contexts, scratch, token)
 
 
 if __name__ == "__main__":

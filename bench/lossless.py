@@ -18,8 +18,8 @@ from bench.decode import Plan, answer, encode
 from drafters.interface import Ints
 from drafters.registry import DrafterName
 from server.settings import Settings
-from server.worker.runtime import Loaded, load
-from verify.sampling import SamplingParams, gumbel, processed
+from server.worker.runtime import Runtime, load
+from verify.sampling import SamplingParams, gumbel, warp_logits
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def token_at(tokens: Sequence[int], place: int) -> int:
 
 
 def tie_margin(
-    loaded: Loaded, prompt: Ints, plain: Sequence[int], drafted: Sequence[int], place: int, params: SamplingParams
+    loaded: Runtime, prompt: Ints, plain: Sequence[int], drafted: Sequence[int], place: int, params: SamplingParams
 ) -> float:
     """How far plain decoding's token stood above the other after the same text, in one forward; NaN where one has none."""
     tokens = (token_at(plain, place), token_at(drafted, place))
@@ -83,7 +83,7 @@ def tie_margin(
     logits = loaded.runner.forward(loaded.runner.new_cache(), text, logits=False)
     scores = logits[0].float()
     if not params.greedy:
-        scores = processed(logits, params)[0] + gumbel(params.seed, [place], logits.shape[-1], logits.device)[0]
+        scores = warp_logits(logits, params)[0] + gumbel(params.seed, [place], logits.shape[-1], logits.device)[0]
     return float(scores[tokens[0]] - scores[tokens[1]])
 
 

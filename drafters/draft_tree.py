@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
 from drafters.model.calibration import Calibration
 from drafters.model.language_model import Candidates, LanguageModel
-from drafters.policy import Worth, tracked
+from drafters.policy import Worth, ema
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,8 @@ class DraftTreeDrafter:
                 return
             taken = next((place for place, (_, node) in enumerate(children) if node.token == token), None)
             if at < 0:
-                self._first = tracked(self._first, taken is not None)
-            self._calibration.saw([node.rank for _, node in children], [node.share for _, node in children], taken)
+                self._first = ema(self._first, taken is not None)
+            self._calibration.record([node.rank for _, node in children], [node.share for _, node in children], taken)
             if taken is None:
                 return
             at = children[taken][0]

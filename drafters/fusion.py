@@ -20,7 +20,7 @@ from drafters.prediction import realign
 from drafters.tables.adaptive import absorb, new_rows
 from drafters.tables.history import new_history
 from drafters.tables.kernel import kernel
-from drafters.tables.levels import SOURCES, TABLE_ORDER, Knowledge, States, Work, advance, new_states, new_work
+from drafters.tables.levels import SOURCES, TABLE_ORDER, Contexts, Scratch, Sources, advance, new_contexts, new_scratch
 from drafters.tables.mixture import LEAST_MASS, MOST_BOOST, STRENGTH, cell, commit, load_prior, predict
 from drafters.tables.ngram import BaseArrays
 from drafters.tables.nodes import Nodes, draft_tree, new_nodes, reset
@@ -51,7 +51,7 @@ class FusionDrafter:
         trust, boost = load_prior()
         blocks = tuple(corpora) or (index(np.empty(0, np.int64), vocabulary),)
         self._options = options
-        self._known = Knowledge(
+        self._sources = Sources(
             blocks,
             new_history(options.capacity),
             base,
@@ -61,8 +61,8 @@ class FusionDrafter:
             np.full(len(trust), STRENGTH),
             boost,
         )
-        self._states = new_states(1 + MAX_NODES, len(blocks))
-        self._work = new_work(vocabulary, len(blocks), 2 * options.successors)
+        self._contexts = new_contexts(1 + MAX_NODES, len(blocks))
+        self._scratch = new_scratch(vocabulary, len(blocks), 2 * options.successors)
         self._nodes = new_nodes(1 + MAX_NODES)
         self._rank = np.zeros(1 + MAX_NODES, np.int32)
         self._text = NOTHING  # all committed tokens of the session's last request
@@ -70,20 +70,20 @@ class FusionDrafter:
 
     def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         expected = np.concatenate([[len(prediction)], prediction]).astype(np.int32)
-        self._known = self._known._replace(expected=expected)
+        self._sources = self._sources._replace(expected=expected)
         prompt = np.asarray(prompt, np.int32)
         # A conversation's next prompt repeats what is known already.
         known = common_prefix(self._text, prompt)
         self._text = prompt[:known]
-        enter(self._known, self._states, prompt[max(0, known - LONGEST_CONTEXT) : known])
+        enter(self._sources, self._contexts, prompt[max(0, known - LONGEST_CONTEXT) : known])
         self._commit(prompt[known:])
-        self._states.expected[0] = (1, 0) if len(prediction) else (0, 0)
+        self._contexts.expected[0] = (1, 0) if len(prediction) else (0, 0)
 
     def propose(self, budget: int) -> DraftTree:
         if budget <= 0 or not len(self._text):
             return EMPTY
         size = _grow(
-            *(self._known, self._states, self._work, self._nodes, self._rank),
+            *(self._sources, self._contexts, self._scratch, self._nodes, self._rank),
             *(min(budget, MAX_NODES), self._options.depth),
         )
         return draft_tree(self._nodes, size, budget)
@@ -94,49 +94,51 @@ class FusionDrafter:
         if verdict.topk_ids.shape[-1]:
             tree = verdict.tree
             absorb(
-                *(self._known.base, self._known.rows, before, tree.tokens, tree.parents),
+                *(self._sources.base, self._sources.rows, before, tree.tokens, tree.parents),
                 *(verdict.topk_ids, verdict.topk_probs, TABLE_ORDER),
             )
         self._follow(len(verdict.tokens))
 
     def end(self) -> None:
-        self._known = self._known._replace(expected=np.zeros(1, np.int32))
+        self._sources = self._sources._replace(expected=np.zeros(1, np.int32))
 
     def _commit(self, tokens: Ints) -> None:
-        self._expected_before = int(self._states.expected[0, 0])
-        _commit_all(self._known, self._states, self._work, tokens)
+        self._expected_before = int(self._contexts.expected[0, 0])
+        _commit_all(self._sources, self._contexts, self._scratch, tokens)
         self._text = np.concatenate([self._text, tokens])
 
     def _follow(self, emitted: int) -> None:
         """Finds the place in the prediction again after the answer has left it."""
-        expected = self._known.expected[1:]
-        if len(expected) and self._states.expected[0, 0] == 0:
+        expected = self._sources.expected[1:]
+        if len(expected) and self._contexts.expected[0, 0] == 0:
             near = max(0, self._expected_before - 1) + emitted
-            self._states.expected[0] = (1 + min(len(expected), realign(expected, self._text[-8:], near)), 0)
+            self._contexts.expected[0] = (1 + min(len(expected), realign(expected, self._text[-8:], near)), 0)
 
 
 @kernel
-def _commit_all(known: Knowledge, states: States, work: Work, tokens: NDArray[np.int32]) -> None:
+def _commit_all(sources: Sources, contexts: Contexts, scratch: Scratch, tokens: NDArray[np.int32]) -> None:
     for token in tokens:
-        commit(known, states, work, token)
+        commit(sources, contexts, scratch, token)
 
 
 @kernel
-def enter(known: Knowledge, states: States, ending: NDArray[np.int32]) -> None:
+def enter(sources: Sources, contexts: Contexts, ending: NDArray[np.int32]) -> None:
     """Makes row 0 the context of a text that ends with `ending`, without learning it again."""
-    states.low[0] = 0
-    states.high[0] = 0
-    states.hashes[0] = 0
-    states.last[0] = -1
-    states.expected[0] = 0
-    for c in range(len(known.corpora)):
-        states.high[0, c, 0] = known.corpora[c].size
+    contexts.low[0] = 0
+    contexts.high[0] = 0
+    contexts.hashes[0] = 0
+    contexts.last[0] = -1
+    contexts.expected[0] = 0
+    for c in range(len(sources.corpora)):
+        contexts.high[0, c, 0] = sources.corpora[c].size
     for token in ending:
-        advance(known, states, 0, token, 0)
+        advance(sources, contexts, 0, token, 0)
 
 
 @kernel
-def _grow(known: Knowledge, states: States, work: Work, nodes: Nodes, rank: NDArray[np.int32], budget: int, depth: int) -> int:
+def _grow(
+    sources: Sources, contexts: Contexts, scratch: Scratch, nodes: Nodes, rank: NDArray[np.int32], budget: int, depth: int
+) -> int:
     """Marks the `budget` likeliest paths; returns the number of nodes, node 0 included.
 
     rank[:size] are the nodes by falling path probability: those before `at` are expanded, the others wait. A child is
@@ -147,7 +149,7 @@ def _grow(known: Knowledge, states: States, work: Work, nodes: Nodes, rank: NDAr
     while True:
         worst = nodes.path[rank[size - 1]] if size == budget else LEAST_PATH
         if nodes.depths[node] < depth:
-            size = _expand(known, states, work, nodes, rank, node, at, size, budget)
+            size = _expand(sources, contexts, scratch, nodes, rank, node, at, size, budget)
             worst = nodes.path[rank[size - 1]] if size == budget else LEAST_PATH
         at += 1
         if at >= size:
@@ -155,15 +157,15 @@ def _grow(known: Knowledge, states: States, work: Work, nodes: Nodes, rank: NDAr
         node = rank[at]
         if size == budget and LEAST_GAIN * nodes.path[node] <= worst:
             break
-        advance(known, states, nodes.parents[node], nodes.tokens[node], node)
+        advance(sources, contexts, nodes.parents[node], nodes.tokens[node], node)
     return size + 1
 
 
 @kernel
 def _expand(
-    known: Knowledge,
-    states: States,
-    work: Work,
+    sources: Sources,
+    contexts: Contexts,
+    scratch: Scratch,
     nodes: Nodes,
     rank: NDArray[np.int32],
     node: int,
@@ -174,22 +176,22 @@ def _expand(
     """Adds the successors of `node` that are among the `budget` likeliest; returns how many nodes there are."""
     path = nodes.path[node]
     worst = nodes.path[rank[size - 1]] if size == budget else LEAST_PATH
-    found = predict(known, states, node, work, max(LEAST_MASS, SPARE * worst / path if size == budget else 0.0))
+    found = predict(sources, contexts, node, scratch, max(LEAST_MASS, SPARE * worst / path if size == budget else 0.0))
     for x in range(found):
-        if MOST_BOOST * path * work.probability[x] <= worst:
+        if MOST_BOOST * path * scratch.probability[x] <= worst:
             continue
-        probability = path * min(0.999, work.probability[x] * known.boost[cell(work, x)])
+        probability = path * min(0.999, scratch.probability[x] * sources.boost[cell(scratch, x)])
         if probability <= worst:
             continue
         new = size + 1
         if size == budget:
             size -= 1
             new = rank[size]  # the worst gives its place up
-        nodes.tokens[new] = work.out[x]
+        nodes.tokens[new] = scratch.out[x]
         nodes.parents[new] = node
         nodes.depths[new] = nodes.depths[node] + 1
         nodes.path[new] = probability
-        nodes.source[new] = SOURCES[work.out_mark[x] % 4]
+        nodes.source[new] = SOURCES[scratch.out_mark[x] % 4]
         nodes.chosen[new] = True
         place = size
         while place > at + 1 and nodes.path[rank[place - 1]] < probability:

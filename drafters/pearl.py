@@ -22,8 +22,8 @@ from annotated_types import Ge, Le
 from drafters.interface import EMPTY, NOTHING, DraftTree, Floats, Ints, Sampling, Source, Verdict, chain
 from drafters.model.calibration import Calibration
 from drafters.model.language_model import LanguageModel
-from drafters.model.ngram_predraft import Ahead
-from drafters.policy import tracked
+from drafters.model.ngram_predraft import NgramPredraft
+from drafters.policy import ema
 
 LONGEST = 32  # tokens of a window
 
@@ -49,7 +49,7 @@ class PearlDrafter:
         self._calibration = Calibration(1)
         self._guess: list[int] = []  # all but its last token are rows of the model
         self._shares: list[float] = []  # the model's probability of each
-        self._ahead = Ahead(options.ahead)
+        self._ahead = NgramPredraft(options.ahead)
         self._draft_seconds = 0.0  # of a token; a decaying mean
         self._verify_seconds = 0.0  # of a step
         self._beside: Future[None] | None = None
@@ -95,7 +95,7 @@ class PearlDrafter:
             self._guess, self._shares = self._guess[len(tokens) :], self._shares[len(tokens) :]
         else:
             self._forget()
-        self._verify_seconds = tracked(self._verify_seconds, verdict.seconds)
+        self._verify_seconds = ema(self._verify_seconds, verdict.seconds)
         self._model.beside(lambda: self._model.advance(tokens)).result()
 
     def end(self) -> None:
@@ -112,7 +112,7 @@ class PearlDrafter:
         while len(self._guess) < wanted and self._model.space and not (drafted and self._enough.is_set()):
             started = time.perf_counter()
             new = self._forward(min(wanted - len(self._guess), self._model.space) - 1)
-            self._draft_seconds = tracked(self._draft_seconds, (time.perf_counter() - started) / new)
+            self._draft_seconds = ema(self._draft_seconds, (time.perf_counter() - started) / new)
             drafted += new
         self.drafted_tokens += drafted
 
@@ -130,7 +130,7 @@ class PearlDrafter:
         self._shares += found.probability[: right + 1, 0].tolist()
         if right < len(expected):
             self._model.retract(len(self._guess))  # all but the last one are rows
-        self._ahead.saw(len(expected), right)
+        self._ahead.record(len(expected), right)
         return right + 1
 
     def _stop(self) -> None:
@@ -151,7 +151,7 @@ class PearlDrafter:
     def _learn(self, tokens: Ints) -> None:
         """How far the guess agreed with what was emitted."""
         for token, guess, share in zip(tokens.tolist(), self._guess, self._shares, strict=False):
-            self._calibration.saw([0], [share], 0 if token == guess else None)
+            self._calibration.record([0], [share], 0 if token == guess else None)
             if token != guess:
                 self.rejections += 1
                 return

@@ -28,13 +28,13 @@ class Worth:
 
     def took(self, seconds: float) -> None:
         """It was done once, in that time."""
-        self.seconds = tracked(self.seconds, seconds)
+        self.seconds = ema(self.seconds, seconds)
 
     def emitted(self, tokens: int, seconds: float) -> None:
         """A step emitted so many tokens, in that time."""
-        self.token_seconds = tracked(self.token_seconds, seconds / tokens)
+        self.token_seconds = ema(self.token_seconds, seconds / tokens)
 
 
-def tracked(mean: float, value: float) -> float:
+def ema(mean: float, value: float) -> float:
     """The decaying mean with one value more; 0 = there was none."""
     return MEMORY * mean + (1 - MEMORY) * value if mean else value

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from drafters.interface import DraftTree, Ints
 from verify.model.transfer import to_device, to_host
-from verify.sampling import Chooser, SamplingParams, processed, uniform
+from verify.sampling import Sampler, SamplingParams, uniform, warp_logits
 
 
 class Rule(Protocol):
@@ -40,7 +40,7 @@ class Keyed:
     """The target's own choice at every node. Implements `Rule`."""
 
     def __init__(self, params: SamplingParams) -> None:
-        self._chooser = Chooser(params)
+        self._chooser = Sampler(params)
 
     def decide(
         self, logits: torch.Tensor, tree: DraftTree, first: int, beside: Sequence[torch.Tensor] = ()
@@ -93,7 +93,7 @@ class Rejection:
     def decide(
         self, logits: torch.Tensor, tree: DraftTree, first: int, beside: Sequence[torch.Tensor] = ()
     ) -> tuple[Ints, Ints, list[Any]]:
-        weights = processed(logits, self._params)
+        weights = warp_logits(logits, self._params)
         rows: list[int] = []
         tokens: list[int] = []
         node = -1

@@ -35,7 +35,7 @@ class FixedBudget:
         """The part of the draft that is worth verifying after `context` tokens."""
         return tree
 
-    def saw(self, draft: DraftTree, verified: DraftTree, tokens: Ints, draft_seconds: float) -> None:
+    def record(self, draft: DraftTree, verified: DraftTree, tokens: Ints, draft_seconds: float) -> None:
         """Of a draft, the pruned tree was verified, and `tokens` (int32 [A+1]) were emitted."""
 
 
@@ -79,7 +79,7 @@ class MeasuredBudget(FixedBudget):
         chosen[order[:best]] = True
         return tree.keep(chosen) if best else EMPTY
 
-    def saw(self, draft: DraftTree, verified: DraftTree, tokens: Ints, draft_seconds: float) -> None:
+    def record(self, draft: DraftTree, verified: DraftTree, tokens: Ints, draft_seconds: float) -> None:
         if not len(draft):
             return
         self._fruitless = 0 if len(verified) else self._fruitless + 1

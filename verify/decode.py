@@ -101,7 +101,7 @@ class Generation:
             self._grammar.commit(verdict.tokens)
         verified = time.perf_counter()
         self._drafter.observe(verdict)
-        self._budget.saw(draft, tree, verdict.tokens, drafted - started)
+        self._budget.record(draft, tree, verdict.tokens, drafted - started)
         tokens = verdict.tokens.tolist()
         self._emitted += len(tokens)
         self._left -= len(tokens)

@@ -23,7 +23,7 @@ from drafters.model.language_model import Candidates
 from verify.cost import timed_forward
 from verify.model.cache import KVCache
 from verify.model.runner import ModelRunner
-from verify.sampling import Chooser, SamplingParams, processed
+from verify.sampling import Sampler, SamplingParams, warp_logits
 from verify.verifier import PREFILL_CHUNK_TOKENS, common_prefix
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ class SessionDraft:
         self._shared = shared
         self._text: list[int] = []  # committed; the cache holds all but its unread end
         self._params = SamplingParams(temperature=0)
-        self._chooser = Chooser(self._params)
+        self._chooser = Sampler(self._params)
         self._prompt_length = 0
         self._foreign = False  # the text has tokens that the model does not know
         self._rows: list[int] = []  # tokens of the rows; row 0 is the text's last token
@@ -107,7 +107,7 @@ class SessionDraft:
     def begin(self, text: Ints, sampling: Sampling | None = None) -> None:
         self._params = SamplingParams(temperature=0) if sampling is None else cast(SamplingParams, sampling)
         independent = self._params.rule == "rejection"  # its proof wants draws that tell nothing of the target's noise
-        self._chooser = Chooser(replace(self._params, seed=self._params.seed ^ INDEPENDENT) if independent else self._params)
+        self._chooser = Sampler(replace(self._params, seed=self._params.seed ^ INDEPENDENT) if independent else self._params)
         cache, tokens = self._shared.lend(self), text.tolist()
         cache.truncate(min(common_prefix(self._text, tokens), len(tokens) - 1))
         self._text, self._prompt_length = tokens, len(tokens)
@@ -199,7 +199,7 @@ class SessionDraft:
         if self._params.greedy:
             values, tokens = logits.topk(count, -1)
             return Candidates(as_ints(tokens), as_floats((values - logits.logsumexp(-1, keepdim=True)).exp()))
-        weights = processed(logits, self._params)
+        weights = warp_logits(logits, self._params)
         first = len(self._text) - self._prompt_length
         tokens = self._chooser.scores(weights, [first + depth for depth in depths]).topk(count, -1).indices
         shares = weights.softmax(-1)

@@ -94,7 +94,7 @@ def _shift(x: torch.Tensor, bits: int, room: torch.Tensor) -> torch.Tensor:
     return torch.bitwise_right_shift(x, bits, out=room).bitwise_and_((1 << (64 - bits)) - 1)
 
 
-def processed(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+def warp_logits(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     """What tokens are drawn from: logits [M, V] to log-weights, float32 [M, V]; their softmax is the distribution.
 
     Temperature, then top-k, top-p and min-p, each on what the one before left. Of equal logits the smaller id counts as
@@ -116,7 +116,7 @@ def processed(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     return scaled
 
 
-class Chooser:
+class Sampler:
     """Chooses one request's tokens. Keeps the noise of the positions in play, which successive steps share."""
 
     def __init__(self, params: SamplingParams) -> None:
@@ -128,7 +128,7 @@ class Chooser:
         """The target's own token at each of M nodes: logits [M, V] and each node's output position, to int64 [M]."""
         if self._params.greedy:
             return logits.max(-1).indices  # of bfloat16, argmax takes three times as long
-        return self.scores(processed(logits, self._params), positions).argmax(-1)
+        return self.scores(warp_logits(logits, self._params), positions).argmax(-1)
 
     def scores(self, weights: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
         """Log-weights [M, V] with their noise: the largest of each row is a draw, the K largest are K without replacement."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from drafters.interface import DraftTree, Ints, Logprobs, Verdict
 from verify.acceptance import rule_of
 from verify.logits import LogitsProcessor
-from verify.model.cache import KVCache, Parked
+from verify.model.cache import KVCache, SwappedRows
 from verify.model.runner import ModelRunner
 from verify.sampling import SamplingParams
 
@@ -66,7 +66,7 @@ class TreeVerifier:
     def __init__(self, runner: ModelRunner, cache: KVCache) -> None:
         self._runner = runner
         self._slot: KVCache | None = cache
-        self._parked: Parked | None = None
+        self._swapped: SwappedRows | None = None
         self._params = SamplingParams()
         self._rule = rule_of(self._params)
         self._processor: LogitsProcessor | None = None
@@ -74,35 +74,35 @@ class TreeVerifier:
         self._prompt_length = 0
         self._scores: list[Logprobs] | None = None  # of the prompt's chunks, where they are asked for
 
-    def park(self) -> KVCache:
+    def swap_out(self) -> KVCache:
         """Puts the committed text's rows into host memory and gives the slot back; `resume` before anything else."""
         assert self._slot is not None
-        slot, self._parked, self._slot = self._slot, self._slot.park(), None
+        slot, self._swapped, self._slot = self._slot, self._slot.swap_out(), None
         return slot
 
-    def resume(self, slot: KVCache) -> None:
+    def swap_in(self, slot: KVCache) -> None:
         """Goes on in another slot after `park`."""
-        assert self._parked is not None
-        slot.restore(self._parked)
-        self._slot, self._parked = slot, None
+        assert self._swapped is not None
+        slot.swap_in(self._swapped)
+        self._slot, self._swapped = slot, None
 
     def leave(self) -> KVCache | None:
         """Forgets everything; returns the slot, if it has one."""
-        slot, self._slot, self._parked = self._slot, None, None
+        slot, self._slot, self._swapped = self._slot, None, None
         self.tokens = []
         if slot is not None:
             slot.truncate(0)
         return slot
 
     @property
-    def is_parked(self) -> bool:
+    def is_swapped_out(self) -> bool:
         """Its rows are in host memory."""
-        return self._parked is not None
+        return self._swapped is not None
 
     @property
     def parked_bytes(self) -> int:
-        """What it takes of host memory while parked."""
-        return self._parked.nbytes if self._parked is not None else 0
+        """What it takes of host memory while swapped."""
+        return self._swapped.nbytes if self._swapped is not None else 0
 
     @property
     def _cache(self) -> KVCache:

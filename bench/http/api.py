@@ -22,8 +22,8 @@ from server.chat.prompt import PromptEncoder, Template
 from server.chat.vocabulary import Vocabulary
 from server.engine.engine import Engine
 from server.engine.messages import Request, StepReport, TokenEvent
-from server.openai.answers import Answerer, Asked
-from server.openai.formatters import ChatShape
+from server.openai.answers import Answerer, GenerationTask
+from server.openai.formatters import ChatFormatter
 from server.openai.schema import ChatBody
 from server.telemetry.metrics import Metrics
 from verify.model.runner import load_tokenizer
@@ -66,7 +66,9 @@ async def chunk_microseconds() -> list[float]:
     engine = cast(Engine, Listed(events()))
     answers = Answerer(engine, Metrics())
     request = Request("r", [1, 2, 3], SamplingParams(), 100)
-    asked = Asked("chatcmpl-x", models.NAME, ChatShape(Vocabulary(tokenizer)), [request], time.monotonic(), include_usage=True)
+    asked = GenerationTask(
+        "chatcmpl-x", models.NAME, ChatFormatter(Vocabulary(tokenizer)), [request], time.monotonic(), include_usage=True
+    )
     times, last = [], time.perf_counter()
     async for _ in answers.stream(asked):
         now = time.perf_counter()

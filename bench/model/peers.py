@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 import models
 from drafters.interface import Ints
 from server.settings import Settings
-from server.worker.runtime import Loaded
+from server.worker.runtime import Runtime
 
 PeerName = Literal["transformers", "transformers-lookup", "transformers-assistant"]
 PEERS: tuple[PeerName, ...] = get_args(PeerName)
@@ -21,7 +21,7 @@ LOOKUP_TOKENS = 10  # what transformers' documentation takes
 class Transformers:
     """`generate` over the same weights, with transformers' own cache and attention."""
 
-    def __init__(self, loaded: Loaded, settings: Settings, draft: str | None) -> None:
+    def __init__(self, loaded: Runtime, settings: Settings, draft: str | None) -> None:
         """`draft` is the assistant's path; the embedded draft model where the target is the embedded one."""
         path = settings.model.path
         if draft is None and path == str(models.TARGET):

@@ -27,7 +27,7 @@ class Calibration:
         cell = rank, bin_of(probability)
         return min(0.999, float(self._accepted[cell] / self._seen[cell]))
 
-    def saw(self, ranks: list[int], probability: Floats | list[float], accepted: int | None) -> None:
+    def record(self, ranks: list[int], probability: Floats | list[float], accepted: int | None) -> None:
         """The target chose at a node with these candidates; `accepted` is the index of the one it took, if any."""
         for number, (rank, share) in enumerate(zip(ranks, probability, strict=True)):
             cell = rank, bin_of(float(share))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drafters.policy import RARELY, tracked
+from drafters.policy import RARELY, ema
 
 CAPACITY = 1 << 16  # contexts; the oldest go first
 LEAST_RIGHT = 0.4  # of its tokens, for the table to be asked
 
 
-class Ahead:
+class NgramPredraft:
     """For one session. Knows a text that grows, and guesses beyond it."""
 
     def __init__(self, tokens: int) -> None:
@@ -50,7 +50,7 @@ class Ahead:
             ending = [ending[1], token]
         return found
 
-    def saw(self, guessed: int, right: int) -> None:
+    def record(self, guessed: int, right: int) -> None:
         """Of so many guessed tokens, so many were right."""
         if guessed:
-            self._right = max(tracked(self._right, right / guessed), 1e-6)
+            self._right = max(ema(self._right, right / guessed), 1e-6)

@@ -12,7 +12,7 @@ import numpy as np
 
 from drafters.draft_tree import depth_first
 from drafters.interface import EMPTY, NOTHING, Drafter, DraftTree, Ints, Sampling, Verdict
-from drafters.policy import Worth, tracked
+from drafters.policy import Worth, ema
 
 PRIOR = 0.3  # tokens that the model is thought to add before it has been asked
 LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of tokens that the tables promise; between them, gains are kept apart
@@ -51,7 +51,7 @@ class UnionDrafter:
     def observe(self, verdict: Verdict) -> None:
         if self._asked:
             gain = len(verdict.rows) - followed(self._from_tables, verdict.tokens[:-1])
-            self._gain[self._level] = tracked(self._gain[self._level], max(0, gain))
+            self._gain[self._level] = ema(self._gain[self._level], max(0, gain))
         self._tables.observe(verdict)
         self._model.observe(verdict)
         self._worth.emitted(len(verdict.tokens), time.perf_counter() - self._started)

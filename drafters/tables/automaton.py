@@ -1,7 +1,7 @@
 """An online suffix automaton over a session's own text: its longest repeated ending, in O(1) amortised per token.
 
 The state that the newest state links to is the longest ending of the text that occurred before (Blumer et al., 1985);
-so no match has to be tracked. Promises bounded memory: a full automaton is rebuilt from the newest half of its text.
+so no match has to be ema. Promises bounded memory: a full automaton is rebuilt from the newest half of its text.
 """
 
 from __future__ import annotations

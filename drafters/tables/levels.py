@@ -44,7 +44,7 @@ DISCOUNT = 0.5  # absolute discount of a count, where there is more than one
 LISTED = 512  # successors considered of one context
 
 
-class Knowledge(NamedTuple):
+class Sources(NamedTuple):
     """All that predictions are made from."""
 
     corpora: tuple[Corpus, ...]  # at least one, maybe of no text
@@ -57,7 +57,7 @@ class Knowledge(NamedTuple):
     boost: NDArray[np.float64]  # [CELLS]
 
 
-class States(NamedTuple):
+class Contexts(NamedTuple):
     """What a context is to each source; row 0 is the committed text, further rows are draft nodes."""
 
     low: NDArray[np.int64]  # [N, corpora, LENGTHS]; ranges of the last 0, 1, 2 ... tokens
@@ -67,7 +67,7 @@ class States(NamedTuple):
     expected: NDArray[np.int32]  # [N, 2]; place in the prediction, and tokens in a row that agreed with it; place 0 = none
 
 
-class Work(NamedTuple):
+class Scratch(NamedTuple):
     """Preallocated room for one prediction."""
 
     tokens: NDArray[np.int64]  # [W]; what the levels list, one level after another
@@ -89,9 +89,9 @@ class Work(NamedTuple):
     row_probabilities: NDArray[np.float32]
 
 
-def new_states(size: int, corpora: int) -> States:
+def new_contexts(size: int, corpora: int) -> Contexts:
     """Room for `size` contexts."""
-    return States(
+    return Contexts(
         np.zeros((size, corpora, LENGTHS), np.int64),
         np.zeros((size, corpora, LENGTHS), np.int64),
         np.zeros((size, LENGTHS), np.uint64),
@@ -100,11 +100,11 @@ def new_states(size: int, corpora: int) -> States:
     )
 
 
-def new_work(vocabulary: int, corpora: int, row: int) -> Work:
+def new_scratch(vocabulary: int, corpora: int, row: int) -> Scratch:
     """Room for tokens below `vocabulary`."""
     levels = LENGTHS * (corpora + 1) + 3
     room = levels * (DENSE + 128)
-    return Work(
+    return Scratch(
         np.zeros(room, np.int64),
         np.zeros(room, np.float64),
         np.zeros(levels + 1, np.int64),
@@ -157,33 +157,33 @@ def bucket(source: int, length: int, total: float, kinds: int) -> int:
 
 
 @kernel
-def advance(known: Knowledge, states: States, source: int, token: int, target: int) -> None:
+def advance(sources: Sources, contexts: Contexts, source: int, token: int, target: int) -> None:
     """Makes row `target` the context of row `source` with `token` behind it; the same row will do."""
-    low, high = states.low, states.high
-    for c in range(len(known.corpora)):
-        follow(known.corpora[c], low[source, c], high[source, c], token, low[target, c], high[target, c])
-    extend_hashes(states.hashes[source], token, states.hashes[target])
-    states.last[target, 0], states.last[target, 1] = states.last[source, 1], token
-    place, run = states.expected[source, 0], states.expected[source, 1]
-    agrees = 0 < place <= known.expected[0] and known.expected[place] == token
-    states.expected[target, 0] = place + 1 if agrees else 0
-    states.expected[target, 1] = run + 1 if agrees else 0
+    low, high = contexts.low, contexts.high
+    for c in range(len(sources.corpora)):
+        follow(sources.corpora[c], low[source, c], high[source, c], token, low[target, c], high[target, c])
+    extend_hashes(contexts.hashes[source], token, contexts.hashes[target])
+    contexts.last[target, 0], contexts.last[target, 1] = contexts.last[source, 1], token
+    place, run = contexts.expected[source, 0], contexts.expected[source, 1]
+    agrees = 0 < place <= sources.expected[0] and sources.expected[place] == token
+    contexts.expected[target, 0] = place + 1 if agrees else 0
+    contexts.expected[target, 1] = run + 1 if agrees else 0
 
 
 @kernel
-def _close(work: Work, level: int, begin: int, end: int, source: int, length: int, total: float, kinds: int) -> int:
+def _close(scratch: Scratch, level: int, begin: int, end: int, source: int, length: int, total: float, kinds: int) -> int:
     """Notes a level that has listed its successors in [begin, end); returns the number of levels."""
     cut = DISCOUNT if total > 1 and total > DISCOUNT * kinds else 0.0
-    work.starts[level], work.starts[level + 1] = begin, end
-    work.buckets[level] = bucket(source, length, total, kinds)
-    work.discounts[level] = cut
-    work.norms[level] = total - cut * kinds
-    work.marks[level] = length * 4 + source
+    scratch.starts[level], scratch.starts[level + 1] = begin, end
+    scratch.buckets[level] = bucket(source, length, total, kinds)
+    scratch.discounts[level] = cut
+    scratch.norms[level] = total - cut * kinds
+    scratch.marks[level] = length * 4 + source
     return level + 1
 
 
 @kernel
-def _corpus_level(corpus: Corpus, low: int, high: int, length: int, work: Work, begin: int) -> tuple[int, int, int]:
+def _corpus_level(corpus: Corpus, low: int, high: int, length: int, scratch: Scratch, begin: int) -> tuple[int, int, int]:
     """Lists the successors of a range; returns the end, how often the context went on, and with how many."""
     end, pages = begin, corpus.pages
     if high - low > DENSE:
@@ -193,7 +193,7 @@ def _corpus_level(corpus: Corpus, low: int, high: int, length: int, work: Work, 
         at = corpus.rows + row * ROW
         kinds = word(pages, at + DISTINCT)
         for entry in range(at + SUCCESSORS, at + SUCCESSORS + 3 * min(kinds, WIDTH), 3):
-            work.tokens[end], work.counts[end] = word(pages, entry), word(pages, entry + 1)
+            scratch.tokens[end], scratch.counts[end] = word(pages, entry), word(pages, entry + 1)
             end += 1
         return end, word(pages, at + TOTAL), kinds
     total = 0
@@ -202,80 +202,80 @@ def _corpus_level(corpus: Corpus, low: int, high: int, length: int, work: Work, 
         if token < 0 or token == corpus.separator:
             continue
         total += 1
-        if end > begin and work.tokens[end - 1] == token:
-            work.counts[end - 1] += 1.0
+        if end > begin and scratch.tokens[end - 1] == token:
+            scratch.counts[end - 1] += 1.0
         else:
-            work.tokens[end], work.counts[end] = token, 1.0
+            scratch.tokens[end], scratch.counts[end] = token, 1.0
             end += 1
     return end, total, end - begin
 
 
 @kernel
-def _recent(history: History, work: Work, begin: int) -> tuple[int, int]:
+def _recent(history: History, scratch: Scratch, begin: int) -> tuple[int, int]:
     """The session's newest tokens whatever stood before them, counted once per step; returns as `followers` does."""
-    if work.recent[0] != history.size[0]:
-        found, places = followers(history, 0, np.uint64(0), work.recent_tokens, work.recent_counts, 0)
-        work.recent[0], work.recent[1], work.recent[2] = history.size[0], found, places
-    for i in range(work.recent[1]):
-        work.tokens[begin + i], work.counts[begin + i] = work.recent_tokens[i], work.recent_counts[i]
-    return begin + work.recent[1], work.recent[2]
+    if scratch.recent[0] != history.size[0]:
+        found, places = followers(history, 0, np.uint64(0), scratch.recent_tokens, scratch.recent_counts, 0)
+        scratch.recent[0], scratch.recent[1], scratch.recent[2] = history.size[0], found, places
+    for i in range(scratch.recent[1]):
+        scratch.tokens[begin + i], scratch.counts[begin + i] = scratch.recent_tokens[i], scratch.recent_counts[i]
+    return begin + scratch.recent[1], scratch.recent[2]
 
 
 @kernel
-def _table_level(known: Knowledge, states: States, row: int, work: Work, level: int, begin: int) -> int:
+def _table_level(sources: Sources, contexts: Contexts, row: int, scratch: Scratch, level: int, begin: int) -> int:
     """The tri-gram table's level: what it says is a distribution already. Trusted by its likeliest token's probability."""
-    previous, last = states.last[row, 0], states.last[row, 1]
+    previous, last = contexts.last[row, 0], contexts.last[row, 1]
     if last < 0:
         return level
-    tokens, probabilities = work.row_tokens, work.row_probabilities
-    found = successors(known.base, known.rows, -1, previous, last, TABLE_ORDER, tokens, probabilities)
-    if not found or work.row_probabilities[0] <= 0.0:
+    tokens, probabilities = scratch.row_tokens, scratch.row_probabilities
+    found = successors(sources.base, sources.rows, -1, previous, last, TABLE_ORDER, tokens, probabilities)
+    if not found or scratch.row_probabilities[0] <= 0.0:
         return level
     mass = 0.0
     for i in range(found):
-        work.tokens[begin + i], work.counts[begin + i] = work.row_tokens[i], work.row_probabilities[i]
-        mass += work.row_probabilities[i]
-    size = min(SIZES - 1, int(work.row_probabilities[0] * SIZES))
+        scratch.tokens[begin + i], scratch.counts[begin + i] = scratch.row_tokens[i], scratch.row_probabilities[i]
+        mass += scratch.row_probabilities[i]
+    size = min(SIZES - 1, int(scratch.row_probabilities[0] * SIZES))
     spread = min(KINDS - 1, int((1.0 - min(1.0, mass)) * KINDS))
-    work.starts[level], work.starts[level + 1] = begin, begin + found
-    work.buckets[level] = ((TABLE * LENGTHS) * SIZES + size) * KINDS + spread
-    work.discounts[level], work.norms[level], work.marks[level] = 0.0, mass, 2 * 4 + TABLE
+    scratch.starts[level], scratch.starts[level + 1] = begin, begin + found
+    scratch.buckets[level] = ((TABLE * LENGTHS) * SIZES + size) * KINDS + spread
+    scratch.discounts[level], scratch.norms[level], scratch.marks[level] = 0.0, mass, 2 * 4 + TABLE
     return level + 1
 
 
 @kernel
-def levels(known: Knowledge, states: States, row: int, work: Work, least: float) -> int:
+def levels(sources: Sources, contexts: Contexts, row: int, scratch: Scratch, least: float) -> int:
     """All levels that know the context, the longest first, until less than `least` mass is left; returns how many."""
     # Taken out once: each look into a tuple of arrays counts references.
-    history, corpora, hashes, low, high = known.history, known.corpora, states.hashes, states.low, states.high
-    hits, tries, tokens, counts, buckets = known.hits, known.tries, work.tokens, work.counts, work.buckets
+    history, corpora, hashes, low, high = sources.history, sources.corpora, contexts.hashes, contexts.low, contexts.high
+    hits, tries, tokens, counts, buckets = sources.hits, sources.tries, scratch.tokens, scratch.counts, scratch.buckets
     level, end, left = 0, 0, 1.0
-    place, run = states.expected[row, 0], states.expected[row, 1]
-    if 0 < place <= known.expected[0]:
-        tokens[0], counts[0] = known.expected[place], 1.0
-        level = _close(work, level, 0, 1, PREDICTION, 0, min(run + 1, 101), 1)
-        work.discounts[0], work.norms[0] = 0.0, 1.0
+    place, run = contexts.expected[row, 0], contexts.expected[row, 1]
+    if 0 < place <= sources.expected[0]:
+        tokens[0], counts[0] = sources.expected[place], 1.0
+        level = _close(scratch, level, 0, 1, PREDICTION, 0, min(run + 1, 101), 1)
+        scratch.discounts[0], scratch.norms[0] = 0.0, 1.0
         end = 1
-    table = known.rows.clock[0] > 0 or corpora[0].size == 0
+    table = sources.rows.clock[0] > 0 or corpora[0].size == 0
     same, weighed = -1, 0
     for length in range(LENGTHS - 1, -1, -1):
         if length == 2 and table:
-            level = _table_level(known, states, row, work, level, end)
-            end = work.starts[level] if level else end
+            level = _table_level(sources, contexts, row, scratch, level, end)
+            end = scratch.starts[level] if level else end
         if length:
             stop, total = followers(history, length, hashes[row, length], tokens, counts, end)
         else:
-            stop, total = _recent(history, work, end)
+            stop, total = _recent(history, scratch, end)
         if stop > end and total != same:  # else the longer context has said the same
-            level = _close(work, level, end, stop, SESSION, length, total, stop - end)
+            level = _close(scratch, level, end, stop, SESSION, length, total, stop - end)
             end, same = stop, total
         for c in range(low.shape[1]):
             size = high[row, c, length] - low[row, c, length]
             longer = high[row, c, length + 1] - low[row, c, length + 1] if length + 1 < LENGTHS else 0
             if size > longer:
-                stop, total, kinds = _corpus_level(corpora[c], low[row, c, length], high[row, c, length], length, work, end)
+                stop, total, kinds = _corpus_level(corpora[c], low[row, c, length], high[row, c, length], length, scratch, end)
                 if stop > end:
-                    level = _close(work, level, end, stop, CORPUS, length, total, kinds)
+                    level = _close(scratch, level, end, stop, CORPUS, length, total, kinds)
                     end = stop
         while weighed < level:
             left *= 1.0 - hits[buckets[weighed]] / tries[buckets[weighed]]

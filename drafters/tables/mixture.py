@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from drafters.tables import array_file
 from drafters.tables.history import append
 from drafters.tables.kernel import kernel
-from drafters.tables.levels import LENGTHS, LISTED, SESSION, Knowledge, States, Work, advance, levels
+from drafters.tables.levels import LENGTHS, LISTED, SESSION, Contexts, Scratch, Sources, advance, levels
 
 POWERS = 12
 CELLS = LENGTHS * 4 * POWERS
@@ -38,18 +38,18 @@ def load_prior() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 @kernel
-def predict(known: Knowledge, states: States, row: int, work: Work, least: float) -> int:
-    """P(. | the context of `row`) into `work.out` and `work.probability`, unsorted; returns how many tokens."""
-    count = levels(known, states, row, work, least)
-    tokens, counts, where, out = work.tokens, work.counts, work.where, work.out
-    probability, agreed = work.probability, work.agreed
+def predict(sources: Sources, contexts: Contexts, row: int, scratch: Scratch, least: float) -> int:
+    """P(. | the context of `row`) into `scratch.out` and `scratch.probability`, unsorted; returns how many tokens."""
+    count = levels(sources, contexts, row, scratch, least)
+    tokens, counts, where, out = scratch.tokens, scratch.counts, scratch.where, scratch.out
+    probability, agreed = scratch.probability, scratch.agreed
     size, left = 0, 1.0
     for level in range(count):
-        trust = known.hits[work.buckets[level]] / known.tries[work.buckets[level]]
-        share = left * trust / work.norms[level]
-        discount, mark = work.discounts[level], work.marks[level]
+        trust = sources.hits[scratch.buckets[level]] / sources.tries[scratch.buckets[level]]
+        share = left * trust / scratch.norms[level]
+        discount, mark = scratch.discounts[level], scratch.marks[level]
         bit = mark % 4 + 1 if mark % 4 <= SESSION else 0
-        for i in range(work.starts[level], work.starts[level + 1]):
+        for i in range(scratch.starts[level], scratch.starts[level + 1]):
             token = tokens[i]
             x = where[token]
             if x >= size or out[x] != token:
@@ -58,7 +58,7 @@ def predict(known: Knowledge, states: States, row: int, work: Work, least: float
                 x = size
                 size += 1
                 where[token], out[x], probability[x] = x, token, 0.0
-                work.out_mark[x], agreed[x] = mark, 0
+                scratch.out_mark[x], agreed[x] = mark, 0
             agreed[x] |= bit
             probability[x] += share * (counts[i] - discount)
         left *= 1.0 - trust
@@ -66,32 +66,32 @@ def predict(known: Knowledge, states: States, row: int, work: Work, least: float
 
 
 @kernel
-def cell(work: Work, x: int) -> int:
+def cell(scratch: Scratch, x: int) -> int:
     """The boost table's entry for the token at `x` of the last prediction: who listed it, and its power of two."""
-    power = max(0, min(POWERS - 1, -math.frexp(work.probability[x])[1]))
-    return (work.out_mark[x] // 4 * 4 + work.agreed[x]) * POWERS + power
+    power = max(0, min(POWERS - 1, -math.frexp(scratch.probability[x])[1]))
+    return (scratch.out_mark[x] // 4 * 4 + scratch.agreed[x]) * POWERS + power
 
 
 @kernel
-def commit(known: Knowledge, states: States, work: Work, token: int) -> float:
+def commit(sources: Sources, contexts: Contexts, scratch: Scratch, token: int) -> float:
     """Takes one token of text into row 0 and the history; shares it out to the levels that foresaw it (online EM).
 
     Returns the natural logarithm of the probability that the mixture gave the token.
     """
-    count = levels(known, states, 0, work, LEAST_MASS)
+    count = levels(sources, contexts, 0, scratch, LEAST_MASS)
     probability = 1e-6
     for level in range(count - 1, -1, -1):
         q = 0.0
-        for i in range(work.starts[level], work.starts[level + 1]):
-            if work.tokens[i] == token:
-                q = (work.counts[i] - work.discounts[level]) / work.norms[level]
+        for i in range(scratch.starts[level], scratch.starts[level + 1]):
+            if scratch.tokens[i] == token:
+                q = (scratch.counts[i] - scratch.discounts[level]) / scratch.norms[level]
                 break
-        entry = work.buckets[level]
-        trust = known.hits[entry] / known.tries[entry]
+        entry = scratch.buckets[level]
+        trust = sources.hits[entry] / sources.tries[entry]
         mixed = trust * q + (1.0 - trust) * probability
-        known.hits[entry] += trust * q / mixed
-        known.tries[entry] += 1.0
+        sources.hits[entry] += trust * q / mixed
+        sources.tries[entry] += 1.0
         probability = mixed
-    append(known.history, states.hashes[0], token)
-    advance(known, states, 0, token, 0)
+    append(sources.history, contexts.hashes[0], token)
+    advance(sources, contexts, 0, token, 0)
     return np.log(probability)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from server.chat.tool_parsers import Part, ToolReader, merged
+from server.chat.tool_parsers import Part, ToolParser, merged
 from server.worker.detokenizer import overlap
 
 OPENING, CLOSING = "<think>", "</think>"
 
 
-class AnswerReader:
+class ReasoningParser:
     """Reads one answer. Reasoning stands at its beginning, if anywhere; calls may follow."""
 
-    def __init__(self, tools: ToolReader | None = None, reasons: bool = False, reasoning: bool = False) -> None:
+    def __init__(self, tools: ToolParser | None = None, reasons: bool = False, reasoning: bool = False) -> None:
         """`reasons`: the model may begin with reasoning; `reasoning`: the prompt has opened it already."""
         self._tools = tools
         self._state = "reasoning" if reasoning else "start" if reasons else "content"

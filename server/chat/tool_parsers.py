@@ -26,7 +26,7 @@ class Part:
     call: int = 0  # which one, counted from 0
 
 
-class ToolReader(Protocol):
+class ToolParser(Protocol):
     """Finds calls in growing text."""
 
     def feed(self, text: str) -> list[Part]:
@@ -47,7 +47,7 @@ def format_of(template: str) -> ToolFormat:
     return "llama3" if "<|python_tag|>" in template or '"parameters"' in template else "hermes"
 
 
-def reader_of(format: ToolFormat) -> ToolReader:
+def reader_of(format: ToolFormat) -> ToolParser:
     """A reader at the beginning of an answer."""
     match format:
         case "hermes":

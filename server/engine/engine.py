@@ -131,13 +131,13 @@ class Engine:
             finished = sent = False
             stream = self._streams[request.id] = asyncio.Queue()
             try:
-                self._metrics.saw_queue(self._queue)
+                self._metrics.record_queue(self._queue)
                 while not turn.done():
                     await asyncio.wait({turn}, timeout=self._patience(arrived, self._limits.queue_seconds))
                     if not turn.done():
                         yield None
                 turn.result()  # raises where there will be no worker
-                self._metrics.saw_queue(self._queue)
+                self._metrics.record_queue(self._queue)
                 self._metrics.queue.observe(time.monotonic() - arrived)
                 self._supervisor.send(request)
                 sent = True
@@ -185,7 +185,7 @@ class Engine:
     def _leave(self, request_id: str) -> None:
         """Makes room for the next request: when the worker is done with this one, however slowly its client reads."""
         self._queue.leave(request_id)
-        self._metrics.saw_queue(self._queue)
+        self._metrics.record_queue(self._queue)
 
     def _take(self, message: FromWorker) -> None:
         self._metrics.last_progress.set(time.time())
@@ -197,7 +197,7 @@ class Engine:
                 kept = f"{message.slots} contexts of {message.slot_bytes / 1e6:.0f} MB"
                 log.info("ready after %.1f s: %s on %s, %s", message.seconds, message.dtype, message.device, kept)
             case Status():
-                self._metrics.saw_status(message)
+                self._metrics.record_status(message)
             case Failed():
                 self._deliver(message.id, (Impossible if message.wrong else EngineError)(message.message))
             case TokenEvent():
@@ -214,7 +214,7 @@ class Engine:
         """Ends the requests at work; those in the queue wait for the next worker."""
         self.ready = False
         self._metrics.worker_restarts.inc()
-        self._metrics.saw_status(Status(0, 0.0))  # its sessions are gone with it
+        self._metrics.record_status(Status(0, 0.0))  # its sessions are gone with it
         for request_id in self._queue.close():
             self._deliver(request_id, WorkerLost("The worker was lost while it answered; try again shortly."))
 

@@ -18,7 +18,7 @@ from server.engine.engine import Engine, EngineError
 from server.engine.messages import Request, TokenEvent, TokenLogprobs
 from server.http.coalesce import by_clock, one_by_one
 from server.http.errors import from_engine
-from server.openai.formatters import Piece, Shape
+from server.openai.formatters import ChoiceOutput, Formatter
 from server.telemetry.metrics import Metrics
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -83,12 +83,12 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Asked:
+class GenerationTask:
     """One HTTP request on its way: what the engine is asked for, and how the answer shall look."""
 
     id: str
     model: str
-    shape: Shape
+    shape: Formatter
     requests: Sequence[Request]  # one per prompt; their choices are numbered through
     arrived: float  # time.monotonic()
     include_usage: bool = False
@@ -100,7 +100,7 @@ class Asked:
     obfuscates: bool = False  # chunks are padded
     spent: dict[str, float] = field(default_factory=dict)  # for logs and traces: times and counts, filled in on the way
 
-    def shown(self, piece: Piece) -> Piece:
+    def shown(self, piece: ChoiceOutput) -> ChoiceOutput:
         """The piece with what the client wants to see."""
         return replace(piece, logprobs=piece.logprobs if self.logprobs else None, shows_tokens=self.token_ids)
 
@@ -114,9 +114,9 @@ class Answerer:
         self._metrics = metrics
         self._tick = coalesce_seconds
 
-    async def whole(self, asked: Asked) -> dict[str, Any]:
+    async def whole(self, asked: GenerationTask) -> dict[str, Any]:
         """The answer as one JSON body. Raises EngineError."""
-        pieces: dict[int, Piece] = {}
+        pieces: dict[int, ChoiceOutput] = {}
         usage = Usage()
         async with aclosing(self.events(asked, usage)) as events:
             async for event in events:
@@ -128,7 +128,7 @@ class Answerer:
         body = self._head(asked, asked.shape.object) | {"choices": choices, "usage": usage.body()}
         return body | {"speculation": usage.report()} if asked.report else body
 
-    async def stream(self, asked: Asked) -> AsyncGenerator[bytes, None]:
+    async def stream(self, asked: GenerationTask) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events. Raises EngineError before the first byte; after it an error becomes an event."""
         head = self._head(asked, asked.shape.chunk_object)
         if asked.include_usage:
@@ -165,7 +165,7 @@ class Answerer:
             yield sse(last | {"speculation": usage.report()} if asked.report else last)
         yield DONE
 
-    def _head(self, asked: Asked, kind: str) -> dict[str, Any]:
+    def _head(self, asked: GenerationTask, kind: str) -> dict[str, Any]:
         return {
             "id": asked.id,
             "object": kind,
@@ -174,18 +174,18 @@ class Answerer:
             "system_fingerprint": FINGERPRINT,
         }
 
-    def padding(self, asked: Asked) -> int:
+    def padding(self, asked: GenerationTask) -> int:
         """The stream's packets with text are a multiple of so many bytes long; 0 = as long as they come."""
         if not asked.obfuscates:
             return 0
         return PADDED_TICK_BYTES if self._tick else PADDED_BYTES
 
-    def batches(self, asked: Asked, usage: Usage) -> AsyncGenerator[list[TokenEvent], None]:
+    def batches(self, asked: GenerationTask, usage: Usage) -> AsyncGenerator[list[TokenEvent], None]:
         """The events as a stream sends them: one by one, or by the clock; an empty list = nothing has come for a while."""
         events = self.events(asked, usage)
         return by_clock(events, self._tick) if self._tick else one_by_one(events)
 
-    async def events(self, asked: Asked, usage: Usage) -> AsyncGenerator[TokenEvent | None, None]:
+    async def events(self, asked: GenerationTask, usage: Usage) -> AsyncGenerator[TokenEvent | None, None]:
         """All prompts' events in order, counted on the way; None = nothing for the keep-alive time."""
         last_token = asked.arrived
         for number, request in enumerate(asked.requests):
@@ -208,7 +208,7 @@ class Answerer:
                     usage.add(event)
                     asked.spent.update(completion_tokens=usage.completion_tokens, steps=usage.steps)
                     if event.step is not None:
-                        self._metrics.saw_step(event.step, len(event.tokens))
+                        self._metrics.record_step(event.step, len(event.tokens))
                     yield msgspec.structs.replace(event, choice=number * request.choices + event.choice)
         self._metrics.request_duration.observe(time.monotonic() - asked.arrived)
 
@@ -220,22 +220,22 @@ class Answerer:
             self._metrics.inter_token_latency.observe(seconds / tokens)
 
 
-def first(asked: Asked, event: TokenEvent) -> Piece:
+def first(asked: GenerationTask, event: TokenEvent) -> ChoiceOutput:
     """What the choice of its first event begins with: nothing, or the prompt."""
     if not asked.echoes:
-        return Piece(event.choice)
+        return ChoiceOutput(event.choice)
     number = event.choice // asked.requests[0].choices
     echo, tokens, known = asked.echoes[number], asked.requests[number].prompt, event.prompt_logprobs
     if known is not None:  # the first token's place is empty
         known = TokenLogprobs([0.0, *known.chosen], [[], *known.ids], [[], *known.values])
-    return Piece(event.choice, echo, tokens=list(tokens), logprobs=known, pieces=[(echo, 0)], echoed=len(tokens))
+    return ChoiceOutput(event.choice, echo, tokens=list(tokens), logprobs=known, pieces=[(echo, 0)], echoed=len(tokens))
 
 
-def pieces(asked: Asked, batch: Sequence[TokenEvent], offsets: Mapping[int, int]) -> Iterator[Piece]:
+def pieces(asked: GenerationTask, batch: Sequence[TokenEvent], offsets: Mapping[int, int]) -> Iterator[ChoiceOutput]:
     """Events in a row as one piece of each choice; `offsets` of those that have begun."""
     for index, events in groupby(batch, key=lambda event: event.choice):
         each = list(events)
-        piece = Piece(index, offset=offsets[index]) if index in offsets else first(asked, each[0])
+        piece = ChoiceOutput(index, offset=offsets[index]) if index in offsets else first(asked, each[0])
         for event in each:
             piece.add(event)
         yield piece
@@ -247,12 +247,12 @@ def padded(chunk: dict[str, Any], multiple: int) -> dict[str, Any]:
     return chunk | {"obfuscation": secrets.token_hex(multiple)[: -size % multiple]}
 
 
-def best_of(asked: Asked, pieces: list[Piece]) -> list[Piece]:
+def best_of(asked: GenerationTask, pieces: list[ChoiceOutput]) -> list[ChoiceOutput]:
     """Of each request's choices those with the highest log-probability per token, numbered anew."""
     if asked.best is None:
         return pieces
     size = asked.requests[0].choices
-    kept: list[Piece] = []
+    kept: list[ChoiceOutput] = []
     for start in range(0, len(pieces), size):
         group = sorted(pieces[start : start + size], key=lambda piece: -piece.mean_logprob)
         kept += group[: asked.best]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from server.chat.reasoning_parser import AnswerReader
+from server.chat.reasoning_parser import ReasoningParser
 from server.chat.tool_parsers import Part, merged
 from server.chat.vocabulary import Vocabulary
 from server.engine.messages import TokenEvent, TokenLogprobs
@@ -16,7 +16,7 @@ LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
 
 
 @dataclass
-class Piece:
+class ChoiceOutput:
     """A part of one choice, or all of it, the echoed prompt included."""
 
     index: int
@@ -52,7 +52,7 @@ class Piece:
         return sum(chosen) / max(1, len(chosen))
 
 
-class Shape(Protocol):
+class Formatter(Protocol):
     """How one endpoint writes its answers."""
 
     object: str
@@ -63,26 +63,28 @@ class Shape(Protocol):
     def opening(self, index: int) -> dict[str, Any] | None:
         """The first chunk's choice, before any text."""
 
-    def deltas(self, piece: Piece) -> list[dict[str, Any]]:
+    def deltas(self, piece: ChoiceOutput) -> list[dict[str, Any]]:
         """Later chunks' choices, the last one with the reason for the end where that has come."""
 
-    def choice(self, piece: Piece) -> dict[str, Any]:
+    def choice(self, piece: ChoiceOutput) -> dict[str, Any]:
         """A choice of the whole answer."""
 
 
-class ChatShape:
+class ChatFormatter:
     """/v1/chat/completions."""
 
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     prefix = "chatcmpl-"
 
-    def __init__(self, vocabulary: Vocabulary, reader: Callable[[], AnswerReader] = AnswerReader, named: bool = False) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, reader: Callable[[], ReasoningParser] = ReasoningParser, named: bool = False
+    ) -> None:
         """`reader` makes one for each choice; with `named`, the client has named the tool to be called."""
         self._vocabulary = vocabulary
         self._reader = reader
         self._named = named
-        self._readers: dict[int, AnswerReader] = {}  # of the choices that are streamed
+        self._readers: dict[int, ReasoningParser] = {}  # of the choices that are streamed
         self._called: set[int] = set()  # choices with calls
         self.reasoning_tokens = 0
 
@@ -90,7 +92,7 @@ class ChatShape:
         delta = {"role": "assistant", "content": "", "refusal": None}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def deltas(self, piece: Piece) -> list[dict[str, Any]]:
+    def deltas(self, piece: ChoiceOutput) -> list[dict[str, Any]]:
         reader = self._readers.setdefault(piece.index, self._reader())
         parts = merged(self._read(reader, piece))
         if any(part.kind == "call" for part in parts):
@@ -106,7 +108,7 @@ class ChatShape:
             choices.append({"index": piece.index, "delta": {}, "logprobs": None, "finish_reason": reason})
         return choices
 
-    def choice(self, piece: Piece) -> dict[str, Any]:
+    def choice(self, piece: ChoiceOutput) -> dict[str, Any]:
         parts = merged(self._read(self._reader(), piece))
         message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": []}
         calls: list[dict[str, Any]] = []
@@ -128,7 +130,7 @@ class ChatShape:
         choice = {"index": piece.index, "message": message, "logprobs": self._logprobs(piece), "finish_reason": reason}
         return choice | piece.extra
 
-    def _read(self, reader: AnswerReader, piece: Piece) -> list[Part]:
+    def _read(self, reader: ReasoningParser, piece: ChoiceOutput) -> list[Part]:
         parts: list[Part] = []
         for text, tokens in piece.pieces or [(piece.text, 0)]:
             found = reader.feed(text)
@@ -141,13 +143,13 @@ class ChatShape:
         """A call is a reason to end; not where the client has named the tool, as OpenAI has it."""
         return "tool_calls" if finish == "stop" and called and not self._named else finish
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+    def _logprobs(self, piece: ChoiceOutput) -> dict[str, Any] | None:
         if piece.logprobs is None:
             return None
         return {"content": logprob_entries(self._vocabulary, piece), "refusal": None}
 
 
-class CompletionShape:
+class CompletionFormatter:
     """/v1/completions."""
 
     object = "text_completion"
@@ -161,19 +163,19 @@ class CompletionShape:
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
 
-    def deltas(self, piece: Piece) -> list[dict[str, Any]]:
+    def deltas(self, piece: ChoiceOutput) -> list[dict[str, Any]]:
         choices = []
         if piece.text or piece.logprobs or piece.shows_tokens:
             choices.append(self.choice(replace(piece, finish=None)))
         if piece.finish is not None:
-            choices.append(self.choice(Piece(piece.index, finish=piece.finish)))
+            choices.append(self.choice(ChoiceOutput(piece.index, finish=piece.finish)))
         return choices
 
-    def choice(self, piece: Piece) -> dict[str, Any]:
+    def choice(self, piece: ChoiceOutput) -> dict[str, Any]:
         choice = {"index": piece.index, "text": piece.text, "logprobs": self._logprobs(piece), "finish_reason": piece.finish}
         return choice | piece.extra
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+    def _logprobs(self, piece: ChoiceOutput) -> dict[str, Any] | None:
         if piece.logprobs is None:
             return None
         text = self._vocabulary.text_of
@@ -193,7 +195,7 @@ class CompletionShape:
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
 
-def logprob_entries(vocabulary: Vocabulary, piece: Piece) -> list[dict[str, Any]]:
+def logprob_entries(vocabulary: Vocabulary, piece: ChoiceOutput) -> list[dict[str, Any]]:
     """The log-probabilities of a piece's tokens as chats and responses have them."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
@@ -225,7 +227,7 @@ def new_call() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-def each_token(piece: Piece) -> Iterator[tuple[int, float, list[tuple[int, float]]]]:
+def each_token(piece: ChoiceOutput) -> Iterator[tuple[int, float, list[tuple[int, float]]]]:
     """The tokens that have log-probabilities: each with its own and the likeliest ones there."""
     found = piece.logprobs or TokenLogprobs([], [], [])
     for token, logprob, ids, values in zip(piece.tokens, found.chosen, found.ids, found.values, strict=False):

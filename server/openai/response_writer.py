@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from server.chat.reasoning_parser import AnswerReader
+from server.chat.reasoning_parser import ReasoningParser
 from server.chat.tool_parsers import Part
 from server.openai.conversation import CalledFunction, Message, ToolCall
 from server.openai.responses import ChosenTool, ResponsesBody, TextFormat
@@ -16,7 +16,7 @@ from server.openai.responses import ChosenTool, ResponsesBody, TextFormat
 class ResponseWriter:
     """Makes a response's object and its events of an answer's parts."""
 
-    def __init__(self, body: ResponsesBody, identity: str, reader: AnswerReader) -> None:
+    def __init__(self, body: ResponsesBody, identity: str, reader: ReasoningParser) -> None:
         self._reader = reader
         self._number = 0
         self._item: dict[str, Any] | None = None  # the output item that is growing

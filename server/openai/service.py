@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from drafters.registry import NEED_A_MODEL
 from server.chat.prompt import PromptEncoder, Template
-from server.chat.reasoning_parser import OPENING, AnswerReader
+from server.chat.reasoning_parser import OPENING, ReasoningParser
 from server.chat.structured_output import GrammarChecker
 from server.chat.tool_parsers import ToolFormat, format_of, reader_of
 from server.chat.vocabulary import Vocabulary
@@ -25,9 +25,9 @@ from server.engine import messages
 from server.engine.engine import Engine, EngineError
 from server.http.errors import APIError
 from server.http.sse import exhausted, named_events, started, unless_gone
-from server.openai.answers import Answerer, Asked, Usage
+from server.openai.answers import Answerer, GenerationTask, Usage
 from server.openai.conversation import NamedTool, joined
-from server.openai.formatters import ChatShape, CompletionShape, Piece, Shape, logprob_entries
+from server.openai.formatters import ChatFormatter, ChoiceOutput, CompletionFormatter, Formatter, logprob_entries
 from server.openai.response_writer import ResponseWriter
 from server.openai.responses import ResponsesBody, ResponseStore, Stored
 from server.openai.schema import ChatBody, CompletionBody, GenerationBody, TokenizeBody
@@ -55,7 +55,7 @@ class Service:
         """POST /v1/chat/completions."""
         arrived = time.monotonic()
         requests = await self._chat_requests(http, body)
-        shape = ChatShape(self.vocabulary, self._reader(body, requests[0].prompt), isinstance(body.tool_choice, NamedTool))
+        shape = ChatFormatter(self.vocabulary, self._reader(body, requests[0].prompt), isinstance(body.tool_choice, NamedTool))
         return await self._answer(http, body, requests, shape, arrived)
 
     async def _chat_requests(self, http: Request, body: ChatBody) -> list[messages.Request]:
@@ -84,8 +84,10 @@ class Service:
             raise RequestValidationError(error.errors()) from None
         requests = await self._chat_requests(http, chat)
         writer = ResponseWriter(body, identity, self._reader(chat, requests[0].prompt)())
-        shape = ChatShape(self.vocabulary)
-        asked = Asked(identity, body.model, shape, requests, arrived, logprobs=chat.shows_logprobs, obfuscates=chat.obfuscates)
+        shape = ChatFormatter(self.vocabulary)
+        asked = GenerationTask(
+            identity, body.model, shape, requests, arrived, logprobs=chat.shows_logprobs, obfuscates=chat.obfuscates
+        )
         http.state.spent = asked.spent
 
         def keep() -> None:
@@ -108,7 +110,7 @@ class Service:
         return JSONResponse(writer.response)
 
     async def _response_events(
-        self, asked: Asked, writer: ResponseWriter, keep: Callable[[], None]
+        self, asked: GenerationTask, writer: ResponseWriter, keep: Callable[[], None]
     ) -> AsyncGenerator[dict[str, Any] | None, None]:
         """A response's events; None = nothing for the keep-alive time."""
         usage, finish = Usage(), None
@@ -120,7 +122,7 @@ class Service:
                     if not batch:
                         yield None
                         continue
-                    piece = Piece(0)
+                    piece = ChoiceOutput(0)
                     for token in batch:
                         piece.add(token)
                     finish = piece.finish
@@ -137,13 +139,13 @@ class Service:
         for event in last:
             yield event
 
-    def _reader(self, body: ChatBody, prompt: list[int]) -> Callable[[], AnswerReader]:
+    def _reader(self, body: ChatBody, prompt: list[int]) -> Callable[[], ReasoningParser]:
         """What reads the answers to a prompt."""
         reasons = OPENING in self.prompts.template
         reasoning = reasons and not body.forced_tools and self.prompts.ends_with(prompt, OPENING)
 
-        def reader() -> AnswerReader:
-            return AnswerReader(reader_of(self.tool_format) if body.usable_tools else None, reasons, reasoning)
+        def reader() -> ReasoningParser:
+            return ReasoningParser(reader_of(self.tool_format) if body.usable_tools else None, reasons, reasoning)
 
         return reader
 
@@ -182,7 +184,7 @@ class Service:
             prompts = [await self.prompts.text(prompt) for prompt in body.prompts]
         echoes = [await self.prompts.decode(prompt) for prompt in body.prompts] if body.echo else []
         requests = await self._requests(http, body, prompts, body.candidates, body.token_limit)
-        return await self._answer(http, body, requests, CompletionShape(self.vocabulary), arrived, best, echoes)
+        return await self._answer(http, body, requests, CompletionFormatter(self.vocabulary), arrived, best, echoes)
 
     def _check(self, body: GenerationBody) -> None:
         """The bounds that the settings give. Raises APIError."""
@@ -219,12 +221,12 @@ class Service:
         http: Request,
         body: GenerationBody,
         requests: list[messages.Request],
-        shape: Shape,
+        shape: Formatter,
         arrived: float,
         best: int | None = None,
         echoes: Sequence[str] = (),
     ) -> Response:
-        asked = Asked(
+        asked = GenerationTask(
             id=shape.prefix + requests[0].id.rpartition("-")[0],
             model=self.settings.model.served_name,
             shape=shape,

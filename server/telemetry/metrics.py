@@ -67,13 +67,13 @@ class Metrics:
         self.kv_cache_usage = gauge("kv_cache_usage_ratio", "Share of the kept sessions' positions in use.")
         self.last_progress = gauge("last_progress_timestamp_seconds", "When the worker was last heard of, Unix time.")
 
-    def saw_answer(self, endpoint: str, status: int) -> None:
+    def record_answer(self, endpoint: str, status: int) -> None:
         """Counts an answer. From its first one on, an endpoint's failures are zeros, so that its first failure is a rise."""
         for failure in FAILURES:
             self.requests.labels(endpoint, failure)
         self.requests.labels(endpoint, str(status)).inc()
 
-    def saw_step(self, step: StepReport, tokens: int) -> None:
+    def record_step(self, step: StepReport, tokens: int) -> None:
         """Counts one decoding step that emitted `tokens`."""
         self._draft.observe(step.draft_seconds)
         self._verify.observe(step.verify_seconds)
@@ -87,12 +87,12 @@ class Metrics:
         for position in self._positions[: sum(step.accepted.values())]:
             position.inc()
 
-    def saw_queue(self, queue: Queue) -> None:
+    def record_queue(self, queue: Queue) -> None:
         """Takes over who is at work and who waits."""
         self.running.set(queue.active)
         self.waiting.set(queue.waiting)
 
-    def saw_status(self, status: Status) -> None:
+    def record_status(self, status: Status) -> None:
         """Takes over the worker's gauges."""
         self.sessions.set(status.sessions)
         self.kv_cache_usage.set(status.kv_cache_usage_ratio)
@@ -116,7 +116,7 @@ class CountRequests:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                self._metrics.saw_answer(getattr(scope.get("route"), "path", "other"), message["status"])
+                self._metrics.record_answer(getattr(scope.get("route"), "path", "other"), message["status"])
             await send(message)
 
         if scope["type"] != "http":
@@ -125,5 +125,5 @@ class CountRequests:
             await self._app(scope, receive, watched)
         except Exception:  # answered with a 500 further out
             if not started:
-                self._metrics.saw_answer(getattr(scope.get("route"), "path", "other"), 500)
+                self._metrics.record_answer(getattr(scope.get("route"), "path", "other"), 500)
             raise

@@ -41,7 +41,7 @@ from server.engine.transport import WorkerSide
 from server.settings import Settings
 from server.telemetry.logs import configure
 from server.worker.detokenizer import AnswerText
-from server.worker.runtime import Loaded, load
+from server.worker.runtime import Runtime, load
 from server.worker.sessions import Session, SessionStore
 from verify.decode import DecodeOptions, Generation, PromptError, Step
 from verify.grammar import GrammarError
@@ -57,7 +57,7 @@ LABELS = {int(source): source.label for source in Source}
 class Job:
     """A request at work: its choices one after the other, all in one session's cache."""
 
-    def __init__(self, request: Request, session: Session, loaded: Loaded, settings: Settings) -> None:
+    def __init__(self, request: Request, session: Session, loaded: Runtime, settings: Settings) -> None:
         self.request = request
         self.session = session
         self._loaded = loaded
@@ -159,7 +159,7 @@ def by_source(sources: NDArray[np.uint8]) -> dict[str, int]:
 class Worker:
     """The loop: take messages, give each active request one step in turn, send what came of it."""
 
-    def __init__(self, settings: Settings, loaded: Loaded, wire: WorkerSide) -> None:
+    def __init__(self, settings: Settings, loaded: Runtime, wire: WorkerSide) -> None:
         self._settings = settings
         self._loaded = loaded
         self._wire = wire

@@ -37,7 +37,7 @@ class Budget(TypedDict):
 
 
 @dataclass
-class Loaded:
+class Runtime:
     """Everything that a worker's requests share."""
 
     runner: ModelRunner
@@ -61,7 +61,7 @@ class Loaded:
         return {"max_nodes": MAX_NODES, "curve": None if drafter == "lookahead" else self.curve}
 
 
-def load(settings: Settings) -> Loaded:
+def load(settings: Settings) -> Runtime:
     """Loads model, tokenizer and tables and warms the kernels. Raises ModelError or ArrayFileError with one sentence."""
     chosen = settings.model
     disable_progress_bar()
@@ -94,7 +94,7 @@ def load(settings: Settings) -> Loaded:
     curve = load_or_measure(runner, folder and folder.expanduser()) if measured else None
     ends = stop_ids(runner.model, tokenizer)
     grammars = GrammarCompiler(tokenizer, runner.vocabulary, ends)
-    return Loaded(runner, tokenizer, ends, resources, own, slots, grammars, curve)
+    return Runtime(runner, tokenizer, ends, resources, own, slots, grammars, curve)
 
 
 def load_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase) -> ModelRunner | None:

@@ -62,7 +62,7 @@ class SessionStore:
     @property
     def usage_ratio(self) -> float:
         """Committed positions over all positions of the slots."""
-        used = sum(len(session.verifier.tokens) for session in self._kept.values() if not session.verifier.is_parked)
+        used = sum(len(session.verifier.tokens) for session in self._kept.values() if not session.verifier.is_swapped_out)
         return used / (self._runner.context_tokens * self.slots)
 
     @property
@@ -76,14 +76,14 @@ class SessionStore:
         session = None if key is None else self._kept.get(key)
         if session is not None and session.busy:
             return None
-        if session is None or session.verifier.is_parked:
+        if session is None or session.verifier.is_swapped_out:
             slot = self._take_slot()
             if slot is None:
                 return None
             if session is None:
                 session = Session(TreeVerifier(self._runner, slot))
             else:
-                session.verifier.resume(slot)
+                session.verifier.swap_in(slot)
         session.busy = True
         if key is not None:
             self._kept[key] = session
@@ -95,8 +95,8 @@ class SessionStore:
         if self._free:
             return self._free.pop()
         for session in self._kept.values():
-            if not session.busy and not session.verifier.is_parked:
-                return session.verifier.park()
+            if not session.busy and not session.verifier.is_swapped_out:
+                return session.verifier.swap_out()
         return None
 
     def release(self, session: Session) -> None:

@@ -76,7 +76,7 @@ def test_what_comes_true_is_learned() -> None:
     known = Calibration(2)
     assert known.accepted(0, 0.55) == pytest.approx(0.55)
     for _ in range(50):
-        known.saw([0, 1], [0.55, 0.2], 0)
+        known.record([0, 1], [0.55, 0.2], 0)
     assert known.accepted(0, 0.55) > 0.9
     assert known.accepted(1, 0.2) < 0.1
     assert known.accepted(0, 0.95) == pytest.approx(0.95)

@@ -86,7 +86,7 @@ def test_a_conversations_next_turn_learns_only_what_is_new() -> None:
     twice.begin(PHRASE[:20])
     twice.end()
     twice.begin(PHRASE)
-    assert once._known.history.size[0] == twice._known.history.size[0] == len(PHRASE)
+    assert once._sources.history.size[0] == twice._sources.history.size[0] == len(PHRASE)
     twice.begin(np.concatenate([PHRASE[:10], PHRASE[:10]]))
     tree = twice.propose(16)
     assert {PHRASE[0], PHRASE[10]} <= set(tree.tokens[tree.parents == -1])

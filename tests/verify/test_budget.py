@@ -43,7 +43,7 @@ def asked(budget: MeasuredBudget, tree: DraftTree, emitted: list[int], steps: in
         proposed = tree if budget.ask() else draft()
         pruned = budget.prune(proposed, 0)
         seen.append(len(pruned))
-        budget.saw(proposed, pruned, np.array(emitted[: len(pruned) + 1], np.int32), 0.0)
+        budget.record(proposed, pruned, np.array(emitted[: len(pruned) + 1], np.int32), 0.0)
     return seen
 
 

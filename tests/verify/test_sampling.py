@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify.sampling import Chooser, SamplingParams, gumbel, processed
+from verify.sampling import Sampler, SamplingParams, gumbel, warp_logits
 
 
 def reference(logits: list[float], params: SamplingParams) -> list[float]:
@@ -37,12 +37,12 @@ def reference(logits: list[float], params: SamplingParams) -> list[float]:
 )
 def test_rules_equal_the_reference(logits: list[float], temperature: float, top_p: float, top_k: int, min_p: float) -> None:
     params = SamplingParams(temperature, top_p, top_k, min_p)
-    got = processed(torch.tensor([logits]), params)[0].softmax(-1).tolist()
+    got = warp_logits(torch.tensor([logits]), params)[0].softmax(-1).tolist()
     assert got == pytest.approx(reference(logits, params), abs=1e-6)
 
 
 def choose(logits: torch.Tensor, params: SamplingParams, positions: list[int]) -> torch.Tensor:
-    return Chooser(params).choose(logits, positions)
+    return Sampler(params).choose(logits, positions)
 
 
 def test_greedy_takes_the_likeliest_and_the_first_of_equals() -> None:
@@ -73,7 +73,7 @@ def test_a_choice_depends_on_its_own_row_and_position_only() -> None:
     together = choose(logits, params, [4, 5, 5, 6, 6, 7])
     alone = [int(choose(logits[i : i + 1], params, [p])) for i, p in enumerate([4, 5, 5, 6, 6, 7])]
     assert together.tolist() == alone
-    walked = Chooser(params)
+    walked = Sampler(params)
     assert [int(walked.choose(logits[i : i + 1], [p])) for i, p in enumerate([4, 5, 5, 6, 6, 7])] == alone
 
 
@@ -81,7 +81,7 @@ def test_a_choice_depends_on_its_own_row_and_position_only() -> None:
 def test_kept_noise_is_the_positions_own(steps: list[list[int]]) -> None:
     """Whatever positions follow one another, also backwards; of so large a vocabulary, few are kept."""
     vocabulary = 20_000
-    chooser = Chooser(SamplingParams(seed=3))
+    chooser = Sampler(SamplingParams(seed=3))
     for positions in steps:
         scores = chooser.scores(torch.zeros(len(positions), vocabulary), positions)
         assert torch.equal(scores, gumbel(3, positions, vocabulary, torch.device("cpu")))

@@ -31,7 +31,7 @@ class CacheShape:
 
 
 @dataclass(frozen=True)
-class Parked:
+class SwappedRows:
     """The committed rows of a slot, in host memory."""
 
     rows: torch.Tensor  # [layers, 2, kv_heads, length, head_dim]
@@ -81,16 +81,16 @@ class KVCache:
             self.tensor[:, :, :, start : self.length + len(rows)] = self.tensor[:, :, :, index]
         self.length += len(rows)
 
-    def park(self) -> Parked:
+    def swap_out(self) -> SwappedRows:
         """A copy of the committed rows for later; the slot is empty then."""
         rows = self.tensor[:, :, :, : self.length].to("cpu", copy=True)
         self.length = 0
-        return Parked(rows)
+        return SwappedRows(rows)
 
-    def restore(self, parked: Parked) -> None:
+    def swap_in(self, swapped: SwappedRows) -> None:
         """Takes parked rows back, in place of what it holds."""
-        self.length = parked.rows.shape[3]
-        self.tensor[:, :, :, : self.length] = parked.rows.to(self.tensor.device)
+        self.length = swapped.rows.shape[3]
+        self.tensor[:, :, :, : self.length] = swapped.rows.to(self.tensor.device)
 
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` positions."""

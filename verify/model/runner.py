@@ -46,7 +46,7 @@ class LoadOptions:
     compile: Compile = "auto"
 
 
-class Fast(Protocol):
+class ForwardBackend(Protocol):
     """A quicker way through the model for the few rows of a step, all its arguments on the host."""
 
     def __call__(
@@ -85,13 +85,13 @@ class ModelRunner:
         self.context_tokens = min(limit, context_tokens or limit)
         probe = ShapeProbe()
         self.cache_shape = self._probe(probe)
-        self._fast: Fast | None = None
+        self._backend: ForwardBackend | None = None
         if self.device.type == "cuda":
-            self._fast = self._graphed(compile)
+            self._backend = self._graphed(compile)
         elif traced:
-            self._fast = trace(model, self.cache_shape, probe.windows, probe.groups, self.forward)
+            self._backend = trace(model, self.cache_shape, probe.windows, probe.groups, self.forward)
 
-    def _graphed(self, compile: Compile) -> Fast:
+    def _graphed(self, compile: Compile) -> ForwardBackend:
         """CUDA graphs, or where the model cannot be captured the same kernels one by one."""
         from verify.model.cuda_graphs import CompileError, GraphedForward, compiled_layers  # needs Triton, which a CPU does not
 
@@ -126,7 +126,7 @@ class ModelRunner:
     @property
     def is_traced(self) -> bool:
         """Forwards run without Python."""
-        return isinstance(self._fast, TracedForward)
+        return isinstance(self._backend, TracedForward)
 
     @property
     def _positions(self) -> int:
@@ -154,8 +154,8 @@ class ModelRunner:
         """
         if depths is None:
             depths = torch.arange(len(tokens))
-        if self._fast is not None and logits and len(tokens) <= MAX_NODES + 1:
-            return self._fast(cache, tokens, depths, ancestors, known)
+        if self._backend is not None and logits and len(tokens) <= MAX_NODES + 1:
+            return self._backend(cache, tokens, depths, ancestors, known)
         related = None if ancestors is None else ancestors.to(self.device)
         attention = TorchAttention(cache, len(tokens), related, known)
         positions = (depths[known:] + cache.length).to(self.device)

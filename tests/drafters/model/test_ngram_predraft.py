@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from drafters.model.ngram_predraft import CAPACITY, Ahead
+from drafters.model.ngram_predraft import CAPACITY, NgramPredraft
 from drafters.policy import RARELY
 
 
 def test_what_followed_last_is_expected() -> None:
-    table = Ahead(3)
+    table = NgramPredraft(3)
     table.learn([1, 2, 3, 4, 1, 2])
     assert table.guess([]) == [3, 4, 1]
     assert table.guess([3]) == [4, 1, 2]
     assert table.guess([9]) == []
     table.learn([7])
     assert table.guess([1, 2]) == [7]  # and nothing is known to follow 2, 7
-    assert Ahead(0).guess([1, 2]) == []
+    assert NgramPredraft(0).guess([1, 2]) == []
 
 
 def test_a_table_that_is_wrong_is_asked_rarely() -> None:
-    table = Ahead(2)
+    table = NgramPredraft(2)
     table.learn([1, 2] * 5)
     for _ in range(40):
-        table.saw(2, 0)
+        table.record(2, 0)
     asked = sum(bool(table.guess([])) for _ in range(10 * RARELY))
     assert asked == 10
     for _ in range(40):
-        table.saw(2, 2)
+        table.record(2, 2)
     assert table.guess([])
 
 
 def test_the_table_is_bounded() -> None:
-    table = Ahead(1)
+    table = NgramPredraft(1)
     table.learn(list(range(CAPACITY + 500)))
     assert len(table._next) == CAPACITY
     assert table.guess([10, 11]) == []

@@ -6,7 +6,7 @@ import pytest
 from drafters.fusion import enter
 from drafters.tables.adaptive import new_rows
 from drafters.tables.history import new_history
-from drafters.tables.levels import BUCKETS, DISCOUNT, SESSION, Knowledge, States, Work, bucket, new_states, new_work
+from drafters.tables.levels import BUCKETS, DISCOUNT, SESSION, Contexts, Scratch, Sources, bucket, new_contexts, new_scratch
 from drafters.tables.mixture import CELLS, LEAST_MASS, commit, load_prior, predict
 from drafters.tables.ngram import empty_base
 from drafters.tables.suffix import LONGEST_CONTEXT, index
@@ -14,33 +14,33 @@ from drafters.tables.suffix import LONGEST_CONTEXT, index
 VOCABULARY = 50
 
 
-def session(corpus: list[int], trust: float = 0.5) -> tuple[Knowledge, States, Work]:
+def session(corpus: list[int], trust: float = 0.5) -> tuple[Sources, Contexts, Scratch]:
     block = index(np.array(corpus, np.int64), VOCABULARY)
     hits, tries = np.full(BUCKETS, 8.0 * trust), np.full(BUCKETS, 8.0)
-    known = Knowledge(
+    sources = Sources(
         *((block,), new_history(256), empty_base(), new_rows(16, 4)),
         *(np.zeros(1, np.int32), hits, tries, np.ones(CELLS)),
     )
-    states = new_states(4, 1)
-    enter(known, states, np.empty(0, np.int32))
-    return known, states, new_work(VOCABULARY + 1, 1, 8)
+    contexts = new_contexts(4, 1)
+    enter(sources, contexts, np.empty(0, np.int32))
+    return sources, contexts, new_scratch(VOCABULARY + 1, 1, 8)
 
 
-def said(known: Knowledge, states: States, work: Work) -> dict[int, float]:
-    size = predict(known, states, 0, work, LEAST_MASS)
-    return dict(zip(work.out[:size].tolist(), work.probability[:size].tolist(), strict=True))
+def said(sources: Sources, contexts: Contexts, scratch: Scratch) -> dict[int, float]:
+    size = predict(sources, contexts, 0, scratch, LEAST_MASS)
+    return dict(zip(scratch.out[:size].tolist(), scratch.probability[:size].tolist(), strict=True))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_probabilities_are_probabilities(seed: int) -> None:
     random = np.random.default_rng(seed)
     corpus = random.zipf(1.5, 4000).clip(1, 40).tolist()
-    known, states, work = session([VOCABULARY, *corpus])
+    sources, contexts, scratch = session([VOCABULARY, *corpus])
     for token in random.zipf(1.5, 500).clip(1, 40).tolist():
-        found = said(known, states, work)
+        found = said(sources, contexts, scratch)
         assert all(p > 0 for p in found.values())
         assert sum(found.values()) <= 1 + 1e-9
-        score = commit(known, states, work, token)
+        score = commit(sources, contexts, scratch, token)
         if token in found and found[token] > 1e-3:
             assert score == pytest.approx(np.log(found[token]), abs=0.2)
 
@@ -48,11 +48,11 @@ def test_probabilities_are_probabilities(seed: int) -> None:
 def test_it_is_the_formula() -> None:
     """A session of its own, by hand: contexts of all lengths down to the empty one, equal trust, absolute discount."""
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2]
-    known, states, work = session([VOCABULARY], trust=0.5)
-    known.tries[:] = 1e9  # trust stays where it is
-    known.hits[:] = 0.5e9
+    sources, contexts, scratch = session([VOCABULARY], trust=0.5)
+    sources.tries[:] = 1e9  # trust stays where it is
+    sources.hits[:] = 0.5e9
     for token in text:
-        commit(known, states, work, token)
+        commit(sources, contexts, scratch, token)
     expected: dict[int, float] = {}
     left, same = 1.0, -1
     for length in range(LONGEST_CONTEXT, -1, -1):
@@ -67,16 +67,16 @@ def test_it_is_the_formula() -> None:
             share = (after.count(token) - cut) / (len(after) - cut * kinds)
             expected[token] = expected.get(token, 0.0) + left * 0.5 * share
         left *= 0.5
-    assert said(known, states, work) == pytest.approx(expected)
+    assert said(sources, contexts, scratch) == pytest.approx(expected)
 
 
 def test_trust_grows_where_it_is_earned() -> None:
-    known, states, work = session([VOCABULARY])
+    sources, contexts, scratch = session([VOCABULARY])
     for token in list(range(1, 11)) * 20:
-        commit(known, states, work, token)
+        commit(sources, contexts, scratch, token)
     sure = bucket(SESSION, LONGEST_CONTEXT, 8, 1)
-    assert known.hits[sure] / known.tries[sure] > 0.9
-    assert max(said(known, states, work).values()) > 0.9
+    assert sources.hits[sure] / sources.tries[sure] > 0.9
+    assert max(said(sources, contexts, scratch).values()) > 0.9
 
 
 def test_the_fitted_prior_is_there_and_sane() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.chat.reasoning_parser import AnswerReader
+from server.chat.reasoning_parser import ReasoningParser
 from server.chat.tool_parsers import JsonCalls, Part, merged
 
 CASES: list[tuple[bool, str, list[Part]]] = [
@@ -25,17 +25,17 @@ CASES: list[tuple[bool, str, list[Part]]] = [
 @pytest.mark.parametrize(("opened", "text", "parts"), CASES)
 def test_parts(opened: bool, text: str, parts: list[Part]) -> None:
     for pieces in ([text], list(text)):
-        reader = AnswerReader(JsonCalls("<tool_call>", "</tool_call>"), True, opened)
+        reader = ReasoningParser(JsonCalls("<tool_call>", "</tool_call>"), True, opened)
         assert merged([part for piece in pieces for part in reader.feed(piece)] + reader.finish()) == parts
 
 
 @given(st.text(st.sampled_from("ab <>/think\n"), max_size=40), st.integers(0, 40), st.booleans())
 def test_any_pieces_read_alike(text: str, at: int, opened: bool) -> None:
-    whole, halves = AnswerReader(None, True, opened), AnswerReader(None, True, opened)
+    whole, halves = ReasoningParser(None, True, opened), ReasoningParser(None, True, opened)
     expected = merged(whole.feed(text) + whole.finish())
     assert merged(halves.feed(text[:at]) + halves.feed(text[at:]) + halves.finish()) == expected
 
 
 def test_without_reasoning_everything_is_content() -> None:
-    reader = AnswerReader()
+    reader = ReasoningParser()
     assert reader.feed("<think>x") + reader.finish() == [Part("content", "<think>x")]

@@ -43,8 +43,8 @@ def test_all_names_are_there() -> None:
 
 def test_a_step_is_counted() -> None:
     metrics = Metrics()
-    metrics.saw_step(StepReport(0.001, 0.002, 0.0001, {"trigram": 8}, {"trigram": 2}), tokens=3)
-    metrics.saw_status(Status(sessions=4, kv_cache_usage_ratio=0.25))
+    metrics.record_step(StepReport(0.001, 0.002, 0.0001, {"trigram": 8}, {"trigram": 2}), tokens=3)
+    metrics.record_status(Status(sessions=4, kv_cache_usage_ratio=0.25))
     found = samples(metrics)
     assert found["outrider_steps_total", ()] == 1
     assert found["outrider_generated_tokens_total", ()] == 3
@@ -59,8 +59,8 @@ def test_a_step_is_counted() -> None:
 def test_what_has_not_happened_is_zero() -> None:
     """A series that begins with its first event would hide it: rates are rises between two scrapes."""
     metrics = Metrics()
-    metrics.saw_step(StepReport(0.001, 0.002, 0.0001, {"lookup": 4}, {}), tokens=1)
-    metrics.saw_answer("/v1/responses", 200)
+    metrics.record_step(StepReport(0.001, 0.002, 0.0001, {"lookup": 4}, {}), tokens=1)
+    metrics.record_answer("/v1/responses", 200)
     found = samples(metrics)
     assert found["outrider_accepted_tokens_total", (("drafter", "lookup"),)] == 0
     for status, count in (("200", 1), ("500", 0), ("503", 0)):
