@@ -29,7 +29,7 @@ def one_sentence() -> Iterator[None]:
     from bench.decode import BenchError
     from drafters.tables.array_file import ArrayFileError
     from server.settings import SettingsError
-    from verify.model.runner import ModelError
+    from verify.errors import ModelError
 
     try:
         yield

@@ -18,13 +18,14 @@ from rich.table import Table
 
 from bench import report
 from bench.decode import BenchError, read_prompts
-from drafters.fusion import FusionDrafter, FusionOptions
+from drafters.fusion import FusionDrafter
 from drafters.interface import Drafter, Ints, Verdict
-from drafters.retrieval import RetrievalDrafter, RetrievalOptions
+from drafters.options import FusionOptions, RetrievalOptions
+from drafters.retrieval import RetrievalDrafter
 from drafters.tables import datastore
 from drafters.tables.ngram import empty_base
 from drafters.tables.suffix import index
-from verify.model.runner import fingerprint, load_tokenizer
+from verify.tokenizer import fingerprint, load_tokenizer
 
 NODES = 64
 STRIDE = 4  # tokens between two questions about one prompt

@@ -22,11 +22,12 @@ from bench import report
 from bench.model.bandwidth import read_bytes_per_second
 from bench.model.peers import PEERS, PeerName, Transformers
 from drafters.interface import Ints
-from drafters.registry import NAMES, DrafterName, make
+from drafters.options import NAMES, DrafterName
+from drafters.registry import make
 from server.settings import Settings
 from server.worker.runtime import Runtime, load
 from verify.decode import Decoded, DecodeOptions, Generation, finish
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 

@@ -24,16 +24,18 @@ from bench.decode import BenchError, Plan, encode
 from bench.model.forced import ForcedVerifier
 from bench.model.shapes import SHAPES, random_runner
 from bench.pearl import WRONG, Clock, agreement
-from drafters.interface import MAX_NODES, Drafter, Ints, NoDrafter, Source, Verdict
+from drafters.interface import MAX_NODES, Drafter, Ints, Source, Verdict
 from drafters.model.language_model import Candidates
-from drafters.registry import DrafterName, Resources, make
+from drafters.none import NoDrafter
+from drafters.options import DrafterName
+from drafters.registry import Resources, make
 from server.settings import Settings
 from server.worker.runtime import load
 from verify.cost import CostCurve
 from verify.decode import Decoded, DecodeOptions, decode
 from verify.draft_model import DraftRunner, SessionDraft
 from verify.model.runner import ModelRunner, resolve_device
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 

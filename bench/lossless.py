@@ -16,10 +16,11 @@ from rich.table import Table
 
 from bench.decode import Plan, answer, encode
 from drafters.interface import Ints
-from drafters.registry import DrafterName
+from drafters.options import DrafterName
 from server.settings import Settings
 from server.worker.runtime import Runtime, load
-from verify.sampling import SamplingParams, gumbel, warp_logits
+from verify.sampling import gumbel, warp_logits
+from verify.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

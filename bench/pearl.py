@@ -29,10 +29,11 @@ from rich.table import Table
 from bench import report
 from drafters.interface import DraftTree, Ints, Logprobs, Sampling, Verdict
 from drafters.model.language_model import Candidates
-from drafters.pearl import PearlDrafter, PearlOptions
+from drafters.options import PearlOptions
+from drafters.pearl import PearlDrafter
 from verify.acceptance import walk
 from verify.decode import DecodeOptions, Generation, finish
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 
 T = TypeVar("T")
 RATIOS = (3, 5, 8)  # c

@@ -27,11 +27,13 @@ from rich.table import Table
 from bench import report
 from bench.decode import BenchError
 from drafters.interface import EMPTY, Drafter, Ints, Verdict
-from drafters.registry import DrafterName, Options, Resources, make, warm
+from drafters.options import DrafterName, Options
+from drafters.registry import Resources, make, warm
 from drafters.tables import ngram, suffix
 from server.datastore import DatastoreError, find_files, read_texts
 from verify.acceptance import walk
-from verify.model.runner import ModelError, load_tokenizer
+from verify.errors import ModelError
+from verify.tokenizer import load_tokenizer
 
 
 class Encoder(Protocol):

@@ -25,11 +25,11 @@ from bench import report
 from bench.decode import encode, read_prompts
 from bench.http.client import Outcome, metric, model_of, new_client, resident_mb, stream, until, whole, worker_of
 from bench.http.serve import server
-from drafters.interface import NoDrafter
+from drafters.none import NoDrafter
 from server.settings import load_settings
 from server.worker.runtime import load
 from verify.decode import DecodeOptions, decode
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 PROMPTS = Path(__file__).parent / "prompts.jsonl"

@@ -8,21 +8,12 @@ the node. A copy is no draw of the model's at that place, so every rule takes it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated
+from dataclasses import replace
 
-from annotated_types import Ge, Le
-
-from drafters.draft_tree import DraftTreeDrafter, DraftTreeOptions
+from drafters.draft_tree import DraftTreeDrafter
 from drafters.interface import DraftTree
 from drafters.model.language_model import LanguageModel
-
-
-@dataclass(frozen=True)
-class DraftGraphOptions(DraftTreeOptions):
-    """The tree's, and when two places count as one."""
-
-    tau: Annotated[int, Ge(1), Le(8)] = 2  # tokens that recur
+from drafters.options import DraftGraphOptions
 
 
 class DraftGraphDrafter(DraftTreeDrafter):

@@ -10,41 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
 from drafters.model.calibration import Calibration
 from drafters.model.language_model import Candidates, LanguageModel
+from drafters.options import DraftTreeOptions
 from drafters.policy import Worth, ema
-
-
-@dataclass(frozen=True)
-class DraftTreeOptions:
-    """The paper's hyper-parameters, appendix A."""
-
-    children: Annotated[int, Ge(1), Le(16)] = 4  # k, the most of one node
-    steps: Annotated[int, Ge(1), Le(64)] = 10  # levels
-    theta_prob: Annotated[float, Ge(0), Le(1)] = 0.2  # a node less likely than this is a leaf
-    theta_sib: Annotated[float, Ge(0), Le(1)] = 0.3  # and one less likely than this share of its likeliest sibling
-    thrifty: bool = True  # no level that is expected to cost more than it brings
-
-
-@dataclass(frozen=True)
-class DraftOptions:
-    """Of a chain."""
-
-    gamma: Annotated[int, Ge(1), Le(64)] = 10  # tokens
-    theta_prob: Annotated[float, Ge(0), Le(1)] = 0.2  # the chain ends with a token less likely than this
-    thrifty: bool = True  # and where another one is expected to cost more than it brings
-
-    @property
-    def tree(self) -> DraftTreeOptions:
-        """A tree of one branch."""
-        return DraftTreeOptions(1, self.gamma, self.theta_prob, 0.0, self.thrifty)
 
 
 @dataclass
@@ -182,13 +156,6 @@ class DraftTreeDrafter:
             if taken is None:
                 return
             at = children[taken][0]
-
-
-class DraftDrafter(DraftTreeDrafter):
-    """`draft`: a chain, plain speculative decoding (SSD)."""
-
-    def __init__(self, model: LanguageModel, options: DraftOptions) -> None:
-        super().__init__(model, options.tree)
 
 
 def depth_first(parents: Sequence[int]) -> list[int]:

@@ -8,14 +8,12 @@ of its tokens'; the tree is the `budget` likeliest paths, found best-first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict, common_prefix
+from drafters.options import FusionOptions
 from drafters.prediction import realign
 from drafters.tables.adaptive import absorb, new_rows
 from drafters.tables.history import new_history
@@ -30,17 +28,6 @@ from drafters.trigram import NO_TEXT
 LEAST_PATH = 1e-6
 LEAST_GAIN = 0.5  # a node is expanded only if a child of this probability would enter a full tree
 SPARE = 3.0  # contexts are asked until their mass left could not put a node this near the worst into a full tree
-
-
-@dataclass(frozen=True)
-class FusionOptions:
-    """Bounds; what the sources are worth is learned."""
-
-    depth: Annotated[int, Ge(1), Le(64)] = 32  # tokens of the longest path
-    capacity: Annotated[int, Ge(64), Le(1 << 22)] = 16_384  # tokens of the session's text remembered
-    contexts: Annotated[int, Ge(16), Le(1 << 22)] = 16_384  # table contexts of the session remembered
-    successors: Annotated[int, Ge(1), Le(64)] = 12  # kept per table context
-    feedback: Annotated[int, Ge(0), Le(12)] = 8  # learn the target's top-k at every verified node; 0 = do not
 
 
 class FusionDrafter:

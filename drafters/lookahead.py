@@ -9,30 +9,17 @@ nodes are guesses like any others: one that the target happens to choose is emit
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
+from drafters.options import LookaheadOptions
 from drafters.tables.nodes import lay_out
 from drafters.tables.trie import child, new_trie, restart
 
 GUESS_SHARE, WINDOW_SHARE = 0.6, 0.3  # of a path's probability that goes on: guesses are worth more than window nodes
 POOL_TOKENS = 4096  # first tokens that the pool knows; the least recently used goes first
-
-
-@dataclass(frozen=True)
-class LookaheadOptions:
-    """The paper's W, N and G; chosen so that window and guesses fit one verification."""
-
-    window: Annotated[int, Ge(1), Le(32)] = 6  # W
-    ngram: Annotated[int, Ge(2), Le(16)] = 5  # N
-    guesses: Annotated[int, Ge(1), Le(32)] = 8  # G
-    pool_from_prompt: bool = True  # the prompt's n-grams fill the pool, too
-    seed: Annotated[int, Ge(0), Le(1 << 32)] = 0
 
 
 class LookaheadDrafter:

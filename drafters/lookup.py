@@ -6,29 +6,14 @@ the text for its last n tokens, is there to compare with.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
-
 import numpy as np
-from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain, common_prefix
+from drafters.options import LookupOptions
 from drafters.tables.automaton import TOKENS, Automaton, append, new_automaton, repeated_ending
 from drafters.tables.kernel import kernel
 from drafters.tables.nodes import Nodes, draft_tree, new_nodes, reset
-
-
-@dataclass(frozen=True)
-class LookupOptions:
-    """How a repeated ending is continued."""
-
-    match: Literal["automaton", "ngram"] = "automaton"
-    continuation: Literal["tree", "recent", "frequent"] = "tree"  # of the automaton; the last two are chains
-    shortest: Annotated[int, Ge(1), Le(64)] = 2  # tokens that must repeat
-    length: Annotated[int, Ge(1), Le(64)] = 16  # tokens copied
-    ngram: Annotated[int, Ge(1), Le(16)] = 3  # for match: ngram; shorter ones are tried down to 1
-    capacity: Annotated[int, Ge(64), Le(1 << 22)] = 16_384  # tokens of text remembered
 
 
 class LookupDrafter:

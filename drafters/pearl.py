@@ -13,29 +13,15 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge, Le
 
 from drafters.interface import EMPTY, NOTHING, DraftTree, Floats, Ints, Sampling, Source, Verdict, chain
 from drafters.model.calibration import Calibration
 from drafters.model.language_model import LanguageModel
 from drafters.model.ngram_predraft import NgramPredraft
+from drafters.options import MAX_WINDOW, PearlOptions
 from drafters.policy import ema
-
-LONGEST = 32  # tokens of a window
-
-
-@dataclass(frozen=True)
-class PearlOptions:
-    """The two strategies, and the window where it is not measured."""
-
-    pre_verify: bool = True  # verify the first token while the others are drafted
-    post_verify: bool = True  # draft on while tokens are verified
-    window: Annotated[int, Ge(0), Le(LONGEST)] = 0  # gamma, tokens; 0 = the measured ratio of the models' speeds (Theorem 1)
-    ahead: Annotated[int, Ge(0), Le(16)] = 3  # tokens that a tri-gram table drafts for the draft model itself
 
 
 class PearlDrafter:
@@ -65,7 +51,7 @@ class PearlDrafter:
             return self._options.window
         measured = self._draft_seconds > 0 and self._verify_seconds > 0
         ratio = self._verify_seconds / self._draft_seconds if measured else self._model.speed_ratio
-        return max(1, min(LONGEST, round(ratio)))
+        return max(1, min(MAX_WINDOW, round(ratio)))
 
     def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._stop()

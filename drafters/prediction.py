@@ -5,22 +5,10 @@ Where the answer departs from it, the drafter finds its place again from the las
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
-
 import numpy as np
-from annotated_types import Ge, Le
 
 from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
-
-
-@dataclass(frozen=True)
-class PredictionOptions:
-    """How the expected text is followed."""
-
-    length: Annotated[int, Ge(1), Le(64)] = 32  # tokens drafted at once
-    memory: Annotated[int, Ge(1), Le(64)] = 8  # emitted tokens that are looked for after a departure
-    certainty: Annotated[float, Ge(0), Le(1)] = 0.97  # probability of the next token while the text is being followed
+from drafters.options import PredictionOptions
 
 
 class PredictionDrafter:

@@ -4,46 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 
 import numpy as np
 
-from drafters.draft_graph import DraftGraphDrafter, DraftGraphOptions
-from drafters.draft_tree import DraftDrafter, DraftOptions, DraftTreeDrafter, DraftTreeOptions
-from drafters.fusion import FusionDrafter, FusionOptions
-from drafters.interface import Drafter, NoDrafter, Verdict
-from drafters.lookahead import LookaheadDrafter, LookaheadOptions
-from drafters.lookup import LookupDrafter, LookupOptions
+from drafters.draft import DraftDrafter
+from drafters.draft_graph import DraftGraphDrafter
+from drafters.draft_tree import DraftTreeDrafter
+from drafters.fusion import FusionDrafter
+from drafters.interface import Drafter, Verdict
+from drafters.lookahead import LookaheadDrafter
+from drafters.lookup import LookupDrafter
 from drafters.model.language_model import LanguageModel
 from drafters.model.union import UnionDrafter
-from drafters.pearl import PearlDrafter, PearlOptions
-from drafters.prediction import PredictionDrafter, PredictionOptions
-from drafters.retrieval import RetrievalDrafter, RetrievalOptions
+from drafters.none import NoDrafter
+from drafters.options import (
+    NAMES,
+    NEED_A_MODEL,
+    DrafterName,
+    Options,
+)
+from drafters.pearl import PearlDrafter
+from drafters.prediction import PredictionDrafter
+from drafters.retrieval import RetrievalDrafter
 from drafters.tables.ngram import BaseArrays, empty_base
 from drafters.tables.suffix import Corpus
-from drafters.trigram import TrigramDrafter, TrigramOptions
-
-TableName = Literal["none", "trigram", "retrieval", "lookup", "lookahead", "prediction", "fusion"]
-ModelName = Literal["draft", "draft-tree", "draft-graph", "pearl"]  # drafters that need a draft model
-DrafterName = Literal[TableName, ModelName]
-NAMES: tuple[DrafterName, ...] = get_args(DrafterName)
-NEED_A_MODEL: tuple[DrafterName, ...] = get_args(ModelName)
-
-
-@dataclass(frozen=True)
-class Options:
-    """How each drafter works."""
-
-    trigram: TrigramOptions = field(default_factory=TrigramOptions)
-    retrieval: RetrievalOptions = field(default_factory=RetrievalOptions)
-    lookup: LookupOptions = field(default_factory=LookupOptions)
-    lookahead: LookaheadOptions = field(default_factory=LookaheadOptions)
-    prediction: PredictionOptions = field(default_factory=PredictionOptions)
-    fusion: FusionOptions = field(default_factory=FusionOptions)
-    draft: DraftOptions = field(default_factory=DraftOptions)
-    draft_tree: DraftTreeOptions = field(default_factory=DraftTreeOptions)
-    draft_graph: DraftGraphOptions = field(default_factory=DraftGraphOptions)
-    pearl: PearlOptions = field(default_factory=PearlOptions)
+from drafters.trigram import TrigramDrafter
 
 
 @dataclass(frozen=True)

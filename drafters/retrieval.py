@@ -7,28 +7,15 @@ Reads memory-mapped datastores; holds nothing of a session but the end of its te
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge, Le
 
 from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
+from drafters.options import MAX_MATCH, RetrievalOptions
 from drafters.tables.kernel import kernel
 from drafters.tables.nodes import choose_likeliest, draft_tree
-from drafters.tables.suffix import MAX_MATCH, Corpus, follow, position_at, token_at
+from drafters.tables.suffix import Corpus, follow, position_at, token_at
 from drafters.tables.trie import Trie, child, new_trie, restart
-
-
-@dataclass(frozen=True)
-class RetrievalOptions:
-    """REST's settings (section 3); it takes up to 5000 matches, here fewer, spread evenly over all of them."""
-
-    datastores: tuple[str, ...] = ()  # folders made by `outrider datastore build --kind suffix`
-    longest: Annotated[int, Ge(1), Le(MAX_MATCH)] = 16
-    shortest: Annotated[int, Ge(1), Le(MAX_MATCH)] = 2
-    matches: Annotated[int, Ge(1), Le(5000)] = 128
-    length: Annotated[int, Ge(1), Le(32)] = 10  # tokens of a continuation
 
 
 class RetrievalDrafter:

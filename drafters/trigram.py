@@ -6,13 +6,13 @@ continuations worth verifying (Algorithm 1). Nothing a session learns leaves it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge, Gt, Le
+from annotated_types import Gt
 
 from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Verdict, common_prefix
+from drafters.options import TrigramOptions
 from drafters.tables.adaptive import absorb, learn, new_rows
 from drafters.tables.ngram import BaseArrays
 from drafters.tables.nodes import draft_tree
@@ -20,28 +20,6 @@ from drafters.tables.search import best_first, monte_carlo, new_pool
 
 NO_TEXT = np.full(3, -1, np.int32)
 Positive = Annotated[float, Gt(0)]
-
-
-@dataclass(frozen=True)
-class TrigramOptions:
-    """The paper's hyper-parameters (Appendix F), but for the search: best-first drafts better, in less time."""
-
-    table: str | None = None  # path of the base table; None = the embedded one, where the tokenizer is the embedded one
-    search: Literal["mcts", "best-first", "greedy"] = "best-first"
-    order: Annotated[int, Ge(2), Le(4)] = 3  # 3 = tri-grams; the paper's ablation has 2 and 4
-    iterations: Annotated[int, Ge(1), Le(10_000)] = 150  # s: of the Monte Carlo search
-    c1: Positive = 32.0
-    c2: Positive = 8.0
-    depth: Annotated[int, Ge(1), Le(32)] = 16  # l: tokens in a continuation; the paper's search has 4
-    candidates: Annotated[int, Ge(1), Le(256)] = 24  # n: continuations in a draft
-    successors: Annotated[int, Ge(1), Le(64)] = 12  # t: kept per context
-    adaptive: bool = True
-    feedback: Annotated[int, Ge(0), Le(12)] = 8  # not in the paper: learn the target's top-k at every verified node
-    increment: Positive = 1.0  # not in the paper: weight of one emitted tri-gram, a row of the base table weighing 1
-    maximum: Positive = 16.0  # not in the paper: where raising a weight stops
-    contexts: Annotated[int, Ge(16), Le(1 << 22)] = 16_384  # not in the paper: contexts that a session remembers
-    floor: Annotated[float, Ge(0), Le(1)] = 0.002  # not in the paper: least path probability of best-first search
-    seed: Annotated[int, Ge(0), Le(1 << 32)] = 0
 
 
 class TrigramDrafter:

@@ -22,7 +22,7 @@ from drafters.tables import ngram
 from models import BASE_TABLE, DRAFT, TARGET
 from models.corpus import SOURCES, documents
 from models.tokenizer import VOCABULARY, train_tokenizer
-from verify.model.runner import fingerprint
+from verify.tokenizer import fingerprint
 
 CONTEXT_TOKENS = 2048
 END_ID = 0  # <|end|>: it also parts the documents

@@ -74,7 +74,7 @@ def verify_lossless(
     from bench.lossless import run
     from drafters.tables.array_file import ArrayFileError
     from server.settings import SettingsError, load_settings, parse_flags
-    from verify.model.runner import ModelError
+    from verify.errors import ModelError
 
     try:
         settings = load_settings(config, parse_flags(context.args) | ({"model.path": model} if model else {}))

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from drafters.tables import array_file, datastore, ngram, suffix
 from drafters.tables.array_file import ArrayFileError
-from verify.model.runner import ModelError, fingerprint, load_tokenizer
+from verify.errors import ModelError
+from verify.tokenizer import fingerprint, load_tokenizer
 
 BLOCK_TOKENS = 32_000_000  # sorting a block takes about 80 bytes per token
 TEXT_SUFFIXES = {

@@ -21,7 +21,8 @@ from server.http.auth import is_loopback
 from server.settings import Settings
 from server.telemetry.logs import configure
 from server.telemetry.tracing import TracingError
-from verify.model.runner import ModelError, load_tokenizer
+from verify.errors import ModelError
+from verify.tokenizer import load_tokenizer
 
 log = logging.getLogger("outrider")
 GRACE_SECONDS = 2.0  # for the errors that end what the drain did not

@@ -18,17 +18,22 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from pydantic_settings import SettingsError as UnreadableError
 
 import models
-from drafters.draft_graph import DraftGraphOptions
-from drafters.draft_tree import DraftOptions, DraftTreeOptions
-from drafters.fusion import FusionOptions
 from drafters.interface import MAX_NODES
-from drafters.lookahead import LookaheadOptions
-from drafters.lookup import LookupOptions
-from drafters.pearl import PearlOptions
-from drafters.prediction import PredictionOptions
-from drafters.registry import NEED_A_MODEL, DrafterName, Options
-from drafters.retrieval import RetrievalOptions
-from drafters.trigram import TrigramOptions
+from drafters.options import (
+    NEED_A_MODEL,
+    DrafterName,
+    DraftGraphOptions,
+    DraftOptions,
+    DraftTreeOptions,
+    FusionOptions,
+    LookaheadOptions,
+    LookupOptions,
+    Options,
+    PearlOptions,
+    PredictionOptions,
+    RetrievalOptions,
+    TrigramOptions,
+)
 
 
 class SettingsError(ValueError):

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from drafters.interface import DraftTree, Ints
 from verify.model.transfer import to_device, to_host
-from verify.sampling import Sampler, SamplingParams, uniform, warp_logits
+from verify.sampling import Sampler, uniform, warp_logits
+from verify.sampling_params import SamplingParams
 
 
 class Rule(Protocol):

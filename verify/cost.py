@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from drafters.interface import MAX_NODES, Source, chain
 from verify.model.cache import KVCache
 from verify.model.runner import ModelRunner
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 NODES = (

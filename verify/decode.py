@@ -17,7 +17,7 @@ from drafters.interface import Drafter, DraftTree, Ints, Logprobs, Verdict
 from verify.budget import FixedBudget, MeasuredBudget
 from verify.cost import CostCurve
 from verify.grammar import Grammar
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 from verify.verifier import Verifier
 
 Finish = Literal["stop", "length"]

@@ -23,7 +23,8 @@ from drafters.model.language_model import Candidates
 from verify.cost import timed_forward
 from verify.model.cache import KVCache
 from verify.model.runner import ModelRunner
-from verify.sampling import Sampler, SamplingParams, warp_logits
+from verify.sampling import Sampler, warp_logits
+from verify.sampling_params import SamplingParams
 from verify.verifier import PREFILL_CHUNK_TOKENS, common_prefix
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from drafters.interface import DraftTree, Ints
 from verify.model.transfer import to_device
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 
 
 class LogitsProcessor:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
-from typing import Any
+from typing import Any, cast
 
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from verify.model.runner import ModelError
+from verify.errors import ModelError, check_path, first_sentence
+
+
+def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model at `path`; raises ModelError."""
+    check_path(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(f"No tokenizer at {path!r}: {first_sentence(error)}") from None
+    return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of the vocabulary: equal for two tokenizers exactly when every id means the same token."""
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
 
 
 def check_pair(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:

@@ -20,7 +20,7 @@ from verify.acceptance import rule_of
 from verify.logits import LogitsProcessor
 from verify.model.cache import KVCache, SwappedRows
 from verify.model.runner import ModelRunner
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 
 PREFILL_CHUNK_TOKENS = 512
 SCORED_CHUNK_TOKENS = 64  # a row of logits for each token is a lot of memory

@@ -26,8 +26,8 @@ from server.openai.answers import Answerer, GenerationTask
 from server.openai.formatters import ChatFormatter
 from server.openai.schema import ChatBody
 from server.telemetry.metrics import Metrics
-from verify.model.runner import load_tokenizer
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
+from verify.tokenizer import load_tokenizer
 
 CHUNKS = 2000
 REQUESTS = 300

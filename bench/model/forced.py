@@ -13,14 +13,16 @@ import numpy as np
 import torch
 
 from bench.replay import Line
-from drafters.interface import Drafter, DraftTree, Ints, NoDrafter
-from drafters.registry import DrafterName, Resources, make
+from drafters.interface import Drafter, DraftTree, Ints
+from drafters.none import NoDrafter
+from drafters.options import DrafterName
+from drafters.registry import Resources, make
 from verify.acceptance import walk
 from verify.cost import CostCurve
 from verify.decode import Decoded, DecodeOptions, decode
 from verify.model.runner import ModelRunner
 from verify.model.transfer import to_host
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 

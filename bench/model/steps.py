@@ -21,7 +21,8 @@ from bench.model.forced import forced_answer
 from bench.model.shapes import SHAPES, random_runner
 from bench.replay import Line, load_corpus, load_encoder, load_stream, tables
 from drafters.interface import MAX_NODES
-from drafters.registry import DrafterName, warm
+from drafters.options import DrafterName
+from drafters.registry import warm
 from server.settings import Settings
 from server.worker.runtime import default_threads
 from verify.cost import CONTEXTS, measure, timed_forward

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from drafters.options import MAX_MATCH
 from drafters.tables.kernel import allocating_kernel, kernel
 from drafters.tables.pages import Pages, in_memory, word
 
 KIND = "suffix"
-MAX_MATCH = 16  # tokens; REST's longest
 LONGEST_CONTEXT = 6  # tokens; frequent contexts up to here have their successors counted ahead
 DENSE = 32  # a context with more occurrences is frequent
 WIDTH = 16  # successors kept of a frequent context

@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from drafters.registry import DrafterName
-from verify.sampling import SamplingParams
+from drafters.options import DrafterName
+from verify.sampling_params import SamplingParams
 
 Finish = Literal["stop", "length"]
 

@@ -11,9 +11,9 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from drafters.interface import MAX_NODES
-from drafters.registry import DrafterName
+from drafters.options import DrafterName
 from server.openai.conversation import Body, Message, NamedTool, TextPart, Tool
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 
 UINT64 = (1 << 64) - 1
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions

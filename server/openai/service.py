@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
-from drafters.registry import NEED_A_MODEL
+from drafters.options import NEED_A_MODEL
 from server.chat.prompt import PromptEncoder, Template
 from server.chat.reasoning_parser import OPENING, ReasoningParser
 from server.chat.structured_output import GrammarChecker

@@ -44,9 +44,9 @@ from server.worker.detokenizer import AnswerText
 from server.worker.runtime import Runtime, load
 from server.worker.sessions import Session, SessionStore
 from verify.decode import DecodeOptions, Generation, PromptError, Step
+from verify.errors import ModelError
 from verify.grammar import GrammarError
-from verify.model.runner import ModelError
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 
 log = logging.getLogger("outrider.worker")
 IDLE_SECONDS = 0.5

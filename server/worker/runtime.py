@@ -14,17 +14,19 @@ from transformers.utils.logging import disable_progress_bar
 
 import models
 from drafters.interface import MAX_NODES
-from drafters.registry import DrafterName, Options, Resources, warm
+from drafters.options import DrafterName, Options
+from drafters.registry import Resources, warm
 from drafters.tables import datastore, ngram
 from drafters.tables.array_file import ArrayFileError
 from drafters.tables.suffix import Corpus
 from server.settings import Settings
 from verify.cost import CostCurve, load_or_measure
 from verify.draft_model import DraftRunner
+from verify.errors import ModelError
 from verify.grammar import GrammarCompiler
 from verify.model.cache import slots_that_fit
-from verify.model.runner import LoadOptions, ModelError, ModelRunner, fingerprint, load_model, load_tokenizer, stop_ids
-from verify.tokenizer import check_pair
+from verify.model.runner import LoadOptions, ModelRunner, load_model, stop_ids
+from verify.tokenizer import check_pair, fingerprint, load_tokenizer
 
 SMALL_MODEL_BYTES = 64_000_000
 

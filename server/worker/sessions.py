@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from drafters.interface import Drafter
-from drafters.registry import DrafterName, Resources, make
+from drafters.options import DrafterName
+from drafters.registry import Resources, make
 from verify.model.cache import KVCache
 from verify.model.runner import ModelRunner
 from verify.verifier import TreeVerifier

@@ -16,13 +16,13 @@ from bench.model.forced import forced_answer
 from bench.model.shapes import SHAPES
 from bench.model.steps import fitting, make_runner
 from bench.replay import Line
-from drafters.interface import NoDrafter
+from drafters.none import NoDrafter
 from drafters.registry import Resources
 from server.settings import Settings, load_settings
 from server.worker.runtime import load
 from verify.decode import DecodeOptions, decode
 from verify.model.runner import ModelRunner
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 PROMPT = "def read_file(path):\n"

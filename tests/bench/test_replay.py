@@ -8,8 +8,8 @@ import pytest
 
 from bench.decode import BenchError, parse_names
 from bench.replay import Line, Tally, load_encoder, load_stream, replay, run
-from drafters.interface import NoDrafter
-from drafters.registry import Options
+from drafters.none import NoDrafter
+from drafters.options import Options
 from models import TARGET
 from tests.drafts import Oracle
 

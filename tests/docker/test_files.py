@@ -22,7 +22,7 @@ import yaml
 from server.http.app import create_app
 from server.settings import Settings, load_settings
 from tests.docker.manifest import SCHEMAS
-from verify.model.runner import load_tokenizer
+from verify.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 DOCKER = ROOT / "docker"

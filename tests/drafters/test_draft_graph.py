@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from drafters.draft_graph import DraftGraphDrafter, DraftGraphOptions
-from drafters.draft_tree import DraftTreeDrafter, DraftTreeOptions
+from drafters.draft_graph import DraftGraphDrafter
+from drafters.draft_tree import DraftTreeDrafter
 from drafters.interface import DraftTree, Source
+from drafters.options import DraftGraphOptions, DraftTreeOptions
 from tests.drafters.test_draft_tree import PROMPT, emitted
 from tests.language import ToyModel
 

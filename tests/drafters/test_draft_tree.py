@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drafters.draft_tree import DraftDrafter, DraftOptions, DraftTreeDrafter, DraftTreeOptions, depth_first
+from drafters.draft import DraftDrafter
+from drafters.draft_tree import DraftTreeDrafter, depth_first
 from drafters.interface import DraftTree, Source, Verdict
 from drafters.model.calibration import Calibration
+from drafters.options import DraftOptions, DraftTreeOptions
 from tests.language import ToyModel
 
 # What follows each token: 0 -> 1 surely, 1 -> 2 or 3, 2 -> 0 surely, 3 -> anything.

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.fusion import FusionDrafter, FusionOptions
+from drafters.fusion import FusionDrafter
 from drafters.interface import EMPTY, NOTHING, Source, Verdict
+from drafters.options import FusionOptions
 from drafters.tables.ngram import empty_base
 from drafters.tables.suffix import Corpus, index
 

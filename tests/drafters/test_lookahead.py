@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.interface import DraftTree, Verdict
-from drafters.lookahead import POOL_TOKENS, LookaheadDrafter, LookaheadOptions
+from drafters.lookahead import POOL_TOKENS, LookaheadDrafter
+from drafters.options import LookaheadOptions
 
 
 def target(last: int) -> int:

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.interface import EMPTY, Verdict
-from drafters.lookup import LookupDrafter, LookupOptions, find_ngram
+from drafters.lookup import LookupDrafter, find_ngram
+from drafters.options import LookupOptions
 
 NONE = np.empty(0, np.int32)
 ALL = [

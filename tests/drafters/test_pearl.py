@@ -10,7 +10,8 @@ import pytest
 
 from drafters.interface import Ints, Verdict
 from drafters.model.language_model import Candidates
-from drafters.pearl import PearlDrafter, PearlOptions
+from drafters.options import PearlOptions
+from drafters.pearl import PearlDrafter
 from tests.drafters.test_draft_tree import PROMPT
 from tests.language import ToyModel
 

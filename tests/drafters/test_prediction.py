@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from drafters.interface import NOTHING, DraftTree, Ints, Verdict
-from drafters.prediction import PredictionDrafter, PredictionOptions, realign
+from drafters.options import PredictionOptions
+from drafters.prediction import PredictionDrafter, realign
 
 EXPECTED = np.arange(100, 200, dtype=np.int32)
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from drafters.interface import Verdict
-from drafters.registry import NAMES, DrafterName, Resources, make, warm
+from drafters.options import NAMES, DrafterName
+from drafters.registry import Resources, make, warm
 from tests.language import ToyModel
 
 RESOURCES = Resources(model=lambda: ToyModel(np.full((8, 8), 1 / 8)))

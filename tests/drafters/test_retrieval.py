@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.interface import EMPTY, NOTHING, Verdict
-from drafters.retrieval import RetrievalDrafter, RetrievalOptions
+from drafters.options import RetrievalOptions
+from drafters.retrieval import RetrievalDrafter
 from drafters.tables.suffix import Corpus, index
 
 SEPARATOR = 6

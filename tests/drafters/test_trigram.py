@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from drafters.interface import EMPTY, Verdict
+from drafters.options import TrigramOptions
 from drafters.tables import ngram
-from drafters.trigram import TrigramDrafter, TrigramOptions
+from drafters.trigram import TrigramDrafter
 
 NONE = np.empty(0, np.int32)
 PHRASE = np.array([11, 12, 13, 14, 15], np.int32)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import models
-from drafters.registry import NEED_A_MODEL
+from drafters.options import NEED_A_MODEL
 from server.settings import SettingsError, load_settings
 from tests.integration.conftest import Served, serving
 from tests.integration.test_server import body, complete

@@ -14,15 +14,16 @@ import pytest
 from llguidance import LLMatcher
 
 import models
-from drafters.interface import NoDrafter
+from drafters.none import NoDrafter
 from server.chat.structured_output import calls_grammar
 from server.chat.tool_parsers import ToolFormat, reader_of
 from tests.integration.conftest import Served
 from tests.integration.test_server import MESSAGES, complete, text
 from verify.decode import DecodeOptions, decode
 from verify.grammar import GrammarCompiler
-from verify.model.runner import LoadOptions, load_model, load_tokenizer, stop_ids
-from verify.sampling import SamplingParams
+from verify.model.runner import LoadOptions, load_model, stop_ids
+from verify.sampling_params import SamplingParams
+from verify.tokenizer import load_tokenizer
 from verify.verifier import TreeVerifier
 
 WORD = {"type": "string", "maxLength": 12}

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drafters.retrieval import RetrievalDrafter, RetrievalOptions
+from drafters.options import RetrievalOptions
+from drafters.retrieval import RetrievalDrafter
 from drafters.tables import datastore as store
 from models import TARGET
 from server import datastore
 from server.datastore import DatastoreError
-from verify.model.runner import load_tokenizer
+from verify.tokenizer import load_tokenizer
 
 TOKENIZER = str(TARGET)
 

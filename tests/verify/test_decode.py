@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 
-from drafters.interface import Drafter, Ints, NoDrafter
+from drafters.interface import Drafter, Ints
+from drafters.none import NoDrafter
+from drafters.options import TrigramOptions
 from drafters.tables import ngram
-from drafters.trigram import TrigramDrafter, TrigramOptions
+from drafters.trigram import TrigramDrafter
 from tests.drafts import Chaos, Oracle
 from verify.decode import Decoded, DecodeOptions, Generation, PromptError, decode
 from verify.model.runner import ModelRunner
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 PROMPT = np.array([5, 17, 42, 5, 17], np.int32)

@@ -13,17 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drafters.draft_graph import DraftGraphOptions
-from drafters.draft_tree import DraftOptions, DraftTreeOptions
-from drafters.interface import Ints, NoDrafter
-from drafters.pearl import PearlOptions
-from drafters.registry import NEED_A_MODEL, DrafterName, Options, Resources, make
+from drafters.interface import Ints
+from drafters.none import NoDrafter
+from drafters.options import NEED_A_MODEL, DrafterName, DraftGraphOptions, DraftOptions, DraftTreeOptions, Options, PearlOptions
+from drafters.registry import Resources, make
 from verify.decode import DecodeOptions, decode
 from verify.draft_model import DraftRunner, SessionDraft
 from verify.model.attention import NAME
 from verify.model.cache import KVCache
 from verify.model.runner import ModelRunner
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 PROMPT = np.arange(3, 20, dtype=np.int32)

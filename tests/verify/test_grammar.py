@@ -11,13 +11,14 @@ from llguidance import LLMatcher
 from transformers import AutoTokenizer
 
 import models
-from drafters.interface import EMPTY, DraftTree, NoDrafter, Source, chain
+from drafters.interface import EMPTY, DraftTree, Source, chain
+from drafters.none import NoDrafter
 from drafters.registry import Resources, make
 from tests.trees import trees
 from verify.decode import DecodeOptions, decode
 from verify.grammar import KEPT, GrammarCompiler, GrammarError
 from verify.model.runner import LoadOptions, ModelRunner, load_model
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 TOKENIZER = AutoTokenizer.from_pretrained(models.TARGET)

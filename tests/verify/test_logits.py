@@ -11,13 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.interface import EMPTY, DraftTree, NoDrafter
+from drafters.interface import EMPTY, DraftTree
+from drafters.none import NoDrafter
 from tests.drafts import Oracle
 from tests.trees import trees
 from verify.decode import Decoded, DecodeOptions, decode
 from verify.logits import LogitsProcessor
 from verify.model.runner import ModelRunner
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 CPU = torch.device("cpu")

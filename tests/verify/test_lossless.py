@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 
 import models
-from drafters.interface import Drafter, Ints, NoDrafter
+from drafters.interface import Drafter, Ints
 from drafters.model.language_model import LanguageModel
-from drafters.registry import DrafterName, Resources, make
+from drafters.none import NoDrafter
+from drafters.options import DrafterName
+from drafters.registry import Resources, make
 from drafters.tables import ngram
 from server.worker.detokenizer import AnswerText
 from verify.decode import DecodeOptions, Generation, decode
 from verify.draft_model import DraftRunner
-from verify.model.runner import LoadOptions, ModelRunner, fingerprint, load_model, load_tokenizer, stop_ids
-from verify.sampling import SamplingParams
+from verify.model.runner import LoadOptions, ModelRunner, load_model, stop_ids
+from verify.sampling_params import SamplingParams
+from verify.tokenizer import fingerprint, load_tokenizer
 from verify.verifier import TreeVerifier
 
 VERBS = ("read", "write", "sort", "find", "merge", "count", "parse", "remove", "open", "close")

@@ -9,17 +9,20 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from drafters.draft_graph import DraftGraphDrafter, DraftGraphOptions
-from drafters.draft_tree import DraftDrafter, DraftOptions, DraftTreeDrafter, DraftTreeOptions
-from drafters.interface import Drafter, DraftTree, Ints, NoDrafter, Verdict
+from drafters.draft import DraftDrafter
+from drafters.draft_graph import DraftGraphDrafter
+from drafters.draft_tree import DraftTreeDrafter
+from drafters.interface import Drafter, DraftTree, Ints, Verdict
 from drafters.model.language_model import LanguageModel
-from drafters.pearl import PearlDrafter, PearlOptions
+from drafters.none import NoDrafter
+from drafters.options import DraftGraphOptions, DraftOptions, DraftTreeOptions, PearlOptions
+from drafters.pearl import PearlDrafter
 from tests.drafts import Chaos
 from tests.language import ToyModel
 from verify.acceptance import Keyed, Rejection, rule_of
 from verify.decode import DecodeOptions, decode
 from verify.model.runner import ModelRunner
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 VOCABULARY, DRAWS = 4, 200_000

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify.sampling import Sampler, SamplingParams, gumbel, warp_logits
+from verify.sampling import Sampler, gumbel, warp_logits
+from verify.sampling_params import SamplingParams
 
 
 def reference(logits: list[float], params: SamplingParams) -> list[float]:

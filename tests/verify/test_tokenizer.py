@@ -8,8 +8,8 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 import models
-from verify.model.runner import ModelError, load_tokenizer
-from verify.tokenizer import check_pair, first_difference
+from verify.errors import ModelError
+from verify.tokenizer import check_pair, first_difference, load_tokenizer
 
 
 def bpe(vocabulary: dict[str, int], *merges: tuple[str, str]) -> PreTrainedTokenizerBase:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from drafters.interface import MAX_NODES
+from verify.errors import ModelError, check_path, first_sentence
 from verify.model.attention import NAME, Attention, ShapeProbe, TorchAttention
 from verify.model.cache import CacheShape, KVCache
 from verify.model.cpu_packing import PackedLinear, can_pack, pack_layers
@@ -26,10 +24,6 @@ log = logging.getLogger("outrider.worker")
 
 # On a GPU, kernels made for the model by torch.compile: where it can, or it is an error where it cannot, or none.
 Compile = Literal["auto", "on", "off"]
-
-
-class ModelError(ValueError):
-    """The model cannot be served; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +98,9 @@ class ModelRunner:
         except CompileError as error:
             if compile == "on":
                 raise ModelError(
-                    f"torch.compile does not take this model, so set model.compile to auto or off: {_first_sentence(error)}"
+                    f"torch.compile does not take this model, so set model.compile to auto or off: {first_sentence(error)}"
                 ) from None
-            log.warning("torch.compile does not take this model, so its steps take longer: %s", _first_sentence(error))
+            log.warning("torch.compile does not take this model, so its steps take longer: %s", first_sentence(error))
             graphed.capture(self.new_cache())
         return graphed
 
@@ -116,7 +110,7 @@ class ModelRunner:
             token = torch.zeros(1, dtype=torch.long, device=self.device)
             self._run(self.model, token, token, probe, keep=1)
         except (ValueError, TypeError) as error:
-            raise ModelError(f"This model cannot be served: {_first_sentence(error)}") from None
+            raise ModelError(f"This model cannot be served: {first_sentence(error)}") from None
         found = {shape for pair in probe.shapes.values() for shape in pair}
         if len(found) != 1 or set(probe.shapes) != set(range(len(probe.shapes))):
             raise ModelError("This model cannot be served: its layers do not all keep keys and values of one shape.")
@@ -176,11 +170,11 @@ class ModelRunner:
 
 def load_model(options: LoadOptions) -> ModelRunner:
     """Loads `options.path`; raises ModelError with one sentence where that cannot be done."""
-    _check_path(options.path)
+    check_path(options.path)
     try:
         config = AutoConfig.from_pretrained(options.path, trust_remote_code=options.trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ModelError(f"No model at {options.path!r}: {_first_sentence(error)}") from None
+        raise ModelError(f"No model at {options.path!r}: {first_sentence(error)}") from None
     device = resolve_device(options.device)
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -192,7 +186,7 @@ def load_model(options: LoadOptions) -> ModelRunner:
             trust_remote_code=options.trust_remote_code,
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise ModelError(f"The model at {options.path!r} does not load: {_first_sentence(error)}") from None
+        raise ModelError(f"The model at {options.path!r} does not load: {first_sentence(error)}") from None
     if getattr(model, "_is_stateful", False):
         message = (
             "keeps a recurrent state, which cannot be taken back when a draft is rejected; serve a model of attention layers"
@@ -228,32 +222,6 @@ def weight_bytes(model: PreTrainedModel) -> int:
     return int(sum(sizes.values())) + sum(layer.nbytes for layer in packed)
 
 
-def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of the model at `path`; raises ModelError."""
-    _check_path(path)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
-        raise ModelError(f"No tokenizer at {path!r}: {_first_sentence(error)}") from None
-    return cast(PreTrainedTokenizerBase, tokenizer)
-
-
-def _check_path(path: str) -> None:
-    """Says what is wrong with a path before transformers takes it for a hub id. Raises ModelError."""
-    folder = Path(path)
-    if folder.is_dir():
-        if not (folder / "config.json").exists() and not (folder / "tokenizer.json").exists():
-            raise ModelError(f"The folder {path!r} holds no model: it has neither config.json nor tokenizer.json.")
-    elif folder.exists() or path.count("/") > 1 or path.startswith((".", "/", "~")):
-        raise ModelError(f"There is no folder {path!r}; give a model's folder, or a hub id such as Qwen/Qwen3-8B.")
-
-
-def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of the vocabulary: equal for two tokenizers exactly when every id means the same token."""
-    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
-
-
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """The token ids that end an answer: those of the model's generation settings, and the tokenizer's."""
     found: set[int] = set() if tokenizer.eos_token_id is None else {int(cast(Any, tokenizer.eos_token_id))}
@@ -280,7 +248,3 @@ def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     if device.type == "cpu" and (stored != torch.bfloat16 or not torch.backends.cpu.get_cpu_capability().startswith("AVX512")):
         return torch.float32
     return cast(torch.dtype, stored)
-
-
-def _first_sentence(error: Exception) -> str:
-    return " ".join(str(error).split("\n")[0].split())[:300]

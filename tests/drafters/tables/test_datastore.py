@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from drafters.interface import Ints
-from drafters.retrieval import RetrievalDrafter, RetrievalOptions
+from drafters.options import RetrievalOptions
+from drafters.retrieval import RetrievalDrafter
 from drafters.tables import datastore
 from drafters.tables.array_file import ArrayFileError
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drafters.options import MAX_MATCH
 from drafters.tables import suffix
 from drafters.tables.pages import word
 from drafters.tables.suffix import (
     DISTINCT,
     LONGEST_CONTEXT,
-    MAX_MATCH,
     ROW,
     SUCCESSORS,
     TOTAL,

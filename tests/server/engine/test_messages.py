@@ -16,7 +16,7 @@ from server.engine.messages import (
     TokenEvent,
     ToWorker,
 )
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 
 REPORT = StepReport(0.1, 0.2, 0.3, {"trigram": 4}, {"trigram": 1})
 

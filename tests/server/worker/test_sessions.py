@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from drafters.interface import NoDrafter
+from drafters.none import NoDrafter
 from drafters.registry import Resources
 from server.worker.sessions import Session, SessionStore
 from verify.decode import DecodeOptions, Generation, decode
 from verify.model.runner import ModelRunner
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 

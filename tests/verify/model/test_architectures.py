@@ -10,12 +10,14 @@ import pytest
 import torch
 import transformers
 
-from drafters.interface import DraftTree, NoDrafter
+from drafters.interface import DraftTree
+from drafters.none import NoDrafter
 from tests.drafts import Oracle
 from verify.decode import DecodeOptions, decode
+from verify.errors import ModelError
 from verify.model.attention import NAME
-from verify.model.runner import LoadOptions, ModelError, ModelRunner, load_model, prepare
-from verify.sampling import SamplingParams
+from verify.model.runner import LoadOptions, ModelRunner, load_model, prepare
+from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 SIZES: dict[str, Any] = {

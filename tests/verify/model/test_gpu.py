@@ -10,11 +10,12 @@ import torch
 from transformers import LlamaForCausalLM
 
 import models
-from drafters.interface import DraftTree, NoDrafter
+from drafters.interface import DraftTree
+from drafters.none import NoDrafter
 from tests.drafts import Oracle
 from verify.decode import DecodeOptions, decode
 from verify.model.runner import LoadOptions, ModelRunner, load_model
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

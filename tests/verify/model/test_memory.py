@@ -10,7 +10,7 @@ import pytest
 from drafters.registry import Resources, make
 from verify.decode import DecodeOptions, Generation
 from verify.model.runner import ModelRunner
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 STATUS = Path("/proc/self/status")

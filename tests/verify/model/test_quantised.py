@@ -13,7 +13,7 @@ import models
 from drafters.registry import Resources, make
 from verify.decode import DecodeOptions, decode
 from verify.model.runner import LoadOptions, load_model
-from verify.sampling import SamplingParams
+from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 PROMPT = np.arange(5, 40, dtype=np.int32)

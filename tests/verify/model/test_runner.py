@@ -12,7 +12,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import models
 from drafters.interface import DraftTree
 from tests.trees import trees
-from verify.model.runner import LoadOptions, ModelError, ModelRunner, load_model, load_tokenizer, resolve_device, stop_ids
+from verify.errors import ModelError
+from verify.model.runner import LoadOptions, ModelRunner, load_model, resolve_device, stop_ids
+from verify.tokenizer import load_tokenizer
 
 
 def reference(runner: ModelRunner, config: LlamaConfig) -> LlamaForCausalLM:
