@@ -65,16 +65,17 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     contexts = tuple(c for c in CONTEXTS if c + MAX_NODES < runner.context_tokens) or (1,)
     cache.tensor[:, :, :, : contexts[-1]] = 0  # what lies in fresh memory may be slow to compute with
     verifier = TreeVerifier(runner, cache)
-    verifier.begin(np.zeros(1, np.int32), SamplingParams())
+    verifier.begin(np.zeros(contexts[-1] + 1, np.int32), SamplingParams(), max_tokens=MAX_NODES + 1)
 
     def step_seconds(context: int, count: int) -> float:
         tree = chain(np.zeros(count, np.int32), np.ones(count, np.float32), Source.NONE)
         times: list[float] = []
         begun = time.perf_counter()
         while len(times) <= 1 or (len(times) <= REPEATS and time.perf_counter() - begun < POINT_SECONDS):
-            cache.length, verifier.tokens = context, [0] * (context + 1)
+            verifier.sequence.begin(np.zeros(context + 1, np.int32))
+            cache.length = context
             started = time.perf_counter()
-            verifier.verify(tree, FEEDBACK)
+            verifier.commit(verifier.verify(tree, FEEDBACK))
             times.append(time.perf_counter() - started)
         return statistics.median(times[1:])  # the first one warms up
 

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from drafters.interface import MAX_NODES, Floats, Ints, Sampling
 from drafters.model.language_model import Candidates
+from drafters.sequence import common_prefix
 from verify.cost import timed_forward
 from verify.model.cache import KVCache
 from verify.model.runner import ModelRunner
 from verify.sampling import Sampler, warp_logits
 from verify.sampling_params import SamplingParams
-from verify.verifier import PREFILL_CHUNK_TOKENS, common_prefix
+from verify.verifier import PREFILL_CHUNK_TOKENS
 
 T = TypeVar("T")
 TIMED_STEPS = 15
@@ -110,7 +111,7 @@ class SessionDraft:
         independent = self._params.rule == "rejection"  # its proof wants draws that tell nothing of the target's noise
         self._chooser = Sampler(replace(self._params, seed=self._params.seed ^ INDEPENDENT) if independent else self._params)
         cache, tokens = self._shared.lend(self), text.tolist()
-        cache.truncate(min(common_prefix(self._text, tokens), len(tokens) - 1))
+        cache.truncate(min(common_prefix(np.array(self._text, np.int32), text), len(tokens) - 1))
         self._text, self._prompt_length = tokens, len(tokens)
         self._foreign = max(tokens) >= self._shared.runner.vocabulary
         self._drop()

@@ -21,7 +21,6 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # the same, once for each time
     repetition_penalty: float = 1.0  # divides the logits of tokens that prompt or answer have
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of these tokens
-    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that never appear
     min_tokens: int = 0  # no stop token before so many
     ignore_eos: bool = False  # stop tokens are tokens like others
     logprobs: int | None = None  # report each token's log-probability and those of so many likeliest ones
@@ -38,4 +37,4 @@ class SamplingParams:
     @property
     def adjusts(self) -> bool:
         """The logits are not taken as the model gives them."""
-        return bool(self.penalizes or self.logit_bias or self.bad_words or self.min_tokens)
+        return bool(self.penalizes or self.logit_bias or self.min_tokens)

@@ -10,13 +10,15 @@ from drafters.interface import EMPTY, NOTHING, Source, Verdict
 from drafters.options import FusionOptions
 from drafters.tables.ngram import empty_base
 from drafters.tables.suffix import Corpus, index
+from tests.drafts import Driven
+from tests.trees import check
 
 VOCABULARY = 60
 PHRASE = np.arange(10, 40, dtype=np.int32)
 
 
-def fusion(corpus: Corpus | None = None) -> FusionDrafter:
-    return FusionDrafter(empty_base(), [] if corpus is None else [corpus], FusionOptions(capacity=256), VOCABULARY)
+def fusion(corpus: Corpus | None = None) -> Driven:
+    return Driven(FusionDrafter(empty_base(), [] if corpus is None else [corpus], FusionOptions(capacity=256), VOCABULARY))
 
 
 def texts(longest: int) -> st.SearchStrategy[list[int]]:
@@ -31,10 +33,10 @@ def test_trees_are_well_formed_and_repeatable(text: list[int], more: list[int], 
     for _ in range(2):
         drafter = fusion(block)
         drafter.begin(np.array(text, np.int32))
-        drafter.propose(budget).check()
+        check(drafter.propose(budget))
         drafter.observe(Verdict(EMPTY, NOTHING, np.array(more, np.int32)))
         tree = drafter.propose(budget)
-        tree.check()
+        check(tree)
         assert len(tree) <= budget
         trees.append((tree.tokens.tolist(), tree.parents.tolist(), tree.probability.tolist()))
     assert trees[0] == trees[1]

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from drafters.interface import DraftTree, Verdict
 from drafters.lookahead import POOL_TOKENS, LookaheadDrafter
 from drafters.options import LookaheadOptions
+from tests.drafts import Driven
+from tests.trees import check
 
 
 def target(last: int) -> int:
@@ -33,13 +35,13 @@ def verify(tree: DraftTree, text: list[int]) -> Verdict:
 
 
 def run(options: LookaheadOptions, length: int, budget: int = 64) -> tuple[list[int], int]:
-    drafter = LookaheadDrafter(options)
+    drafter = Driven(LookaheadDrafter(options))
     text = [3, 1, 4]
     drafter.begin(np.array(text, np.int32))
     steps = 0
     while len(text) < length:
         tree = drafter.propose(budget)
-        tree.check()
+        check(tree)
         assert len(tree) <= budget
         verdict = verify(tree, text)
         drafter.observe(verdict)
@@ -70,7 +72,7 @@ def test_repetition_is_drafted_from_the_pool() -> None:
 
 
 def test_the_pool_is_bounded() -> None:
-    drafter = LookaheadDrafter(LookaheadOptions(guesses=2))
+    drafter = Driven(LookaheadDrafter(LookaheadOptions(guesses=2)))
     text = np.random.default_rng(0).integers(0, 20_000, 50_000).astype(np.int32)
     drafter.begin(text)
     assert len(drafter._pool) == POOL_TOKENS

@@ -13,23 +13,25 @@ from drafters.model.language_model import Candidates
 from drafters.options import PearlOptions
 from drafters.pearl import PearlDrafter
 from tests.drafters.test_draft_tree import PROMPT
+from tests.drafts import Driven
 from tests.language import ToyModel
+from tests.trees import check
 
 RING = np.full((5, 5), 0.01) + np.roll(np.eye(5), 1, 1)  # 0 -> 1 -> 2 -> 3 -> 4 -> 0
 RING /= RING.sum(1, keepdims=True)
 
 
-def new(options: PearlOptions, model: ToyModel | None = None) -> tuple[PearlDrafter, ToyModel]:
+def new(options: PearlOptions, model: ToyModel | None = None) -> tuple[Driven, ToyModel]:
     model = model or ToyModel(RING)
-    drafter = PearlDrafter(model, options)
+    drafter = Driven(PearlDrafter(model, options))
     drafter.begin(PROMPT)  # ends with 0
     return drafter, model
 
 
-def step(drafter: PearlDrafter, *tokens: int) -> list[int]:
+def step(drafter: Driven, *tokens: int) -> list[int]:
     """The proposed tokens; then these are emitted."""
     tree = drafter.propose(64)
-    tree.check()
+    check(tree)
     drafter.observe(Verdict(tree, np.empty(0, np.int32), np.array(tokens, np.int32), seconds=0.01))
     return list(map(int, tree.tokens))
 
@@ -92,7 +94,7 @@ def test_the_verifier_never_waits_for_more_than_one_token() -> None:
         verdict = Verdict(tree, np.empty(0, np.int32), np.array([1], np.int32))
         observed = threading.Thread(target=drafter.observe, args=(verdict,))
         observed.start()
-        while not drafter._enough.is_set():
+        while not drafter._verified.is_set():
             pass
         gate.release()  # one only
         observed.join(10)
@@ -109,11 +111,11 @@ def test_a_table_drafts_for_the_draft_model() -> None:
         drafter.begin(misled)
     last = 0
     for _ in range(10):  # the target agrees with the model every time
-        size = len(plain[0]._guess) + 1
+        size = len(plain[0]._draft) + 1
         emitted = [(last + 1 + number) % 5 for number in range(size)]
         last = emitted[-1]
         assert step(plain[0], *emitted) == step(quick[0], *emitted)
-        assert plain[0]._guess == quick[0]._guess
+        assert plain[0]._draft == quick[0]._draft
     assert sum(quick[1].forwards) > len(quick[1].forwards)
     assert len(quick[1].forwards) < len(plain[1].forwards)
 
@@ -121,7 +123,7 @@ def test_a_table_drafts_for_the_draft_model() -> None:
 def test_the_window_follows_the_speeds() -> None:
     drafter, _ = new(PearlOptions())
     assert drafter.window == 3  # as the model says
-    drafter._draft_seconds, drafter._verify_seconds = 0.001, 0.007
+    drafter.drafter._draft_seconds, drafter.drafter._verify_seconds = 0.001, 0.007
     assert drafter.window == 7
     assert new(PearlOptions(window=5))[0].window == 5
 

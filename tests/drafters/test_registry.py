@@ -6,27 +6,29 @@ import pytest
 from drafters.interface import Verdict
 from drafters.options import NAMES, DrafterName
 from drafters.registry import Resources, make, warm
+from tests.drafts import Driven
 from tests.language import ToyModel
+from tests.trees import check
 
 RESOURCES = Resources(model=lambda: ToyModel(np.full((8, 8), 1 / 8)))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_keeps_the_protocol(name: DrafterName) -> None:
-    drafter = make(name, RESOURCES)
+    drafter = Driven(make(name, RESOURCES))
     for _ in range(2):
         drafter.begin(np.array([1, 2, 3, 1, 2], np.int32))
         tree = drafter.propose(16)
-        tree.check()
+        check(tree)
         assert len(tree) <= 16
         drafter.observe(Verdict(tree, np.empty(0, np.int32), np.array([3, 1, 2], np.int32)))
-        drafter.propose(16).check()
+        check(drafter.propose(16))
         drafter.end()
 
 
 def test_warming_leaves_nothing_behind() -> None:
     warm(RESOURCES)
-    drafter = make("trigram", Resources())
+    drafter = Driven(make("trigram", Resources()))
     drafter.begin(np.array([0, 1], np.int32))
     assert len(drafter.propose(8)) <= 1
 

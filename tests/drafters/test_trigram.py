@@ -7,6 +7,8 @@ from drafters.interface import EMPTY, Verdict
 from drafters.options import TrigramOptions
 from drafters.tables import ngram
 from drafters.trigram import TrigramDrafter
+from tests.drafts import Driven
+from tests.trees import check
 
 NONE = np.empty(0, np.int32)
 PHRASE = np.array([11, 12, 13, 14, 15], np.int32)
@@ -18,15 +20,15 @@ def options(request: pytest.FixtureRequest) -> TrigramOptions:
 
 
 def test_it_drafts_what_the_prompt_repeats(options: TrigramOptions) -> None:
-    drafter = TrigramDrafter(ngram.empty_base(), options)
+    drafter = Driven(TrigramDrafter(ngram.empty_base(), options))
     drafter.begin(np.concatenate([PHRASE, [1], PHRASE[:2]]).astype(np.int32))
     tree = drafter.propose(16)
-    tree.check()
+    check(tree)
     assert [13, 14, 15] in [tree.path(row) for row in range(len(tree))]
 
 
 def test_it_learns_from_what_the_target_emits(options: TrigramOptions) -> None:
-    drafter = TrigramDrafter(ngram.empty_base(), options)
+    drafter = Driven(TrigramDrafter(ngram.empty_base(), options))
     drafter.begin(np.array([1], np.int32))
     assert len(drafter.propose(16)) == 0
     drafter.observe(Verdict(EMPTY, NONE, PHRASE))
@@ -37,7 +39,7 @@ def test_it_learns_from_what_the_target_emits(options: TrigramOptions) -> None:
 
 def test_knowledge_lives_on_in_the_session_and_only_there(options: TrigramOptions) -> None:
     base = ngram.empty_base()
-    mine, yours = TrigramDrafter(base, options), TrigramDrafter(base, options)
+    mine, yours = Driven(TrigramDrafter(base, options)), Driven(TrigramDrafter(base, options))
     mine.begin(PHRASE)
     mine.end()
     for drafter, expected in ((mine, [13]), (yours, [])):
@@ -46,12 +48,12 @@ def test_knowledge_lives_on_in_the_session_and_only_there(options: TrigramOption
 
 
 def test_not_adaptive_means_the_base_table_alone() -> None:
-    drafter = TrigramDrafter(ngram.empty_base(), TrigramOptions(adaptive=False))
+    drafter = Driven(TrigramDrafter(ngram.empty_base(), TrigramOptions(adaptive=False)))
     drafter.begin(np.concatenate([PHRASE, PHRASE]))
     assert len(drafter.propose(16)) == 0
 
 
 def test_no_budget_no_draft(options: TrigramOptions) -> None:
-    drafter = TrigramDrafter(ngram.empty_base(), options)
+    drafter = Driven(TrigramDrafter(ngram.empty_base(), options))
     drafter.begin(np.concatenate([PHRASE, PHRASE]))
     assert drafter.propose(0) is EMPTY

@@ -128,6 +128,6 @@ def test_tokens_taken_back_are_forgotten(tiny_runner: ModelRunner) -> None:
         step = generation.step()
     generation.take_back(3)
     generation.close()
-    assert verifier.tokens == [*PROMPT.tolist(), *expected[: len(step.tokens) - 3]]
-    turn = np.array([*verifier.tokens, 8, 9], np.int32)
+    assert verifier.sequence.tokens.tolist() == [*PROMPT.tolist(), *expected[: len(step.tokens) - 3]]
+    turn = np.array([*verifier.sequence.tokens, 8, 9], np.int32)
     assert decode(verifier, NoDrafter(), turn, options).tokens == plain(tiny_runner, options, turn)

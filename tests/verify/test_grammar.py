@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import models
 from drafters.interface import EMPTY, DraftTree, Source, chain
 from drafters.none import NoDrafter
 from drafters.registry import Resources, make
-from tests.trees import trees
+from tests.trees import check, trees
 from verify.decode import DecodeOptions, decode
 from verify.grammar import KEPT, GrammarCompiler, GrammarError
 from verify.model.runner import LoadOptions, ModelRunner, load_model
@@ -49,7 +50,7 @@ def test_every_mask_is_that_of_the_path_alone(tree: DraftTree) -> None:
     tree = DraftTree(letters[tree.tokens], tree.parents, tree.depths, tree.probability, tree.source)
     kept, masks = COMPILER.compile(LETTERS).visit(tree, 64)
     assert masks.shape == (len(kept) + 1, SIZE)
-    kept.check()
+    check(kept)
     paths = {tuple(tree.path(row)) for row in range(len(tree))}
     good = {path for path in paths if len(path) <= 6 and all(token in letters[:6] for token in path)}
     assert {tuple(kept.path(row)) for row in range(len(kept))} == good
@@ -119,7 +120,7 @@ def test_drafts_change_no_constrained_answer(runner: ModelRunner, temperature: f
 def test_a_grammar_wins_over_rules_that_leave_nothing(runner: ModelRunner) -> None:
     compiler = GrammarCompiler(TOKENIZER, runner.vocabulary, [STOP])
     letter = ids("a")[0]
-    params = SamplingParams(temperature=0, bad_words=((letter,),), min_tokens=5)
+    params = SamplingParams(temperature=0, logit_bias={letter: -math.inf}, min_tokens=5)
     options = DecodeOptions(params, 8, frozenset([STOP]))
     grammar = compiler.compile(LLMatcher.grammar_from_regex("a"))
     found = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), np.array([5, 6], np.int32), options, grammar)

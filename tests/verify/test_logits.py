@@ -35,9 +35,6 @@ def reference(logits: list[float], params: SamplingParams, prompt: list[int], an
         value -= params.frequency_penalty * answer.count(token)
         value -= params.presence_penalty * (token in answer)
         value += params.logit_bias.get(token, 0.0)
-        text = [*prompt, *answer, token]
-        if any(text[-len(word) :] == list(word) for word in params.bad_words):
-            value = -math.inf
         if len(answer) < params.min_tokens and token in STOPS:
             value = -math.inf
         out.append(value)
@@ -51,7 +48,6 @@ params = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.25, -0.5]),
     repetition_penalty=st.sampled_from([1.0, 1.5]),
     logit_bias=st.dictionaries(tokens, st.sampled_from([-100.0, 3.0])),
-    bad_words=st.lists(st.lists(tokens, min_size=1, max_size=3).map(tuple), max_size=2).map(tuple),
     min_tokens=st.integers(0, 6),
 )
 
@@ -63,7 +59,7 @@ def test_every_node_sees_its_own_path(params: SamplingParams, prompt: list[int],
     for token in answer:
         processor.commit(np.array([token], np.int32))
     logits = torch.randn(len(tree) + 1, VOCABULARY, generator=torch.Generator().manual_seed(len(tree)))
-    found = processor(logits.clone(), tree)
+    found = processor(logits.clone(), tree, len(answer))
     for row in range(-1, len(tree)):
         expected = reference(logits[row + 1].tolist(), params, prompt, [*answer, *tree.path(row)])
         assert found[row + 1].tolist() == pytest.approx(expected, abs=1e-5)
@@ -71,7 +67,7 @@ def test_every_node_sees_its_own_path(params: SamplingParams, prompt: list[int],
 
 def test_nothing_asked_costs_nothing() -> None:
     logits = torch.randn(1, VOCABULARY)
-    assert LogitsProcessor(SamplingParams(), np.array([1], np.int32), STOPS, VOCABULARY, CPU)(logits, EMPTY) is logits
+    assert LogitsProcessor(SamplingParams(), np.array([1], np.int32), STOPS, VOCABULARY, CPU)(logits, EMPTY, 0) is logits
 
 
 def answer(runner: ModelRunner, params: SamplingParams, known: list[int] | None = None, **options: Any) -> Decoded:
@@ -84,7 +80,7 @@ WISHES: list[dict[str, Any]] = [
     {"presence_penalty": 1.5, "frequency_penalty": 0.7},
     {"repetition_penalty": 1.8},
     {"logit_bias": {7: 4.0, 9: -100.0}, "min_p": 0.05},
-    {"bad_words": ((7,), (11, 12)), "top_p": 0.9},
+    {"logit_bias": {7: -100.0, 12: -100.0}, "top_p": 0.9},
     {"min_tokens": 20, "frequency_penalty": 0.3},
 ]
 

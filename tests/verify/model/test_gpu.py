@@ -48,8 +48,8 @@ def test_a_step_waits_for_the_device_once(runner: ModelRunner, temperature: floa
     chain = np.arange(5, dtype=np.int32)
     tree = DraftTree(chain, chain - 1, chain + 1, np.ones(5, np.float32), np.zeros(5, np.uint8))
     verifier = TreeVerifier(runner, runner.new_cache())
-    verifier.begin(PROMPT, SamplingParams(temperature=temperature))
-    list(verifier.prefill(PROMPT))
+    verifier.begin(PROMPT, SamplingParams(temperature=temperature), max_tokens=100)
+    list(verifier.prefill())
     verifier.verify(tree, feedback=4)  # takes its memory
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
