@@ -1,4 +1,4 @@
-"""GSD: what recurs is drafted once, and copied for verification."""
+"""GSD: recurring continuations are drafted once and copied for verification."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def paths(tree: DraftTree) -> set[tuple[int, ...]]:
     return {tuple(tree.path(row)) for row in range(len(tree))}
 
 
-def test_what_recurs_is_drafted_once_and_verified_everywhere() -> None:
+def test_recurring_continuations_are_drafted_once_and_verified_everywhere() -> None:
     plain, merging = ToyModel(TABLE), ToyModel(TABLE)
     tree_drafter, graph_drafter = Driven(DraftTreeDrafter(plain, PLAIN)), Driven(DraftGraphDrafter(merging, MERGED))
     for drafter in (tree_drafter, graph_drafter):
@@ -36,14 +36,14 @@ def test_what_recurs_is_drafted_once_and_verified_everywhere() -> None:
     both = {(1, 3, 4, 5, 6), (2, 3, 4, 5, 6)}
     assert both <= paths(tree)
     assert both <= paths(graph)
-    # (3, 4) below 2 ends as (3, 4) below 1 does: the forwards after that are over one row.
+    # (3, 4) below 2 merges with (3, 4) below 1, so later forwards have one row.
     assert sum(merging.forwards) < sum(plain.forwards)
     copied = graph.source == Source.MERGED
     assert 0 < copied.sum() < len(graph)
     assert graph_drafter.drafted_tokens < tree_drafter.drafted_tokens
 
 
-def test_copies_are_no_draws() -> None:
+def test_copies_are_not_samples() -> None:
     drafter = Driven(DraftGraphDrafter(ToyModel(TABLE, np.random.default_rng(1)), DraftGraphOptions(2, 6, 0, 0, thrifty=False)))
     drafter.begin(PROMPT)
     tree = drafter.propose(64)
@@ -54,7 +54,7 @@ def test_copies_are_no_draws() -> None:
         assert not tree.q[row + 1].any()
 
 
-def test_recurrence_without_end_stays_in_bounds() -> None:
+def test_endless_recurrence_stays_within_the_budget() -> None:
     ring = np.full((3, 3), 1 / 3)
     drafter = Driven(DraftGraphDrafter(ToyModel(ring), DraftGraphOptions(3, 10, 0, 0, thrifty=False, tau=1)))
     drafter.begin(np.array([0, 1], np.int32))

@@ -1,4 +1,4 @@
-"""A draft model's chains and trees: what is expanded, what is drafted, what is learned."""
+"""A draft model's chains and trees: expansion, leaves, budgets and sampled trees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.drafts import Driven
 from tests.language import ToyModel
 from tests.trees import check
 
-# What follows each token: 0 -> 1 surely, 1 -> 2 or 3, 2 -> 0 surely, 3 -> anything.
+# Next tokens: 0 -> 1 and 2 -> 0 almost certainly, 1 -> 2 or 3, 3 -> any.
 TABLE = np.array([[0.01, 0.97, 0.01, 0.01], [0.01, 0.01, 0.6, 0.38], [0.97, 0.01, 0.01, 0.01], [0.25, 0.25, 0.25, 0.25]])
 PROMPT = np.array([3, 0], np.int32)
 
@@ -22,13 +22,13 @@ def emitted(tree: DraftTree, *tokens: int) -> Verdict:
     return Verdict(tree, np.empty(0, np.int32), np.array(tokens, np.int32))
 
 
-def test_a_chain_is_the_models_own_choice_until_it_is_unsure() -> None:
+def test_a_chain_is_the_models_greedy_path_until_a_token_is_unlikely() -> None:
     model = ToyModel(TABLE)
     drafter = Driven(DraftDrafter(model, DraftOptions(10, 0.7, thrifty=False)))
     drafter.begin(PROMPT)
     tree = drafter.propose(64)
     check(tree)
-    assert tree.tokens.tolist() == [1, 2]  # what comes after an unlikely token is not asked for
+    assert tree.tokens.tolist() == [1, 2]  # an unlikely token is not expanded
     assert set(tree.source.tolist()) == {int(Source.DRAFT)}
     assert drafter.drafted_tokens == 2
     drafter.observe(emitted(tree, 1, 2, 0))
@@ -65,7 +65,7 @@ def test_unlikely_nodes_and_poor_siblings_are_leaves() -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 3, 7, 20])
-def test_the_budget_holds_and_the_tree_is_sound(budget: int) -> None:
+def test_trees_are_well_formed_within_the_budget(budget: int) -> None:
     drafter = Driven(DraftTreeDrafter(ToyModel(TABLE), DraftTreeOptions(4, 10, 0, 0, thrifty=False)))
     drafter.begin(PROMPT)
     for _ in range(5):
@@ -75,7 +75,7 @@ def test_the_budget_holds_and_the_tree_is_sound(budget: int) -> None:
         drafter.observe(emitted(tree, int(tree.tokens[0]), 3))
 
 
-def test_a_sampled_tree_knows_what_it_was_drawn_from() -> None:
+def test_a_sampled_tree_carries_its_proposal_distributions() -> None:
     drafter = Driven(DraftTreeDrafter(ToyModel(TABLE, np.random.default_rng(0)), DraftTreeOptions(2, 3, 0, 0, thrifty=False)))
     drafter.begin(PROMPT)
     tree = drafter.propose(64)

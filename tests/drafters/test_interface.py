@@ -1,4 +1,4 @@
-"""DraftTree keeps its invariants under every cut."""
+"""DraftTree: invariants, ancestors, paths and cuts."""
 
 import numpy as np
 from hypothesis import given
@@ -61,7 +61,7 @@ def test_arranged_nodes_are_depth_first_with_siblings_in_order() -> None:
     assert tree.depths.tolist() == [1, 2, 2, 1, 2]
 
 
-def test_a_cut_verdict_forgets_what_came_after() -> None:
+def test_a_cut_verdict_keeps_the_first_tokens() -> None:
     tree = chain(np.array([5, 6], np.int32), np.array([0.9, 0.5], np.float32), Source.LOOKUP)
     verdict = Verdict(tree, np.array([0, 1], np.int32), np.array([5, 6, 9], np.int32))
     assert verdict.cut(3) is verdict

@@ -1,4 +1,4 @@
-"""Lookahead against a made-up target that counts through 96 tokens, asked at every node as a verifier would."""
+"""Lookahead against a synthetic target with a period of 96 tokens, verified at every node."""
 
 import numpy as np
 from hypothesis import given
@@ -12,11 +12,11 @@ from tests.trees import check
 
 
 def target(last: int) -> int:
-    return last * 5 % 97  # 5 generates all residues but 0, so nothing repeats for 96 tokens
+    return last * 5 % 97  # 5 generates all non-zero residues, so the text has a period of 96 tokens
 
 
 def verify(tree: DraftTree, text: list[int]) -> Verdict:
-    """What the target says at the root and at every node, and what it accepts."""
+    """The target's choices at the root and at every node, and the accepted path."""
     chosen = [target(text[-1])]
     for row in range(len(tree)):
         chosen.append(target(int(tree.tokens[row])))
@@ -57,7 +57,7 @@ def test_trees_are_well_formed_for_all_settings(window: int, ngram: int, guesses
     assert all(text[i] == target(text[i - 1]) for i in range(3, len(text)))
 
 
-def test_the_window_finds_tokens_that_the_text_never_said() -> None:
+def test_the_window_finds_tokens_that_are_not_in_the_text() -> None:
     fresh = 90
     with_window, without = (
         run(LookaheadOptions(window=w, ngram=4, guesses=4, pool_from_prompt=False), fresh)[1] for w in (8, 1)

@@ -1,4 +1,4 @@
-"""Lookup copies what the session's text said before, and nothing where nothing repeats."""
+"""Lookup drafts continuations of repeated endings, and nothing without a repetition."""
 
 import numpy as np
 from hypothesis import given
@@ -15,7 +15,7 @@ OPTIONS = LookupOptions()
 
 
 @given(text=st.lists(st.integers(0, 4), min_size=1, max_size=80), budget=st.integers(1, 64))
-def test_drafts_are_well_formed_and_stand_in_the_text(text: list[int], budget: int) -> None:
+def test_drafts_are_well_formed_parts_of_the_text(text: list[int], budget: int) -> None:
     drafter = Driven(LookupDrafter(OPTIONS))
     drafter.begin(np.array(text, np.int32))
     tree = drafter.propose(budget)
@@ -26,7 +26,7 @@ def test_drafts_are_well_formed_and_stand_in_the_text(text: list[int], budget: i
         assert " ".join(map(str, tree.path(row))) in words
 
 
-def test_a_repeated_phrase_is_copied_on() -> None:
+def test_a_repeated_phrase_is_continued() -> None:
     drafter = Driven(LookupDrafter(OPTIONS))
     phrase = list(range(10, 30))
     drafter.begin(np.array([*phrase, 1, 2], np.int32))
@@ -36,7 +36,7 @@ def test_a_repeated_phrase_is_copied_on() -> None:
     assert tree.path(len(tree) - 1)[:10] == phrase[4:14]
 
 
-def test_both_continuations_of_a_repeated_ending_are_drafted_the_more_frequent_one_first() -> None:
+def test_continuations_are_drafted_most_frequent_first() -> None:
     text = np.array([1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 4, 0, 1, 2], np.int32)
     drafter = Driven(LookupDrafter(LookupOptions()))
     drafter.begin(text)

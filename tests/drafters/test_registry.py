@@ -1,4 +1,4 @@
-"""Every name makes a drafter that keeps the protocol."""
+"""Every name makes a drafter that implements the protocol."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ RESOURCES = Resources(model=lambda: ToyModel(np.full((8, 8), 1 / 8)))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_keeps_the_protocol(name: DrafterName) -> None:
+def test_each_drafter_implements_the_protocol(name: DrafterName) -> None:
     drafter = Driven(make(name, RESOURCES))
     for _ in range(2):
         drafter.begin(np.array([1, 2, 3, 1, 2], np.int32))
@@ -33,6 +33,6 @@ def test_warming_leaves_nothing_behind() -> None:
     assert len(drafter.propose(8)) <= 1
 
 
-def test_some_need_a_model() -> None:
+def test_drafters_that_need_a_model_are_listed_only_with_one() -> None:
     assert set(NAMES) - set(Resources().names) == {"draft", "draft-tree", "draft-graph", "pearl"}
     assert RESOURCES.names == NAMES

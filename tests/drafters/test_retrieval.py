@@ -1,4 +1,4 @@
-"""REST against brute force: the most frequent beginnings of what followed the longest match."""
+"""REST against brute force: the most frequent prefixes of the continuations of the longest match."""
 
 from collections import Counter
 
@@ -22,7 +22,7 @@ def block(documents: Documents) -> Corpus:
 
 
 def prefixes(documents: Documents, context: list[int], length: int) -> Counter[tuple[int, ...]]:
-    """The beginnings of all continuations of the longest matching ending (2 to 16 tokens), counted."""
+    """Counts the prefixes of all continuations of the longest match (2 to 16 tokens)."""
     for size in range(min(16, len(context)), 1, -1):
         ending = context[len(context) - size :]
         found: Counter[tuple[int, ...]] = Counter()
@@ -68,7 +68,7 @@ def test_continuations_stop_at_the_document() -> None:
     assert drafter.propose(8).tokens.tolist() == [3]
 
 
-def test_without_a_datastore_it_is_silent() -> None:
+def test_without_a_datastore_nothing_is_drafted() -> None:
     drafter = Driven(RetrievalDrafter([], RetrievalOptions()))
     drafter.begin(np.array([1, 2], np.int32))
     assert drafter.propose(8) is EMPTY

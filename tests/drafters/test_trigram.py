@@ -1,4 +1,4 @@
-"""ADED as a drafter: it learns within a session, only there, and it can be told not to."""
+"""ADED as a drafter: it learns within a session only, unless `adaptive` is off."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def options(request: pytest.FixtureRequest) -> TrigramOptions:
     return TrigramOptions(search=request.param)
 
 
-def test_it_drafts_what_the_prompt_repeats(options: TrigramOptions) -> None:
+def test_repetitions_of_the_prompt_are_drafted(options: TrigramOptions) -> None:
     drafter = Driven(TrigramDrafter(ngram.empty_base(), options))
     drafter.begin(np.concatenate([PHRASE, [1], PHRASE[:2]]).astype(np.int32))
     tree = drafter.propose(16)
@@ -27,7 +27,7 @@ def test_it_drafts_what_the_prompt_repeats(options: TrigramOptions) -> None:
     assert [13, 14, 15] in [tree.path(row) for row in range(len(tree))]
 
 
-def test_it_learns_from_what_the_target_emits(options: TrigramOptions) -> None:
+def test_emitted_tokens_are_learned(options: TrigramOptions) -> None:
     drafter = Driven(TrigramDrafter(ngram.empty_base(), options))
     drafter.begin(np.array([1], np.int32))
     assert len(drafter.propose(16)) == 0
@@ -37,7 +37,7 @@ def test_it_learns_from_what_the_target_emits(options: TrigramOptions) -> None:
     assert tree.tokens[0] == 13
 
 
-def test_knowledge_lives_on_in_the_session_and_only_there(options: TrigramOptions) -> None:
+def test_what_is_learned_stays_in_the_session(options: TrigramOptions) -> None:
     base = ngram.empty_base()
     mine, yours = Driven(TrigramDrafter(base, options)), Driven(TrigramDrafter(base, options))
     mine.begin(PHRASE)
@@ -47,13 +47,13 @@ def test_knowledge_lives_on_in_the_session_and_only_there(options: TrigramOption
         assert drafter.propose(16).tokens[:1].tolist() == expected
 
 
-def test_not_adaptive_means_the_base_table_alone() -> None:
+def test_without_adaptation_only_the_base_table_drafts() -> None:
     drafter = Driven(TrigramDrafter(ngram.empty_base(), TrigramOptions(adaptive=False)))
     drafter.begin(np.concatenate([PHRASE, PHRASE]))
     assert len(drafter.propose(16)) == 0
 
 
-def test_no_budget_no_draft(options: TrigramOptions) -> None:
+def test_a_budget_of_zero_drafts_nothing(options: TrigramOptions) -> None:
     drafter = Driven(TrigramDrafter(ngram.empty_base(), options))
     drafter.begin(np.concatenate([PHRASE, PHRASE]))
     assert drafter.propose(0) is EMPTY

@@ -1,4 +1,4 @@
-"""The walk accepts exactly the path that plain decoding would have taken."""
+"""The walk accepts exactly the path of plain decoding."""
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ def test_walk_follows_the_targets_own_choices(tree: DraftTree, chosen: list[int]
     assert np.flatnonzero(agreed[1:]).tolist() == expected_rows
 
 
-def test_without_a_draft_the_target_alone_speaks() -> None:
+def test_without_a_draft_the_bonus_token_is_emitted() -> None:
     rows, tokens = walk(EMPTY, [7])
     assert rows.tolist() == []
     assert tokens.tolist() == [7]

@@ -1,4 +1,4 @@
-"""The budget takes the nodes that pay, stops where none do, and tries again."""
+"""Budgets select the nodes that pay, stop drafting that does not, and probe again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_branch_is_kept_only_with_its_parent() -> None:
 
 
 def verified(budget: MeasuredBudget, tree: DraftTree, emitted: list[int], steps: int) -> list[int]:
-    """The nodes verified in each of `steps` steps that emit the same."""
+    """The nodes verified in each of `steps` steps with the same outcome."""
     sizes = []
     for _ in range(steps):
         proposed = tree if budget.nodes() else draft()
@@ -49,7 +49,7 @@ def verified(budget: MeasuredBudget, tree: DraftTree, emitted: list[int], steps:
     return sizes
 
 
-def test_drafts_that_never_come_true_stop_within_a_few_steps_and_come_back_when_they_do() -> None:
+def test_rejected_drafts_stop_within_a_few_steps_and_resume_when_accepted() -> None:
     budget, tree = MeasuredBudget(curve(0.1)), draft(0.8, 0.8, 0.8, 0.8)
     seen = verified(budget, tree, [9], 100)
     assert seen[0] == 4
@@ -58,18 +58,18 @@ def test_drafts_that_never_come_true_stop_within_a_few_steps_and_come_back_when_
     assert back[-1] == 4
 
 
-def test_drafts_that_always_come_true_go_on() -> None:
+def test_accepted_drafts_continue() -> None:
     assert verified(MeasuredBudget(curve(0.1)), draft(0.8, 0.8, 0.8, 0.8), [0, 1, 2, 3, 4], 50) == [4] * 50
 
 
-def test_where_nodes_cost_a_step_each_nothing_is_drafted_and_the_drafter_is_asked_rarely() -> None:
+def test_nodes_that_cost_a_step_each_are_only_probed() -> None:
     budget = MeasuredBudget(curve(1.5))
     assert sum(verified(budget, draft(0.9, 0.9), [0, 1, 2], 50)) == 0
     assert sum(budget.nodes() > 0 for _ in range(40)) == 40 // PROBE_INTERVAL
 
 
 def select(budget: MeasuredBudget, tree: DraftTree) -> int:
-    """One step of a drafter whose drafts come true as promised; returns the nodes that were worth verifying."""
+    """One step of a drafter whose drafts are accepted as expected; returns the nodes that were worth verifying."""
     selection = budget.select(tree, 0)
     budget.record(tree, selection, tree.tokens[:1], 0.0)
     budget._promise = Promise()  # the sizes below are computed for full trust

@@ -1,4 +1,4 @@
-"""Penalties, biases and bans: at every node of a tree, what plain decoding along that path would see."""
+"""Penalties, biases and minimum lengths: every node is processed as plain decoding along its path."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STOPS = (5,)
 
 
 def reference(logits: list[float], params: SamplingParams, prompt: list[int], answer: list[int]) -> list[float]:
-    """The rules as prose has them, one row, plain Python."""
+    """The rules for one row, in plain Python."""
     out = []
     for token, value in enumerate(logits):
         if token in prompt or token in answer:
@@ -54,7 +54,9 @@ params = st.builds(
 
 @settings(max_examples=150)
 @given(params, st.lists(tokens, min_size=1, max_size=5), st.lists(tokens, max_size=4), trees(vocabulary=VOCABULARY, nodes=8))
-def test_every_node_sees_its_own_path(params: SamplingParams, prompt: list[int], answer: list[int], tree: DraftTree) -> None:
+def test_every_node_is_processed_along_its_own_path(
+    params: SamplingParams, prompt: list[int], answer: list[int], tree: DraftTree
+) -> None:
     processor = LogitsProcessor(params, np.array(prompt, np.int32), STOPS, VOCABULARY, CPU)
     for token in answer:
         processor.commit(np.array([token], np.int32))
@@ -65,7 +67,7 @@ def test_every_node_sees_its_own_path(params: SamplingParams, prompt: list[int],
         assert found[row + 1].tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_nothing_asked_costs_nothing() -> None:
+def test_without_rules_the_logits_are_returned_as_they_are() -> None:
     logits = torch.randn(1, VOCABULARY)
     assert LogitsProcessor(SamplingParams(), np.array([1], np.int32), STOPS, VOCABULARY, CPU)(logits, EMPTY, 0) is logits
 
@@ -76,7 +78,7 @@ def answer(runner: ModelRunner, params: SamplingParams, known: list[int] | None 
     return decode(TreeVerifier(runner, runner.new_cache()), drafter, prompt, DecodeOptions(params, 60, **options))
 
 
-WISHES: list[dict[str, Any]] = [
+RULES: list[dict[str, Any]] = [
     {"presence_penalty": 1.5, "frequency_penalty": 0.7},
     {"repetition_penalty": 1.8},
     {"logit_bias": {7: 4.0, 9: -100.0}, "min_p": 0.05},
@@ -85,21 +87,23 @@ WISHES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("rule_params", RULES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafting_changes_nothing_under_any_rule(tiny_runner: ModelRunner, wish: dict[str, Any], temperature: float) -> None:
-    params = SamplingParams(temperature=temperature, seed=4, **wish)
+def test_drafting_changes_nothing_under_any_rule(
+    tiny_runner: ModelRunner, rule_params: dict[str, Any], temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=4, **rule_params)
     stops = frozenset({20, 40, 60, 80})
     plain = answer(tiny_runner, params, stop_ids=stops)
     drafted = answer(tiny_runner, params, plain.tokens, stop_ids=stops)
     assert drafted.tokens == plain.tokens
     assert len(plain.tokens) < 4 or len(drafted.steps) < len(plain.steps)
     assert plain.tokens != answer(tiny_runner, SamplingParams(temperature=temperature, seed=4)).tokens
-    if "min_tokens" in wish:
+    if "min_tokens" in rule_params:
         assert len(plain.tokens) >= 20
 
 
-def test_ignored_stop_tokens_are_tokens_like_others(tiny_runner: ModelRunner) -> None:
+def test_with_ignore_eos_stop_tokens_are_ordinary_tokens(tiny_runner: ModelRunner) -> None:
     every = frozenset(range(97))
     assert len(answer(tiny_runner, SamplingParams(seed=1), stop_ids=every).tokens) == 1
     assert len(answer(tiny_runner, SamplingParams(seed=1, ignore_eos=True), stop_ids=every).tokens) == 60
@@ -118,5 +122,5 @@ def test_logprobs_are_those_of_plain_decoding(tiny_runner: ModelRunner, temperat
     for name in ("chosen", "top"):
         assert len(joined(drafted, name)) == len(plain.tokens)
         np.testing.assert_allclose(joined(drafted, name), joined(plain, name), atol=1e-4)
-    assert (joined(drafted, "top_ids") == joined(plain, "top_ids")).mean() > 0.99  # near-ties may change places
+    assert (joined(drafted, "top_ids") == joined(plain, "top_ids")).mean() > 0.99  # near-ties may swap
     assert np.all(np.diff(joined(plain, "top"), axis=1) <= 0)

@@ -27,7 +27,7 @@ def plain(verifier: TreeVerifier, count: int) -> list[int]:
     """Plain decoding from where the verifier is."""
     for _ in range(count):
         verifier.commit(verifier.verify(EMPTY))
-    return verifier.sequence.answer.tolist()[-count:]
+    return [int(token) for token in verifier.sequence.answer[-count:]]
 
 
 def guess(tokens: list[int]) -> DraftTree:

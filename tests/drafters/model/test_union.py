@@ -1,4 +1,4 @@
-"""Tables and a draft model in one tree."""
+"""The drafts of tables and of a draft model in one tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
 
 
 @given(trees(vocabulary=5), trees(vocabulary=5), st.integers(1, 60))
-def test_the_likeliest_nodes_of_both(left: DraftTree, right: DraftTree, budget: int) -> None:
+def test_the_likeliest_nodes_of_both_trees_are_kept(left: DraftTree, right: DraftTree, budget: int) -> None:
     tree = merge(left, right, budget)
     check(tree)
     ours, theirs = paths(left), paths(right)
@@ -35,15 +35,15 @@ def test_how_far_a_tree_is_followed() -> None:
     assert tree.follow(np.array([5], np.int32)).tolist() == []
 
 
-def test_the_model_is_asked_less_where_it_adds_nothing() -> None:
+def test_a_model_that_adds_nothing_is_only_probed() -> None:
     answer = list(range(1, 1001))
 
     class Slow(Oracle):
-        asked = 0
+        calls = 0
 
         def propose(self, budget: int) -> DraftTree:
-            Slow.asked += 1
-            deadline = np.arange(200_000).sum()  # some work
+            Slow.calls += 1
+            deadline = np.arange(200_000).sum()  # takes some time
             assert deadline
             return super().propose(budget)
 
@@ -55,4 +55,4 @@ def test_the_model_is_asked_less_where_it_adds_nothing() -> None:
         tokens = np.array(answer[at : at + 4], np.int32)
         drafter.observe(Verdict(tree, np.arange(3, dtype=np.int32), tokens))
         at += 4
-    assert Slow.asked < 100
+    assert Slow.calls < 100
