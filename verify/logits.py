@@ -1,4 +1,4 @@
-"""What a request does to the target's logits before a token is chosen: penalties, biases and bans.
+"""What a request does to the target's logits before a token is chosen: penalties and biases.
 
 Everything is counted along each node's own path, so a node of a draft tree sees exactly what plain decoding would have
 seen there. Knows nothing about temperature or noise.
@@ -57,9 +57,6 @@ class LogitsProcessor:
             logits = self._penalize(logits, paths)
         if params.logit_bias:
             logits = logits.index_add(1, self._bias_ids, self._bias.expand(len(logits), -1))
-        if params.bad_words:
-            rows, tokens = self._banned(paths)
-            logits = logits.index_put((_index(rows, logits), _index(tokens, logits)), logits.new_full((), -torch.inf))
         emitted = len(self._text) - self._prompt_length
         early = [row for row, path in enumerate(paths) if emitted + len(path) < params.min_tokens]
         if early and len(self._stop_ids):
@@ -92,20 +89,6 @@ class LogitsProcessor:
             repeated = torch.where(logits > 0, logits / factor, logits * factor)
             logits = torch.where((counts > 0) | self._in_prompt, repeated, logits)
         return logits - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
-
-    def _banned(self, paths: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-        """Rows and tokens where the next token would complete a bad word."""
-        longest = max(len(word) for word in self._params.bad_words)
-        ending = self._text[-longest:]
-        rows: list[int] = []
-        tokens: list[int] = []
-        for row, path in enumerate(paths):
-            text = [*ending, *path]
-            for *start, last in self._params.bad_words:
-                if not start or text[-len(start) :] == start:
-                    rows.append(row)
-                    tokens.append(last)
-        return rows, tokens
 
 
 def _index(values: Sequence[int], like: torch.Tensor) -> torch.Tensor:

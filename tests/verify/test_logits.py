@@ -1,4 +1,4 @@
-"""Penalties, biases and bans: at every node of a tree, what plain decoding along that path would see."""
+"""Penalties and biases: at every node of a tree, what plain decoding along that path would see."""
 
 from __future__ import annotations
 
@@ -35,9 +35,6 @@ def reference(logits: list[float], params: SamplingParams, prompt: list[int], an
         value -= params.frequency_penalty * answer.count(token)
         value -= params.presence_penalty * (token in answer)
         value += params.logit_bias.get(token, 0.0)
-        text = [*prompt, *answer, token]
-        if any(text[-len(word) :] == list(word) for word in params.bad_words):
-            value = -math.inf
         if len(answer) < params.min_tokens and token in STOPS:
             value = -math.inf
         out.append(value)
@@ -50,8 +47,7 @@ params = st.builds(
     presence_penalty=st.sampled_from([0.0, 0.5, -1.0]),
     frequency_penalty=st.sampled_from([0.0, 0.25, -0.5]),
     repetition_penalty=st.sampled_from([1.0, 1.5]),
-    logit_bias=st.dictionaries(tokens, st.sampled_from([-100.0, 3.0])),
-    bad_words=st.lists(st.lists(tokens, min_size=1, max_size=3).map(tuple), max_size=2).map(tuple),
+    logit_bias=st.dictionaries(tokens, st.sampled_from([-100.0, 3.0, -math.inf])),
     min_tokens=st.integers(0, 6),
 )
 
@@ -84,7 +80,7 @@ WISHES: list[dict[str, Any]] = [
     {"presence_penalty": 1.5, "frequency_penalty": 0.7},
     {"repetition_penalty": 1.8},
     {"logit_bias": {7: 4.0, 9: -100.0}, "min_p": 0.05},
-    {"bad_words": ((7,), (11, 12)), "top_p": 0.9},
+    {"logit_bias": {7: -math.inf, 12: -math.inf}, "top_p": 0.9},
     {"min_tokens": 20, "frequency_penalty": 0.3},
 ]
 
