@@ -101,11 +101,6 @@ class TreeVerifier:
         return self._swapped is not None
 
     @property
-    def parked_bytes(self) -> int:
-        """What it takes of host memory while swapped."""
-        return self._swapped.nbytes if self._swapped is not None else 0
-
-    @property
     def _cache(self) -> KVCache:
         assert self._slot is not None, "a parked session must be resumed first"
         return self._slot

@@ -66,11 +66,6 @@ class SessionStore:
         used = sum(len(session.verifier.tokens) for session in self._kept.values() if not session.verifier.is_swapped_out)
         return used / (self._runner.context_tokens * self.slots)
 
-    @property
-    def parked_bytes(self) -> int:
-        """What waits in host memory."""
-        return sum(session.verifier.parked_bytes for session in self._kept.values())
-
     def acquire(self, key: str | None) -> Session | None:
         """The session of `key`, made where there is none, or a nameless one; None while it or all slots are at work."""
         self.expire()

@@ -36,10 +36,6 @@ class SwappedRows:
 
     rows: torch.Tensor  # [layers, 2, kv_heads, length, head_dim]
 
-    @property
-    def nbytes(self) -> int:
-        return self.rows.nbytes
-
 
 def slots_that_fit(shape: CacheShape, positions: int, extra_bytes: int = 0) -> int:
     """Number of slots of `positions`, each with `extra_bytes` besides, that fit into the device's free memory."""
