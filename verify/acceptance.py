@@ -48,7 +48,7 @@ class Keyed:
         self, logits: torch.Tensor, tree: DraftTree, first: int, extra: Sequence[torch.Tensor] = ()
     ) -> tuple[Ints, Ints, list[Any]]:
         positions = [first, *(tree.depths + first).tolist()]
-        choices = self._chooser.choose(logits, positions)
+        choices = self._chooser.sample(logits, positions)
         if choices.device.type == "cpu":
             return *walk(tree, choices.tolist()), to_host(*extra)
         chosen, accepted, *others = to_host(choices.int(), accepted_rows(choices, tree).int(), *extra)

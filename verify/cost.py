@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from drafters.interface import MAX_NODES, Source, chain
+from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
@@ -85,10 +86,9 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
 
 def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
     """Seconds of one forward over the last token and a chain of so many nodes, and of its greedy choices."""
-    tokens, depths = torch.zeros(nodes + 1, dtype=torch.long), torch.arange(nodes + 1)
-    ancestors = torch.ones(nodes + 1, nodes + 1, dtype=torch.bool).tril() if nodes else None
+    batch = ForwardBatch.chain(torch.zeros(nodes + 1, dtype=torch.long))
     started = time.perf_counter()
-    runner.forward(cache, tokens, depths, ancestors).max(-1).indices.cpu()
+    runner.forward(cache, batch).max(-1).indices.cpu()
     return time.perf_counter() - started
 
 

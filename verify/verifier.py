@@ -19,6 +19,7 @@ from drafters.interface import DraftTree, Ints, Logprobs, Verdict
 from drafters.sequence import Reader, Sequence
 from verify.acceptance import rule_of
 from verify.logits import LogitsProcessor
+from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache, SwappedRows
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
@@ -130,7 +131,8 @@ class TreeVerifier:
             start, scores = self._cache.length, self._scores
             size = PREFILL_CHUNK_TOKENS if scores is None else SCORED_CHUNK_TOKENS
             chunk = prompt[start : len(prompt) - 1][:size]
-            logits = self._runner.forward(self._cache, torch.from_numpy(chunk.astype(np.int64)), logits=scores is not None)
+            batch = ForwardBatch.chain(torch.from_numpy(chunk.astype(np.int64)))
+            logits = self._runner.forward(self._cache, batch, logits=scores is not None)
             if scores is not None:
                 scores.append(_logprobs(logits, prompt[start + 1 :][: len(chunk)], self._params.logprobs or 0))
             self._cache.length += len(chunk)
@@ -147,7 +149,7 @@ class TreeVerifier:
     def verify(self, tree: DraftTree, feedback: int = 0, allowed: NDArray[np.bool_] | None = None) -> Verdict:
         assert self._processor is not None
         started = time.perf_counter()
-        logits = self._forward(tree)
+        logits = self._runner.forward(self._cache, ForwardBatch.tree(int(self.sequence.tokens[-1]), tree))
         position = self.sequence.emitted  # of the next token in the answer
         topk = _topk(logits, feedback)
         processed = self._processor(logits, tree, position, allowed)
@@ -165,13 +167,6 @@ class TreeVerifier:
     def truncate(self, length: int) -> None:
         self.sequence.truncate(length)
         self._cache.truncate(max(0, length - 1))
-
-    def _forward(self, tree: DraftTree) -> torch.Tensor:
-        tokens = torch.from_numpy(np.concatenate([self.sequence.tokens[-1:], tree.tokens]).astype(np.int64))
-        if not len(tree):
-            return self._runner.forward(self._cache, tokens)
-        depths = torch.from_numpy(np.concatenate([[0], tree.depths]).astype(np.int64))
-        return self._runner.forward(self._cache, tokens, depths, torch.from_numpy(tree.ancestors))
 
 
 def _topk(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
