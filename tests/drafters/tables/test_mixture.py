@@ -7,7 +7,7 @@ from drafters.fusion import enter
 from drafters.tables.adaptive import new_rows
 from drafters.tables.history import new_history
 from drafters.tables.levels import BUCKETS, DISCOUNT, SESSION, Contexts, Scratch, Sources, bucket, new_contexts, new_scratch
-from drafters.tables.mixture import CELLS, LEAST_MASS, commit, load_prior, predict
+from drafters.tables.mixture import CELLS, MIN_MASS, commit, load_prior, predict
 from drafters.tables.ngram import empty_base
 from drafters.tables.suffix import LONGEST_CONTEXT, index
 
@@ -18,8 +18,14 @@ def session(corpus: list[int], trust: float = 0.5) -> tuple[Sources, Contexts, S
     block = index(np.array(corpus, np.int64), VOCABULARY)
     hits, tries = np.full(BUCKETS, 8.0 * trust), np.full(BUCKETS, 8.0)
     sources = Sources(
-        *((block,), new_history(256), empty_base(), new_rows(16, 4)),
-        *(np.zeros(1, np.int32), hits, tries, np.ones(CELLS)),
+        corpora=(block,),
+        history=new_history(256),
+        base=empty_base(),
+        rows=new_rows(16, 4),
+        expected=np.zeros(1, np.int32),
+        hits=hits,
+        tries=tries,
+        boost=np.ones(CELLS),
     )
     contexts = new_contexts(4, 1)
     enter(sources, contexts, np.empty(0, np.int32))
@@ -27,7 +33,7 @@ def session(corpus: list[int], trust: float = 0.5) -> tuple[Sources, Contexts, S
 
 
 def said(sources: Sources, contexts: Contexts, scratch: Scratch) -> dict[int, float]:
-    size = predict(sources, contexts, 0, scratch, LEAST_MASS)
+    size = predict(sources, contexts, 0, scratch, MIN_MASS)
     return dict(zip(scratch.out[:size].tolist(), scratch.probability[:size].tolist(), strict=True))
 
 
