@@ -194,12 +194,9 @@ def _add_level(scratch: Scratch, level: int, end: int, source: int, length: int,
 
 
 @kernel
-def _prediction_level(sources: Sources, contexts: Contexts, row: int, scratch: Scratch) -> int:
-    """Level 0: the next token of the client's prediction, if the text follows it; returns the number of levels."""
-    index, run = contexts.expected[row, 0], contexts.expected[row, 1]
-    if not 0 < index <= sources.expected[0]:
-        return 0
-    scratch.tokens[0], scratch.counts[0] = sources.expected[index], 1.0
+def _prediction_level(scratch: Scratch, token: int, run: int) -> int:
+    """Level 0: the next `token` of the client's prediction after `run` matched tokens; returns the number of levels."""
+    scratch.tokens[0], scratch.counts[0] = token, 1.0
     level = _add_level(scratch, 0, 1, PREDICTION, 0, min(run + 1, 101), 1)
     scratch.discounts[0], scratch.norms[0] = 0.0, 1.0
     return level
@@ -283,8 +280,10 @@ def levels(sources: Sources, contexts: Contexts, row: int, scratch: Scratch, min
     history, corpora, hashes, low, high = sources.history, sources.corpora, contexts.hashes, contexts.low, contexts.high
     hits, tries, tokens, counts = sources.hits, sources.tries, scratch.tokens, scratch.counts
     starts, buckets = scratch.starts, scratch.buckets
-    level, weighed = _prediction_level(sources, contexts, row, scratch), 0
-    remaining, session_total = 1.0, -1
+    level, weighed, remaining, session_total = 0, 0, 1.0, -1
+    index, run = contexts.expected[row, 0], contexts.expected[row, 1]
+    if 0 < index <= sources.expected[0]:
+        level = _prediction_level(scratch, sources.expected[index], run)
     has_table = sources.rows.clock[0] > 0 or corpora[0].size == 0
     for length in range(LENGTHS - 1, -1, -1):
         if length == TABLE_ORDER - 1 and has_table:

@@ -42,7 +42,8 @@ def predict(sources: Sources, contexts: Contexts, row: int, scratch: Scratch, mi
     """P(. | context `row`) into `scratch.out` and `scratch.probability`, unsorted; returns the number of tokens."""
     count = levels(sources, contexts, row, scratch, min_mass)
     tokens, counts, index_of, out = scratch.tokens, scratch.counts, scratch.index_of, scratch.out
-    probability, agreement = scratch.probability, scratch.out_agreement
+    out_length, out_source, probability = scratch.out_length, scratch.out_source, scratch.probability
+    agreement = scratch.out_agreement
     size, remaining = 0, 1.0
     for level in range(count):
         trust = sources.hits[scratch.buckets[level]] / sources.tries[scratch.buckets[level]]
@@ -58,7 +59,7 @@ def predict(sources: Sources, contexts: Contexts, row: int, scratch: Scratch, mi
                 x = size
                 size += 1
                 index_of[token], out[x], probability[x] = x, token, 0.0
-                scratch.out_length[x], scratch.out_source[x], agreement[x] = length, source, 0
+                out_length[x], out_source[x], agreement[x] = length, source, 0
             agreement[x] |= bit
             probability[x] += share * (counts[i] - discount)
         remaining *= 1.0 - trust

@@ -47,10 +47,10 @@ def reset(nodes: Nodes, last: int) -> None:
 @kernel
 def likeliest_unchosen(nodes: Nodes, size: int) -> int:
     """The likeliest of the first `size` nodes that is not chosen, or -1; on ties the first, so a parent precedes its child."""
-    best = -1
+    best, best_path = -1, -1.0
     for node in range(1, size):
-        if not nodes.chosen[node] and (best < 0 or nodes.path[node] > nodes.path[best]):
-            best = node
+        if not nodes.chosen[node] and nodes.path[node] > best_path:
+            best, best_path = node, nodes.path[node]
     return best
 
 
