@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from drafters.fusion import enter
 from drafters.interface import Source
-from drafters.tables.adaptive import learn, new_rows
-from drafters.tables.history import append, new_history
+from drafters.tables.adaptive import learn
+from drafters.tables.history import append
 from drafters.tables.levels import (
     BUCKETS,
     CORPUS,
@@ -24,16 +24,14 @@ from drafters.tables.levels import (
     TABLE,
     Contexts,
     Scratch,
-    Sources,
     advance,
     bucket,
     levels,
     new_contexts,
     new_scratch,
 )
-from drafters.tables.mixture import CELLS
-from drafters.tables.ngram import empty_base
 from drafters.tables.suffix import DENSE, LONGEST_CONTEXT, WIDTH, index, position_at
+from tests.drafters.tables.sources import new_sources
 
 SEPARATOR = 50
 Level = tuple[int, int, dict[int, float]]  # source, context length, successor counts
@@ -55,16 +53,8 @@ class Session:
         trust: float = 0.0,
     ) -> None:
         blocks = tuple(index(np.array(flat(documents), np.int64), SEPARATOR) for documents in corpora)
-        self.sources = Sources(
-            corpora=blocks,
-            history=new_history(512),
-            base=empty_base(),
-            rows=new_rows(64, 4),
-            expected=np.array([len(prediction), *prediction], np.int32),
-            hits=np.full(BUCKETS, trust),
-            tries=np.ones(BUCKETS),
-            boost=np.ones(CELLS),
-        )
+        expected = np.array([len(prediction), *prediction], np.int32)
+        self.sources = new_sources(blocks, trust, 1.0, expected)
         self.contexts: Contexts = new_contexts(4, len(blocks))
         self.scratch: Scratch = new_scratch(SEPARATOR + 1, len(blocks), 8)
         learn(self.sources.base, self.sources.rows, np.array(table, np.int32), len(table), 3, 1.0, 16.0)
@@ -76,6 +66,9 @@ class Session:
         for token in text:
             append(self.sources.history, self.contexts.hashes[0], token)
             advance(self.sources, self.contexts, 0, token, 0)
+
+    def context(self, row: int) -> list[list[int]]:
+        return [np.asarray(array)[row].tolist() for array in self.contexts]
 
     def levels(self, row: int = 0, min_mass: float = 0.0) -> list[Level]:
         scratch = self.scratch
@@ -122,11 +115,11 @@ def test_node_sources_are_the_sources_drafters() -> None:
 
 def test_advance_leaves_its_source_row_and_works_in_place() -> None:
     session = Session([1, 2], [[[1, 2, 3, 4], [2, 3]]])
-    before = [array[0].copy() for array in session.contexts]
+    before = session.context(0)
     advance(session.sources, session.contexts, 0, 3, 1)
-    assert all(np.array_equal(array[0], row) for array, row in zip(session.contexts, before, strict=True))
+    assert session.context(0) == before != session.context(1)
     advance(session.sources, session.contexts, 0, 3, 0)
-    assert all(np.array_equal(array[0], array[1]) for array in session.contexts)
+    assert session.context(0) == session.context(1)
     assert session.contexts.last[1].tolist() == [2, 3]
 
 

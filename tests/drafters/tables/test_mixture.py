@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from drafters.fusion import enter
-from drafters.tables.adaptive import new_rows
-from drafters.tables.history import new_history
 from drafters.tables.levels import (
     BUCKETS,
     CORPUS,
@@ -20,25 +18,15 @@ from drafters.tables.levels import (
     new_scratch,
 )
 from drafters.tables.mixture import CELLS, MIN_MASS, POWERS, cell, commit, load_prior, predict
-from drafters.tables.ngram import empty_base
 from drafters.tables.suffix import LONGEST_CONTEXT, index
+from tests.drafters.tables.sources import new_sources
 
 VOCABULARY = 50
 
 
 def session(corpus: list[int], trust: float = 0.5) -> tuple[Sources, Contexts, Scratch]:
     block = index(np.array(corpus, np.int64), VOCABULARY)
-    hits, tries = np.full(BUCKETS, 8.0 * trust), np.full(BUCKETS, 8.0)
-    sources = Sources(
-        corpora=(block,),
-        history=new_history(256),
-        base=empty_base(),
-        rows=new_rows(16, 4),
-        expected=np.zeros(1, np.int32),
-        hits=hits,
-        tries=tries,
-        boost=np.ones(CELLS),
-    )
+    sources = new_sources((block,), trust, 8.0)
     contexts = new_contexts(4, 1)
     enter(sources, contexts, np.empty(0, np.int32))
     return sources, contexts, new_scratch(VOCABULARY + 1, 1, 8)

@@ -46,7 +46,8 @@ def test_nodes_are_the_distinct_prefixes(paths: list[list[int]], rounds: int) ->
     trie = new_trie(1 + len(prefixes))  # full at the end
     for _ in range(rounds):
         restart(trie)
-        size, nodes = 1, {}
+        size = 1
+        nodes: dict[tuple[int, ...], int] = {}
         for path in paths:
             node, size = insert(trie, size, path)
             assert nodes.setdefault(tuple(path), node) == node
