@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence as Items
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ NODES = 64
 STRIDE = 4  # tokens between two questions about one prompt
 
 
-def run(paths: Items[Path], tokenizer: str, prompts: Path, limit: int | None, out: Path | None) -> dict[str, Any]:
+def run(paths: Collection[Path], tokenizer: str, prompts: Path, limit: int | None, out: Path | None) -> dict[str, Any]:
     """Builds in a process of its own, then asks what follows the prompts' texts. Raises BenchError."""
     loaded = load_tokenizer(tokenizer)
     texts = [np.array(loaded.encode(prompt), np.int32) for prompt in read_prompts(prompts, limit)]
@@ -46,7 +46,7 @@ def run(paths: Items[Path], tokenizer: str, prompts: Path, limit: int | None, ou
     return figures
 
 
-def build(paths: Items[Path], tokenizer: str, store: Path) -> dict[str, Any]:
+def build(paths: Collection[Path], tokenizer: str, store: Path) -> dict[str, Any]:
     """`outrider datastore build`, its time and its peak memory. Raises BenchError."""
     command = [sys.executable, "-m", "server.cli", "datastore", "build", "--kind", "suffix"]
     started = time.perf_counter()
@@ -65,7 +65,7 @@ def build(paths: Items[Path], tokenizer: str, store: Path) -> dict[str, Any]:
     }
 
 
-def ask(store: Path, mark: str, vocabulary: int, texts: Items[Ints]) -> dict[str, Any]:
+def ask(store: Path, mark: str, vocabulary: int, texts: list[Ints]) -> dict[str, Any]:
     """Opens the datastore and drafts from it at many places of the texts."""
     blocks = len(datastore.block_paths(store))
     small = [index(np.tile(texts[0].astype(np.int64), 2), vocabulary)] * blocks
@@ -88,7 +88,7 @@ def ask(store: Path, mark: str, vocabulary: int, texts: Items[Ints]) -> dict[str
     return found
 
 
-def drafters(corpus: Items[Any], vocabulary: int) -> tuple[Drafter, Drafter]:
+def drafters(corpus: Collection[Any], vocabulary: int) -> tuple[Drafter, Drafter]:
     """The two that read a datastore."""
     return (
         RetrievalDrafter(corpus, RetrievalOptions()),
@@ -96,7 +96,7 @@ def drafters(corpus: Items[Any], vocabulary: int) -> tuple[Drafter, Drafter]:
     )
 
 
-def microseconds(drafter: Drafter, texts: Items[Ints]) -> tuple[list[float], float]:
+def microseconds(drafter: Drafter, texts: list[Ints]) -> tuple[list[float], float]:
     """Time of each step, the texts taken as answers that are read STRIDE tokens at a time, and the most memory resident."""
     times, most = [], 0.0
     for text in texts:

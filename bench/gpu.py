@@ -24,6 +24,7 @@ from server.settings import Settings
 from verify.model.attention import Layer, TorchAttention
 from verify.model.batch import ForwardBatch
 from verify.model.cache import CacheShape, KVCache
+from verify.model.device_rows import DeviceRows
 
 TESTS = (
     "tests/verify/test_tree_kernel.py",
@@ -60,7 +61,7 @@ def kernel_error(
     context: int, groups: int, head_dim: int, rows: int, dtype: torch.dtype, device: torch.device, heads: int = HEADS
 ) -> float:
     """The largest difference of the kernel from the reference in float32 on the same numbers, over a random tree."""
-    from verify.model.triton_attention import DeviceRows, KernelAttention
+    from verify.model.triton_attention import KernelAttention
 
     generator = torch.Generator(device).manual_seed(context + groups)
     shape = CacheShape(1, heads // groups, head_dim, dtype, device)

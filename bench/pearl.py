@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator
-from collections.abc import Sequence as Items
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,7 +111,7 @@ class SleepingModel:
         self._rows = 0  # beside row 0
         self._thread = ThreadPoolExecutor(1)
 
-    def begin(self, text: Ints, sampling: Sampling | None = None) -> None:
+    def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
         self._emitted, self._rows = 0, 0
 
     @property
@@ -123,7 +122,7 @@ class SleepingModel:
         self._rows = 0
         return self._forward()
 
-    def expand(self, tokens: Items[int], parents: Items[int], count: int) -> Candidates:
+    def expand(self, tokens: Collection[int], parents: Collection[int], count: int) -> Candidates:
         self._rows += 1
         return self._forward()
 

@@ -13,7 +13,7 @@ import tempfile
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Sequence as Items
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -78,7 +78,7 @@ class Tally:
         }
 
 
-def quantiles(seconds: Items[float]) -> dict[str, float]:
+def quantiles(seconds: Collection[float]) -> dict[str, float]:
     """Median and 99th percentile, in microseconds."""
     if len(seconds) < 2:
         return {"p50": 0.0, "p99": 0.0}
@@ -118,7 +118,7 @@ def load_stream(path: Path, encoder: Encoder, limit: int | None) -> tuple[list[L
     return lines, reference_tokens / reference_steps if reference_steps else None
 
 
-def load_corpus(paths: Items[Path], encoder: Encoder) -> NDArray[np.uint32]:
+def load_corpus(paths: list[Path], encoder: Encoder) -> NDArray[np.uint32]:
     """All texts as token ids, the number of tokens as separator before each. Raises BenchError."""
     separator = len(encoder)
     parts = [np.empty(0, np.uint32)]
@@ -178,11 +178,11 @@ def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:
 
 
 def run(
-    streams: Items[Path],
+    streams: Collection[Path],
     tokenizer: str,
-    drafters: Items[DrafterName],
-    corpus: Items[Path],
-    nodes: Items[int],
+    drafters: Collection[DrafterName],
+    corpus: list[Path],
+    nodes: Collection[int],
     limit: int | None,
     options: Options,
     out: Path | None,
@@ -219,7 +219,7 @@ def run(
     return figures
 
 
-def show(rows: Items[dict[str, Any]]) -> None:
+def show(rows: Collection[dict[str, Any]]) -> None:
     """The figures as a table."""
     names = ("propose us p50 / p99", "observe us p50 / p99", "accepted at 1, 2, 3 ...", "MB")
     table = Table("stream", "drafter", "nodes", "tokens/step", *names)
@@ -232,7 +232,7 @@ def show(rows: Items[dict[str, Any]]) -> None:
     Console().print(table)
 
 
-def draw(rows: Items[dict[str, Any]], path: Path) -> None:
+def draw(rows: Collection[dict[str, Any]], path: Path) -> None:
     """Tokens per step against the node budget, a panel per stream and a line per drafter, as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -104,7 +104,7 @@ def run_forced(
     encoder = load_encoder(tokenizer)
     lines = fitting(load_stream(stream, encoder, limit)[0], make_context(settings))
     resources = tables(
-        load_corpus(corpus, encoder) if corpus else np.empty(0, np.uint32), len(encoder), settings.speculation.options
+        load_corpus(list(corpus), encoder) if corpus else np.empty(0, np.uint32), len(encoder), settings.speculation.options
     )
     warm(resources)
     runner = make_runner(shape, settings)
