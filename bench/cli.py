@@ -130,8 +130,8 @@ def bench_pearl(
 ) -> None:
     """A draft model's sequences, trees, graphs and PEARL, in one run; settings also work as flags."""
     from bench.decode import BenchError, make_plan
-    from bench.drafting import run, run_shapes
-    from bench.pearl import run_simulation
+    from bench.model.draft_models import run, run_shapes
+    from bench.pearl_simulation import run_simulation
     from server.settings import load_settings, parse_flags
 
     with one_sentence():

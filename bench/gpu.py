@@ -122,7 +122,7 @@ def forced(stream: Path, tokenizer: str, corpus: Path | None, limit: int) -> Cal
 
 def drafting(draft_shape: str) -> Callable[[], dict[str, Any]]:
     """A target of that shape with a draft model of another, right in four of five guesses: chains, trees, graphs and PEARL."""
-    from bench.drafting import run_shapes
+    from bench.model.draft_models import run_shapes
 
     def measured() -> dict[str, Any]:
         settings = Settings.model_validate({"model": {"dtype": "bfloat16", "context_tokens": 1024}})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.pearl import Clock, agreement, ideal_steps, ideal_tokens_per_step, simulate
+from bench.pearl_simulation import Clock, agreement, ideal_steps, ideal_tokens_per_step, simulate
 
 
 @pytest.mark.parametrize(("rate", "window"), [(0.5, 3), (0.7, 5), (0.9, 8)])

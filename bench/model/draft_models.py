@@ -23,7 +23,7 @@ from bench import report
 from bench.decode import BenchError, Plan, encode
 from bench.model.forced import ForcedVerifier
 from bench.model.shapes import SHAPES, random_runner
-from bench.pearl import WRONG, Clock, agreement
+from bench.pearl_simulation import WRONG, Clock, agreement
 from drafters.interface import MAX_NODES, Drafter, Ints, Source, Verdict
 from drafters.model.language_model import Candidates
 from drafters.none import NoDrafter
