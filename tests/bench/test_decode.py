@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.decode import BenchError, Plan, encode, run
+from bench.decode import encode, run
 from bench.lossless import first_difference, tie_margin
 from bench.lossless import run as verify_lossless
-from bench.model.forced import forced_answer
+from bench.model.forced import forced_answer, select_fitting
 from bench.model.shapes import SHAPES
-from bench.model.steps import fitting, make_runner
-from bench.replay import Line
+from bench.model.steps import make_runner
+from bench.plan import BenchError, Plan
+from bench.recordings import Line
 from drafters.none import NoDrafter
 from drafters.registry import Resources
 from server.settings import Settings, load_settings
@@ -53,14 +54,14 @@ def test_a_divergence_is_placed_and_weighed(exact: Settings) -> None:
     assert first_difference([1, 2, 3], [1, 2, 3]) is None
     assert first_difference([1, 2, 3], [1, 4, 3]) == 1
     assert first_difference([1, 2, 3], [1, 2]) == 2
-    loaded = load(exact)
-    prompt = encode(loaded, PROMPT)
+    runtime = load(exact)
+    prompt = encode(runtime, PROMPT)
     for params in (SamplingParams(temperature=0), SamplingParams(temperature=1.0, seed=3)):
-        verifier = TreeVerifier(loaded.runner, loaded.runner.new_cache())
+        verifier = TreeVerifier(runtime.runner, runtime.runner.new_cache())
         plain = decode(verifier, NoDrafter(), prompt, DecodeOptions(params, 6)).tokens
         other = [*plain[:4], (plain[4] + 1) % 4096]
-        assert tie_margin(loaded, prompt, plain, other, 4, params) > 0  # plain decoding took the higher one
-        assert math.isnan(tie_margin(loaded, prompt, plain, plain[:5], 5, params))
+        assert tie_margin(runtime, prompt, plain, other, 4, params) > 0  # plain decoding took the higher one
+        assert math.isnan(tie_margin(runtime, prompt, plain, plain[:5], 5, params))
 
 
 @pytest.mark.parametrize("name", ["none", "lookup", "fusion"])
@@ -76,5 +77,5 @@ def test_mistakes_are_sentences(exact: Settings) -> None:
     with pytest.raises(BenchError, match="no shape 'huge'"):
         make_runner("huge", exact)
     with pytest.raises(BenchError, match="fits the context"):
-        fitting([Line(np.zeros(3, np.int32), np.zeros(100, np.int32))], 100)
+        select_fitting([Line(np.zeros(3, np.int32), np.zeros(100, np.int32))], 100)
     assert all(shape().num_hidden_layers > 1 for shape in SHAPES.values())

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.decode import BenchError, parse_names
-from bench.replay import Line, Tally, load_encoder, load_stream, replay, run
+from bench.plan import BenchError, parse_drafters
+from bench.recordings import Line, Recordings, load_encoder, load_stream
+from bench.replay import Tally, replay, run
 from drafters.none import NoDrafter
 from drafters.options import Options
 from models import TARGET
@@ -33,10 +34,10 @@ def stream(tmp_path: Path) -> Path:
 
 def test_the_whole_command(stream: Path, tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("def add(a, b):\n    return a + b\n")
-    names = parse_names("none,lookup,fusion")
+    names = parse_drafters("none,lookup,fusion")
     out, plot = tmp_path / "r.json", tmp_path / "r.png"
     corpus = [tmp_path / "corpus.txt"]
-    figures = run([stream], str(TARGET), names, corpus, [8, 16], None, Options(), out, plot)
+    figures = run(Recordings([stream], str(TARGET), corpus), names, [8, 16], Options(), out, plot)
     rows = {(row["drafter"], row["nodes"]): row["tokens_per_step"] for row in figures["results"]}
     assert rows["REST's own run", 64] == 1.5
     assert rows["none", 8] == 1.0
@@ -47,7 +48,7 @@ def test_the_whole_command(stream: Path, tmp_path: Path) -> None:
 
 def test_mistakes_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="no drafter magic"):
-        parse_names("none,magic")
+        parse_drafters("none,magic")
     (tmp_path / "bad.jsonl").write_text("{}\n")
-    with pytest.raises(BenchError, match=r"bad\.jsonl is no stream"):
+    with pytest.raises(BenchError, match=r"Cannot read .*bad\.jsonl"):
         load_stream(tmp_path / "bad.jsonl", load_encoder(str(TARGET)), None)

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from bench.hostile import HARMLESS, encode, mutated, nested
+from bench.hostile import VALID, encode, mutated, nested
 from bench.http.client import Outcome, quantiles
 from bench.http.load import Load, figures
-from bench.soak import growth
+from bench.soak import Sample, growth
 
 
 def test_quantiles_are_of_the_values() -> None:
@@ -33,8 +33,8 @@ def test_goodput_counts_what_came_in_time() -> None:
 
 
 def test_growth_is_of_the_last_process_once_it_has_settled() -> None:
-    first = [(float(at), 1, 500.0) for at in range(0, 100, 5)]
-    last = [(100.0 + at, 2, 100.0 + (at < 60) * 50 + (at > 150) * 10) for at in range(0, 200, 5)]
+    first = [Sample(float(at), 1, 500.0) for at in range(0, 100, 5)]
+    last = [Sample(100.0 + at, 2, 100.0 + (at < 60) * 50 + (at > 150) * 10) for at in range(0, 200, 5)]
     assert growth(first + last) == {"early_mb": 100.0, "late_mb": 110.0, "ratio": 1.1}
 
 
@@ -42,7 +42,7 @@ def test_bodies_as_careless_clients_write_them() -> None:
     assert encode({"a": nested(3), "b": float("nan")}) == b'{"a": [[[]]], "b": NaN}'
     assert encode({"a": "\ud800"}) == b'{"a": "\\ud800"}'
     lots = random.Random(0)
-    bodies = [mutated(lots, path, "m") for path in HARMLESS for _ in range(50)]
+    bodies = [mutated(lots, path, "m") for path in VALID for _ in range(50)]
     readable = 0
     for body in bodies:
         try:
