@@ -139,5 +139,5 @@ def show(figures: dict[str, Any]) -> None:
             )
             for name, row in queries
         ],
-        "us: drafting and learning from the emitted tokens; growth: of resident memory\nsince before the datastore was opened.",
+        "us: drafting and learning from the emitted tokens; growth: of resident memory since before the datastore was opened.",
     )

@@ -185,40 +185,29 @@ def count_equal(expected: Sequence[list[int]], answers: Sequence[list[int]]) -> 
 def show(figures: dict[str, Any]) -> None:
     """Prints two tables: speed, and where a step's time goes."""
     rows = figures["results"]
-    print_speed(rows)
-    measured = [row for row in rows if "tokens_per_step" in row]
-    report.print_table(
+    report.print_figures(
+        "Speed (median of the repeats)",
+        {
+            "temp.": "temperature",
+            "drafter": "drafter",
+            "tokens/s": "tokens_per_second:.1f",
+            "tokens\nper step": "tokens_per_step:.3f",
+            "same\ntokens": "same_tokens_as_first",
+        },
+        rows,
+        f"same tokens: answers equal to those of {rows[0]['drafter']}. "
+        "Peers use other random numbers, so they differ above temperature 0.",
+    )
+    report.print_figures(
         "Mean time per step",
-        ("temp.", "drafter", "draft\nms", "verify\nms", "commit\nms", "weights\nGB/s", "share of\nbandwidth"),
-        [
-            (
-                row["temperature"],
-                row["drafter"],
-                *(f"{row[f'{phase}_ms_per_step']:.3f}" for phase in PHASES),
-                f"{row['weights_read_gb_per_second']:.1f}",
-                report.percent(row["share_of_measured_bandwidth"]),
-            )
-            for row in measured
-        ],
+        {
+            "temp.": "temperature",
+            "drafter": "drafter",
+            **{f"{phase}\nms": f"{phase}_ms_per_step:.3f" for phase in PHASES},
+            "weights\nGB/s": "weights_read_gb_per_second:.1f",
+            "share of\nbandwidth": "share_of_measured_bandwidth:.0%",
+        },
+        [row for row in rows if "tokens_per_step" in row],
         f"weights: read once per verification; bandwidth: {figures['measured_read_gb_per_second']} GB/s, measured here.",
     )
     Console(highlight=False).print(f"Weights {figures['weights_mb']} MB; peak memory {figures['peak_memory_mb']} MB.")
-
-
-def print_speed(rows: Sequence[dict[str, Any]]) -> None:
-    """Prints tokens per second and per step of every contender at every temperature."""
-    report.print_table(
-        "Speed (median of the repeats)",
-        ("temp.", "drafter", "tokens/s", "tokens\nper step", "same\ntokens"),
-        [
-            (
-                row["temperature"],
-                row["drafter"],
-                f"{row['tokens_per_second']:.1f}",
-                f"{row['tokens_per_step']:.3f}" if "tokens_per_step" in row else None,
-                row["same_tokens_as_first"],
-            )
-            for row in rows
-        ],
-        f"same tokens: answers equal to {rows[0]['drafter']}'s. Peers draw other random numbers above temperature 0.",
-    )

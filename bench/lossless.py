@@ -107,7 +107,7 @@ def show(divergences: Sequence[Divergence], compared: int, dtype: str) -> None:
                 (row.drafter, row.temperature, row.prompt, row.position, row.plain, row.drafted, f"{row.margin:.6f}")
                 for row in divergences
             ],
-            "prompt: index from 0; position: in the answer; token: id, -1 after the end;\n"
+            "prompt: index from 0; position: in the answer; token: id, -1 after the end; "
             "margin: near 0 where rounding decided, larger where there is a bug.",
         )
     Console(highlight=False).print(

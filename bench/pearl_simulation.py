@@ -222,22 +222,22 @@ def run_simulation(tokens: int, token_ms: float, out: Path | None) -> list[dict[
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """Prints the figures of every ratio and rate."""
-    columns = {  # header -> figure
+    columns = {
         "c": "c",
         "a": "alpha",
-        "tokens/s": "tokens_per_second",
-        "ideal\ntokens/s": "ideal_tokens_per_second",
-        "share\nof ideal": "share_of_ideal",
-        "accepted": "mean_accepted",
-        "accepted\nin theory": "theory_accepted",
-        "draft\nbusy": "draft_busy",
-        "verify\nbusy": "verify_busy",
-        "both\nbusy": "both_busy",
+        "tokens/s": "tokens_per_second:.2f",
+        "ideal\ntokens/s": "ideal_tokens_per_second:.2f",
+        "share\nof ideal": "share_of_ideal:.3f",
+        "accepted": "mean_accepted:.3f",
+        "accepted\nin theory": "theory_accepted:.3f",
+        "draft\nbusy": "draft_busy:.3f",
+        "verify\nbusy": "verify_busy:.3f",
+        "both\nbusy": "both_busy:.3f",
     }
-    report.print_table(
+    report.print_figures(
         "PEARL's loop over models that sleep",
-        tuple(columns),
-        [tuple(row[name] for name in columns.values()) for row in rows],
-        "c: draft tokens in the time of a verification; a: acceptance rate; accepted:\n"
+        columns,
+        rows,
+        "c: draft tokens in the time of a verification; a: acceptance rate; accepted: "
         "tokens between two rejections; busy: share of the time.",
     )

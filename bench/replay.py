@@ -153,7 +153,7 @@ def print_speed(stream: str, rows: Sequence[dict[str, Any]]) -> None:
     """Prints tokens per step and microseconds of one stream."""
     absent = {"p50": None, "p99": None}
     report.print_table(
-        f"{stream}: tokens per step, microseconds of a step, memory of a session",
+        f"{stream}: speed",
         (
             *("drafter", "nodes", "tokens\nper step", "propose\nus p50", "propose\nus p99"),
             *("observe\nus p50", "observe\nus p99", "MB"),
@@ -168,7 +168,7 @@ def print_speed(stream: str, rows: Sequence[dict[str, Any]]) -> None:
             )
             for row in rows
         ],
-        "nodes: the largest draft; propose: drafting; observe: learning from the emitted tokens.",
+        "nodes: budget of a draft; propose: drafting, observe: learning from the emitted tokens, in microseconds; MB: memory of one session.",
     )
 
 
@@ -178,7 +178,7 @@ def print_acceptance(stream: str, rows: Sequence[dict[str, Any]]) -> None:
     if not drafted:
         return
     report.print_table(
-        f"{stream}: share of steps that accepted at least N draft tokens, N =",
+        f"{stream}: acceptance",
         ("drafter", "nodes", *map(str, PRINTED_POSITIONS)),
         [
             (
@@ -193,6 +193,7 @@ def print_acceptance(stream: str, rows: Sequence[dict[str, Any]]) -> None:
             )
             for row in drafted
         ],
+        "1, 2, ...: share of the steps that accepted at least that many draft tokens.",
     )
 
 

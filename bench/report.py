@@ -37,9 +37,11 @@ def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[Any]
         console.print(legend)
 
 
-def percent(share: float) -> str:
-    """A share as whole per cent, such as "58 %"."""
-    return f"{100 * share:.0f} %"
+def print_figures(title: str, columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]], legend: str = "") -> None:
+    """Prints one line per row; `columns` maps headers to figures with an optional format, such as "tokens_per_step:.3f"."""
+    figures = [column.partition(":")[::2] for column in columns.values()]
+    cells = [[format(row[name], spec) if name in row else None for name, spec in figures] for row in rows]
+    print_table(title, tuple(columns), cells, legend)
 
 
 def save(path: Path, figures: Mapping[str, Any]) -> None:

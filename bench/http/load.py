@@ -155,8 +155,8 @@ def show(rows: Sequence[dict[str, Any]], load: Load) -> None:
             )
             for row in rows
         ],
-        f"level: clients (closed loop) or requests per second (open loop); goodput: answers\n"
-        f"whose first token came within {load.target_ms:g} ms; status 0: no response.",
+        "level: clients (closed loop) or requests per second (open loop); "
+        f"goodput: answers with a first token within {load.target_ms:g} ms; status 0: no response.",
     )
     report.print_table(
         "Milliseconds, by load",

@@ -39,23 +39,25 @@ from verify.verifier import TreeVerifier
 
 DEFAULT_CONTEXT_TOKENS = 1024
 PROMPT_TOKENS = 32  # of a made-up prompt
-SPEED_COLUMNS = {  # header -> figure
-    "speed-up": "speedup",
-    "tokens/s": "tokens_per_second",
-    "tokens\nper step": "tokens_per_step",
+SPEED_COLUMNS = {
+    "method": "method",
+    "speed-up": "speedup:.3f",
+    "tokens/s": "tokens_per_second:.2f",
+    "tokens\nper step": "tokens_per_step:.3f",
     "same\ntokens": "same_as_plain",
-    "both\nbusy": "both_busy",
+    "both\nbusy": "both_busy:.3f",
 }
-SPEED_LEGEND = "speed-up, same tokens: against autoregressive; both busy: share of the time\nin which both models run."
+SPEED_LEGEND = "speed-up, same tokens: against autoregressive; both busy: share of the time in which both models run."
 ACCEPTANCE_COLUMNS = {
-    "accept.": "acceptance",
-    "drafted\n/ answer": "drafted_tokens",
-    "graph\nsuccess": "graph_success",
-    "merged\nshare": "merged_share",
+    "method": "method",
+    "accept.": "acceptance:.3f",
+    "drafted\n/ answer": "drafted_tokens:.1f",
+    "graph\nsuccess": "graph_success:.3f",
+    "merged\nshare": "merged_share:.3f",
 }
 ACCEPTANCE_LEGEND = (
-    "accept.: drafted share of the emitted tokens; graph success: steps that accepted\n"
-    "merged nodes; merged share: of the accepted tokens."
+    "accept.: drafted share of the emitted tokens; graph success: share of the steps that "
+    "accepted merged nodes; merged share: of the accepted tokens."
 )
 
 
@@ -292,11 +294,5 @@ def show(results: Sequence[dict[str, Any]]) -> None:
     """Prints two tables per temperature: speed, and acceptance."""
     for temperature in dict.fromkeys(row["temperature"] for row in results):
         selected = [row for row in results if row["temperature"] == temperature]
-        print_columns(f"Speed at temperature {temperature}", SPEED_COLUMNS, selected, SPEED_LEGEND)
-        print_columns(f"Acceptance at temperature {temperature}", ACCEPTANCE_COLUMNS, selected, ACCEPTANCE_LEGEND)
-
-
-def print_columns(title: str, columns: dict[str, str], rows: Sequence[dict[str, Any]], legend: str) -> None:
-    """Prints the figures that `columns` names, by header, of every method."""
-    cells = [(row["method"], *(row[name] for name in columns.values())) for row in rows]
-    report.print_table(title, ("method", *columns), cells, legend)
+        report.print_figures(f"Speed at temperature {temperature}", SPEED_COLUMNS, selected, SPEED_LEGEND)
+        report.print_figures(f"Acceptance at temperature {temperature}", ACCEPTANCE_COLUMNS, selected, ACCEPTANCE_LEGEND)

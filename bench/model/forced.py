@@ -147,9 +147,12 @@ def collect(tallies: dict[DrafterName, Tally], runner: ModelRunner, first: Draft
 
 def show(rows: Sequence[dict[str, Any]], first: DrafterName) -> None:
     """Prints the speed of every drafter."""
-    names = ("tokens_per_second", "tokens_per_step", "draft_ms_per_step", "verify_ms_per_step", f"times_{first}")
-    report.print_table(
-        "Forced replay",
-        ("drafter", "tokens/s", "tokens\nper step", "draft ms\nper step", "verify ms\nper step", f"speed over\n{first}"),
-        [(row["drafter"], *(row[name] for name in names)) for row in rows],
-    )
+    columns = {
+        "drafter": "drafter",
+        "tokens/s": "tokens_per_second:.2f",
+        "tokens\nper step": "tokens_per_step:.3f",
+        "draft ms\nper step": "draft_ms_per_step:.3f",
+        "verify ms\nper step": "verify_ms_per_step:.3f",
+        f"speed over\n{first}": f"times_{first}:.3f",
+    }
+    report.print_figures("Forced replay", columns, rows)

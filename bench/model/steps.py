@@ -30,8 +30,8 @@ SUMMARY = {  # printed as a list; the other figures are printed as a matrix
     "measured_read_gb_per_second": "measured read bandwidth (GB/s)",
     "linear_layers_ms": "linear layers alone, one token (ms)",
     "single_token_step_ms": "step of one token (ms)",
-    "single_token_step_over_linear_layers": "the same, over linear layers alone",
-    "single_token_step_share_of_bandwidth": "the same, share of read bandwidth",
+    "single_token_step_over_linear_layers": "step of one token, over linear layers alone",
+    "single_token_step_share_of_bandwidth": "step of one token, share of read bandwidth",
 }
 
 
