@@ -69,7 +69,7 @@ def parse_numbers(flag: str, text: str, *, positive: bool = False) -> list[float
         numbers = [math.nan]
     if not all(number > 0 if positive else math.isfinite(number) for number in numbers):
         kind = "numbers above 0" if positive else "numbers"
-        raise BenchError(f"{flag} takes {kind} separated by commas, not {text!r}.")
+        raise BenchError(f"{flag} takes {kind}, separated by commas, not {text!r}.")
     return numbers
 
 
@@ -77,5 +77,5 @@ def parse_counts(flag: str, text: str) -> list[int]:
     """Comma-separated whole numbers above 0. Raises BenchError."""
     items = text.split(",")
     if not all(item.isdecimal() and int(item) > 0 for item in items):
-        raise BenchError(f"{flag} takes whole numbers separated by commas, not {text!r}.")
+        raise BenchError(f"{flag} takes whole numbers above 0, separated by commas, not {text!r}.")
     return [int(item) for item in items]

@@ -168,7 +168,8 @@ def print_speed(stream: str, rows: Sequence[dict[str, Any]]) -> None:
             )
             for row in rows
         ],
-        "nodes: budget of a draft; propose: drafting, observe: learning from the emitted tokens, in microseconds; MB: memory of one session.",
+        "nodes: budget of a draft; us: microseconds; propose: drafting; observe: learning from "
+        "the emitted tokens; MB: memory of one session.",
     )
 
 
