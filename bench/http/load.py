@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,21 +142,21 @@ def run(
 
 
 def show(rows: Sequence[dict[str, Any]], load: Load) -> None:
-    """Prints two tables: rates and statuses, and times."""
+    """Prints two tables: rates and responses by status, and times."""
     report.print_table(
         "Rates per second, by load",
-        ("loop", "level", "answers/s", "goodput/s", "tokens/s", "statuses"),
+        ("loop", "level", "answers/s", "goodput/s", "tokens/s", "status\n200", "status\n429", "other\nstatus"),
         [
             (
                 row["loop"],
                 f"{row['level']:g}",
                 *(row[f"{name}_per_second"] for name in ("answers", "goodput", "tokens")),
-                " ".join(f"{status}: {count}" for status, count in row["statuses"].items()),
+                *count_statuses(row["statuses"]),
             )
             for row in rows
         ],
         "level: clients (closed loop) or requests per second (open loop); "
-        f"goodput: answers with a first token within {load.target_ms:g} ms; status 0: no response.",
+        f"goodput: answers with a first token within {load.target_ms:g} ms; other status: errors, or no response.",
     )
     report.print_table(
         "Milliseconds, by load",
@@ -167,6 +167,12 @@ def show(rows: Sequence[dict[str, Any]], load: Load) -> None:
         ],
         "TTFT: time to first token; ITL: between two packets; total: the whole answer.",
     )
+
+
+def count_statuses(statuses: Mapping[str, int]) -> tuple[int, int, int]:
+    """Responses with status 200, with 429, and all others."""
+    answered, refused = statuses.get("200", 0), statuses.get("429", 0)
+    return answered, refused, sum(statuses.values()) - answered - refused
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:

@@ -37,19 +37,23 @@ def start_server(flags: Sequence[str]) -> Iterator[ServerProcess]:
     command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
+    log: deque[str] = deque(maxlen=LOG_LINES)
+    reader = threading.Thread(target=log.extend, args=(process.stderr,), daemon=True)  # a full pipe would block the server
     try:
         line = process.stderr.readline()
         match = re.search(r"http://\S+(?=/v1)", line)
         if not match:
             raise BenchError(f"The server did not start: {line.strip()}")
-        log: deque[str] = deque(maxlen=LOG_LINES)
-        threading.Thread(target=log.extend, args=(process.stderr,), daemon=True).start()  # a full pipe would block the server
+        reader.start()
         url = match[0]
         wait_until_ready(url, process)
         yield ServerProcess(url, process, log)
     finally:
         process.terminate()
         process.wait(STOP_SECONDS)
+        if reader.ident is not None:
+            reader.join(STOP_SECONDS)
+        process.stderr.close()
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[str]) -> None:
