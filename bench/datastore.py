@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from drafters.fusion import FusionDrafter
 from drafters.interface import Drafter, Ints, Verdict
 from drafters.options import FusionOptions, RetrievalOptions
 from drafters.retrieval import RetrievalDrafter
+from drafters.sequence import Sequence
 from drafters.tables import datastore
 from drafters.tables.ngram import empty_base
 from drafters.tables.suffix import Corpus, index
@@ -38,7 +39,7 @@ NODES = 64
 STRIDE = 4  # tokens between two queries of one prompt
 
 
-def run(paths: Sequence[Path], tokenizer: str, prompts: Path, limit: int | None, out: Path | None) -> dict[str, Any]:
+def run(paths: Collection[Path], tokenizer: str, prompts: Path, limit: int | None, out: Path | None) -> dict[str, Any]:
     """Builds a datastore in another process, then drafts continuations of the prompts. Raises BenchError."""
     encoder = load_tokenizer(tokenizer)
     texts = [np.array(encoder.encode(prompt), np.int32) for prompt in read_prompts(prompts, limit)]
@@ -52,7 +53,7 @@ def run(paths: Sequence[Path], tokenizer: str, prompts: Path, limit: int | None,
     return figures
 
 
-def build(paths: Sequence[Path], tokenizer: str, store: Path) -> dict[str, Any]:
+def build(paths: Collection[Path], tokenizer: str, store: Path) -> dict[str, Any]:
     """Runs `outrider datastore build`; its time and its peak memory. Raises BenchError."""
     command = [sys.executable, "-m", "server.cli", "datastore", "build", "--kind", "suffix"]
     started = time.perf_counter()
@@ -71,7 +72,7 @@ def build(paths: Sequence[Path], tokenizer: str, store: Path) -> dict[str, Any]:
     }
 
 
-def query(store: Path, tokenizer_fingerprint: str, vocabulary: int, texts: Sequence[Ints]) -> dict[str, Any]:
+def query(store: Path, tokenizer_fingerprint: str, vocabulary: int, texts: list[Ints]) -> dict[str, Any]:
     """Opens the datastore and drafts from it at many places of the texts."""
     blocks = len(datastore.block_paths(store))
     small = [index(np.tile(texts[0].astype(np.int64), 2), vocabulary)] * blocks
@@ -93,7 +94,7 @@ def query(store: Path, tokenizer_fingerprint: str, vocabulary: int, texts: Seque
     return figures
 
 
-def make_drafters(corpus: Sequence[Corpus], vocabulary: int) -> tuple[Drafter, Drafter]:
+def make_drafters(corpus: Collection[Corpus], vocabulary: int) -> tuple[Drafter, Drafter]:
     """The two drafters that read a datastore, in the order of DRAFTERS."""
     return (
         RetrievalDrafter(corpus, RetrievalOptions()),
@@ -101,14 +102,16 @@ def make_drafters(corpus: Sequence[Corpus], vocabulary: int) -> tuple[Drafter, D
     )
 
 
-def step_microseconds(drafter: Drafter, texts: Sequence[Ints]) -> tuple[list[float], float]:
+def step_microseconds(drafter: Drafter, texts: list[Ints]) -> tuple[list[float], float]:
     """Times of the steps that read the texts STRIDE tokens at a time, and the peak of resident memory in MB."""
     times, peak_mb = [], 0.0
     for text in texts:
-        drafter.begin(text[:STRIDE])
+        sequence = Sequence(text[:STRIDE])
+        drafter.begin(sequence)
         for at in range(STRIDE, len(text) - STRIDE, STRIDE):
             started = time.perf_counter()
             tree = drafter.propose(NODES)
+            sequence.append(text[at : at + STRIDE])
             drafter.observe(Verdict(tree, np.empty(0, np.int32), text[at : at + STRIDE]))
             times.append(1e6 * (time.perf_counter() - started))
         peak_mb = max(peak_mb, resident_mb())

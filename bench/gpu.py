@@ -23,7 +23,9 @@ from bench.plan import PROMPTS, Plan, read_prompts
 from bench.recordings import Recordings
 from server.settings import Settings
 from verify.model.attention import Layer, TorchAttention
+from verify.model.batch import ForwardBatch
 from verify.model.cache import CacheShape, KVCache
+from verify.model.device_rows import DeviceRows
 
 TESTS = (
     "tests/verify/model/test_triton_attention.py",
@@ -59,7 +61,7 @@ def kernel_error(
     context: int, groups: int, head_dim: int, rows: int, dtype: torch.dtype, device: torch.device, heads: int = HEADS
 ) -> float:
     """Largest absolute difference between the kernel and the float32 reference, for a random tree of `rows` rows."""
-    from verify.model.triton_attention import DeviceRows, KernelAttention
+    from verify.model.triton_attention import KernelAttention
 
     generator = torch.Generator(device).manual_seed(context + groups)
     shape = CacheShape(1, heads // groups, head_dim, dtype, device)
@@ -76,11 +78,12 @@ def kernel_error(
         torch.randn(count, rows, head_dim, generator=generator, device=device).to(dtype)
         for count in (heads, heads // groups, heads // groups)
     )
+    batch = ForwardBatch(torch.zeros(rows, dtype=torch.int64), ancestors.sum(1) - 1, ancestors)
     layer = Layer(0, head_dim**-0.5)
     device_rows = DeviceRows(shape, max(ROWS))
-    device_rows.set(slot, torch.zeros(rows, dtype=torch.int64), ancestors.sum(1) - 1, ancestors)
+    device_rows.set(slot, batch)
     found = KernelAttention(device_rows, rows, slot.positions).attend(layer, query, key, value)
-    reference = TorchAttention(exact, rows, ancestors.to(device))
+    reference = TorchAttention(exact, batch)
     expected = reference.attend(layer, query.float(), key.float(), value.float())
     return float((found.float() - expected).abs().max())
 

@@ -55,7 +55,7 @@ def load_encoder(path: str) -> Encoder:
 
         try:
             return cast(Encoder, sentencepiece.SentencePieceProcessor(model_file=path))
-        except OSError:
+        except (OSError, RuntimeError):  # versions of sentencepiece differ
             raise BenchError(f"{path} is not a sentencepiece model.") from None
     try:
         return cast(Encoder, load_tokenizer(path))

@@ -11,7 +11,7 @@ import statistics
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from bench.recordings import Line, Recordings, load_encoder, load_resources, loa
 from drafters.interface import EMPTY, Drafter, Verdict
 from drafters.options import DrafterName, Options
 from drafters.registry import Resources, make, warm
+from drafters.sequence import Sequence
 from verify.acceptance import walk
 
 REFERENCE = "REST's own run"
@@ -58,7 +59,7 @@ class Tally:
         }
 
 
-def quantiles(seconds: Sequence[float]) -> dict[str, float]:
+def quantiles(seconds: Collection[float]) -> dict[str, float]:
     """Median and 99th percentile, in microseconds; 0 for fewer than two values."""
     if len(seconds) < 2:
         return {"p50": 0.0, "p99": 0.0}
@@ -78,7 +79,8 @@ def drafter_bytes(name: DrafterName, resources: Resources) -> int:
 
 def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:
     """Replays one recorded answer and adds it to `tally`."""
-    drafter.begin(line.prompt)
+    sequence = Sequence(line.prompt)
+    drafter.begin(sequence)
     answer, at = line.answer, 0
     padded = np.concatenate([answer, np.full(65, -1, np.int32)])  # -1 is not a token, so drafts past the end are rejected
     while at < len(answer):
@@ -89,6 +91,7 @@ def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:
         rows, tokens = walk(tree, chosen.tolist())
         verdict = Verdict(tree, rows, tokens).cut(len(answer) - at)
         ready = time.perf_counter()
+        sequence.append(verdict.tokens)
         drafter.observe(verdict)
         if at:
             tally.propose_seconds.append(proposed - started)
@@ -102,8 +105,8 @@ def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:
 
 def run(
     recordings: Recordings,
-    drafters: Sequence[DrafterName],
-    budgets: Sequence[int],
+    drafters: Collection[DrafterName],
+    budgets: Collection[int],
     options: Options,
     out: Path | None,
     plot: Path | None,
@@ -141,7 +144,7 @@ def run(
     return figures
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
+def show(rows: Collection[dict[str, Any]]) -> None:
     """Prints two tables per stream: speed, and acceptance by position."""
     for stream in dict.fromkeys(row["stream"] for row in rows):
         selected = [row for row in rows if row["stream"] == stream]
@@ -149,7 +152,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         print_acceptance(stream, selected)
 
 
-def print_speed(stream: str, rows: Sequence[dict[str, Any]]) -> None:
+def print_speed(stream: str, rows: Collection[dict[str, Any]]) -> None:
     """Prints tokens per step and microseconds of one stream."""
     absent = {"p50": None, "p99": None}
     report.print_table(
@@ -173,7 +176,7 @@ def print_speed(stream: str, rows: Sequence[dict[str, Any]]) -> None:
     )
 
 
-def print_acceptance(stream: str, rows: Sequence[dict[str, Any]]) -> None:
+def print_acceptance(stream: str, rows: Collection[dict[str, Any]]) -> None:
     """Prints the share of steps of one stream that accepted at least 1, 2, ... draft tokens."""
     drafted = [row for row in rows if row.get("accepted_per_position")]
     if not drafted:
@@ -198,7 +201,7 @@ def print_acceptance(stream: str, rows: Sequence[dict[str, Any]]) -> None:
     )
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def draw(rows: Collection[dict[str, Any]], path: Path) -> None:
     """Plots tokens per step against the node budget as PNG: a panel per stream, a line per drafter."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
