@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -18,12 +18,11 @@ from rich.table import Table
 
 import models
 from bench import report
-from server.chat.prompt import PromptEncoder, Template
+from server.chat.prompt import PromptEncoder, TemplateOptions
 from server.chat.vocabulary import Vocabulary
-from server.engine.engine import Engine
 from server.engine.messages import Request, StepReport, TokenEvent
-from server.openai.answers import Answerer, GenerationTask
-from server.openai.formatters import ChatFormatter
+from server.openai.chat import ChatFormatter
+from server.openai.generation import GenerationRunner, GenerationTask
 from server.openai.schema import ChatBody
 from server.telemetry.metrics import Metrics
 from verify.sampling_params import SamplingParams
@@ -46,7 +45,7 @@ class Listed:
     def __init__(self, events: list[TokenEvent]) -> None:
         self._events = events
 
-    async def generate(self, request: Request, admitted: bool = False) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(self, request: Request, admitted: bool = False) -> AsyncGenerator[TokenEvent | None, None]:
         """The events, and in between a turn of the event loop, as a socket would give."""
         for event in self._events:
             await asyncio.sleep(0)
@@ -63,14 +62,12 @@ def events() -> list[TokenEvent]:
 async def chunk_microseconds() -> list[float]:
     """Of each chunk: counting it, writing it, and the turn of the event loop."""
     tokenizer = load_tokenizer(str(models.TARGET))
-    engine = cast(Engine, Listed(events()))
-    answers = Answerer(engine, Metrics())
+    runner = GenerationRunner(Listed(events()), Metrics())
     request = Request("r", [1, 2, 3], SamplingParams(), 100)
-    asked = GenerationTask(
-        "chatcmpl-x", models.NAME, ChatFormatter(Vocabulary(tokenizer)), [request], time.monotonic(), include_usage=True
-    )
+    body = ChatBody.model_validate(BODY | {"stream_options": {"include_usage": True}})
+    task = GenerationTask([request], ChatFormatter(body, Vocabulary(tokenizer)), time.monotonic())
     times, last = [], time.perf_counter()
-    async for _ in answers.stream(asked):
+    async for _ in runner.stream(task):
         now = time.perf_counter()
         times.append(1e6 * (now - last))
         last = now
@@ -85,7 +82,7 @@ async def request_microseconds() -> list[float]:
     for _ in range(REQUESTS):
         started = time.perf_counter()
         body = ChatBody.model_validate(msgspec.json.decode(data))
-        await prompts.chat([message.rendered() for message in body.messages], Template())
+        await prompts.chat([message.rendered() for message in body.messages], TemplateOptions())
         times.append(1e6 * (time.perf_counter() - started))
     return times
 

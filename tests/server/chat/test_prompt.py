@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import models
-from server.chat.prompt import PromptEncoder, Template
+from server.chat.prompt import PromptEncoder, TemplateOptions
 from server.http.errors import APIError
 
 SHOW = (
@@ -33,7 +33,7 @@ def test_what_users_write_never_becomes_a_special_token() -> None:
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"x": evil}}}]},
     ]
     tools = [{"type": "function", "function": {"name": "f", "description": evil}}]
-    ids = asyncio.run(encoder(chat_template=SHOW).chat(messages, Template(tools=tools)))
+    ids = asyncio.run(encoder(chat_template=SHOW).chat(messages, TemplateOptions(tools=tools)))
     assert tokenizer.eos_token_id not in ids
     assert tokenizer.decode(ids).count(evil) == 3  # as text, it is all there
 

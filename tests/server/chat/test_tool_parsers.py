@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.chat.tool_parsers import Part, ToolFormat, format_of, merged, reader_of
+from server.chat.tool_parsers import Part, ToolFormat, detect_format, merge_parts, tool_parser
 
 Call = tuple[str, dict[str, Any]]
 names = st.from_regex(r"[a-z_][a-z_0-9]{0,8}", fullmatch=True).filter(lambda name: not iskeyword(name))
@@ -41,8 +41,8 @@ def written(format: ToolFormat, made: list[Call], indent: int | None) -> str:
 
 
 def read(format: ToolFormat, pieces: list[str]) -> list[Part]:
-    reader = reader_of(format)
-    return merged([part for piece in pieces for part in reader.feed(piece)] + reader.finish())
+    reader = tool_parser(format)
+    return merge_parts([part for piece in pieces for part in reader.feed(piece)] + reader.finish())
 
 
 def found(parts: list[Part]) -> tuple[str, list[Call]]:
@@ -90,7 +90,7 @@ def test_text_before_a_call() -> None:
 
 
 def test_arguments_grow() -> None:
-    reader = reader_of("hermes")
+    reader = tool_parser("hermes")
     parts = [reader.feed(piece) for piece in ('<tool_call>{"name": "f", "argu', 'ments": {"a": [1,', " 2]}", "}</tool_call>")]
     assert parts[0] == [Part("call", "f")]
     assert parts[1] == [Part("arguments", '{"a": [1,')]
@@ -109,8 +109,8 @@ def test_json_that_is_no_call_is_content() -> None:
 
 
 def test_the_template_tells_the_format() -> None:
-    assert format_of("... <tool_call> ...") == "hermes"
-    assert format_of("... [TOOL_CALLS] ...") == "mistral"
-    assert format_of("... <|python_tag|> ...") == "llama3"
-    assert format_of("[func_name1(params_name1=params_value1 ...)]") == "pythonic"
-    assert format_of("") == "hermes"
+    assert detect_format("... <tool_call> ...") == "hermes"
+    assert detect_format("... [TOOL_CALLS] ...") == "mistral"
+    assert detect_format("... <|python_tag|> ...") == "llama3"
+    assert detect_format("[func_name1(params_name1=params_value1 ...)]") == "pythonic"
+    assert detect_format("") == "hermes"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import models
-from server.chat.vocabulary import Vocabulary, printable_bytes
+from server.chat.vocabulary import Vocabulary, byte_level_alphabet
 from tests.conftest import SHARED
 
 EMBEDDED = AutoTokenizer.from_pretrained(models.TARGET)
@@ -20,7 +20,7 @@ def test_the_bytes_of_all_tokens_are_the_text(text: str) -> None:
 
 
 def test_every_byte_has_a_character() -> None:
-    table = printable_bytes()
+    table = byte_level_alphabet()
     assert sorted(table.values()) == list(range(256))
     assert table["Ġ"] == ord(" ")
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from server.http.coalesce import by_clock, one_by_one
-from server.openai.answers import PADDED_TICK_BYTES, padded, sse
+from server.http.sse import COALESCED_PADDED_BYTES, ServerSentEvent, coalesce, singly
 from tests.integration.conftest import serving
 
 TICK_SECONDS = 0.02
@@ -52,24 +51,24 @@ def collect(stream: AsyncGenerator[list[int], None]) -> list[tuple[float, list[i
 
 
 def test_without_a_clock_all_passes() -> None:
-    assert [batch for _, batch in collect(one_by_one(source([(0, 3), (0, 0), (0, 2)])))] == [[3], [], [2]]
+    assert [batch for _, batch in collect(singly(source([(0, 3), (0, 0), (0, 2)])))] == [[3], [], [2]]
 
 
 def test_with_a_clock_nothing_is_lost_and_nothing_changes_order() -> None:
     pattern = [(0.003, number) for number in range(1, 40)]
-    batches = [batch for _, batch in collect(by_clock(source(pattern), TICK_SECONDS))]
+    batches = [batch for _, batch in collect(coalesce(source(pattern), TICK_SECONDS))]
     assert batches[0] == [1]  # the first token does not wait
     assert [number for batch in batches for number in batch] == list(range(1, 40))
     assert [len(batch) for batch in batches[1:3]] == [6, 7]
 
 
 def test_a_tick_without_tokens_is_a_packet_too() -> None:
-    batches = [batch for _, batch in collect(by_clock(source([(0, 1), (5 * TICK_SECONDS, 2)]), TICK_SECONDS))]
+    batches = [batch for _, batch in collect(coalesce(source([(0, 1), (5 * TICK_SECONDS, 2)]), TICK_SECONDS))]
     assert [len(batch) for batch in batches] == [1, 0, 0, 0, 0, 1]
 
 
 def test_signs_of_life_pass_before_the_first_token() -> None:
-    batches = [batch for _, batch in collect(by_clock(source([(0, 0), (0.001, 0), (0.001, 7)]), TICK_SECONDS))]
+    batches = [batch for _, batch in collect(coalesce(source([(0, 0), (0.001, 0), (0.001, 7)]), TICK_SECONDS))]
     assert batches == [[], [], [7]]
 
 
@@ -77,7 +76,7 @@ def test_errors_come_through_after_what_came_before_them() -> None:
     async def run() -> list[list[int]]:
         found: list[list[int]] = []
         with pytest.raises(ValueError, match="broken"):
-            async for batch in by_clock(source([(0, 1), (0, 2)], ValueError("broken")), TICK_SECONDS):
+            async for batch in coalesce(source([(0, 1), (0, 2)], ValueError("broken")), TICK_SECONDS):
                 found.append(batch)
         return found
 
@@ -96,7 +95,7 @@ def test_who_stops_listening_stops_the_source() -> None:
             ended.append(True)
 
     async def run() -> None:
-        stream = by_clock(endless(), TICK_SECONDS)
+        stream = coalesce(endless(), TICK_SECONDS)
         await anext(stream)
         await stream.aclose()
 
@@ -109,7 +108,7 @@ def packets(stream: list[tuple[float, list[int]]], multiple: int) -> list[int]:
     found = []
     for _, batch in stream:
         chunk = {"choices": [{"index": 0, "delta": {"content": "abcd" * sum(batch)}}]}
-        found.append(len(sse(padded(chunk, multiple) if multiple else chunk)))
+        found.append(len(ServerSentEvent(chunk, padded=True).encode(multiple)))
     return found
 
 
@@ -133,7 +132,9 @@ def test_a_servers_streams_go_by_the_clock() -> None:
             texts = [text for chunk in chunks if (text := said(chunk))]
             assert "".join(texts) == said_whole(whole)
             assert 1 <= len(texts) < 20  # of ninety tokens
-            sizes = {len(line.encode()) % PADDED_TICK_BYTES for line, chunk in zip(lines, chunks, strict=True) if said(chunk)}
+            sizes = {
+                len(line.encode()) % COALESCED_PADDED_BYTES for line, chunk in zip(lines, chunks, strict=True) if said(chunk)
+            }
             assert len(sizes) == 1
 
 
@@ -162,8 +163,8 @@ def test_what_an_eavesdropper_can_tell() -> None:
     bursts = [(0.012, 6)] * 10  # the same tokens in the same time
 
     def features(pattern: list[tuple[float, int]], clock: bool) -> tuple[float, float]:
-        stream = collect(by_clock(source(pattern), TICK_SECONDS) if clock else one_by_one(source(pattern)))
-        sizes = packets(stream, PADDED_TICK_BYTES if clock else 0)
+        stream = collect(coalesce(source(pattern), TICK_SECONDS) if clock else singly(source(pattern)))
+        sizes = packets(stream, COALESCED_PADDED_BYTES if clock else 0)
         return len(sizes), statistics.mean(sizes)
 
     def told_apart(clock: bool) -> float:
