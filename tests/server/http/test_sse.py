@@ -9,8 +9,19 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from fastapi import Request
+from fastapi.responses import StreamingResponse
 
-from server.http.sse import COALESCED_PADDED_BYTES, ServerSentEvent, coalesce, singly
+from server.http.sse import (
+    COALESCED_PADDED_BYTES,
+    DONE,
+    ServerSentEvent,
+    cancel_on_disconnect,
+    coalesce,
+    json_response,
+    singly,
+    stream_response,
+)
 from tests.integration.conftest import serving
 
 TICK_SECONDS = 0.02
@@ -178,3 +189,87 @@ def test_what_an_eavesdropper_can_tell() -> None:
 
     assert told_apart(clock=False) == 1.0
     assert told_apart(clock=True) <= 0.5
+
+
+def test_framing() -> None:
+    assert ServerSentEvent({"a": 1}).encode() == b'data: {"a":1}\n\n'
+    assert ServerSentEvent({"a": 1}, name="x").encode() == b'event: x\ndata: {"a":1}\n\n'
+    assert DONE.encode(256) == b"data: [DONE]\n\n"
+
+
+def test_padding_makes_sizes_multiples() -> None:
+    for size in range(0, 300, 7):
+        padded = ServerSentEvent({"text": "x" * size}, padded=True).encode(64)
+        assert (len(padded) - len(b"data: \n\n")) % 64 == 0
+        assert json.loads(padded[6:])["text"] == "x" * size
+    plain = ServerSentEvent({"text": "x"})
+    assert plain.encode(64) == plain.encode()
+
+
+def request_of(*messages: str, hangs: bool = True) -> Request:
+    """A request whose client sends messages of these types, and then nothing."""
+    pending = [{"type": kind} for kind in messages]
+
+    async def receive() -> Any:
+        if not pending and hangs:
+            await asyncio.sleep(3600)
+        return pending.pop(0)
+
+    return Request({"type": "http"}, receive)
+
+
+def test_work_ends_with_its_result_or_with_the_client() -> None:
+    cancelled = []
+
+    async def work(seconds: float) -> str:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+        return "done"
+
+    assert asyncio.run(cancel_on_disconnect(request_of(), work(0))) == "done"
+    assert not cancelled
+    assert asyncio.run(cancel_on_disconnect(request_of("http.request", "http.disconnect"), work(3600))) is None
+    assert cancelled == [True]
+
+
+def test_a_disconnect_is_a_499() -> None:
+    async def body() -> dict[str, Any]:
+        await asyncio.sleep(3600)
+        return {}
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(3600)
+        yield b""
+
+    async def run() -> list[int]:
+        gone = [request_of("http.disconnect"), request_of("http.disconnect")]
+        return [(await json_response(gone[0], body())).status_code, (await stream_response(gone[1], chunks())).status_code]
+
+    assert asyncio.run(run()) == [499, 499]
+
+
+def test_a_stream_raises_before_its_first_chunk_and_is_closed_at_its_end() -> None:
+    closed = []
+
+    async def chunks(error: bool) -> AsyncGenerator[bytes, None]:
+        try:
+            if error:
+                raise ValueError("early")
+            yield b"a"
+            yield b"b"
+        finally:
+            closed.append(True)
+
+    async def run() -> bytes:
+        with pytest.raises(ValueError, match="early"):
+            await stream_response(request_of(), chunks(error=True))
+        response = await stream_response(request_of(), chunks(error=False))
+        assert isinstance(response, StreamingResponse) and response.media_type == "text/event-stream"
+        assert response.headers["x-accel-buffering"] == "no"
+        return b"".join([bytes(chunk) async for chunk in response.body_iterator if isinstance(chunk, bytes)])
+
+    assert asyncio.run(run()) == b"ab"
+    assert closed == [True, True]
