@@ -1,4 +1,4 @@
-"""Streams by a clock, and what an eavesdropper can tell from the packets with one and without."""
+"""Server-sent events: framing, padding, coalescing, disconnects; and what the sizes and times of packets reveal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TICK_SECONDS = 0.02
 
 
 async def source(pattern: list[tuple[float, int]], error: Exception | None = None) -> AsyncGenerator[int | None, None]:
-    """Numbers of tokens, each after so many seconds; 0 is None."""
+    """Yields each number of tokens after its delay in seconds, None for 0 tokens; raises `error` at the end."""
     for seconds, tokens in pattern:
         await asyncio.sleep(seconds)
         yield tokens or None
@@ -37,7 +37,7 @@ async def source(pattern: list[tuple[float, int]], error: Exception | None = Non
 
 
 class Timeless(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next thing to do."""
+    """An event loop whose clock jumps to the next scheduled callback."""
 
     _now = 0.0
 
@@ -51,7 +51,7 @@ class Timeless(asyncio.SelectorEventLoop):
 
 
 def collect(stream: AsyncGenerator[list[int], None]) -> list[tuple[float, list[int]]]:
-    """The batches and when they came."""
+    """The batches and their times."""
 
     async def run() -> list[tuple[float, list[int]]]:
         loop = asyncio.get_running_loop()
@@ -61,11 +61,11 @@ def collect(stream: AsyncGenerator[list[int], None]) -> list[tuple[float, list[i
         return runner.run(run())
 
 
-def test_without_a_clock_all_passes() -> None:
+def test_singly_passes_every_item() -> None:
     assert [batch for _, batch in collect(singly(source([(0, 3), (0, 0), (0, 2)])))] == [[3], [], [2]]
 
 
-def test_with_a_clock_nothing_is_lost_and_nothing_changes_order() -> None:
+def test_coalescing_keeps_all_items_in_order() -> None:
     pattern = [(0.003, number) for number in range(1, 40)]
     batches = [batch for _, batch in collect(coalesce(source(pattern), TICK_SECONDS))]
     assert batches[0] == [1]  # the first token does not wait
@@ -73,17 +73,17 @@ def test_with_a_clock_nothing_is_lost_and_nothing_changes_order() -> None:
     assert [len(batch) for batch in batches[1:3]] == [6, 7]
 
 
-def test_a_tick_without_tokens_is_a_packet_too() -> None:
+def test_a_tick_without_items_is_an_empty_batch() -> None:
     batches = [batch for _, batch in collect(coalesce(source([(0, 1), (5 * TICK_SECONDS, 2)]), TICK_SECONDS))]
     assert [len(batch) for batch in batches] == [1, 0, 0, 0, 0, 1]
 
 
-def test_signs_of_life_pass_before_the_first_token() -> None:
+def test_keep_alives_pass_before_the_first_item() -> None:
     batches = [batch for _, batch in collect(coalesce(source([(0, 0), (0.001, 0), (0.001, 7)]), TICK_SECONDS))]
     assert batches == [[], [], [7]]
 
 
-def test_errors_come_through_after_what_came_before_them() -> None:
+def test_errors_are_raised_after_the_items_before_them() -> None:
     async def run() -> list[list[int]]:
         found: list[list[int]] = []
         with pytest.raises(ValueError, match="broken"):
@@ -94,7 +94,7 @@ def test_errors_come_through_after_what_came_before_them() -> None:
     assert [number for batch in asyncio.run(run()) for number in batch] == [1, 2]
 
 
-def test_who_stops_listening_stops_the_source() -> None:
+def test_closing_the_stream_closes_the_source() -> None:
     ended = []
 
     async def endless() -> AsyncGenerator[int | None, None]:
@@ -115,7 +115,7 @@ def test_who_stops_listening_stops_the_source() -> None:
 
 
 def packets(stream: list[tuple[float, list[int]]], multiple: int) -> list[int]:
-    """The sizes on the wire, of tokens of four characters."""
+    """The sizes on the wire, for tokens of four characters."""
     found = []
     for _, batch in stream:
         chunk = {"choices": [{"index": 0, "delta": {"content": "abcd" * sum(batch)}}]}
@@ -123,8 +123,8 @@ def packets(stream: list[tuple[float, list[int]]], multiple: int) -> list[int]:
     return found
 
 
-def test_a_servers_streams_go_by_the_clock() -> None:
-    """Chats, completions and responses: the same text in fewer packets, padded ones all as long."""
+def test_a_servers_streams_are_coalesced() -> None:
+    """Chats, completions and responses: the same text in fewer packets, all padded to the same multiple."""
     obfuscated = {"stream_options": {"include_obfuscation": True}}
     with serving("--model.dtype", "float32", "--server.coalesce_ms", "100") as server:
         common = {"model": server.model, "temperature": 0.8, "seed": 3, "stream": True} | obfuscated
@@ -140,24 +140,26 @@ def test_a_servers_streams_go_by_the_clock() -> None:
                 assert response.status_code == 200, response.read()
                 lines = [line[6:] for line in response.iter_lines() if line.startswith("data: {")]
             chunks = [json.loads(line) for line in lines]
-            texts = [text for chunk in chunks if (text := said(chunk))]
-            assert "".join(texts) == said_whole(whole)
+            texts = [text for chunk in chunks if (text := event_text(chunk))]
+            assert "".join(texts) == body_text(whole)
             assert 1 <= len(texts) < 20  # of ninety tokens
             sizes = {
-                len(line.encode()) % COALESCED_PADDED_BYTES for line, chunk in zip(lines, chunks, strict=True) if said(chunk)
+                len(line.encode()) % COALESCED_PADDED_BYTES
+                for line, chunk in zip(lines, chunks, strict=True)
+                if event_text(chunk)
             }
             assert len(sizes) == 1
 
 
-def said(chunk: dict[str, Any]) -> str:
-    """The text of a packet of any endpoint."""
+def event_text(chunk: dict[str, Any]) -> str:
+    """The text of an event of any endpoint."""
     if chunk.get("type") == "response.output_text.delta":
         return str(chunk["delta"])
     choice = (chunk.get("choices") or [{}])[0]
     return str(choice.get("text") or choice.get("delta", {}).get("content") or "")
 
 
-def said_whole(answer: dict[str, Any]) -> str:
+def body_text(answer: dict[str, Any]) -> str:
     """The text of a whole answer of any endpoint."""
     if "output" in answer:
         return str(answer["output"][0]["content"][0]["text"])
@@ -165,30 +167,31 @@ def said_whole(answer: dict[str, Any]) -> str:
     return str(choice["text"] if "text" in choice else choice["message"]["content"])
 
 
-def test_what_an_eavesdropper_can_tell() -> None:
-    """Answers of the same length in tokens and in time, whose drafts get accepted in bursts or evenly.
+def test_coalescing_hides_acceptance_from_an_eavesdropper() -> None:
+    """Two answers of equal length in tokens and in time; draft tokens are accepted in bursts in one, evenly in the other.
 
-    The eavesdropper knows both kinds and guesses by the number of packets and by how much their sizes vary.
+    The eavesdropper knows both and classifies a stream by its number of packets and their mean size.
     """
     evenly = [(0.004, 2)] * 30
     bursts = [(0.012, 6)] * 10  # the same tokens in the same time
 
-    def features(pattern: list[tuple[float, int]], clock: bool) -> tuple[float, float]:
-        stream = collect(coalesce(source(pattern), TICK_SECONDS) if clock else singly(source(pattern)))
-        sizes = packets(stream, COALESCED_PADDED_BYTES if clock else 0)
+    def features(pattern: list[tuple[float, int]], coalesced: bool) -> tuple[float, float]:
+        stream = collect(coalesce(source(pattern), TICK_SECONDS) if coalesced else singly(source(pattern)))
+        sizes = packets(stream, COALESCED_PADDED_BYTES if coalesced else 0)
         return len(sizes), statistics.mean(sizes)
 
-    def told_apart(clock: bool) -> float:
-        known = {"evenly": features(evenly, clock), "bursts": features(bursts, clock)}
-        right = 0
+    def accuracy(coalesced: bool) -> float:
+        known = {"evenly": features(evenly, coalesced), "bursts": features(bursts, coalesced)}
+        correct = 0
         for kind, pattern in [("evenly", evenly), ("bursts", bursts)] * 4:
-            seen = features(pattern, clock)
-            near = {name: abs(seen[0] - each[0]) / each[0] + abs(seen[1] - each[1]) / each[1] for name, each in known.items()}
-            right += min(near, key=near.__getitem__) == kind and near["evenly"] != near["bursts"]
-        return right / 8
+            count, size = features(pattern, coalesced)
+            distances = {name: abs(count - each[0]) / each[0] + abs(size - each[1]) / each[1] for name, each in known.items()}
+            guess = min(distances, key=distances.__getitem__)
+            correct += guess == kind and distances["evenly"] != distances["bursts"]
+        return correct / 8
 
-    assert told_apart(clock=False) == 1.0
-    assert told_apart(clock=True) <= 0.5
+    assert accuracy(coalesced=False) == 1.0
+    assert accuracy(coalesced=True) <= 0.5
 
 
 def test_framing() -> None:
