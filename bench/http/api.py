@@ -10,18 +10,17 @@ import statistics
 import time
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 import models
 from bench import report
-from server.chat.prompt import PromptEncoder, Template
+from server.chat.prompt import PromptEncoder, TemplateOptions
 from server.chat.vocabulary import Vocabulary
-from server.engine.engine import Engine
 from server.engine.messages import Request, StepReport, TokenEvent
-from server.openai.answers import Answerer, GenerationTask
-from server.openai.formatters import ChatFormatter
+from server.openai.chat import ChatFormatter
+from server.openai.generation import GenerationRunner, GenerationTask
 from server.openai.schema import ChatBody
 from server.telemetry.metrics import Metrics
 from verify.sampling_params import SamplingParams
@@ -44,7 +43,7 @@ class ListEngine:
     def __init__(self, events: list[TokenEvent]) -> None:
         self._events = events
 
-    async def generate(self, request: Request, admitted: bool = False) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(self, request: Request, admitted: bool = False) -> AsyncGenerator[TokenEvent | None, None]:
         """Yields the events with a turn of the event loop before each, as a socket does."""
         for event in self._events:
             await asyncio.sleep(0)
@@ -61,14 +60,12 @@ def events() -> list[TokenEvent]:
 async def chunk_microseconds() -> list[float]:
     """Times of chunks: metrics, formatting, and a turn of the event loop."""
     tokenizer = load_tokenizer(str(models.TARGET))
-    engine = cast(Engine, ListEngine(events()))
-    answers = Answerer(engine, Metrics())
+    runner = GenerationRunner(ListEngine(events()), Metrics())
     request = Request("r", [1, 2, 3], SamplingParams(), 100)
-    task = GenerationTask(
-        "chatcmpl-x", models.NAME, ChatFormatter(Vocabulary(tokenizer)), [request], time.monotonic(), include_usage=True
-    )
+    body = ChatBody.model_validate(BODY | {"stream_options": {"include_usage": True}})
+    task = GenerationTask([request], ChatFormatter(body, Vocabulary(tokenizer)), time.monotonic())
     times, last = [], time.perf_counter()
-    async for _ in answers.stream(task):
+    async for _ in runner.stream(task):
         now = time.perf_counter()
         times.append(1e6 * (now - last))
         last = now
@@ -83,7 +80,7 @@ async def request_microseconds() -> list[float]:
     for _ in range(REQUESTS):
         started = time.perf_counter()
         body = ChatBody.model_validate(msgspec.json.decode(data))
-        await prompts.chat([message.rendered() for message in body.messages], Template())
+        await prompts.chat([message.rendered() for message in body.messages], TemplateOptions())
         times.append(1e6 * (time.perf_counter() - started))
     return times
 
