@@ -1,4 +1,4 @@
-"""Runs the HTTP server until it is told to stop; start-up failures are one sentence and exit code 2."""
+"""Runs the HTTP server until a signal ends it. Start-up failures print one sentence and return exit code 2."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 from math import ceil
 from types import FrameType
 
 import uvicorn
-from transformers.utils.logging import disable_progress_bar
 
 from server.engine.engine import Engine
-from server.http.app import create_app
+from server.engine.worker_process import WorkerProcess
 from server.http.auth import is_loopback
 from server.settings import Settings
 from server.telemetry.logs import configure
-from server.telemetry.tracing import TracingError
+from server.torch_free import hide_torch
 from verify.errors import ModelError
-from verify.tokenizer import load_tokenizer
 
 log = logging.getLogger("outrider")
-GRACE_SECONDS = 2.0  # for the errors that end what the drain did not
+GRACE_SECONDS = 2.0  # after the drain, for streams to send their error
+
+
+class StartError(Exception):
+    """The server cannot start; the message is one sentence for the owner."""
 
 
 class DrainingServer(uvicorn.Server):
-    """At the first signal it takes no more requests, answers those that are here, and ends the rest at a deadline.
+    """Drains at the first signal: refuses new requests, finishes accepted ones, and fails the rest at a deadline.
 
-    At a second signal it ends.
+    A second signal ends it at once.
     """
 
     def __init__(self, config: uvicorn.Config, engine: Engine, drain_seconds: float) -> None:
@@ -45,7 +48,7 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """What uvicorn does once it shall end."""
+        """Drains the engine while uvicorn closes its connections."""
         self._engine.drain()
         deadline = asyncio.get_running_loop().call_later(self._drain_seconds, self._engine.abort)
         try:
@@ -55,61 +58,89 @@ class DrainingServer(uvicorn.Server):
 
 
 def run(settings: Settings) -> int:
-    """Serves; returns the process's exit code."""
+    """Serves until a signal; returns the process's exit code."""
     configure(settings.logging)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    disable_progress_bar()
-    if not (settings.auth.keys or settings.auth.open or is_loopback(settings.server.host)):
-        print(
-            f"outrider: {settings.server.host} is a public address and there are no API keys; set auth.keys or auth.file, "
-            "or say --auth.open true where something else keeps strangers out.",
-            file=sys.stderr,
-        )
-        return 2
     try:
-        tokenizer = load_tokenizer(settings.model.path, settings.model.trust_remote_code)
-        listener = listen(settings.server.host, settings.server.port)
-    except (ModelError, OSError) as error:
+        check_address(settings)
+        # The worker needs seconds to import torch; the front end loads its own part meanwhile.
+        with (
+            listen(settings.server.host, settings.server.port) as listener,
+            contextlib.closing(WorkerProcess(settings)) as worker,
+        ):
+            return serve(settings, listener, worker)
+    except (StartError, ModelError, OSError) as error:
         print(f"outrider: {error}", file=sys.stderr)
         return 2
+
+
+def check_address(settings: Settings) -> None:
+    """Raises StartError if the server would be open to the network without API keys."""
+    if not (settings.auth.keys or settings.auth.open or is_loopback(settings.server.host)):
+        raise StartError(
+            f"{settings.server.host} is a public address and there are no API keys; set auth.keys or auth.file, "
+            "or set --auth.open true if something else controls access."
+        )
+
+
+def serve(settings: Settings, listener: socket.socket, worker: WorkerProcess) -> int:
+    """Serves on `listener` with a worker that is loading; returns the exit code. Raises StartError or ModelError."""
     failures: list[str] = []
 
-    def on_failure(why: str) -> None:
-        print(f"outrider: {why}", file=sys.stderr)
-        failures.append(why)
+    def on_failure(reason: str) -> None:
+        print(f"outrider: {reason}", file=sys.stderr)
+        failures.append(reason)
         server.should_exit = True
 
-    host, port = listener.getsockname()[:2]
-
-    def on_start() -> None:  # from here on Ctrl-C is the server's to handle
+    def on_start() -> None:  # from here on the server handles Ctrl-C
+        host, port = listener.getsockname()[:2]
         address = f"http://{host}:{port}/v1"
         print(f"outrider: serving {settings.model.served_name} at {address} (loading the model)", file=sys.stderr)
 
-    try:
-        app = create_app(settings, tokenizer, on_start, on_failure)
-    except TracingError as error:
-        print(f"outrider: {error}", file=sys.stderr)
-        return 2
-    last = settings.server.drain_seconds + GRACE_SECONDS
-    config = uvicorn.Config(
-        app, log_level="warning", log_config=None, timeout_graceful_shutdown=ceil(last), server_header=False
-    )
-    gc.freeze()  # or the collector looks through all of torch again and again, and every stream stands still meanwhile
-    server = DrainingServer(config, app.state.service.engine, settings.server.drain_seconds)
+    server = create_server(settings, worker, on_start, on_failure)
+    gc.freeze()  # excludes the imported modules from every later collection, which would pause all streams
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     gc.unfreeze()
     return 2 if failures else 0
 
 
+def create_server(
+    settings: Settings, worker: WorkerProcess, on_start: Callable[[], None], on_failure: Callable[[str], None]
+) -> DrainingServer:
+    """The HTTP server around the application. Raises StartError or ModelError."""
+    if not settings.model.trust_remote_code:  # the code of such a tokenizer may need torch
+        hide_torch()
+    # These modules import transformers.
+    from transformers.utils.logging import disable_progress_bar
+
+    from server.http.app import create_app
+    from server.telemetry.tracing import TracingError
+    from verify.tokenizer import load_tokenizer
+
+    disable_progress_bar()
+    tokenizer = load_tokenizer(settings.model.path, settings.model.trust_remote_code)
+    try:
+        app = create_app(settings, tokenizer, on_start, on_failure)
+    except TracingError as error:
+        raise StartError(str(error)) from None
+    engine: Engine = app.state.service.engine
+    engine.adopt(worker)
+    grace_seconds = ceil(settings.server.drain_seconds + GRACE_SECONDS)
+    config = uvicorn.Config(
+        app, log_level="warning", log_config=None, timeout_graceful_shutdown=grace_seconds, server_header=False
+    )
+    return DrainingServer(config, engine, settings.server.drain_seconds)
+
+
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises OSError with a sentence where the address is taken or not ours."""
+    """A listening socket. Raises OSError with one sentence if the address is in use or not this machine's."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(1024)  # from now on clients wait instead of being refused
+        listener.listen(1024)  # early clients wait instead of being refused
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)

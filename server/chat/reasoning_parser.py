@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from server.chat.tool_parsers import Part, ToolParser, merged
-from server.worker.detokenizer import overlap
+from server.partial_match import overlap
 
 OPENING, CLOSING = "<think>", "</think>"
 

@@ -15,7 +15,7 @@ from server.http.errors import APIError
 from server.openai.conversation import NamedTool
 from server.openai.schema import ChatBody, GenerationBody
 from server.settings import Limits
-from verify.grammar import LIMITS, first_line
+from verify.grammar_limits import LIMITS, first_line
 
 KEPT = 256  # grammars known to be good; the least recently used goes first
 # One way to write each value: what a small model could pad for ever with spaces, it cannot.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from server.worker.detokenizer import overlap
+from server.partial_match import overlap
 
 ToolFormat = Literal["hermes", "llama3", "mistral", "pythonic"]
 MOST_CALLS = 8  # that a grammar lets a model make at once

@@ -1,6 +1,7 @@
 """Messages cross whole and in order, whatever pieces the bytes come in, and each side hears when the other is gone."""
 
 import asyncio
+import socket
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,8 @@ def test_any_pieces_give_the_same_messages(messages: list[bytes], piece: int) ->
 def test_both_sides() -> None:
     async def talk() -> None:
         heard: asyncio.Queue[bytes | None] = asyncio.Queue()
-        front, theirs = await wire.connect(heard.put_nowait, lambda: heard.put_nowait(None))
+        ours, theirs = socket.socketpair()
+        front = await wire.connect(ours, heard.put_nowait, lambda: heard.put_nowait(None))
         worker = WorkerSide(theirs)
         assert list(worker.receive(0)) == []
         large = bytes(1 << 20)  # more than the system holds between the two: the front end must not wait for it
@@ -41,7 +43,8 @@ def test_both_sides() -> None:
 
 def test_the_worker_hears_that_the_front_end_is_gone() -> None:
     async def talk() -> None:
-        front, theirs = await wire.connect(lambda _: None, lambda: None)
+        ours, theirs = socket.socketpair()
+        front = await wire.connect(ours, lambda _: None, lambda: None)
         worker = WorkerSide(theirs)
         front.close()
         await asyncio.sleep(0.01)
