@@ -17,6 +17,7 @@ from server.engine import messages
 from server.engine.messages import Ready, Refused, Start
 from server.engine.transport import WorkerSide
 from server.engine.worker_process import decode_settings
+from server.imports import frozen_imports
 from server.settings import Settings
 from server.telemetry.logs import configure
 
@@ -52,11 +53,12 @@ def receive_start(wire: WorkerSide) -> Start:
 
 def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
     """Loads and serves. A model or table that cannot be loaded is reported as Refused."""
-    from drafters.tables.array_file import ArrayFileError
-    from server.worker.kernels import Kernels
-    from server.worker.loop import Worker
-    from server.worker.runtime import load
-    from verify.errors import ModelError
+    with frozen_imports():
+        from drafters.tables.array_file import ArrayFileError
+        from server.worker.kernels import Kernels
+        from server.worker.loop import Worker
+        from server.worker.runtime import load
+        from verify.errors import ModelError
 
     try:
         runtime = load(settings, Kernels(settings))
@@ -73,7 +75,7 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         slot_bytes=shape.bytes_for(context_tokens),
     )
     wire.send(messages.encode(ready))
-    gc.freeze()  # excludes the loaded modules and weights from every later collection
+    gc.freeze()  # excludes the model and the tables from every later collection
     with contextlib.suppress(EOFError, ConnectionError):  # the front end is gone
         Worker(settings, runtime, wire).run()
     runtime.kernels.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypedDict
 
 import torch
@@ -98,6 +100,8 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
 def load_target(settings: Settings) -> ModelRunner:
     """The target model. Sets torch's thread count. Raises ModelError."""
     model = settings.model
+    if checkpoint_bytes(model.path) < SMALL_MODEL_BYTES:
+        torch.set_num_threads(1)  # while other processes start, a second thread slows down the loading
     runner = load_model(
         LoadOptions(
             path=model.path,
@@ -159,6 +163,11 @@ def plan_slots(runner: ModelRunner, draft: ModelRunner | None, settings: Setting
             " lower model.context_tokens or scheduling.max_active, or raise sessions.slots."
         )
     return slots
+
+
+def checkpoint_bytes(path: str) -> float:
+    """The size of a local model's weight files; infinite for a hub id."""
+    return sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) or math.inf
 
 
 def default_threads(runner: ModelRunner, reserved: int = 0) -> int:
