@@ -24,7 +24,7 @@ from server.settings import Settings
 from server.worker.resources import Tables, distinct, load_resources
 
 log = logging.getLogger("outrider.worker")
-NICENESS = 19  # requests come first
+NICENESS = 5  # requests run first
 
 
 class NotCached(Exception):
