@@ -76,6 +76,7 @@ class Kernels:
         """Loads the kernels once the background process has compiled them. Cheap; call it between two steps."""
         if self._process is None or self._process.poll() is None:
             return
+        self._process.communicate()
         exit_code, self._process = self._process.returncode, None
         if exit_code == 0 and self._try_cache():
             log.info("the drafters' kernels are compiled after %.1f s", time.monotonic() - self._started_at)
@@ -88,7 +89,7 @@ class Kernels:
         """Ends the background process."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.communicate()  # waits, and closes the pipe
 
     def _try_cache(self) -> bool:
         try:
