@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -33,6 +34,8 @@ def run(settings: Settings) -> int:
     except (StartError, ModelError, OSError) as error:
         print(f"outrider: {error}", file=sys.stderr)
         return 2
+    finally:
+        gc.unfreeze()
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 
 import pytest
@@ -31,7 +32,10 @@ def test_the_first_message_may_come_in_pieces() -> None:
 def test_a_model_that_does_not_load_is_refused() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        run(load_settings(None, {"model.path": "/no/such/folder"}), WorkerSide(theirs), 0.0)
+        try:
+            run(load_settings(None, {"model.path": "/no/such/folder"}), WorkerSide(theirs), 0.0)
+        finally:
+            gc.unfreeze()
         [message] = WorkerSide(ours).receive(1)
     assert messages.decode_from_worker(message) == Refused(
         "There is no folder '/no/such/folder'; give a model's folder, or a hub id such as Qwen/Qwen3-8B."
