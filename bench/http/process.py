@@ -69,7 +69,7 @@ def find_worker(process_id: int) -> int | None:
     """Process id of a server's worker, found by how it was started; None between two workers."""
     for child in children(process_id):
         try:
-            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"server.worker.main" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return child
         except OSError:
             continue
