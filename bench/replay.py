@@ -30,7 +30,7 @@ from drafters.interface import EMPTY, Drafter, Ints, Verdict
 from drafters.options import DrafterName, Options
 from drafters.registry import Resources, make, warm
 from drafters.tables import ngram, suffix
-from server.datastore import DatastoreError, find_files, read_texts
+from server.datastore_builder import DatastoreError, find_files, read_texts
 from verify.acceptance import walk
 from verify.errors import ModelError
 from verify.tokenizer import load_tokenizer
