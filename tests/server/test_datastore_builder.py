@@ -1,4 +1,4 @@
-"""Tables are built from files as the command line gives them, and describe themselves."""
+"""Tables are built from files and folders, and can be described."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,7 @@
 """The reference lists every setting of the tree, each with a type, a default and a description."""
 
 import re
+from typing import Any
 
 import yaml
 
@@ -25,7 +26,7 @@ def test_every_setting_and_section_is_described_in_sentences() -> None:
 def test_defaults_are_those_of_the_tree() -> None:
     defaults = load_settings().model_dump(mode="json")
     for name, setting in SETTINGS.items():
-        value = defaults
+        value: Any = defaults
         if name == "model.path" or ".NAME." in name:
             continue
         for part in name.split("."):
@@ -44,7 +45,8 @@ def test_types_name_choices_and_bounds() -> None:
 
 
 def test_values_are_one_line_of_yaml() -> None:
-    for value in (None, True, "on", "a: b", ["a", 1], 0.5, {}, "long " * 100):
+    values: tuple[Any, ...] = (None, True, "on", "a: b", ["a", 1], 0.5, {}, "long " * 100)
+    for value in values:
         text = as_yaml(value)
         assert "\n" not in text
         assert yaml.safe_load(text) == value
