@@ -69,7 +69,7 @@ class Auth(Section):
 
     file: Path | None = Field(None, description="YAML file with further keys, in the format of auth.keys.")
     keys: dict[str, Annotated[ApiKey, BeforeValidator(_expand_bare_key)]] = Field(
-        {}, description="API keys by client name; each value is a key, or a section with the fields below."
+        {}, description="API keys by client name; each value is a key, or a section with key, datastores and quotas."
     )
     open: bool = Field(False, description="Allow a public address without API keys.")
     max_concurrent: int | None = Field(None, ge=1, description="Concurrent requests per key; null sets no limit.")
