@@ -43,7 +43,7 @@ def command_lines() -> Iterator[str]:
 def outrider_lines() -> list[str]:
     """The arguments of every `outrider` command line."""
     lines = (
-        re.search(r"(?:^|\s|/)outrider ((?:[a-z-]+ |-).*|[a-z-]+$)", line.partition(" #")[0].strip())
+        re.search(r"(?:^|\s|bin/)outrider ((?:[a-z-]+ |-).*|[a-z-]+$)", line.partition(" #")[0].strip())
         for line in command_lines()
     )
     return sorted({match[1] for match in lines if match})
