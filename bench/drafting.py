@@ -34,7 +34,8 @@ from server.worker.runtime import load
 from verify.cost import CostCurve
 from verify.decode import Decoded, DecodeOptions, decode
 from verify.draft_model import DraftRunner, SessionDraft
-from verify.model.runner import ModelRunner, resolve_device
+from verify.model.loading import resolve_device
+from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 

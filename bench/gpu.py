@@ -22,6 +22,7 @@ from bench.decode import Plan, read_prompts
 from bench.model.bandwidth import read_bytes_per_second
 from server.settings import Settings
 from verify.model.attention import Layer, TorchAttention
+from verify.model.batch import ForwardBatch
 from verify.model.cache import CacheShape, KVCache
 
 TESTS = (
@@ -76,11 +77,12 @@ def kernel_error(
         torch.randn(count, rows, head_dim, generator=generator, device=device).to(dtype)
         for count in (heads, heads // groups, heads // groups)
     )
+    batch = ForwardBatch(torch.zeros(rows, dtype=torch.int64), ancestors.sum(1) - 1, ancestors)
     layer = Layer(0, head_dim**-0.5)
     device_rows = DeviceRows(shape, max(ROWS))
-    device_rows.set(slot, torch.zeros(rows, dtype=torch.int64), ancestors.sum(1) - 1, ancestors)
+    device_rows.set(slot, batch)
     found = KernelAttention(device_rows, rows, slot.positions).attend(layer, query, key, value)
-    reference = TorchAttention(exact, rows, ancestors.to(device))
+    reference = TorchAttention(exact, batch)
     expected = reference.attend(layer, query.float(), key.float(), value.float())
     return float((found.float() - expected).abs().max())
 

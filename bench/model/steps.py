@@ -26,7 +26,8 @@ from drafters.registry import warm
 from server.settings import Settings
 from server.worker.runtime import default_threads
 from verify.cost import CONTEXTS, measure, timed_forward
-from verify.model.runner import ModelRunner, resolve_device
+from verify.model.loading import resolve_device
+from verify.model.runner import ModelRunner
 
 STEP_NODES = (0, 1, 2, 4, 8, 16, 32, 63, MAX_NODES)
 ROUNDS = 25

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drafters.policy import RARELY, ema
+from drafters.policy import PROBE_INTERVAL, ema
 
 CAPACITY = 1 << 16  # contexts; the oldest go first
 LEAST_RIGHT = 0.4  # of its tokens, for the table to be asked
@@ -38,7 +38,7 @@ class NgramPredraft:
     def guess(self, beyond: Sequence[int]) -> list[int]:
         """What may follow the text and the tokens `beyond` it."""
         self._asked += 1
-        if self._right < LEAST_RIGHT and self._asked % RARELY:
+        if self._right < LEAST_RIGHT and self._asked % PROBE_INTERVAL:
             return []
         ending = [*self._last, *beyond][-2:]
         found: list[int] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from drafters.registry import Resources, make
 from verify.decode import DecodeOptions, decode
 from verify.draft_model import DraftRunner, SessionDraft
 from verify.model.attention import NAME
+from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
@@ -55,16 +55,16 @@ def draft(request: pytest.FixtureRequest, tiny_runner: ModelRunner, tiny_config:
 
 
 def count_rows(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner) -> list[int]:
-    """The list fills with the rows that forwards of the runner compute."""
-    seen: list[int] = []
+    """A list that receives the number of rows that each forward of the runner computes."""
+    counts: list[int] = []
     forward = runner.forward
 
-    def counted(cache: KVCache, tokens: torch.Tensor, *more: Any, **options: Any) -> torch.Tensor:
-        seen.append(len(tokens) - options.get("known", 0))
-        return forward(cache, tokens, *more, **options)
+    def counted(cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
+        counts.append(len(batch) - batch.known)
+        return forward(cache, batch, logits)
 
     monkeypatch.setattr(runner, "forward", counted)
-    return seen
+    return counts
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -83,12 +83,13 @@ def test_rows_that_grow_are_rows_at_once(tiny_config: LlamaConfig, window: int |
         ancestors[row] |= ancestors[parent]
     whole, parts = runner.new_cache(), runner.new_cache()
     for cache in (whole, parts):
-        runner.forward(cache, torch.arange(10, 19))
+        runner.forward(cache, ForwardBatch.chain(torch.arange(10, 19)))
         cache.length = 9
-    expected = runner.forward(whole, tokens, depths, ancestors)
+    expected = runner.forward(whole, ForwardBatch(tokens, depths, ancestors))
     found = []
     for known, size in ((0, 1), (1, 3), (3, 5), (5, 6)):
-        found.append(runner.forward(parts, tokens[:size], depths[:size], ancestors[:size, :size], known=known).clone())
+        batch = ForwardBatch(tokens[:size], depths[:size], ancestors[:size, :size], known)
+        found.append(runner.forward(parts, batch).clone())
     assert torch.allclose(torch.cat(found), expected, atol=1e-5)
 
 
@@ -105,7 +106,7 @@ def test_candidates_are_the_models_likeliest(draft: DraftRunner) -> None:
         ([root.tokens[0, 1], below.tokens[1, 0]], deeper.tokens[0]),
     ):
         text = torch.from_numpy(np.concatenate([PROMPT, path]).astype(np.int64))
-        logits = runner.forward(runner.new_cache(), text)[-1, : draft.shared_vocabulary]
+        logits = runner.forward(runner.new_cache(), ForwardBatch.chain(text))[-1, : draft.shared_vocabulary]
         assert found.tolist() == logits.topk(3).indices.tolist()
         assert found.max() < 97
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drafters.model.ngram_predraft import CAPACITY, NgramPredraft
-from drafters.policy import RARELY
+from drafters.policy import PROBE_INTERVAL
 
 
 def test_what_followed_last_is_expected() -> None:
@@ -22,7 +22,7 @@ def test_a_table_that_is_wrong_is_asked_rarely() -> None:
     table.learn([1, 2] * 5)
     for _ in range(40):
         table.record(2, 0)
-    asked = sum(bool(table.guess([])) for _ in range(10 * RARELY))
+    asked = sum(bool(table.guess([])) for _ in range(10 * PROBE_INTERVAL))
     assert asked == 10
     for _ in range(40):
         table.record(2, 2)

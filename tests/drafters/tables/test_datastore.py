@@ -12,6 +12,7 @@ from drafters.options import RetrievalOptions
 from drafters.retrieval import RetrievalDrafter
 from drafters.tables import datastore
 from drafters.tables.array_file import ArrayFileError
+from tests.drafts import Driven
 
 SEPARATOR = 70_000  # beyond uint16: ids must survive
 
@@ -21,7 +22,7 @@ def tokens(*documents: list[int]) -> Ints:
 
 
 def followers(folder: Path, context: list[int]) -> list[int]:
-    drafter = RetrievalDrafter(datastore.load(folder, "f"), RetrievalOptions())
+    drafter = Driven(RetrievalDrafter(datastore.load(folder, "f"), RetrievalOptions()))
     drafter.begin(np.array(context, np.int32))
     tree = drafter.propose(16)
     return sorted(tree.tokens[tree.parents == -1].tolist())

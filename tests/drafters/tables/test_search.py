@@ -10,6 +10,7 @@ from drafters.tables import ngram
 from drafters.tables.adaptive import learn, new_rows, successors
 from drafters.tables.nodes import draft_tree
 from drafters.tables.search import best_first, monte_carlo, new_pool
+from tests.trees import check
 
 BASE = ngram.empty_base()
 
@@ -33,7 +34,7 @@ texts = st.lists(st.integers(0, 9), min_size=2, max_size=200)
 @given(text=texts, budget=st.integers(1, 64), depth=st.integers(1, 6), order=st.integers(2, 4))
 def test_trees_are_well_formed_bounded_and_repeatable(kind: str, text: list[int], budget: int, depth: int, order: int) -> None:
     tree = search(kind, text, budget, depth, order)
-    tree.check()
+    check(tree)
     assert len(tree) <= budget
     assert not len(tree) or tree.depths.max() <= depth
     again = search(kind, text, budget, depth, order)
