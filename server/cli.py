@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from server.command import EXTRA_FLAGS, ConfigOption, ModelOption, SettingsCommand, fail
+
+if TYPE_CHECKING:
+    from server.settings.sources import EffectiveSettings
 
 COMMANDS = "outrider.commands"  # entry point group: functions that add commands to the application
 
@@ -50,53 +54,51 @@ def outrider(
     """Options of all commands."""
 
 
-@app.command(cls=SettingsCommand, context_settings=EXTRA_FLAGS)
-def serve(
-    context: typer.Context,
-    config: ConfigOption = None,
-    model: ModelOption = None,
-    draft_model: DraftModelOption = None,
-    drafter: DrafterOption = None,
-    host: HostOption = None,
-    port: PortOption = None,
-) -> None:
+def with_settings(function: Callable[[EffectiveSettings], None]) -> Callable[..., None]:
+    """Registers a command that takes every setting as a flag, and passes the effective settings to `function`."""
+
+    def command(
+        context: typer.Context,
+        config: ConfigOption = None,
+        model: ModelOption = None,
+        draft_model: DraftModelOption = None,
+        drafter: DrafterOption = None,
+        host: HostOption = None,
+        port: PortOption = None,
+    ) -> None:
+        from server.settings import SettingsError
+        from server.settings.sources import load_effective
+
+        try:
+            effective = load_effective(config, setting_flags(context))
+        except SettingsError as error:
+            raise fail(str(error)) from None
+        function(effective)
+
+    command.__doc__ = function.__doc__
+    return app.command(function.__name__, cls=SettingsCommand, context_settings=EXTRA_FLAGS)(command)
+
+
+@with_settings
+def serve(effective: EffectiveSettings) -> None:
     """Serve a model.
 
     Every setting below is a flag. It also works in a YAML file (--config), and in the environment: OUTRIDER_SERVER__PORT=9000.
     """
-    from server.settings import SettingsError, load_settings
-
-    try:
-        settings = load_settings(config, setting_flags(context))
-    except SettingsError as error:
-        raise fail(str(error)) from None
     from server.serve import run  # imported after the flags are checked: this takes seconds
 
-    raise typer.Exit(run(settings))
+    raise typer.Exit(run(effective.settings))
 
 
-@app.command("config", cls=SettingsCommand, context_settings=EXTRA_FLAGS)
-def show_config(
-    context: typer.Context,
-    config: ConfigOption = None,
-    model: ModelOption = None,
-    draft_model: DraftModelOption = None,
-    drafter: DrafterOption = None,
-    host: HostOption = None,
-    port: PortOption = None,
-) -> None:
+@with_settings
+def config(effective: EffectiveSettings) -> None:
     """Print the effective settings as YAML, with their origins.
 
     Takes the flags of `outrider serve`. The origin of a value is default, file, environment or flag; API keys are masked.
     """
-    from server.settings import SettingsError
     from server.settings.printing import effective_yaml
-    from server.settings.sources import load_effective
 
-    try:
-        print(effective_yaml(load_effective(config, setting_flags(context))), end="")
-    except SettingsError as error:
-        raise fail(str(error)) from None
+    print(effective_yaml(effective), end="")
 
 
 def setting_flags(context: typer.Context) -> dict[str, Any]:
