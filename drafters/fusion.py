@@ -19,8 +19,8 @@ from drafters.sequence import Reader, Sequence
 from drafters.tables.adaptive import absorb, new_rows
 from drafters.tables.history import new_history
 from drafters.tables.kernel import kernel
-from drafters.tables.levels import SOURCES, TABLE_ORDER, Contexts, Scratch, Sources, advance, new_contexts, new_scratch
-from drafters.tables.mixture import LEAST_MASS, MOST_BOOST, STRENGTH, cell, commit, load_prior, predict
+from drafters.tables.levels import NODE_SOURCES, TABLE_ORDER, Contexts, Scratch, Sources, advance, new_contexts, new_scratch
+from drafters.tables.mixture import MAX_BOOST, MIN_MASS, STRENGTH, cell, commit, load_prior, predict
 from drafters.tables.ngram import BaseArrays
 from drafters.tables.nodes import Nodes, draft_tree, new_nodes, reset
 from drafters.tables.suffix import LONGEST_CONTEXT, Corpus, index
@@ -167,9 +167,9 @@ def _expand(
     """Adds the successors of `node` that are among the `budget` likeliest nodes; returns the number of nodes."""
     path = nodes.path[node]
     worst = nodes.path[rank[size - 1]] if size == budget else MIN_PATH
-    found = predict(sources, contexts, node, scratch, max(LEAST_MASS, MASS_MARGIN * worst / path if size == budget else 0.0))
+    found = predict(sources, contexts, node, scratch, max(MIN_MASS, MASS_MARGIN * worst / path if size == budget else 0.0))
     for x in range(found):
-        if MOST_BOOST * path * scratch.probability[x] <= worst:
+        if MAX_BOOST * path * scratch.probability[x] <= worst:
             continue
         probability = path * min(0.999, scratch.probability[x] * sources.boost[cell(scratch, x)])
         if probability <= worst:
@@ -182,7 +182,7 @@ def _expand(
         nodes.parents[new] = node
         nodes.depths[new] = nodes.depths[node] + 1
         nodes.path[new] = probability
-        nodes.source[new] = SOURCES[scratch.out_mark[x] % 4]
+        nodes.source[new] = NODE_SOURCES[scratch.out_source[x]]
         nodes.chosen[new] = True
         place = size
         while place > at + 1 and nodes.path[rank[place - 1]] < probability:
