@@ -1,5 +1,7 @@
-"""The tree is frozen, its sections become the drafters' options, and configs/ matches it."""
+"""The tree is frozen and light, its sections become the drafters' options, and configs/ matches it."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,12 @@ def leaves(tree: dict[str, Any], above: str = "") -> set[str]:
     for name, value in tree.items():
         found |= leaves(value, f"{above}{name}.") if isinstance(value, dict) and value else {above + name}
     return found
+
+
+def test_the_settings_import_nothing_heavy() -> None:
+    script = "import sys, server.settings; print(*{'torch', 'numba', 'transformers', 'fastapi'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
 
 
 def test_settings_cannot_be_changed() -> None:
