@@ -1,15 +1,15 @@
-# Outrider with the embedded model inside; README.md's "Docker" tells how to run it.
+# Outrider with the embedded model. docs/operations.md says how to run the image.
 #
 #   docker build -t outrider .                             for CPUs
-#   docker build -t outrider --build-arg TORCH=cu130 .     for NVIDIA GPUs (any of torch's builds; no one has run it yet)
+#   docker build -t outrider --build-arg TORCH=cu130 .     for NVIDIA GPUs (any torch build; not run yet)
 #
-# torch comes from TORCH_INDEX/TORCH. With TORCH_INDEX= (nothing), pip's own index decides which build that is.
+# torch is installed from TORCH_INDEX/TORCH. If TORCH_INDEX is empty, it is installed from pip's own index.
 ARG TORCH=cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl
 
 FROM python:3.11.14-slim-bookworm AS base
-# Compiled kernels are found again only by a processor of the name they were compiled for. For no one in particular they are
-# as fast (measured), and so the image has them for every machine it is run on.
+# Numba reuses compiled kernels only on a CPU of the same name. Kernels for the generic CPU are as fast (measured) and run on
+# every machine.
 ENV NUMBA_CACHE_DIR=/var/cache/outrider/kernels \
     NUMBA_CPU_NAME=generic \
     PATH=/opt/outrider/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -21,7 +21,7 @@ ARG TORCH_INDEX
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /source
 
-# What Outrider needs, before Outrider itself: a change of its code downloads nothing again. Triton is torch's to choose.
+# Dependencies come first, so that a code change reuses this layer. torch chooses the version of Triton.
 COPY pyproject.toml constraints.txt ./
 RUN python -m venv --without-pip /opt/outrider \
     && python -c "import tomllib; print('\n'.join(tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']))" \
@@ -37,7 +37,7 @@ RUN pip --python /opt/outrider/bin/python install --no-deps . \
 
 FROM base
 ARG TORCH
-# On a GPU, Triton compiles a launcher in C for each kernel where it runs. Debian keeps no old versions to pin.
+# On a GPU, Triton compiles C launchers at run time. Debian keeps no old versions that could be pinned.
 # hadolint ignore=DL3008
 RUN if [ "$TORCH" != cpu ]; then \
         apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; \
@@ -47,11 +47,11 @@ RUN if [ "$TORCH" != cpu ]; then \
     && install -d -o outrider -g outrider /var/lib/outrider /var/lib/outrider/models /var/lib/outrider/datastores
 
 COPY --from=build /opt/outrider /opt/outrider
-# Numba gives its cache up where it cannot write; so the user who runs the server owns it.
+# Numba uses only a writable cache, so the server's user owns it.
 COPY --from=build --chown=10001:10001 /var/cache/outrider /var/cache/outrider
 COPY configs/default.yaml configs/embedded.yaml /etc/outrider/
 
-# The home holds all that should outlive a container: models from the hub, datastores, and what steps cost on this machine.
+# The home folder holds what outlives a container: models from the Hugging Face hub, datastores, measured step costs.
 ENV HF_HOME=/var/lib/outrider/models \
     OUTRIDER_SERVER__HOST=0.0.0.0 \
     PYTHONUNBUFFERED=1

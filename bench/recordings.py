@@ -17,7 +17,7 @@ from drafters.interface import Ints
 from drafters.options import Options
 from drafters.registry import Resources
 from drafters.tables import ngram, suffix
-from server.datastore import DatastoreError, find_files, read_texts
+from server.datastore_builder import DatastoreError, find_files, read_texts
 from verify.errors import ModelError
 from verify.tokenizer import load_tokenizer
 

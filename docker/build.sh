@@ -1,30 +1,30 @@
 #!/usr/bin/env bash
 # Builds the image and runs it on a Debian machine without a Docker engine: docker/build.sh
 #
-# The Dockerfile is built as it is, by buildah in chroot isolation. Its base image is not pulled but made here, with debootstrap:
-# Debian bookworm with Debian's own Python of the same minor version, under the base image's name. Then the image's entry point
-# runs as its user and as process 1, in its own root, with its environment; an answer is streamed from it, and SIGTERM ends it.
+# buildah builds the unchanged Dockerfile in chroot isolation. The base image is not pulled; debootstrap makes a substitute under
+# the same name: Debian bookworm with Debian's Python of the same minor version. The script then runs the image's entry point as its
+# user and as process 1, in the image's root file system and environment, streams an answer from it, and ends it with SIGTERM.
 #
-# Needs root. Tools that are missing are installed. Where packages come from is what this machine is configured for: debootstrap
-# asks apt's mirror, and pip inside the build has the settings of pip here. Everything lies below OUTRIDER_IMAGE_FOLDER, about 6 GB
-# in all; a second run finds the base there.
+# The script needs root, and installs missing tools. Packages come from the sources that this machine is configured for: debootstrap
+# uses apt's mirror, and pip inside the build uses this machine's pip settings. All files are below OUTRIDER_IMAGE_FOLDER, about
+# 6 GB; a second run reuses the base.
 set -euo pipefail
 shopt -s nullglob
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 folder=${OUTRIDER_IMAGE_FOLDER:-/var/tmp/outrider-image}
 log=$folder/build.log
-outer=""     # the process id of a running server's parent
-container="" # that the image is run in
+outer=""     # process id of the running server's parent
+container="" # the container that the image runs in
 export BUILDAH_ISOLATION=chroot PIP_DISABLE_PIP_VERSION_CHECK=1
 
 say() { printf '%s\n' "$*"; }
 fail() { printf 'build.sh: %s\n' "$*" >&2; exit 1; }
 now() { date +%s.%N; }
 since() { awk -v began="$1" -v ended="$(now)" 'BEGIN { printf "%.1f s", ended - began }'; }
-# vfs copies where other drivers mount: slower, but it works in a container, too.
+# The vfs driver copies instead of mounting: slower, but it also works inside a container.
 images() { buildah --storage-driver vfs --root "$folder/storage" --runroot "$folder/run" "$@"; }
-logged() { "$@" >>"$log" 2>&1 || { tail -n 30 "$log" >&2; fail "this failed: $1 ${2:-} ... (all of it is in $log)"; }; }
+logged() { "$@" >>"$log" 2>&1 || { tail -n 30 "$log" >&2; fail "this command failed: $1 ${2:-} ... (see $log)"; }; }
 
 install_tools() {
     local missing=() tool
@@ -37,7 +37,7 @@ install_tools() {
     logged apt-get install -y --no-install-recommends "${missing[@]}"
 }
 
-# The address that apt has Debian bookworm from on this machine; debootstrap's own choice where apt has another Debian.
+# The mirror from which apt on this machine installs Debian bookworm; empty if apt uses another release.
 mirror() {
     # shellcheck disable=SC2016
     apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
@@ -46,7 +46,7 @@ mirror() {
 
 make_base() {
     local name=$1 root=$folder/base scratch address
-    images image exists "$name" 2>/dev/null && { say "base: $name, made before"; return; }
+    images image exists "$name" 2>/dev/null && { say "base: $name, reused"; return; }
     local began; began=$(now)
     rm -rf "$root"
     address=$(mirror)
@@ -62,7 +62,7 @@ make_base() {
     say "base: $name, made with debootstrap in $(since "$began")"
 }
 
-# --volume arguments, one a line, that give pip inside the build what pip has here: its settings and the files they name.
+# Prints --volume arguments, one per line, that give pip inside the build this machine's pip settings and the files they name.
 pip_volumes() {
     python3 -m pip config list 2>/dev/null | python3 -c '
 import ast, pathlib, sys
@@ -70,11 +70,11 @@ settings, paths = {}, {}
 for line in sys.stdin:
     name, _, value = line.strip().partition("=")
     value = str(ast.literal_eval(value))
-    settings[name.split(".", 1)[1]] = value  # the environment comes last, and it wins
+    settings[name.split(".", 1)[1]] = value  # the environment comes last and overrides the rest
     for word in value.split():
         path = pathlib.Path(word.removeprefix("file://"))
         if path.is_absolute() and path.exists():
-            top = path.parent if path.is_dir() and word.startswith("file://") else path  # an index may link to beside itself
+            top = path.parent if path.is_dir() and word.startswith("file://") else path  # an index may link to its siblings
             paths[str(top)] = None
 written = pathlib.Path(sys.argv[1])
 written.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items()))
@@ -87,12 +87,12 @@ for path in paths:
 build() {
     local began volumes; began=$(now)
     mapfile -t volumes < <(pip_volumes)
-    # TORCH_INDEX is empty: which index torch comes from, too, is what this machine is configured for.
+    # TORCH_INDEX is empty, so torch also comes from the index that this machine is configured for.
     logged images build --format docker --pull-never --build-arg TORCH_INDEX= "${volumes[@]}" --tag outrider "$repository"
     say "image: built in $(since "$began")"
 }
 
-# What the image is configured for, as NUL-separated words: env NAME=VALUE ..., entrypoint, cmd or healthcheck.
+# Prints one part of the image's configuration as NUL-separated words: env, start, health, user or folder.
 configured() {
     images inspect --type image outrider | python3 -c '
 import json, sys
@@ -103,7 +103,7 @@ sys.stdout.write("".join(word + "\0" for word in words[sys.argv[1]]))
 ' "$1"
 }
 
-# Runs a command as the image would have it: its root, user, folder and environment, as process 1 of its own process namespace.
+# Runs a command in the image's root, as its user, in its folder and environment, as process 1 of a new process namespace.
 inside() {
     exec unshare --mount --pid --fork --root="$root" --mount-proc \
         --setgid="${user[1]}" --setuid="${user[0]}" --wd="${workdir[0]}" env -i "${environment[@]}" "$@"
@@ -112,7 +112,7 @@ inside() {
 kernels() { find "$root/var/cache/outrider" -name '*.nb[ci]' | wc -l; }
 status() { curl --silent --output /dev/null --write-out '%{http_code}' --max-time 5 "$@" || true; }
 
-# Starts the server and waits until it is ready. Sets `server`, the process id of its process 1 out here.
+# Starts the server and waits until it is ready. Sets `server` to the process id of its process 1 on this machine.
 start() {
     local began listening=""; began=$(now)
     (inside "${start_command[@]}") >"$folder/server.log" 2>&1 &
@@ -137,11 +137,11 @@ stop() {
     wait "$outer" || code=$?
     outer=""
     say "SIGTERM: ended after $(since "$began") with exit code $code"
-    [ "$(status "$url/health")" = 000 ] || fail "something still answers at $url."
+    [ "$(status "$url/health")" = 000 ] || fail "a process still answers at $url."
 }
 
 clean_up() {
-    [ -z "$outer" ] || pkill -KILL -P "$outer" || true # process 1, and so all of its processes
+    [ -z "$outer" ] || pkill -KILL -P "$outer" || true # process 1, which ends all of its processes
     umount --recursive --lazy "$root/dev"
     images rm "$1" >/dev/null
 }
@@ -164,7 +164,7 @@ try_image() {
 
     refusal=$( (inside "${start_command[@]}") 2>&1) || code=$?
     say "without keys: exit code $code, \"$refusal\""
-    [ "$code" = 2 ] || fail "without keys, the server should have refused."
+    [ "$code" = 2 ] || fail "without keys, the server should have refused to start."
 
     port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
     key=sk-$(head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n')
@@ -176,12 +176,12 @@ try_image() {
     (inside "${health_command[@]}") || fail "the image's health check failed."
     say "health check: passed"
     code=$(status "$url/v1/models")
-    say "without its key: $code"
-    [ "$code" = 401 ] || fail "a request without its key should have been refused."
-    say "an answer, streamed:"
+    say "request without a key: $code"
+    [ "$code" = 401 ] || fail "a request without a key should have been refused."
+    say "streamed answer:"
     OUTRIDER_KEY=$key python3 "$repository/docker/stream.py" "$url" | sed 's/^/    /'
     say "kernels compiled since the build: $(($(kernels) - before))"
-    [ "$(kernels)" = "$before" ] || fail "the image's kernels were not found again."
+    [ "$(kernels)" = "$before" ] || fail "the image's kernels were not reused."
     stop
     start "second start"
     stop

@@ -1,8 +1,8 @@
-"""Asks a server for one answer and prints it as it comes, with Python's own library alone.
+"""Streams one answer from a server and prints it. Uses only the standard library.
 
     OUTRIDER_KEY=sk-alices-key python docker/stream.py http://127.0.0.1:8000
 
-Exit code 1 where the stream does not end as it should.
+The exit code is 1 if the stream ends early or without tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
                 print(choice["text"], end="", flush=True)
     seconds = time.perf_counter() - began
     tokens = usage["completion_tokens"] if usage else 0
-    print(f"\n[{tokens} tokens in {chunks} chunks; the first after {first * 1e3:.0f} ms, all after {seconds * 1e3:.0f} ms]")
+    print(f"\n[{tokens} tokens in {chunks} chunks; first chunk after {first * 1e3:.0f} ms, last after {seconds * 1e3:.0f} ms]")
     return 0 if ended and tokens else 1
 
 

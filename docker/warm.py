@@ -11,7 +11,7 @@ from pathlib import Path
 
 import drafters
 import models
-from server.datastore import build_ngram, build_suffix
+from server.datastore_builder import build_ngram, build_suffix
 from server.settings import load_settings
 from server.worker.runtime import load
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, TypeVar, get_args
 
 from annotated_types import Ge, Gt, Le
 
@@ -17,128 +17,161 @@ NAMES: tuple[DrafterName, ...] = get_args(DrafterName)
 NEED_A_MODEL: tuple[DrafterName, ...] = get_args(ModelName)
 Positive = Annotated[float, Gt(0)]
 
+Value = TypeVar("Value")
+
+
+def option(default: Value, description: str) -> Value:
+    """A dataclass field with a description, which help texts and the documentation show."""
+    return field(default=default, metadata={"description": description})
+
 
 @dataclass(frozen=True)
 class TrigramOptions:
-    """The paper's hyper-parameters (Appendix F), but for the search: best-first drafts better, in less time."""
+    """The `trigram` drafter. Defaults follow the paper (ADED, Appendix F), except for the search."""
 
-    table: str | None = None  # path of the base table; None = the embedded one, where the tokenizer is the embedded one
-    search: Literal["mcts", "best-first", "greedy"] = "best-first"
-    order: Annotated[int, Ge(2), Le(4)] = 3  # 3 = tri-grams; the paper's ablation has 2 and 4
-    iterations: Annotated[int, Ge(1), Le(10_000)] = 150  # s: of the Monte Carlo search
-    c1: Positive = 32.0
-    c2: Positive = 8.0
-    depth: Annotated[int, Ge(1), Le(32)] = 16  # l: tokens in a continuation; the paper's search has 4
-    candidates: Annotated[int, Ge(1), Le(256)] = 24  # n: continuations in a draft
-    successors: Annotated[int, Ge(1), Le(64)] = 12  # t: kept per context
-    adaptive: bool = True
-    feedback: Annotated[int, Ge(0), Le(12)] = 8  # not in the paper: learn the target's top-k at every verified node
-    increment: Positive = 1.0  # not in the paper: weight of one emitted tri-gram, a row of the base table weighing 1
-    maximum: Positive = 16.0  # not in the paper: where raising a weight stops
-    contexts: Annotated[int, Ge(16), Le(1 << 22)] = 16_384  # not in the paper: contexts that a session remembers
-    floor: Annotated[float, Ge(0), Le(1)] = 0.002  # not in the paper: least path probability of best-first search
-    seed: Annotated[int, Ge(0), Le(1 << 32)] = 0
+    table: str | None = option(
+        None, "Base table file. By default the embedded table, if the model has the embedded tokenizer, otherwise none."
+    )
+    search: Literal["mcts", "best-first", "greedy"] = option(
+        "best-first", "Search that builds the draft. The paper uses mcts; best-first drafts better in less time."
+    )
+    order: Annotated[int, Ge(2), Le(4)] = option(3, "N-gram order: 3 for tri-grams. The paper's ablation also has 2 and 4.")
+    iterations: Annotated[int, Ge(1), Le(10_000)] = option(150, "Monte Carlo rollouts per draft (s in the paper).")
+    c1: Positive = option(32.0, "Exploration constant c1 of the Monte Carlo search.")
+    c2: Positive = option(8.0, "Exploration constant c2 of the Monte Carlo search.")
+    depth: Annotated[int, Ge(1), Le(32)] = option(16, "Maximum draft depth in tokens (l in the paper, which uses 4).")
+    candidates: Annotated[int, Ge(1), Le(256)] = option(24, "Maximum number of continuations in a draft (n in the paper).")
+    successors: Annotated[int, Ge(1), Le(64)] = option(12, "Successors stored per context (t in the paper).")
+    adaptive: bool = option(True, "Update the table with the session's own text.")
+    feedback: Annotated[int, Ge(0), Le(12)] = option(
+        8, "Learn the target's top-k tokens at every verified node, rejected ones included; 0 disables it. Not in the paper."
+    )
+    increment: Positive = option(
+        1.0, "Weight added per emitted n-gram; a row of the base table has total weight 1. Not in the paper."
+    )
+    maximum: Positive = option(16.0, "Upper bound of a learned weight. Not in the paper.")
+    contexts: Annotated[int, Ge(16), Le(1 << 22)] = option(16_384, "Maximum contexts stored per session. Not in the paper.")
+    floor: Annotated[float, Ge(0), Le(1)] = option(
+        0.002, "Minimum path probability that best-first search expands. Not in the paper."
+    )
+    seed: Annotated[int, Ge(0), Le(1 << 32)] = option(0, "Random seed of the Monte Carlo search.")
 
 
 @dataclass(frozen=True)
 class RetrievalOptions:
-    """REST's settings (section 3); it takes up to 5000 matches, here fewer, spread evenly over all of them."""
+    """The `retrieval` drafter (REST, section 3). REST reads up to 5000 matches; this drafter reads an even sample of them."""
 
-    datastores: tuple[str, ...] = ()  # folders made by `outrider datastore build --kind suffix`
-    longest: Annotated[int, Ge(1), Le(MAX_MATCH)] = 16
-    shortest: Annotated[int, Ge(1), Le(MAX_MATCH)] = 2
-    matches: Annotated[int, Ge(1), Le(5000)] = 128
-    length: Annotated[int, Ge(1), Le(32)] = 10  # tokens of a continuation
+    datastores: tuple[str, ...] = option((), "Folders made by `outrider datastore build --kind suffix`.")
+    longest: Annotated[int, Ge(1), Le(MAX_MATCH)] = option(16, "Maximum match length in tokens.")
+    shortest: Annotated[int, Ge(1), Le(MAX_MATCH)] = option(2, "Minimum match length in tokens.")
+    matches: Annotated[int, Ge(1), Le(5000)] = option(128, "Maximum matches read per step, sampled evenly from all of them.")
+    length: Annotated[int, Ge(1), Le(32)] = option(10, "Tokens read after each match.")
 
 
 @dataclass(frozen=True)
 class LookupOptions:
-    """How a repeated ending is continued."""
+    """The `lookup` drafter: continues repeated text of the session."""
 
-    match: Literal["automaton", "ngram"] = "automaton"
-    continuation: Literal["tree", "recent", "frequent"] = "tree"  # of the automaton; the last two are chains
-    shortest: Annotated[int, Ge(1), Le(64)] = 2  # tokens that must repeat
-    length: Annotated[int, Ge(1), Le(64)] = 16  # tokens copied
-    ngram: Annotated[int, Ge(1), Le(16)] = 3  # for match: ngram; shorter ones are tried down to 1
-    capacity: Annotated[int, Ge(64), Le(1 << 22)] = 16_384  # tokens of text remembered
+    match: Literal["automaton", "ngram"] = option(
+        "automaton", "Matching: a suffix automaton finds the longest repeated suffix; ngram is plain prompt lookup."
+    )
+    continuation: Literal["tree", "recent", "frequent"] = option(
+        "tree", "Continuation after an automaton match: a tree, or the most recent or most frequent chain."
+    )
+    shortest: Annotated[int, Ge(1), Le(64)] = option(2, "Minimum length of the repeated suffix in tokens.")
+    length: Annotated[int, Ge(1), Le(64)] = option(16, "Tokens copied per match.")
+    ngram: Annotated[int, Ge(1), Le(16)] = option(3, "Longest n-gram tried by `match: ngram`; shorter ones follow, down to 1.")
+    capacity: Annotated[int, Ge(64), Le(1 << 22)] = option(16_384, "Tokens of text indexed per session.")
 
 
 @dataclass(frozen=True)
 class LookaheadOptions:
-    """The paper's W, N and G; chosen so that window and guesses fit one verification."""
+    """The `lookahead` drafter. Defaults keep window and guesses within one verification."""
 
-    window: Annotated[int, Ge(1), Le(32)] = 6  # W
-    ngram: Annotated[int, Ge(2), Le(16)] = 5  # N
-    guesses: Annotated[int, Ge(1), Le(32)] = 8  # G
-    pool_from_prompt: bool = True  # the prompt's n-grams fill the pool, too
-    seed: Annotated[int, Ge(0), Le(1 << 32)] = 0
+    window: Annotated[int, Ge(1), Le(32)] = option(6, "Lookahead window size (W in the paper).")
+    ngram: Annotated[int, Ge(2), Le(16)] = option(5, "N-gram length (N in the paper).")
+    guesses: Annotated[int, Ge(1), Le(32)] = option(8, "Maximum n-grams verified per step (G in the paper).")
+    pool_from_prompt: bool = option(True, "Also fill the n-gram pool from the prompt.")
+    seed: Annotated[int, Ge(0), Le(1 << 32)] = option(0, "Random seed of the initial window.")
 
 
 @dataclass(frozen=True)
 class PredictionOptions:
-    """How the expected text is followed."""
+    """The `prediction` drafter: follows the text of the request's `prediction` field."""
 
-    length: Annotated[int, Ge(1), Le(64)] = 32  # tokens drafted at once
-    memory: Annotated[int, Ge(1), Le(64)] = 8  # emitted tokens that are looked for after a departure
-    certainty: Annotated[float, Ge(0), Le(1)] = 0.97  # probability of the next token while the text is being followed
+    length: Annotated[int, Ge(1), Le(64)] = option(32, "Tokens drafted per step.")
+    memory: Annotated[int, Ge(1), Le(64)] = option(
+        8, "Emitted tokens used to find the position in the predicted text after the answer departs from it."
+    )
+    certainty: Annotated[float, Ge(0), Le(1)] = option(
+        0.97, "Assumed probability that the next predicted token is accepted while the answer follows the predicted text."
+    )
 
 
 @dataclass(frozen=True)
 class DraftTreeOptions:
-    """The paper's hyper-parameters, appendix A."""
+    """The `draft-tree` drafter (TSD): the draft model's tree. Defaults from the GSD paper, appendix A."""
 
-    children: Annotated[int, Ge(1), Le(16)] = 4  # k, the most of one node
-    steps: Annotated[int, Ge(1), Le(64)] = 10  # levels
-    theta_prob: Annotated[float, Ge(0), Le(1)] = 0.2  # a node less likely than this is a leaf
-    theta_sib: Annotated[float, Ge(0), Le(1)] = 0.3  # and one less likely than this share of its likeliest sibling
-    thrifty: bool = True  # no level that is expected to cost more than it brings
+    children: Annotated[int, Ge(1), Le(16)] = option(4, "Maximum children per node (k in the paper).")
+    steps: Annotated[int, Ge(1), Le(64)] = option(10, "Maximum tree depth: one draft-model forward per level.")
+    theta_prob: Annotated[float, Ge(0), Le(1)] = option(0.2, "Nodes whose token is less probable than this are not expanded.")
+    theta_sib: Annotated[float, Ge(0), Le(1)] = option(
+        0.3, "Nodes less probable than this fraction of their most probable sibling are not expanded."
+    )
+    thrifty: bool = option(True, "Stop drafting when the next level is expected to cost more time than it saves.")
 
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """Of a chain."""
+    """The `draft` drafter (SSD): the draft model's chain."""
 
-    gamma: Annotated[int, Ge(1), Le(64)] = 10  # tokens
-    theta_prob: Annotated[float, Ge(0), Le(1)] = 0.2  # the chain ends with a token less likely than this
-    thrifty: bool = True  # and where another one is expected to cost more than it brings
+    gamma: Annotated[int, Ge(1), Le(64)] = option(10, "Maximum chain length in tokens.")
+    theta_prob: Annotated[float, Ge(0), Le(1)] = option(0.2, "The chain ends at a token less probable than this.")
+    thrifty: bool = option(True, "Stop drafting when the next token is expected to cost more time than it saves.")
 
     @property
     def tree(self) -> DraftTreeOptions:
         """A tree of one branch."""
-        return DraftTreeOptions(1, self.gamma, self.theta_prob, 0.0, self.thrifty)
+        return DraftTreeOptions(children=1, steps=self.gamma, theta_prob=self.theta_prob, theta_sib=0.0, thrifty=self.thrifty)
 
 
 @dataclass(frozen=True)
 class DraftGraphOptions(DraftTreeOptions):
-    """The tree's, and when two places count as one."""
+    """The `draft-graph` drafter (GSD): the draft model's tree, with repeated branches merged."""
 
-    tau: Annotated[int, Ge(1), Le(8)] = 2  # tokens that recur
+    tau: Annotated[int, Ge(1), Le(8)] = option(2, "Repeated tokens after which two nodes are merged.")
 
 
 @dataclass(frozen=True)
 class PearlOptions:
-    """The two strategies, and the window where it is not measured."""
+    """The `pearl` drafter: drafts in parallel with verification."""
 
-    pre_verify: bool = True  # verify the first token while the others are drafted
-    post_verify: bool = True  # draft on while tokens are verified
-    window: Annotated[int, Ge(0), Le(MAX_WINDOW)] = 0  # gamma, tokens; 0 = the measured ratio of the models' speeds (Theorem 1)
-    ahead: Annotated[int, Ge(0), Le(16)] = 3  # tokens that a tri-gram table drafts for the draft model itself
+    pre_verify: bool = option(True, "Verify the first draft token while the draft model drafts the rest.")
+    post_verify: bool = option(True, "Continue drafting during verification.")
+    window: Annotated[int, Ge(0), Le(MAX_WINDOW)] = option(
+        0, "Draft window in tokens (gamma); 0 uses the measured speed ratio of the two models (Theorem 1)."
+    )
+    ahead: Annotated[int, Ge(0), Le(16)] = option(
+        3, "Tokens that a tri-gram table drafts for the draft model itself; 0 disables it. Not in the paper."
+    )
 
 
 @dataclass(frozen=True)
 class FusionOptions:
-    """Bounds; what the sources are worth is learned."""
+    """The `fusion` drafter: one mixture of all sources, whose weights are learned."""
 
-    depth: Annotated[int, Ge(1), Le(64)] = 32  # tokens of the longest path
-    capacity: Annotated[int, Ge(64), Le(1 << 22)] = 16_384  # tokens of the session's text remembered
-    contexts: Annotated[int, Ge(16), Le(1 << 22)] = 16_384  # table contexts of the session remembered
-    successors: Annotated[int, Ge(1), Le(64)] = 12  # kept per table context
-    feedback: Annotated[int, Ge(0), Le(12)] = 8  # learn the target's top-k at every verified node; 0 = do not
+    depth: Annotated[int, Ge(1), Le(64)] = option(32, "Maximum path length in tokens.")
+    capacity: Annotated[int, Ge(64), Le(1 << 22)] = option(16_384, "Tokens of text indexed per session.")
+    contexts: Annotated[int, Ge(16), Le(1 << 22)] = option(16_384, "Maximum table contexts stored per session.")
+    successors: Annotated[int, Ge(1), Le(64)] = option(12, "Successors stored per table context.")
+    feedback: Annotated[int, Ge(0), Le(12)] = option(
+        8, "Learn the target's top-k tokens at every verified node; 0 disables it."
+    )
 
 
 @dataclass(frozen=True)
 class Options:
-    """How each drafter works."""
+    """The options of all drafters."""
 
     trigram: TrigramOptions = field(default_factory=TrigramOptions)
     retrieval: RetrievalOptions = field(default_factory=RetrievalOptions)

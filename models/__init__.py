@@ -1,4 +1,4 @@
-"""The embedded default: a small target, a smaller draft model and a base tri-gram table, with the recipe that made them."""
+"""The embedded models: a small target, a smaller draft model and a base tri-gram table, with their training recipe."""
 
 from pathlib import Path
 

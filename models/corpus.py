@@ -1,7 +1,7 @@
-"""The training text: Python sources that every machine with the project's environment already has.
+"""The training text: Python sources that are installed in the project's environment.
 
-Promises the same documents in the same order for the same installed versions. Knows nothing about tokens or models.
-Only the standard library (PSF licence) and packages under BSD, MIT or Apache-2.0 terms are read; `SOURCES` is the list.
+The same installed versions give the same documents in the same order. Knows nothing about tokens or models. `SOURCES` lists
+what is read: the standard library (PSF licence) and packages under BSD, MIT or Apache-2.0 terms.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
 SPECIAL_TOKENS = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
-HELD_OUT_SHARE = 1 / 64  # of files, by the hash of their text
+HELD_OUT_SHARE = 1 / 64  # fraction of files, chosen by the hash of their text
 MAX_FILE_BYTES = 200_000
 SKIPPED_FOLDERS = {
     *("test", "tests", "testing", "_vendor", "site-packages", "idlelib", "lib2to3", "encodings", "pydoc_data"),
@@ -33,11 +33,11 @@ SKIPPED_FOLDERS = {
 
 @dataclass(frozen=True)
 class Source:
-    """One body of text: an importable package, the folders of it that are read ("" = all), and its licence."""
+    """One importable package."""
 
     package: str
     licence: str
-    folders: tuple[str, ...] = ("",)
+    folders: tuple[str, ...] = ("",)  # folders of the package to read; "" reads all
 
 
 STANDARD_LIBRARY = Source("", "PSF-2.0")
@@ -71,21 +71,21 @@ SOURCES = (
 
 @dataclass(frozen=True)
 class Document:
-    """A piece of text that ends with `<|end|>`, and whether it belongs to the held-out part."""
+    """One training document."""
 
-    text: str
+    text: str  # ends with <|end|>
     held_out: bool
 
 
 def documents(seed: int = 0) -> list[Document]:
-    """All documents in a fixed random order: whole files, and functions rendered as chat (docstring asks, code answers)."""
-    found: list[Document] = []
+    """All documents, shuffled by `seed`: whole files, and functions as chats (the docstring asks, the code answers)."""
+    result: list[Document] = []
     for text in _files():
         held_out = int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) < HELD_OUT_SHARE * 2**32
-        found.append(Document(text + "<|end|>", held_out))
-        found.extend(Document(chat, held_out) for chat in _chats(text))
-    random.Random(seed).shuffle(found)
-    return found
+        result.append(Document(text + "<|end|>", held_out))
+        result.extend(Document(chat, held_out) for chat in _chats(text))
+    random.Random(seed).shuffle(result)
+    return result
 
 
 def _files() -> Iterator[str]:
@@ -113,7 +113,7 @@ def _paths(source: Source) -> Iterator[Path]:
 
 
 def _read(path: Path) -> str:
-    """The file's text, or "" when it is too large, not UTF-8, or mostly data rather than code."""
+    """The file's text, or "" if it is too large, not UTF-8, or data rather than code."""
     try:
         text = path.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError):
@@ -125,6 +125,7 @@ def _read(path: Path) -> str:
 
 
 def _chats(text: str) -> Iterator[str]:
+    """The functions of a source file as chats."""
     try:
         module = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -139,13 +140,14 @@ def _chats(text: str) -> Iterator[str]:
 
 
 def _question(node: ast.FunctionDef) -> str:
+    """A request for the function, made from its docstring; "" if the summary is missing, very short or very long."""
     docstring = ast.get_docstring(node)
     if not docstring:
         return ""
     summary = " ".join(docstring.split("\n\n")[0].split())
     if not 20 <= len(summary) <= 400:
         return ""
-    # The name picks the wording, so that the same function always asks the same way.
+    # The name determines the wording, so that a function always has the same question.
     wording = hashlib.sha256(node.name.encode()).digest()[0] % 4
     arguments = ", ".join(argument.arg for argument in node.args.args if argument.arg not in ("self", "cls"))
     return (
@@ -157,7 +159,7 @@ def _question(node: ast.FunctionDef) -> str:
 
 
 def _answer(node: ast.FunctionDef, lines: list[str]) -> str:
-    """The function's code without its decorators and docstring; "" when it is very short or long."""
+    """The function's code without decorators and docstring; "" if it is very short or very long."""
     body = node.body[1:]
     if not body or node.end_lineno is None:
         return ""

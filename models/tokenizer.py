@@ -1,4 +1,4 @@
-"""Trains the embedded models' tokenizer: a byte-level BPE whose pieces follow Python's line structure."""
+"""Trains the tokenizer of the embedded models: a byte-level BPE that follows Python's line structure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from transformers import PreTrainedTokenizerFast
 
 from models.corpus import CHAT_TEMPLATE, SPECIAL_TOKENS
 
-VOCABULARY = 4096  # tokens, the special ones included
-# A line break with the next line's indentation is one piece: in Python that pair carries most of the structure.
+VOCABULARY = 4096  # tokens, special tokens included
+# A line break and the indentation after it form one piece: together they carry most of Python's structure.
 PIECES = r"(?:\r?\n)+[ \t]*|[ _.]?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|[ \t]+(?=\S)|\s+"
 
 
 def train_tokenizer(texts: Iterable[str], folder: Path, context_tokens: int) -> PreTrainedTokenizerFast:
-    """Learns the merges from `texts` and writes tokenizer files, chat template included, to `folder`."""
+    """Learns the merges from `texts`, and writes the tokenizer with its chat template to `folder`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -1,7 +1,7 @@
 """Trains the embedded target and draft model: `python -m models.train`.
 
-Both learn from the same batches in one run, in bfloat16 autocast, on a GPU where there is one. The run resumes from its
-last checkpoint after an interruption; when the time budget is spent it writes models/embedded/.
+Both models learn from the same batches in one run, in bfloat16 autocast, on a GPU if there is one. An interrupted run resumes
+from its last checkpoint. When the time budget is spent, the run writes models/embedded/.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from models.tokenizer import VOCABULARY, train_tokenizer
 from verify.tokenizer import fingerprint
 
 CONTEXT_TOKENS = 2048
-END_ID = 0  # <|end|>: it also parts the documents
+END_ID = 0  # <|end|>, which also separates documents
 BASE_TABLE_BYTES = 8_000_000
 BATCH_TOKENS = 8192
 TARGET_SHAPE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8, "num_attention_heads": 4}
 DRAFT_SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
-# Most steps see short windows, which are cheaper; the last ones teach the far positions.
-LONG_WINDOW_SHARE = 0.15
+# Most steps use short windows, which are cheaper; the last ones train the far positions.
+LONG_WINDOW_SHARE = 0.15  # fraction of the training time
 SHORT_WINDOW_TOKENS = 512
 
 
 @dataclass
-class Progressed:
-    """What a checkpoint knows besides weights: tokens and seconds so far, and the loss of each model over time."""
+class RunState:
+    """The part of a checkpoint besides the weights."""
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    losses: list[tuple[int, float, float]] = field(default_factory=list)
+    losses: list[tuple[int, float, float]] = field(default_factory=list)  # tokens so far, loss of target and draft
 
 
 def build_model(shape: dict[str, int]) -> LlamaForCausalLM:
-    """A fresh Llama of `shape` with tied embeddings, float32."""
+    """A new Llama of `shape` with tied embeddings, float32."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         num_key_value_heads=shape["num_attention_heads"] // 2,
@@ -63,17 +63,17 @@ def build_model(shape: dict[str, int]) -> LlamaForCausalLM:
 
 
 class Learner:
-    """One model with its optimizers: Muon for the matrices of the layers, AdamW for embeddings and norms."""
+    """One model with its optimizers: Muon for the layers' matrices, AdamW for embeddings and norms."""
 
     def __init__(self, shape: dict[str, int], device: str, compiled: bool) -> None:
         self.model = build_model(shape).to(device)
         self.device = device
         matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
-        chosen = {id(p) for p in matrices}
-        rest = [p for p in self.model.parameters() if id(p) not in chosen]
+        matrix_ids = {id(p) for p in matrices}
+        others = [p for p in self.model.parameters() if id(p) not in matrix_ids]
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.Muon(matrices, lr=0.006, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(rest, lr=0.003, betas=(0.9, 0.95), weight_decay=0.0),
+            torch.optim.AdamW(others, lr=0.003, betas=(0.9, 0.95), weight_decay=0.0),
         ]
         self.base_rates = [group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups]
         self.loss = torch.compile(self._loss, dynamic=False) if compiled else self._loss
@@ -106,36 +106,46 @@ class Learner:
             optimizer.load_state_dict(saved)
 
 
-def prepare(folder: Path) -> tuple[PreTrainedTokenizerFast, np.ndarray, np.ndarray, int]:
-    """Tokenizer, training ids and held-out ids (uint16), and the held-out text's size in bytes; kept in `folder`."""
+@dataclass(frozen=True)
+class Data:
+    """The tokenized training text."""
+
+    tokenizer: PreTrainedTokenizerFast
+    train: np.ndarray  # uint16 [N]
+    held_out: np.ndarray  # uint16 [M]
+    held_out_bytes: int  # size of the held-out text
+
+
+def prepare(folder: Path) -> Data:
+    """Trains the tokenizer and tokenizes the text; `folder` caches both."""
     ready = folder / "data.npz"
     if ready.exists():
         data = np.load(ready)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
-        return tokenizer, data["train"], data["held_out"], int(data["held_out_bytes"])
+        return Data(tokenizer, data["train"], data["held_out"], int(data["held_out_bytes"]))
     folder.mkdir(parents=True, exist_ok=True)
-    found = documents()
-    tokenizer = train_tokenizer((d.text for d in found[::3]), folder / "tokenizer", CONTEXT_TOKENS)
+    texts = documents()
+    tokenizer = train_tokenizer((d.text for d in texts[::3]), folder / "tokenizer", CONTEXT_TOKENS)
     parts: dict[bool, list[np.ndarray]] = {False: [], True: []}
-    for document in found:
+    for document in texts:
         ids = tokenizer.backend_tokenizer.encode(document.text, add_special_tokens=False).ids
         parts[document.held_out].append(np.array(ids, np.uint16))
     train, held_out = np.concatenate(parts[False]), np.concatenate(parts[True])
-    held_out_bytes = sum(len(d.text.encode()) for d in found if d.held_out)
+    held_out_bytes = sum(len(d.text.encode()) for d in texts if d.held_out)
     np.savez(ready, train=train, held_out=held_out, held_out_bytes=held_out_bytes)
-    return tokenizer, train, held_out, held_out_bytes
+    return Data(tokenizer, train, held_out, held_out_bytes)
 
 
-def batch(train: np.ndarray, done: Progressed, window: int) -> torch.Tensor:
-    """The next `BATCH_TOKENS` tokens as rows of `window` + 1 ids, int64 [B, window+1]; the text is read in order."""
+def batch(ids: np.ndarray, done: RunState, window: int) -> torch.Tensor:
+    """The next `BATCH_TOKENS` tokens in reading order, int64 [B, window+1]."""
     rows = BATCH_TOKENS // window
-    starts = (done.tokens + np.arange(rows) * window) % (len(train) - window - 1)
-    return torch.from_numpy(np.stack([train[s : s + window + 1] for s in starts]).astype(np.int64))
+    starts = (done.tokens + np.arange(rows) * window) % (len(ids) - window - 1)
+    return torch.from_numpy(np.stack([ids[s : s + window + 1] for s in starts]).astype(np.int64))
 
 
 @torch.no_grad()
 def bits_per_byte(model: LlamaForCausalLM, held_out: np.ndarray, held_out_bytes: int, device: str) -> float:
-    """Mean code length of the held-out text under `model`, windows of the full context, in bits per byte of text."""
+    """Mean code length of the held-out text in bits per byte, in windows of the full context."""
     nats = 0.0
     for start in range(0, len(held_out) - 1, CONTEXT_TOKENS):
         ids = torch.from_numpy(held_out[start : start + CONTEXT_TOKENS + 1].astype(np.int64))[None].to(device)
@@ -146,21 +156,27 @@ def bits_per_byte(model: LlamaForCausalLM, held_out: np.ndarray, held_out_bytes:
 
 
 def rate_at(share: float) -> float:
-    """Learning rate schedule over the run's share done: short warm-up, flat, then linear to zero over the last half."""
+    """The learning rate factor after `share` of the run: a short warm-up, flat, then linear to zero in the second half."""
     return min(1.0, share / 0.01, (1.0 - share) / 0.5)
 
 
 def main(
-    minutes: float = typer.Option(60.0, help="Training time, resumed runs added up."),
+    minutes: float = typer.Option(60.0, help="Training time, including earlier runs that this one resumes."),
     folder: Path = typer.Option(Path("build/train"), help="Checkpoints and tokenized text."),
     compiled: bool = typer.Option(True, help="Use torch.compile."),
 ) -> None:
     """Train the embedded models and write them to models/embedded/."""
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokenizer, train, held_out, held_out_bytes = prepare(folder)
+    data = prepare(folder)
     learners = (Learner(TARGET_SHAPE, device, compiled), Learner(DRAFT_SHAPE, device, compiled))
-    done = resume(folder / "checkpoint.pt", learners)
+    done = train(learners, data.train, minutes, folder / "checkpoint.pt")
+    export(learners, data, done)
+
+
+def train(learners: tuple[Learner, Learner], ids: np.ndarray, minutes: float, checkpoint: Path) -> RunState:
+    """Trains until `minutes` are spent, and writes a checkpoint every 200 steps and at the end."""
+    done = resume(checkpoint, learners)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns) as bar:
         task = bar.add_task("training", total=minutes * 60, completed=int(done.seconds))
@@ -168,7 +184,7 @@ def main(
             started = time.monotonic()
             share = done.seconds / (minutes * 60)
             window = SHORT_WINDOW_TOKENS if share < 1 - LONG_WINDOW_SHARE else CONTEXT_TOKENS
-            tokens = batch(train, done, window).to(device)
+            tokens = batch(ids, done, window).to(learners[0].device)
             target, draft = (learner.step(tokens, rate_at(share)) for learner in learners)
             done.step += 1
             done.tokens += BATCH_TOKENS
@@ -177,44 +193,50 @@ def main(
                 done.losses.append((done.tokens, target, draft))
                 bar.console.print(f"step {done.step} tokens {done.tokens} target {target:.3f} draft {draft:.3f}")
             if done.step % 200 == 0:
-                save(folder / "checkpoint.pt", learners, done)
+                save(checkpoint, learners, done)
             bar.update(task, completed=done.seconds)
-    save(folder / "checkpoint.pt", learners, done)
+    save(checkpoint, learners, done)
+    return done
+
+
+def export(learners: tuple[Learner, Learner], data: Data, done: RunState) -> None:
+    """Writes the models, the tokenizer, the base table and a report to models/embedded/."""
+    device = learners[0].device
     report = {
         "sources": [asdict(source) for source in SOURCES],
         "device": device,
         "train_tokens_seen": done.tokens,
-        "train_tokens_available": len(train),
+        "train_tokens_available": len(data.train),
         "minutes": round(done.seconds / 60, 1),
-        "bytes_per_token": round(held_out_bytes / len(held_out), 3),
+        "bytes_per_token": round(data.held_out_bytes / len(data.held_out), 3),
     }
     for name, place, learner in (("target", TARGET, learners[0]), ("draft", DRAFT, learners[1])):
         report[f"{name}_parameters"] = sum(p.numel() for p in learner.model.parameters())
-        report[f"{name}_bits_per_byte"] = round(bits_per_byte(learner.model, held_out, held_out_bytes, device), 4)
+        report[f"{name}_bits_per_byte"] = round(bits_per_byte(learner.model, data.held_out, data.held_out_bytes, device), 4)
         learner.model.config.use_cache = learner.model.generation_config.use_cache = True
         learner.model.to("cpu", torch.bfloat16).save_pretrained(place)
-        tokenizer.save_pretrained(place)
-    contexts = ngram.build(BASE_TABLE, [train], fingerprint(tokenizer), VOCABULARY, max_bytes=BASE_TABLE_BYTES)
+        data.tokenizer.save_pretrained(place)
+    contexts = ngram.build(BASE_TABLE, [data.train], fingerprint(data.tokenizer), VOCABULARY, max_bytes=BASE_TABLE_BYTES)
     report["base_table_contexts"] = contexts
     (TARGET.parent / "training.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
 
 
-def save(path: Path, learners: tuple[Learner, ...], done: Progressed) -> None:
-    """Writes the checkpoint beside `path` and renames it, so that an interruption never leaves half a file."""
+def save(path: Path, learners: tuple[Learner, ...], done: RunState) -> None:
+    """Writes the checkpoint and renames it, so that an interruption leaves no partial file."""
     temporary = path.with_suffix(".partial")
     torch.save({"learners": [learner.state() for learner in learners], "done": asdict(done)}, temporary)
     temporary.rename(path)
 
 
-def resume(path: Path, learners: tuple[Learner, ...]) -> Progressed:
-    """Loads the checkpoint at `path` into `learners` where there is one."""
+def resume(path: Path, learners: tuple[Learner, ...]) -> RunState:
+    """Loads the checkpoint at `path` into `learners`, if it exists."""
     if not path.exists():
-        return Progressed()
+        return RunState()
     saved = torch.load(path, weights_only=True)
     for learner, state in zip(learners, saved["learners"], strict=True):
         learner.load(state)
-    return Progressed(**saved["done"])
+    return RunState(**saved["done"])
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What users touch: HTTP API, settings, command line, queue, worker process, sessions, metrics."""
+"""Everything users touch: HTTP API, settings, command line, queue, worker process, sessions, metrics."""

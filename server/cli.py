@@ -2,103 +2,137 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bench import cli as bench
-from bench.plan import PROMPTS
-from server.command import EXTRA_FLAGS, fail
+from server.command import EXTRA_FLAGS, ConfigOption, ModelOption, SettingsCommand, fail
+
+if TYPE_CHECKING:
+    from server.settings.sources import EffectiveSettings
+
+COMMANDS = "outrider.commands"  # entry point group: functions that add commands to the application
+
+DraftModelOption = Annotated[
+    str | None, typer.Option(help="Smaller model with the same tokenizer, for drafting. Short for --draft_model.path.")
+]
+DrafterOption = Annotated[
+    str | None,
+    typer.Option(
+        help="fusion, trigram, retrieval, lookup, lookahead, prediction or none; with a draft model also draft, "
+        "draft-tree, draft-graph and pearl. Short for --speculation.drafter."
+    ),
+]
+HostOption = Annotated[str | None, typer.Option(help="Address to listen on. Short for --server.host.")]
+PortOption = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free port. Short for --server.port.")]
 
 app = typer.Typer(
-    help="Low-latency LLM server: training-free drafts, exact verification.",
+    help="Low-latency LLM server with training-free speculative decoding.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 datastore = typer.Typer(help="Build and inspect the tables that drafters read.", no_args_is_help=True)
 app.add_typer(datastore, name="datastore")
-app.add_typer(bench.app, name="bench")
 
 
-@app.command(context_settings=EXTRA_FLAGS)
-def serve(
-    context: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="YAML file; configs/ has examples.")] = None,
-    model: Annotated[str | None, typer.Option(help="Local folder or Hugging Face id.")] = None,
-    draft_model: Annotated[str | None, typer.Option(help="A smaller model of the same family, to draft with.")] = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            help="fusion, trigram, retrieval, lookup, lookahead, prediction or none; with a draft model also draft, "
-            "draft-tree, draft-graph and pearl."
-        ),
-    ] = None,
-    host: Annotated[str | None, typer.Option()] = None,
-    port: Annotated[int | None, typer.Option()] = None,
+def print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"outrider {version('outrider')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def outrider(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
-    """Serve a model. Any setting also works as a flag: --section.name VALUE."""
-    from server.settings import SettingsError, load_settings, parse_flags
+    """Options of all commands."""
 
-    named: dict[str, Any] = {
-        "model.path": model,
-        "draft_model.path": draft_model,
-        "speculation.drafter": drafter,
-        "server.host": host,
-        "server.port": port,
+
+def with_settings(function: Callable[[EffectiveSettings], None]) -> Callable[..., None]:
+    """Registers a command that takes every setting as a flag, and passes the effective settings to `function`."""
+
+    def command(
+        context: typer.Context,
+        config: ConfigOption = None,
+        model: ModelOption = None,
+        draft_model: DraftModelOption = None,
+        drafter: DrafterOption = None,
+        host: HostOption = None,
+        port: PortOption = None,
+    ) -> None:
+        from server.settings import SettingsError
+        from server.settings.sources import load_effective
+
+        try:
+            effective = load_effective(config, setting_flags(context))
+        except SettingsError as error:
+            raise fail(str(error)) from None
+        function(effective)
+
+    command.__doc__ = function.__doc__
+    return app.command(function.__name__, cls=SettingsCommand, context_settings=EXTRA_FLAGS)(command)
+
+
+@with_settings
+def serve(effective: EffectiveSettings) -> None:
+    """Serve a model.
+
+    Every setting below is a flag. It also works in a YAML file (--config), and in the environment: OUTRIDER_SERVER__PORT=9000.
+    """
+    from server.serve import run  # imported after the flags are checked: this takes seconds
+
+    raise typer.Exit(run(effective.settings))
+
+
+@with_settings
+def config(effective: EffectiveSettings) -> None:
+    """Print the effective settings as YAML, with their origins.
+
+    Takes the flags of `outrider serve`. The origin of a value is default, file, environment or flag; API keys are masked.
+    """
+    from server.settings.printing import effective_yaml
+
+    print(effective_yaml(effective), end="")
+
+
+def setting_flags(context: typer.Context) -> dict[str, Any]:
+    """The settings given as flags, long (`--server.port`) and short (`--port`). Raises SettingsError."""
+    from server.settings import parse_flags
+
+    short_names = {
+        "model": "model.path",
+        "draft_model": "draft_model.path",
+        "drafter": "speculation.drafter",
+        "host": "server.host",
+        "port": "server.port",
     }
-    try:
-        flags = parse_flags(context.args) | {name: value for name, value in named.items() if value is not None}
-        settings = load_settings(config, flags)
-    except SettingsError as error:
-        raise fail(str(error)) from None
-    from server.serve import run  # takes seconds, which a wrong flag need not wait for
-
-    raise typer.Exit(run(settings))
-
-
-@app.command("verify-lossless", context_settings=EXTRA_FLAGS)
-def verify_lossless(
-    context: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="YAML file; configs/ has examples.")] = None,
-    model: Annotated[str | None, typer.Option(help="Local folder or Hugging Face id.")] = None,
-    drafter: Annotated[str, typer.Option(help="Names, separated by commas.")] = "fusion",
-    prompts: Annotated[Path, typer.Option(help="A .jsonl or .jsonl.gz file with a field `prompt`.")] = PROMPTS,
-    temperature: Annotated[str, typer.Option(help="Temperatures, separated by commas.")] = "0,0.8",
-    limit: Annotated[int | None, typer.Option(min=1, help="Use only so many prompts.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
-) -> None:
-    """Compare drafted answers with plain decoding's. Exit code 1 where one differs. Settings also work as flags."""
-    from bench.lossless import run
-    from bench.plan import BenchError, make_plan
-    from drafters.tables.array_file import ArrayFileError
-    from server.settings import SettingsError, load_settings, parse_flags
-    from verify.errors import ModelError
-
-    try:
-        settings = load_settings(config, parse_flags(context.args) | ({"model.path": model} if model else {}))
-        plan = make_plan(drafter, prompts, limit, temperature, max_tokens, 1)
-        found = run(settings, plan)
-    except (SettingsError, BenchError, ModelError, ArrayFileError) as error:
-        raise fail(str(error)) from None
-    raise typer.Exit(1 if found else 0)
+    options = [option for parameter in context.command.params for option in parameter.opts]
+    given = {name: context.params[option] for option, name in short_names.items() if context.params[option] is not None}
+    return parse_flags(context.args, options) | given
 
 
 @datastore.command("build")
 def datastore_build(
-    paths: Annotated[list[Path], typer.Argument(help="Text (.txt, .py, .md ...), .jsonl (field `text`), or folders of them.")],
-    out: Annotated[Path, typer.Option(help="The file (ngram) or folder (suffix) to write.")],
-    tokenizer: Annotated[str, typer.Option(help="Folder or Hugging Face id; default: the embedded model's.")] = "",
+    paths: Annotated[
+        list[Path], typer.Argument(help="Text files (.txt, .py, .md ...), .jsonl files (field `text`), or folders.")
+    ],
+    out: Annotated[Path, typer.Option(help="File (ngram) or folder (suffix) to write.")],
+    tokenizer: Annotated[str, typer.Option(help="Folder or Hugging Face id; defaults to the embedded model's.")] = "",
     kind: Annotated[str, typer.Option(help="ngram: base table of `trigram`; suffix: index of `retrieval`.")] = "ngram",
-    successors: Annotated[int, typer.Option(min=1, max=64, help="ngram: kept per context (the paper's t).")] = 12,
-    max_megabytes: Annotated[float | None, typer.Option(help="ngram: leave out rare contexts until the file fits.")] = None,
-    order: Annotated[int, typer.Option(min=2, max=4, help="ngram: 3 = tri-grams.")] = 3,
+    successors: Annotated[int, typer.Option(min=1, max=64, help="ngram: successors per context.")] = 12,
+    max_megabytes: Annotated[float | None, typer.Option(help="ngram: drop rare contexts until the file fits.")] = None,
+    order: Annotated[int, typer.Option(min=2, max=4, help="ngram: n-gram order; 3 for tri-grams.")] = 3,
     append: Annotated[bool, typer.Option(help="suffix: add to an existing datastore.")] = False,
 ) -> None:
-    """Build a table from a corpus. An interrupted suffix build goes on where it was when the command is given again."""
+    """Build a table from a corpus. Run the command again to resume an interrupted suffix build."""
     import models
-    from server.datastore import DatastoreError, build_ngram, build_suffix
+    from server.datastore_builder import DatastoreError, build_ngram, build_suffix
 
     tokenizer = tokenizer or str(models.TARGET)
     try:
@@ -106,8 +140,8 @@ def datastore_build(
             contexts = build_ngram(paths, out, tokenizer, successors, max_megabytes, order)
             print(f"{out}: {contexts} contexts, {out.stat().st_size / 1e6:.1f} MB")
         elif kind == "suffix":
-            made = build_suffix(paths, out, tokenizer, append)
-            print(f"{out}: {made.documents} documents, {made.tokens} tokens, {made.bytes / 1e6:.1f} MB")
+            built = build_suffix(paths, out, tokenizer, append)
+            print(f"{out}: {built.documents} documents, {built.tokens} tokens, {built.bytes / 1e6:.1f} MB")
         else:
             raise DatastoreError(f"There is no datastore kind {kind!r}; use ngram or suffix.")
     except DatastoreError as error:
@@ -116,23 +150,23 @@ def datastore_build(
 
 @datastore.command("merge")
 def datastore_merge(
-    folders: Annotated[list[Path], typer.Argument(help="Suffix datastores built with one tokenizer.")],
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    folders: Annotated[list[Path], typer.Argument(help="Suffix datastores built with the same tokenizer.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
 ) -> None:
-    """Make one datastore of several."""
-    from server.datastore import DatastoreError, merge
+    """Merge several suffix datastores into one."""
+    from server.datastore_builder import DatastoreError, merge
 
     try:
-        made = merge(out, folders)
+        merged = merge(out, folders)
     except DatastoreError as error:
         raise fail(str(error)) from None
-    print(f"{out}: {made.documents} documents, {made.tokens} tokens, {made.bytes / 1e6:.1f} MB")
+    print(f"{out}: {merged.documents} documents, {merged.tokens} tokens, {merged.bytes / 1e6:.1f} MB")
 
 
 @datastore.command("info")
-def datastore_info(path: Annotated[Path, typer.Argument(help="A datastore folder or an n-gram table.")]) -> None:
-    """Print what a table holds."""
-    from server.datastore import DatastoreError, describe
+def datastore_info(path: Annotated[Path, typer.Argument(help="Suffix datastore or n-gram table.")]) -> None:
+    """Describe a table."""
+    from server.datastore_builder import DatastoreError, describe
 
     try:
         for name, value in describe(path).items():
@@ -141,8 +175,19 @@ def datastore_info(path: Annotated[Path, typer.Argument(help="A datastore folder
         raise fail(str(error)) from None
 
 
+def add_plugins(application: typer.Typer) -> None:
+    """Adds the commands of every entry point. One that cannot be loaded costs a line on stderr, and only its own commands."""
+    for plugin in entry_points(group=COMMANDS):
+        try:
+            plugin.load()(application)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            print(f"outrider: the commands of {plugin.name!r} ({plugin.value}) cannot be loaded: {reason}", file=sys.stderr)
+
+
 def main() -> None:
     """The console script."""
+    add_plugins(app)
     app()
 
 

@@ -1,4 +1,4 @@
-"""Start-up mistakes are one sentence and exit code 2; Ctrl-C ends quietly; a table is built from the command line."""
+"""The commands: mistakes are one sentence and exit code 2, help is quick, settings are shown, tables are built."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import typer
+import yaml
+from typer.testing import CliRunner, Result
 
+from server import cli
+from server.cli import app
 from tests.integration.conftest import start
 
 
@@ -21,10 +29,11 @@ def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["serve", "--port", "99999"], "'server.port' is wrong"),
+        (["serve", "--port", "99999"], "'server.port' is invalid"),
         (["serve", "--prot", "8000"], "is not a flag"),
-        (["serve", "--speculation.drafer", "none"], "no setting 'speculation.drafer'"),
-        (["serve", "--drafter", "magic"], "'speculation.drafter' is wrong"),
+        (["serve", "--speculation.drafer", "none"], "no setting 'speculation.drafer'; did you mean speculation.drafter?"),
+        (["config", "--prot", "8000"], "is not a flag; did you mean --port?"),
+        (["serve", "--drafter", "magic"], "'speculation.drafter' is invalid"),
         (["serve", "--config", "/no/such.yaml"], "cannot be read"),
         (["serve", "--model", "/no/such/model"], "/no/such/model"),
         (["datastore", "build", "/no/such/text", "--out", "/tmp/x"], "no file or folder"),
@@ -38,6 +47,97 @@ def test_mistakes_are_one_sentence(arguments: list[str], words: str) -> None:
     assert done.returncode == 2
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    script = """
+import sys
+from server import cli
+sys.argv = ["outrider", "--help"]
+try:
+    cli.main()
+except SystemExit:
+    heavy = {"torch", "numba", "numpy", "transformers", "fastapi", "pydantic", "yaml"} & set(sys.modules)
+    sys.exit(f"imported {heavy}" if heavy else 0)
+"""
+    seconds = []
+    for _ in range(3):
+        started = time.monotonic()
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        seconds.append(time.monotonic() - started)
+        assert done.returncode == 0, done.stderr
+        assert "serve" in done.stdout
+    assert min(seconds) < 1  # 0.2 s on an idle machine
+
+
+def test_the_version_is_printed() -> None:
+    assert run("--version").output == f"outrider {version('outrider')}\n"
+
+
+def test_no_arguments_print_help() -> None:
+    assert "Usage:" in run().output
+    assert "Usage:" in run("datastore").output
+
+
+def test_shell_completion_is_offered() -> None:
+    assert {"--install-completion", "--show-completion"} <= set(run("--help").output.split())
+
+
+def test_config_prints_the_effective_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("auth: {keys: {alice: sk-alices-key}}\nlogging: {level: debug}\n")
+    monkeypatch.setenv("OUTRIDER_SESSIONS__CAPACITY", "2")
+    arguments = ("config", "--config", str(tmp_path / "c.yaml"), "--port", "9", "--model", "./m", "--limits.choices", "3")
+    result = run(*arguments)
+    assert result.exit_code == 0
+    shown = yaml.safe_load(result.output)
+    assert (shown["server"]["port"], shown["model"]["path"], shown["limits"]["choices"]) == (9, "./m", 3)
+    assert (shown["sessions"]["capacity"], shown["logging"]["level"]) == (2, "debug")
+    for line in ("port: 9  # flag", "path: ./m  # flag", "capacity: 2  # environment", "level: debug  # file"):
+        assert f"  {line}\n" in result.output
+    assert "sk-alices-key" not in result.output
+
+
+def test_serve_help_lists_the_settings() -> None:
+    output = run("serve", "--help").output
+    assert "--scheduling.max_active " in output
+    assert "Address to listen on." in output
+
+
+class Plugin:
+    """An entry point that adds one command, or fails."""
+
+    name, value = "extra", "extra.cli:register"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def load(self) -> Callable[[typer.Typer], None]:
+        if self._error:
+            raise self._error
+
+        def register(application: typer.Typer) -> None:
+            application.command("extra")(lambda: print("extra command"))
+
+        return register
+
+
+def test_entry_points_add_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "entry_points", lambda group: [Plugin()])
+    application = typer.Typer()
+    application.command("first")(lambda: None)
+    cli.add_plugins(application)
+    assert CliRunner().invoke(application, ["extra"]).output == "extra command\n"
+
+
+def test_a_broken_entry_point_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli, "entry_points", lambda group: [Plugin(ImportError("No module\nnamed 'extra'"))])
+    cli.add_plugins(typer.Typer())
+    message = "outrider: the commands of 'extra' (extra.cli:register) cannot be loaded: No module named 'extra'\n"
+    assert capsys.readouterr().err == message
 
 
 def test_a_taken_port_is_one_sentence() -> None:

@@ -14,7 +14,8 @@ from bench.plan import BenchError
 
 
 def test_a_worker_is_found_among_the_children() -> None:
-    command = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'input() # spawn_main'], stdin=0); p.wait()"
+    worker = "input()  # server.worker.main"
+    command = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {worker!r}], stdin=0).wait()"
     parent = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE)
     try:
         assert parent.pid in children(os.getpid())

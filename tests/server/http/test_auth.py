@@ -11,7 +11,7 @@ import openai
 import pytest
 
 import models
-from server.datastore import build_suffix
+from server.datastore_builder import build_suffix
 from server.http.auth import ANYONE, Authenticator, is_loopback
 from server.http.errors import APIError
 from server.settings import SettingsError, load_settings

@@ -74,7 +74,7 @@ def test_the_budget_of_a_request(tiny_runner: ModelRunner) -> None:
 
 
 def test_a_datastore_of_a_key_is_read_for_its_requests_alone(tmp_path: Path) -> None:
-    from server.datastore import build_suffix
+    from server.datastore_builder import build_suffix
 
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 20)
     build_suffix([tmp_path / "text.txt"], tmp_path / "store", str(models.TARGET), append=False)

@@ -1,4 +1,4 @@
-"""Builds the drafters' tables from text files: reads, tokenizes in blocks, counts."""
+"""Builds the drafters' tables from text files: reads the files, tokenizes them in blocks, counts or indexes the tokens."""
 
 from __future__ import annotations
 
@@ -19,58 +19,44 @@ from verify.tokenizer import fingerprint, load_tokenizer
 
 BLOCK_TOKENS = 32_000_000  # sorting a block takes about 80 bytes per token
 TEXT_SUFFIXES = {
-    ".txt",
-    ".md",
-    ".py",
-    ".rst",
-    ".c",
-    ".h",
-    ".cpp",
-    ".js",
-    ".ts",
-    ".go",
-    ".rs",
-    ".java",
-    ".html",
-    ".css",
-    ".yaml",
-    ".toml",
+    *(".txt", ".md", ".rst", ".html", ".css", ".yaml", ".toml", ".jsonl"),
+    *(".py", ".c", ".h", ".cpp", ".js", ".ts", ".go", ".rs", ".java"),
 }
 
 
 class DatastoreError(ValueError):
-    """The datastore cannot be built; the message says why."""
+    """The datastore cannot be built or read. The message is one sentence that says why."""
 
 
 def build_ngram(
     paths: Sequence[Path], out: Path, tokenizer: str, successors: int, max_megabytes: float | None, order: int = 3
 ) -> int:
-    """Counts all texts below `paths` into an n-gram table; returns its number of contexts. Raises DatastoreError."""
+    """Counts the texts in `paths` into an n-gram table. Returns its number of contexts. Raises DatastoreError."""
     loaded = _tokenizer(tokenizer)
-    separator = len(loaded)  # no token: texts are counted apart
+    separator = len(loaded)  # not a token id: no n-gram spans two texts
     max_bytes = None if max_megabytes is None else int(max_megabytes * 1e6)
     with Progress() as progress:
-        texts = read_all(find_files(paths), progress)
-        blocks = token_blocks(texts, loaded)
+        blocks = token_blocks(read_all(find_files(paths), progress), loaded)
         return ngram.build(out, blocks, fingerprint(loaded), separator, successors, max_bytes, order)
 
 
 def build_suffix(paths: Sequence[Path], out: Path, tokenizer: str, append: bool) -> datastore.Description:
-    """Indexes all texts below `paths` as a datastore of `retrieval`, or adds them to one. Raises DatastoreError."""
+    """Indexes the texts in `paths` as a suffix datastore, or appends them to one. Raises DatastoreError."""
     loaded = _tokenizer(tokenizer)
-    mark = fingerprint(loaded)
+    tokenizer_fingerprint = fingerprint(loaded)
     if append:
-        _check(out, mark)
+        _check_existing(out, tokenizer_fingerprint)
     files = find_files(paths)
-    plan = "\n".join([mark, str(append), *(f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)])
+    versions = (f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)
+    plan = "\n".join([tokenizer_fingerprint, str(append), *versions])  # an interrupted build resumes only the same plan
     with Progress() as progress:
         blocks = token_blocks(read_all(files, progress), loaded)
-        datastore.build(out, blocks, len(loaded), mark, plan, append)
+        datastore.build(out, blocks, len(loaded), tokenizer_fingerprint, plan, append)
     return datastore.describe(out)
 
 
 def merge(out: Path, folders: Sequence[Path]) -> datastore.Description:
-    """One datastore with all that `folders` hold. Raises DatastoreError."""
+    """Merges the datastores in `folders` into one. Raises DatastoreError."""
     try:
         datastore.merge(out, folders)
     except ArrayFileError as error:
@@ -79,16 +65,20 @@ def merge(out: Path, folders: Sequence[Path]) -> datastore.Description:
 
 
 def describe(path: Path) -> dict[str, object]:
-    """What a datastore folder or an n-gram table holds. Raises DatastoreError."""
+    """The properties of a suffix datastore or an n-gram table, by name. Raises DatastoreError."""
     try:
         if path.is_dir():
             return {"kind": suffix.KIND, **asdict(datastore.describe(path))}
         file = array_file.load(path, ngram.KIND)
     except ArrayFileError as error:
         raise DatastoreError(str(error)) from None
-    contexts, successors = len(file.arrays["keys"]), len(file.arrays["tokens"])
-    size, mark = path.stat().st_size, file.metadata["fingerprint"]
-    return {"kind": ngram.KIND, "contexts": contexts, "successors": successors, "bytes": size, "fingerprint": mark}
+    return {
+        "kind": ngram.KIND,
+        "contexts": len(file.arrays["keys"]),
+        "successors": len(file.arrays["tokens"]),
+        "bytes": path.stat().st_size,
+        "fingerprint": file.metadata["fingerprint"],
+    }
 
 
 def _tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -98,15 +88,15 @@ def _tokenizer(path: str) -> PreTrainedTokenizerBase:
         raise DatastoreError(str(error)) from None
 
 
-def _check(folder: Path, mark: str) -> None:
+def _check_existing(folder: Path, tokenizer_fingerprint: str) -> None:
     try:
-        datastore.open_blocks(folder, mark)
+        datastore.open_blocks(folder, tokenizer_fingerprint)
     except ArrayFileError as error:
         raise DatastoreError(str(error)) from None
 
 
 def read_all(files: Sequence[Path], progress: Progress) -> Iterator[str]:
-    """All texts of all files, shown on a progress bar by the bytes read."""
+    """The texts of all files in order; `progress` counts the bytes read."""
     task = progress.add_task("reading", total=sum(file.stat().st_size for file in files))
     for file in files:
         yield from read_texts(file)
@@ -114,22 +104,22 @@ def read_all(files: Sequence[Path], progress: Progress) -> Iterator[str]:
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
-    """The files that `paths` name, folders searched for text. Raises DatastoreError."""
+    """The files in `paths`; folders are searched for text files. Raises DatastoreError."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found += sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in TEXT_SUFFIXES | {".jsonl"})
+            found += sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in TEXT_SUFFIXES)
         elif path.is_file():
             found.append(path)
         else:
             raise DatastoreError(f"There is no file or folder {path}.")
     if not found:
-        raise DatastoreError("No text files there; give .txt, .py, .md or .jsonl files, or folders that hold some.")
+        raise DatastoreError("No text files found; give .txt, .py, .md or .jsonl files, or folders that contain some.")
     return found
 
 
 def read_texts(file: Path) -> Iterator[str]:
-    """The file's texts: one per line's field `text` for .jsonl, else the whole file. Raises DatastoreError."""
+    """The file's texts: the field `text` of each line of a .jsonl file, otherwise the whole file. Raises DatastoreError."""
     if file.suffix != ".jsonl":
         yield file.read_text(encoding="utf-8", errors="replace")
         return
@@ -138,12 +128,12 @@ def read_texts(file: Path) -> Iterator[str]:
             try:
                 text = json.loads(line)["text"]
             except (ValueError, KeyError, TypeError):
-                raise DatastoreError(f'{file} line {number} is not JSON with a field "text".') from None
+                raise DatastoreError(f'{file} line {number} is not a JSON object with a field "text".') from None
             yield str(text)
 
 
 def token_blocks(texts: Iterator[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[NDArray[np.uint32]]:
-    """The texts as token ids, before each the number of tokens as separator, in blocks of about BLOCK_TOKENS."""
+    """The texts' token ids, uint32, in blocks of about BLOCK_TOKENS. The vocabulary size precedes each text as a separator."""
     separator = len(tokenizer)
     parts: list[NDArray[np.uint32]] = []
     size = 0

@@ -1,4 +1,4 @@
-"""Tables are built from files as the command line gives them, and describe themselves."""
+"""Tables are built from files and folders, and can be described."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,10 @@ import pytest
 
 from drafters.options import RetrievalOptions
 from drafters.retrieval import RetrievalDrafter
-from drafters.tables import datastore as store
+from drafters.tables import datastore
 from models import TARGET
-from server import datastore
-from server.datastore import DatastoreError
+from server import datastore_builder
+from server.datastore_builder import DatastoreError
 from tests.drafts import Driven
 from verify.tokenizer import load_tokenizer
 
@@ -30,7 +30,7 @@ def corpus(tmp_path: Path) -> Path:
 
 def drafted(folder: Path, text: str) -> set[str]:
     tokenizer = load_tokenizer(TOKENIZER)
-    drafter = Driven(RetrievalDrafter(store.load(folder), RetrievalOptions()))
+    drafter = Driven(RetrievalDrafter(datastore.load(folder), RetrievalOptions()))
     drafter.begin(np.array(tokenizer.encode(text), np.int32))
     tree = drafter.propose(32)
     return {tokenizer.decode(tree.path(row)) for row in range(len(tree))}
@@ -38,31 +38,31 @@ def drafted(folder: Path, text: str) -> set[str]:
 
 def test_a_suffix_datastore_is_built_and_appended_to(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "store"
-    made = datastore.build_suffix([corpus], out, TOKENIZER, append=False)
+    made = datastore_builder.build_suffix([corpus], out, TOKENIZER, append=False)
     assert made.documents == 2
     assert "left" in drafted(out, "def add(")
     (tmp_path / "more.txt").write_text("def add(first, second):\n")
-    assert datastore.build_suffix([tmp_path / "more.txt"], out, TOKENIZER, append=True).documents == 3
+    assert datastore_builder.build_suffix([tmp_path / "more.txt"], out, TOKENIZER, append=True).documents == 3
     assert {"left", "first"} <= drafted(out, "def add(")
-    merged = datastore.merge(tmp_path / "both", [out, out])
+    merged = datastore_builder.merge(tmp_path / "both", [out, out])
     assert merged.documents == 6
-    assert datastore.describe(out)["kind"] == "suffix"
+    assert datastore_builder.describe(out)["kind"] == "suffix"
 
 
 def test_a_table_describes_itself(corpus: Path, tmp_path: Path) -> None:
-    contexts = datastore.build_ngram([corpus], tmp_path / "t", TOKENIZER, 12, None)
-    assert datastore.describe(tmp_path / "t")["contexts"] == contexts
+    contexts = datastore_builder.build_ngram([corpus], tmp_path / "t", TOKENIZER, 12, None)
+    assert datastore_builder.describe(tmp_path / "t")["contexts"] == contexts
 
 
 def test_mistakes_are_sentences(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(DatastoreError, match="no file or folder"):
-        datastore.find_files([tmp_path / "nothing"])
+        datastore_builder.find_files([tmp_path / "nothing"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(DatastoreError, match="No text files"):
-        datastore.find_files([tmp_path / "empty"])
+        datastore_builder.find_files([tmp_path / "empty"])
     with pytest.raises(DatastoreError, match="not a datastore folder"):
-        datastore.build_suffix([corpus], tmp_path / "empty", TOKENIZER, append=True)
+        datastore_builder.build_suffix([corpus], tmp_path / "empty", TOKENIZER, append=True)
     with pytest.raises(DatastoreError, match="is not a datastore file"):
-        datastore.describe(corpus / "image.png")
+        datastore_builder.describe(corpus / "image.png")
     with pytest.raises(DatastoreError, match="not a datastore folder"):
-        datastore.merge(tmp_path / "x", [tmp_path / "empty"])
+        datastore_builder.merge(tmp_path / "x", [tmp_path / "empty"])

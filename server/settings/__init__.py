@@ -1,0 +1,38 @@
+"""The settings: their tree, the sources that they are loaded from, and their reference."""
+
+from server.settings.sources import load_settings, parse_flags
+from server.settings.tree import (
+    ApiKey,
+    Auth,
+    DraftModel,
+    Limits,
+    Logging,
+    Model,
+    Responses,
+    Scheduling,
+    Server,
+    Sessions,
+    Settings,
+    SettingsError,
+    Speculation,
+    Tracing,
+)
+
+__all__ = [
+    "ApiKey",
+    "Auth",
+    "DraftModel",
+    "Limits",
+    "Logging",
+    "Model",
+    "Responses",
+    "Scheduling",
+    "Server",
+    "Sessions",
+    "Settings",
+    "SettingsError",
+    "Speculation",
+    "Tracing",
+    "load_settings",
+    "parse_flags",
+]

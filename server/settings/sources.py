@@ -1,0 +1,163 @@
+"""Loads the settings: flags override the environment, the environment overrides the file, the file overrides the defaults.
+
+A setting has one name in YAML (`speculation.drafter`), in the environment (`OUTRIDER_SPECULATION__DRAFTER`) and as a
+flag (`--speculation.drafter`). Unknown names are errors. Nothing else in the project reads settings from the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, PydanticBaseSettingsSource
+from pydantic_settings import SettingsError as UnreadableError
+
+from drafters.options import NEED_A_MODEL
+from server.settings.reference import setting_names
+from server.settings.tree import Auth, Settings, SettingsError, parse_list
+
+Origin = Literal["default", "file", "environment", "flag"]
+FILE: Origin = "file"
+
+
+@dataclass(frozen=True)
+class EffectiveSettings:
+    """The settings, and the origin of each value by dotted name. Names that are missing in `origins` have their default."""
+
+    settings: Settings
+    origins: dict[str, Origin]
+
+
+def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+    """The settings from `file`, the environment and `flags` (values by dotted name). Raises SettingsError."""
+    return load_effective(file, flags).settings
+
+
+def load_effective(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> EffectiveSettings:
+    """The settings and their origins. Raises SettingsError."""
+    content = _read(file) if file else {}
+    tree: dict[str, Any] = {}
+    for name, value in (flags or {}).items():
+        _insert(tree, name.split("."), value)
+
+    class LayeredSettings(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, env_settings, InitSettingsSource(settings_cls, content)
+
+    try:
+        values = dict(LayeredSettings(**tree))
+        layers: dict[Origin, dict[str, Any]] = {"file": content, "environment": EnvSettingsSource(Settings)(), "flag": tree}
+        origins: dict[str, Origin] = {name: origin for origin, layer in layers.items() for name in dotted_names(layer)}
+        if values["auth"].file:
+            values["auth"], key_names = _add_keys_from_file(values["auth"])
+            origins = {**dict.fromkeys(key_names, FILE), **origins}
+    except ValidationError as error:
+        raise SettingsError(_sentence(error)) from None
+    except UnreadableError as error:
+        raise SettingsError(f"A setting in the environment cannot be read: {' '.join(str(error).split())}.") from None
+    drafter = values["speculation"].drafter
+    if drafter in NEED_A_MODEL and values["draft_model"].path is None:
+        raise SettingsError(f"The drafter {drafter!r} needs a draft model; set one with --draft-model.")
+    return EffectiveSettings(Settings.model_construct(**values), origins)
+
+
+def parse_flags(arguments: Sequence[str], options: Iterable[str] = ()) -> dict[str, Any]:
+    """Parses `--section.name VALUE` and `--section.name=VALUE` into values by dotted name, and JSON lists into lists.
+
+    `options` are the command's other flags, such as `--port`, which an error may suggest. Raises SettingsError.
+    """
+    found: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        if not flag.startswith("--") or "." not in flag:
+            raise SettingsError(
+                f"{flag!r} is not a flag{_did_you_mean(_nearest_flag(flag, options))} `outrider serve --help` lists all flags."
+            )
+        if not equals:
+            if not rest:
+                raise SettingsError(f"{flag} needs a value.")
+            value = rest.pop(0)
+        found[flag.removeprefix("--")] = parse_list(flag, value) if value.startswith("[") else value
+    return found
+
+
+def dotted_names(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The dotted names of all leaves of a tree of mappings."""
+    names: list[str] = []
+    for name, value in tree.items():
+        names += dotted_names(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [f"{prefix}{name}"]
+    return names
+
+
+def _nearest_flag(flag: str, options: Iterable[str]) -> str | None:
+    """The flag that a mistyped one resembles most; a setting's section may be missing."""
+    flags: dict[str, str] = {}
+    for name in setting_names():
+        flags[name] = flags[name.rpartition(".")[2]] = f"--{name}"
+    flags |= {_normalised(option): option for option in options}
+    close = get_close_matches(_normalised(flag), flags, n=1)
+    return flags[close[0]] if close else None
+
+
+def _normalised(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
+
+
+def _did_you_mean(name: str | None) -> str:
+    return f"; did you mean {name}?" if name else ";"
+
+
+def _add_keys_from_file(auth: Auth) -> tuple[Auth, list[str]]:
+    """The section with the keys of `auth.file` added, and the dotted names of those keys. Raises SettingsError."""
+    assert auth.file is not None
+    keys = _read(auth.file)
+    names = dotted_names(keys, "auth.keys.")
+    try:
+        return Auth.model_validate({**vars(auth), "keys": {**keys, **auth.keys}}), names
+    except ValidationError as error:
+        name = ".".join(str(part) for part in error.errors()[0]["loc"][1:])
+        raise SettingsError(f"The key {name!r} in {auth.file} is invalid: {error.errors()[0]['msg']}.") from None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text()) or {}
+    except OSError as error:
+        raise SettingsError(f"The configuration file {file} cannot be read: {error.strerror}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"The configuration file {file} is not valid YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(content, dict):
+        raise SettingsError(f"The configuration file {file} must contain sections such as `model:` and `server:`.")
+    return content
+
+
+def _insert(tree: dict[str, Any], parts: Sequence[str], value: Any) -> None:
+    for part in parts[:-1]:
+        tree = tree.setdefault(part, {})
+        if not isinstance(tree, dict):
+            raise SettingsError(f"{'.'.join(parts)!r} cannot be set: {part!r} is not a section.")
+    tree[parts[-1]] = value
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        near = next(iter(get_close_matches(name, setting_names(), n=1)), None)
+        return f"There is no setting {name!r}{_did_you_mean(near)} `outrider serve --help` lists all settings."
+    value = "" if "keys" in name else f" (got {first['input']!r})"  # API keys never appear in messages
+    return f"The setting {name!r} is invalid: {first['msg']}{value}."

@@ -1,0 +1,268 @@
+"""Every setting with its type, default, bounds and description, in one frozen tree.
+
+Knows nothing about where values come from (see `sources`) or how the settings are printed (see `reference`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+import models
+from drafters.interface import MAX_NODES
+from drafters.options import (
+    DrafterName,
+    DraftGraphOptions,
+    DraftOptions,
+    DraftTreeOptions,
+    FusionOptions,
+    LookaheadOptions,
+    LookupOptions,
+    Options,
+    PearlOptions,
+    PredictionOptions,
+    RetrievalOptions,
+    TrigramOptions,
+)
+
+
+class SettingsError(ValueError):
+    """A setting is invalid. The message is one sentence that names the setting and the values it accepts."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Server(Section):
+    """The HTTP front end."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free port.")
+    keep_alive_seconds: float = Field(15.0, gt=0, description="Interval of SSE keep-alive comments on an idle stream.")
+    coalesce_ms: int = Field(
+        0, ge=0, le=10_000, description="Flush streams at this interval, which hides draft acceptance; 0 sends tokens at once."
+    )
+    drain_seconds: float = Field(30.0, ge=0, description="Grace period for running requests at shutdown.")
+    cors_origins: tuple[str, ...] = Field((), description="Allowed CORS origins; empty disables CORS.")
+
+
+class ApiKey(Section):
+    """One client's API key, its datastores and its quotas."""
+
+    key: SecretStr = Field(min_length=8, description="The secret that the client sends as a bearer token.")
+    datastores: tuple[str, ...] = Field((), description="Suffix datastores searched for this key's requests only.")
+    max_concurrent: int | None = Field(None, ge=1, description="Overrides auth.max_concurrent for this key.")
+    requests_per_minute: int | None = Field(None, ge=1, description="Overrides auth.requests_per_minute for this key.")
+
+
+def _expand_bare_key(value: Any) -> Any:
+    return {"key": value} if isinstance(value, str) else value
+
+
+class Auth(Section):
+    """API keys and quotas. Without keys, every request is accepted."""
+
+    file: Path | None = Field(None, description="YAML file with further keys, in the format of auth.keys.")
+    keys: dict[str, Annotated[ApiKey, BeforeValidator(_expand_bare_key)]] = Field(
+        {}, description="API keys by client name; each value is a key, or a section with key, datastores and quotas."
+    )
+    open: bool = Field(False, description="Allow a public address without API keys.")
+    max_concurrent: int | None = Field(None, ge=1, description="Concurrent requests per key; null sets no limit.")
+    requests_per_minute: int | None = Field(None, ge=1, description="Requests per minute and key; null sets no limit.")
+
+
+class Model(Section):
+    """The target model."""
+
+    path: str = Field(
+        str(models.TARGET),
+        description="Local folder or Hugging Face id.",
+        json_schema_extra={"default": "the embedded model"},
+    )
+    name: str | None = Field(None, description="Model name in the API; null uses the last part of the path.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Data type; auto uses the checkpoint's."
+    )
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N; auto uses a GPU if there is one."
+    )
+    context_tokens: int | None = Field(None, ge=16, description="Context length; null uses the model's maximum.")
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads of the worker; null uses one per core, or a single one for small models."
+    )
+    pack: bool = Field(True, description="On a CPU, repack the weights of linear layers for faster small matrix products.")
+    trace: bool = Field(True, description="On a CPU, trace the forward so that it runs without Python.")
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto", description="On a GPU, compile the layers with torch.compile; auto compiles where it is supported."
+    )
+    tool_format: Literal["auto", "hermes", "llama3", "mistral", "pythonic"] = Field(
+        "auto", description="Format of the model's tool calls; auto detects it from the chat template."
+    )
+    trust_remote_code: bool = Field(False, description="Run code from the model's folder; enable only for trusted models.")
+
+    @property
+    def served_name(self) -> str:
+        embedded = self.path == str(models.TARGET)
+        return self.name or (models.NAME if embedded else self.path.rstrip("/").rsplit("/", 1)[-1])
+
+
+class DraftModel(Section):
+    """The draft model: a smaller model with the target's tokenizer."""
+
+    path: str | None = Field(None, description="Local folder or Hugging Face id; null loads no draft model.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Data type; auto uses the checkpoint's."
+    )
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N, for example a second GPU."
+    )
+    threads: int = Field(1, ge=1, description="CPU threads of the draft model.")
+    trust_remote_code: bool = Field(False, description="Run code from the model's folder; enable only for trusted models.")
+
+
+class Speculation(Section):
+    """How drafts are made."""
+
+    drafter: DrafterName = Field(
+        "fusion", description="Default drafter. The draft, draft-tree, draft-graph and pearl drafters need a draft model."
+    )
+    max_nodes: Literal["auto"] | Annotated[int, Field(ge=0, le=MAX_NODES)] = Field(
+        "auto", description="Maximum draft nodes per step; auto measures how many pay off, 0 is plain decoding."
+    )
+    cost_folder: Path | None = Field(
+        Path("~/.cache/outrider"), description="Folder of measured step costs; null measures them at every start."
+    )
+    trigram: TrigramOptions = TrigramOptions()
+    retrieval: RetrievalOptions = RetrievalOptions()
+    lookup: LookupOptions = LookupOptions()
+    lookahead: LookaheadOptions = LookaheadOptions()
+    prediction: PredictionOptions = PredictionOptions()
+    fusion: FusionOptions = FusionOptions()
+    draft: DraftOptions = DraftOptions()
+    draft_tree: DraftTreeOptions = DraftTreeOptions()
+    draft_graph: DraftGraphOptions = DraftGraphOptions()
+    pearl: PearlOptions = PearlOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _decode_nested_lists(cls, given: Any) -> Any:
+        """Decodes lists of nested sections, which pydantic-settings passes on as JSON text."""
+        if isinstance(given, dict):
+            for section in given.values():
+                for name, value in section.items() if isinstance(section, dict) else ():
+                    if isinstance(value, str) and value.startswith("["):
+                        section[name] = parse_list(name, value)
+        return given
+
+    @property
+    def options(self) -> Options:
+        """The options of all drafters."""
+        return Options(
+            trigram=self.trigram,
+            retrieval=self.retrieval,
+            lookup=self.lookup,
+            lookahead=self.lookahead,
+            prediction=self.prediction,
+            fusion=self.fusion,
+            draft=self.draft,
+            draft_tree=self.draft_tree,
+            draft_graph=self.draft_graph,
+            pearl=self.pearl,
+        )
+
+
+class Sessions(Section):
+    """State kept between the requests of a session."""
+
+    capacity: int = Field(8, ge=0, description="Maximum idle sessions; the least recently used is evicted first.")
+    ttl_seconds: float = Field(1800.0, gt=0, description="Idle time after which a session is evicted.")
+    slots: int | None = Field(
+        None,
+        ge=1,
+        description="KV caches on the device; other sessions are swapped to host memory. null fits as many as possible.",
+    )
+
+
+class Scheduling(Section):
+    """The queue in front of the worker."""
+
+    max_active: int = Field(4, ge=1, le=64, description="Requests served concurrently, one step each in turn.")
+    max_waiting: int = Field(64, ge=0, description="Maximum queued requests; further ones get a 429.")
+    max_waiting_tokens: int = Field(1 << 20, ge=1, description="Maximum prompt tokens of all queued requests.")
+    queue_seconds: float | None = Field(None, gt=0, description="Maximum time in the queue before a 503; null sets no limit.")
+    request_seconds: float | None = Field(
+        None, gt=0, description="Maximum time per request before an error; null sets no limit."
+    )
+    stall_seconds: float = Field(120.0, gt=0, description="A busy worker that is silent for this long is restarted.")
+
+
+class Responses(Section):
+    """Responses stored in memory for /v1/responses."""
+
+    capacity: int = Field(1000, ge=1, description="Maximum stored responses; the oldest is evicted first.")
+    ttl_seconds: float = Field(3600.0, gt=0, description="Time after which a stored response expires.")
+
+
+class Logging(Section):
+    """Logs on stderr."""
+
+    format: Literal["human", "json"] = Field("human", description="Log format.")
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Minimum level.")
+    requests: bool = Field(True, description="Log one line per request, without its text.")
+    prompts: bool = Field(False, description="Also log request bodies, which contain the prompts.")
+
+
+class Tracing(Section):
+    """OpenTelemetry traces; requires the `otel` extra."""
+
+    endpoint: str | None = Field(None, description="OTLP/HTTP collector, such as http://localhost:4318; null disables tracing.")
+
+
+class Limits(Section):
+    """Upper bounds on one request."""
+
+    body_bytes: int = Field(8 << 20, ge=1024, description="Maximum size of the request body.")
+    choices: int = Field(16, ge=1, le=128, description="Maximum choices (n or best_of).")
+    stop_strings: int = Field(16, ge=1, description="Maximum number of stop strings.")
+    stop_characters: int = Field(500, ge=1, description="Maximum length of a stop string.")
+    messages: int = Field(2048, ge=1, description="Maximum messages of a chat.")
+    prompts: int = Field(64, ge=1, description="Maximum prompts of a completion.")
+    logit_biases: int = Field(1024, ge=0, description="Maximum entries of logit_bias.")
+    grammar_bytes: int = Field(1 << 16, ge=1, description="Maximum size of a JSON schema, regex or grammar.")
+    schema_depth: int = Field(64, ge=1, description="Maximum nesting depth of a JSON schema.")
+    template_arguments: tuple[str, ...] = Field(
+        ("enable_thinking", "thinking", "reasoning_effort"), description="Allowed fields of chat_template_kwargs."
+    )
+
+
+class Settings(BaseSettings):
+    """The whole tree."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="OUTRIDER_", env_nested_delimiter="__", frozen=True, extra="forbid", nested_model_default_partial_update=True
+    )
+
+    server: Server = Server()
+    auth: Auth = Auth()
+    model: Model = Model()
+    draft_model: DraftModel = DraftModel()
+    speculation: Speculation = Speculation()
+    sessions: Sessions = Sessions()
+    scheduling: Scheduling = Scheduling()
+    responses: Responses = Responses()
+    limits: Limits = Limits()
+    logging: Logging = Logging()
+    tracing: Tracing = Tracing()
+
+
+def parse_list(name: str, value: str) -> Any:
+    """Decodes a JSON list. Raises SettingsError."""
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise SettingsError(f'{name} takes a JSON list such as \'["a", "b"]\', not {value}.') from None

@@ -1,0 +1,12 @@
+"""Files that repeat the settings tree are up to date."""
+
+from tests.docs.generated import CONFIGURATION, DEFAULT_YAML, configuration, default_yaml
+
+
+def test_the_default_settings_are_up_to_date() -> None:
+    assert DEFAULT_YAML.read_text() == default_yaml(), "run python -m tests.docs.generated"
+
+
+def test_the_tables_of_settings_are_up_to_date() -> None:
+    page = CONFIGURATION.read_text()
+    assert page == configuration(page), "run python -m tests.docs.generated"

@@ -1,0 +1,93 @@
+"""Every setting, endpoint, field, file and link in the documentation exists, and the API's are complete."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from drafters.options import NAMES
+from server.settings.reference import sections, setting_names
+from tests.docs.markdown import PAGE_NAMES, ROOT, anchors, inline_code, links, prose, read
+from tests.docs.routes import fields, matches, routes
+
+SECTIONS = {section.name for section in sections()}
+TOP_SECTIONS = {name.partition(".")[0] for name in SECTIONS}
+FOLDERS = ("server", "drafters", "verify", "bench", "models", "configs", "docker", "docs", "tests")
+
+
+@pytest.mark.parametrize("page", PAGE_NAMES)
+def test_settings_exist(page: str) -> None:
+    for code in inline_code(page):
+        name = code.removeprefix("--").partition(" ")[0]
+        if re.fullmatch(r"[a-z_]+(\.[a-zA-Z_]+)+", name) and name.partition(".")[0] in TOP_SECTIONS:
+            assert name in setting_names() or name in SECTIONS or f"{name}.NAME" in SECTIONS, f"{page}: {name}"
+
+
+@pytest.mark.parametrize("page", PAGE_NAMES)
+def test_environment_variables_are_settings(page: str) -> None:
+    for variable in re.findall(r"OUTRIDER_\w+__\w+", read(page)):
+        assert variable.removeprefix("OUTRIDER_").lower().replace("__", ".") in setting_names(), f"{page}: {variable}"
+
+
+@pytest.mark.parametrize("page", PAGE_NAMES)
+def test_endpoints_exist(page: str) -> None:
+    for method, path in re.findall(r"`(GET|POST|DELETE) (/[^`]*)`", read(page)):
+        assert any(method == m and matches(template, path) for m, template in routes()), f"{page}: {method} {path}"
+
+
+def test_all_endpoints_are_documented() -> None:
+    named = re.findall(r"^\| `(GET|POST|DELETE) (/[^`]*)`", read("docs/api.md"), flags=re.M)
+    for method, template in routes():
+        assert any(method == m and matches(template, path) for m, path in named), (method, template)
+
+
+def documented_fields(*headings: str) -> set[str]:
+    """The fields in the first column of the tables below these headings of docs/api.md."""
+    parts = re.split(r"^#+ (.+)$", prose("docs/api.md"), flags=re.M)
+    texts = dict(zip(parts[1::2], parts[2::2], strict=True))
+    rows = [row for heading in headings for row in re.findall(r"^\| (`.*?) \|", texts[heading], flags=re.M)]
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+@pytest.mark.parametrize(
+    ("path", "headings"),
+    [
+        ("/v1/chat/completions", ("Generation", "Chat")),
+        ("/v1/completions", ("Generation", "Completions")),
+        ("/v1/responses", ("Responses",)),
+    ],
+)
+def test_all_fields_are_documented(path: str, headings: tuple[str, ...]) -> None:
+    assert documented_fields(*headings) == fields(path)
+
+
+def test_all_drafters_are_documented() -> None:
+    assert set(re.findall(r"^\| `([a-z-]+)` \| ", read("docs/drafters.md"), flags=re.M)) == set(NAMES)
+
+
+@pytest.mark.parametrize("page", PAGE_NAMES)
+def test_files_exist(page: str) -> None:
+    for code in inline_code(page):
+        if re.fullmatch(rf"({'|'.join(FOLDERS)})/[\w./*-]*", code):
+            assert list(ROOT.glob(code.rstrip("/"))), f"{page}: {code}"
+
+
+@pytest.mark.parametrize("page", PAGE_NAMES)
+def test_links_resolve(page: str) -> None:
+    for link in links(page):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        assert target.exists(), f"{page}: {link}"
+        assert not anchor or anchor in anchors(target.relative_to(ROOT).as_posix()), f"{page}: {link}"
+
+
+def test_the_readme_links_to_every_page() -> None:
+    assert {name for name in PAGE_NAMES if name.startswith("docs/")} <= set(links("README.md"))
+
+
+@pytest.mark.parametrize("page", PAGE_NAMES)
+def test_pages_are_short(page: str) -> None:
+    assert len(read(page).splitlines()) <= (150 if page == "README.md" else 350)

@@ -1,0 +1,56 @@
+"""Help fits 80 columns and cuts nothing; the effective settings are YAML without secrets."""
+
+import io
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from server.settings.printing import effective_yaml, print_reference
+from server.settings.reference import sections
+from server.settings.sources import load_effective
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_reference_is_printed_whole(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width)
+    print_reference(console)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(len(line) for line in lines) <= width
+    words = " ".join(line.strip("│ ") for line in lines)
+    assert "…" not in words
+    for section in sections():
+        assert section.description in words
+        for setting in section.settings:
+            assert f"--{setting.name} " in words
+            assert setting.description in words
+
+
+def test_each_value_has_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, keys = tmp_path / "c.yaml", tmp_path / "keys.yaml"
+    file.write_text("model: {dtype: float32}\nspeculation: {trigram: {depth: 6}}\n")
+    keys.write_text("bob: sk-bobs-secret\n")
+    monkeypatch.setenv("OUTRIDER_AUTH__KEYS", '{"alice": "sk-alices-secret"}')
+    monkeypatch.setenv("OUTRIDER_SPECULATION__TRIGRAM__C2", "5")
+    text = effective_yaml(load_effective(file, {"server.port": 9, "auth.file": str(keys)}))
+    lines = {line.strip() for line in text.splitlines()}
+    assert {
+        "port: 9  # flag",
+        "dtype: float32  # file",
+        "depth: 6  # file",
+        "c2: 5.0  # environment",
+        "c1: 32.0  # default",
+        "key: '**********'  # environment",
+        "key: '**********'  # file",
+    } <= lines
+    assert "secret" not in text
+
+
+def test_the_effective_settings_are_a_settings_file(tmp_path: Path) -> None:
+    effective = load_effective(None, {"speculation.retrieval.datastores": ["a b", "c"], "model.name": "x: y"})
+    file = tmp_path / "c.yaml"
+    file.write_text(effective_yaml(effective))
+    assert yaml.safe_load(file.read_text()) == effective.settings.model_dump(mode="json")
+    assert load_effective(file).settings == effective.settings

@@ -1,0 +1,72 @@
+"""The tree is frozen and light, its sections become the drafters' options, and configs/ matches it."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from server.settings import Settings, SettingsError, load_settings
+from server.settings.tree import parse_list
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+def leaves(tree: dict[str, Any], above: str = "") -> set[str]:
+    """The dotted names of all values."""
+    found: set[str] = set()
+    for name, value in tree.items():
+        found |= leaves(value, f"{above}{name}.") if isinstance(value, dict) and value else {above + name}
+    return found
+
+
+def test_the_settings_import_nothing_heavy() -> None:
+    script = "import sys, server.settings; print(*{'torch', 'numba', 'transformers', 'fastapi'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        load_settings().server.port = 1  # type: ignore[misc]
+
+
+def test_the_example_files_load() -> None:
+    files = sorted(CONFIGS.glob("*.yaml"))
+    assert files
+    for file in files:
+        assert isinstance(load_settings(file), Settings)
+
+
+def test_the_default_file_lists_every_setting_with_its_default() -> None:
+    file = CONFIGS / "default.yaml"
+    assert load_settings(file) == load_settings()
+    missing = leaves(load_settings().model_dump()) - leaves(yaml.safe_load(file.read_text()))
+    assert missing == {"model.path"}  # in a comment: the default is a path of the installation
+
+
+def test_every_drafter_gets_its_section() -> None:
+    options = load_settings(None, {"speculation.pearl.window": 5, "speculation.draft.gamma": 4}).speculation.options
+    assert (options.pearl.window, options.draft.gamma, options.draft.tree.steps) == (5, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ({}, "outrider-embedded"),
+        ({"model.path": "Qwen/Qwen3-8B"}, "Qwen3-8B"),
+        ({"model.path": "./my-model/"}, "my-model"),
+        ({"model.path": "./my-model", "model.name": "mine"}, "mine"),
+    ],
+)
+def test_the_served_name_follows_the_path(flags: dict[str, str], name: str) -> None:
+    assert load_settings(None, flags).model.served_name == name
+
+
+def test_lists_are_json() -> None:
+    assert parse_list("x", '["a"]') == ["a"]
+    with pytest.raises(SettingsError, match="x takes a JSON list"):
+        parse_list("x", "[a")
