@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import start
+from tests.servers import start
 
 
 def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:

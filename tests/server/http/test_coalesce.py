@@ -12,7 +12,7 @@ import pytest
 
 from server.http.coalesce import by_clock, one_by_one
 from server.openai.answers import PADDED_TICK_BYTES, padded, sse
-from tests.integration.conftest import serving
+from tests.servers import Served
 
 TICK_SECONDS = 0.02
 
@@ -113,28 +113,27 @@ def packets(stream: list[tuple[float, list[int]]], multiple: int) -> list[int]:
     return found
 
 
-def test_a_servers_streams_go_by_the_clock() -> None:
+def test_a_servers_streams_go_by_the_clock(coalescing: Served) -> None:
     """Chats, completions and responses: the same text in fewer packets, padded ones all as long."""
     obfuscated = {"stream_options": {"include_obfuscation": True}}
-    with serving("--model.dtype", "float32", "--server.coalesce_ms", "100") as server:
-        common = {"model": server.model, "temperature": 0.8, "seed": 3, "stream": True} | obfuscated
-        asked = {
-            "/v1/completions": {"prompt": "def f(", "max_tokens": 90},
-            "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 90},
-            "/v1/responses": {"input": "hi", "max_output_tokens": 90},
-        }
-        for path, fields in asked.items():
-            fields |= {"ignore_eos": True} if "responses" not in path else {}
-            whole = server.http.post(path, json=common | fields | {"stream": False, "stream_options": None}).json()
-            with server.http.stream("POST", path, json=common | fields) as response:
-                assert response.status_code == 200, response.read()
-                lines = [line[6:] for line in response.iter_lines() if line.startswith("data: {")]
-            chunks = [json.loads(line) for line in lines]
-            texts = [text for chunk in chunks if (text := said(chunk))]
-            assert "".join(texts) == said_whole(whole)
-            assert 1 <= len(texts) < 20  # of ninety tokens
-            sizes = {len(line.encode()) % PADDED_TICK_BYTES for line, chunk in zip(lines, chunks, strict=True) if said(chunk)}
-            assert len(sizes) == 1
+    common = {"model": coalescing.model, "temperature": 0.8, "seed": 3, "stream": True} | obfuscated
+    asked = {
+        "/v1/completions": {"prompt": "def f(", "max_tokens": 90},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 90},
+        "/v1/responses": {"input": "hi", "max_output_tokens": 90},
+    }
+    for path, fields in asked.items():
+        fields |= {"ignore_eos": True} if "responses" not in path else {}
+        whole = coalescing.http.post(path, json=common | fields | {"stream": False, "stream_options": None}).json()
+        with coalescing.http.stream("POST", path, json=common | fields) as response:
+            assert response.status_code == 200, response.read()
+            lines = [line[6:] for line in response.iter_lines() if line.startswith("data: {")]
+        chunks = [json.loads(line) for line in lines]
+        texts = [text for chunk in chunks if (text := said(chunk))]
+        assert "".join(texts) == said_whole(whole)
+        assert 1 <= len(texts) < 20  # of ninety tokens
+        sizes = {len(line.encode()) % PADDED_TICK_BYTES for line, chunk in zip(lines, chunks, strict=True) if said(chunk)}
+        assert len(sizes) == 1
 
 
 def said(chunk: dict[str, Any]) -> str:

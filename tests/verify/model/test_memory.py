@@ -22,6 +22,7 @@ def resident_kilobytes() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not STATUS.exists(), reason="the system does not say what is resident")
 def test_ten_thousand_steps_of_one_session(tiny_runner: ModelRunner) -> None:
     """Greedy and sampled turns in one session, with a drafter that learns from all of them."""
