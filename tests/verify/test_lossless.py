@@ -94,10 +94,19 @@ def draft_of(target: ModelRunner) -> Callable[[], LanguageModel]:
 
 
 @pytest.fixture(scope="module")
-def subject(request: pytest.FixtureRequest) -> Subject:
-    if request.param == "embedded":
-        return Subject(models.TARGET, CODE)
-    return Subject(request.getfixturevalue("stories"), TALES)
+def subjects() -> dict[str, Subject]:
+    """The subjects that are loaded already, by name."""
+    return {}
+
+
+@pytest.fixture
+def subject(request: pytest.FixtureRequest, subjects: dict[str, Subject]) -> Subject:
+    """The subject of the parameter's name."""
+    name: str = request.param
+    if name not in subjects:
+        embedded = name == "embedded"
+        subjects[name] = Subject(models.TARGET, CODE) if embedded else Subject(request.getfixturevalue("stories"), TALES)
+    return subjects[name]
 
 
 SUBJECTS = pytest.mark.parametrize("subject", ["embedded", "stories260k"], indirect=True)
