@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from drafters.fusion import FusionDrafter
 from drafters.interface import Drafter, Ints, Verdict
 from drafters.options import FusionOptions, RetrievalOptions
 from drafters.retrieval import RetrievalDrafter
+from drafters.sequence import Sequence
 from drafters.tables import datastore
 from drafters.tables.ngram import empty_base
 from drafters.tables.suffix import index
@@ -31,7 +32,7 @@ NODES = 64
 STRIDE = 4  # tokens between two questions about one prompt
 
 
-def run(paths: Sequence[Path], tokenizer: str, prompts: Path, limit: int | None, out: Path | None) -> dict[str, Any]:
+def run(paths: Collection[Path], tokenizer: str, prompts: Path, limit: int | None, out: Path | None) -> dict[str, Any]:
     """Builds in a process of its own, then asks what follows the prompts' texts. Raises BenchError."""
     loaded = load_tokenizer(tokenizer)
     texts = [np.array(loaded.encode(prompt), np.int32) for prompt in read_prompts(prompts, limit)]
@@ -45,7 +46,7 @@ def run(paths: Sequence[Path], tokenizer: str, prompts: Path, limit: int | None,
     return figures
 
 
-def build(paths: Sequence[Path], tokenizer: str, store: Path) -> dict[str, Any]:
+def build(paths: Collection[Path], tokenizer: str, store: Path) -> dict[str, Any]:
     """`outrider datastore build`, its time and its peak memory. Raises BenchError."""
     command = [sys.executable, "-m", "server.cli", "datastore", "build", "--kind", "suffix"]
     started = time.perf_counter()
@@ -64,7 +65,7 @@ def build(paths: Sequence[Path], tokenizer: str, store: Path) -> dict[str, Any]:
     }
 
 
-def ask(store: Path, mark: str, vocabulary: int, texts: Sequence[Ints]) -> dict[str, Any]:
+def ask(store: Path, mark: str, vocabulary: int, texts: list[Ints]) -> dict[str, Any]:
     """Opens the datastore and drafts from it at many places of the texts."""
     blocks = len(datastore.block_paths(store))
     small = [index(np.tile(texts[0].astype(np.int64), 2), vocabulary)] * blocks
@@ -87,7 +88,7 @@ def ask(store: Path, mark: str, vocabulary: int, texts: Sequence[Ints]) -> dict[
     return found
 
 
-def drafters(corpus: Sequence[Any], vocabulary: int) -> tuple[Drafter, Drafter]:
+def drafters(corpus: Collection[Any], vocabulary: int) -> tuple[Drafter, Drafter]:
     """The two that read a datastore."""
     return (
         RetrievalDrafter(corpus, RetrievalOptions()),
@@ -95,14 +96,16 @@ def drafters(corpus: Sequence[Any], vocabulary: int) -> tuple[Drafter, Drafter]:
     )
 
 
-def microseconds(drafter: Drafter, texts: Sequence[Ints]) -> tuple[list[float], float]:
+def microseconds(drafter: Drafter, texts: list[Ints]) -> tuple[list[float], float]:
     """Time of each step, the texts taken as answers that are read STRIDE tokens at a time, and the most memory resident."""
     times, most = [], 0.0
     for text in texts:
-        drafter.begin(text[:STRIDE])
+        sequence = Sequence(text[:STRIDE])
+        drafter.begin(sequence)
         for at in range(STRIDE, len(text) - STRIDE, STRIDE):
             started = time.perf_counter()
             tree = drafter.propose(NODES)
+            sequence.append(text[at : at + STRIDE])
             drafter.observe(Verdict(tree, np.empty(0, np.int32), text[at : at + STRIDE]))
             times.append(1e6 * (time.perf_counter() - started))
         most = max(most, resident_megabytes())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ from server.worker.runtime import load
 from verify.cost import CostCurve
 from verify.decode import Decoded, DecodeOptions, decode
 from verify.draft_model import DraftRunner, SessionDraft
-from verify.model.runner import ModelRunner, resolve_device
+from verify.model.loading import resolve_device
+from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
@@ -138,7 +139,7 @@ class TimedDraft(SessionDraft):
     def root(self, count: int) -> Candidates:
         return self.clock.spend("draft", lambda: super(TimedDraft, self).root(count))
 
-    def expand(self, tokens: Sequence[int], parents: Sequence[int], count: int) -> Candidates:
+    def expand(self, tokens: Collection[int], parents: Collection[int], count: int) -> Candidates:
         return self.clock.spend("draft", lambda: super(TimedDraft, self).expand(tokens, parents, count))
 
 
@@ -148,10 +149,10 @@ class SyntheticDraft(TimedDraft):
     guesses = np.empty(0, np.int32)
     rate = 0.5
 
-    def _candidates(self, logits: torch.Tensor, depths: Sequence[int], count: int) -> Candidates:
+    def _candidates(self, logits: torch.Tensor, depths: Collection[int], count: int) -> Candidates:
         found = super()._candidates(logits, depths, count)
-        first = len(self._text) - self._prompt_length
-        at = np.minimum(np.array(depths) + first, len(self.guesses) - 1)
+        first = self._length - self._text.prompt_length
+        at = np.minimum(np.array(list(depths)) + first, len(self.guesses) - 1)
         tokens, shares = found.tokens.copy(), np.full_like(found.probability, (1 - self.rate) / max(1, count - 1))
         tokens[:, 0], shares[:, 0] = self.guesses[at], self.rate
         return Candidates(tokens, shares)

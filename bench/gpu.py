@@ -22,7 +22,9 @@ from bench.decode import Plan, read_prompts
 from bench.model.bandwidth import read_bytes_per_second
 from server.settings import Settings
 from verify.model.attention import Layer, TorchAttention
+from verify.model.batch import ForwardBatch
 from verify.model.cache import CacheShape, KVCache
+from verify.model.device_rows import DeviceRows
 
 TESTS = (
     "tests/verify/test_tree_kernel.py",
@@ -59,7 +61,7 @@ def kernel_error(
     context: int, groups: int, head_dim: int, rows: int, dtype: torch.dtype, device: torch.device, heads: int = HEADS
 ) -> float:
     """The largest difference of the kernel from the reference in float32 on the same numbers, over a random tree."""
-    from verify.model.triton_attention import DeviceRows, KernelAttention
+    from verify.model.triton_attention import KernelAttention
 
     generator = torch.Generator(device).manual_seed(context + groups)
     shape = CacheShape(1, heads // groups, head_dim, dtype, device)
@@ -76,11 +78,12 @@ def kernel_error(
         torch.randn(count, rows, head_dim, generator=generator, device=device).to(dtype)
         for count in (heads, heads // groups, heads // groups)
     )
+    batch = ForwardBatch(torch.zeros(rows, dtype=torch.int64), ancestors.sum(1) - 1, ancestors)
     layer = Layer(0, head_dim**-0.5)
     device_rows = DeviceRows(shape, max(ROWS))
-    device_rows.set(slot, torch.zeros(rows, dtype=torch.int64), ancestors.sum(1) - 1, ancestors)
+    device_rows.set(slot, batch)
     found = KernelAttention(device_rows, rows, slot.positions).attend(layer, query, key, value)
-    reference = TorchAttention(exact, rows, ancestors.to(device))
+    reference = TorchAttention(exact, batch)
     expected = reference.attend(layer, query.float(), key.float(), value.float())
     return float((found.float() - expected).abs().max())
 

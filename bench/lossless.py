@@ -19,6 +19,7 @@ from drafters.interface import Ints
 from drafters.options import DrafterName
 from server.settings import Settings
 from server.worker.runtime import Runtime, load
+from verify.model.batch import ForwardBatch
 from verify.sampling import gumbel, warp_logits
 from verify.sampling_params import SamplingParams
 
@@ -81,7 +82,7 @@ def tie_margin(
     if min(tokens) < 0:
         return float("nan")
     text = torch.tensor([*prompt.tolist(), *plain[:place]])
-    logits = loaded.runner.forward(loaded.runner.new_cache(), text, logits=False)
+    logits = loaded.runner.forward(loaded.runner.new_cache(), ForwardBatch.chain(text), logits=False)
     scores = logits[0].float()
     if not params.greedy:
         scores = warp_logits(logits, params)[0] + gumbel(params.seed, [place], logits.shape[-1], logits.device)[0]

@@ -14,7 +14,7 @@ a / (1 - a) + 1 = 1 / (1 - a), and that is compared here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ from drafters.interface import DraftTree, Ints, Logprobs, Sampling, Verdict
 from drafters.model.language_model import Candidates
 from drafters.options import PearlOptions
 from drafters.pearl import PearlDrafter
+from drafters.sequence import Sequence
 from verify.acceptance import walk
 from verify.decode import DecodeOptions, Generation, finish
 from verify.sampling_params import SamplingParams
@@ -110,7 +111,7 @@ class SleepingModel:
         self._rows = 0  # beside row 0
         self._thread = ThreadPoolExecutor(1)
 
-    def begin(self, text: Ints, sampling: Sampling | None = None) -> None:
+    def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
         self._emitted, self._rows = 0, 0
 
     @property
@@ -121,7 +122,7 @@ class SleepingModel:
         self._rows = 0
         return self._forward()
 
-    def expand(self, tokens: Sequence[int], parents: Sequence[int], count: int) -> Candidates:
+    def expand(self, tokens: Collection[int], parents: Collection[int], count: int) -> Candidates:
         self._rows += 1
         return self._forward()
 
@@ -145,30 +146,34 @@ class SleepingVerifier:
     """A target that sleeps for each step and emits a known answer. Implements `verify.verifier.Verifier`."""
 
     context_tokens = 1 << 30
-    space = 1 << 30
     prompt_logprobs: Logprobs | None = None
 
     def __init__(self, answer: Ints, seconds: float, clock: Clock) -> None:
+        self.sequence = Sequence()
         self._answer = answer
         self._seconds = seconds
         self._clock = clock
-        self._emitted = 0
 
-    def begin(self, prompt: Ints, params: SamplingParams, stop_ids: Collection[int] = (), scores: bool = False) -> int:
+    def begin(
+        self, prompt: Ints, params: SamplingParams, max_tokens: int, stop_ids: Collection[int] = (), scores: bool = False
+    ) -> int:
+        self.sequence.begin(prompt, max_tokens, stop_ids)
         return 0
 
-    def prefill(self, tokens: Ints) -> Iterator[int]:
+    def prefill(self) -> Iterator[int]:
         yield from ()
 
     def verify(self, tree: DraftTree, feedback: int = 0, allowed: NDArray[np.bool_] | None = None) -> Verdict:
         self._clock.spend("verify", lambda: time.sleep(self._seconds))
-        choices = self._answer[self._emitted :][[0, *tree.depths.tolist()]]
+        choices = self._answer[self.sequence.emitted :][[0, *tree.depths.tolist()]]
         rows, tokens = walk(tree, choices.tolist())
-        self._emitted += len(tokens)
         return Verdict(tree, rows, tokens, seconds=self._seconds)
 
+    def commit(self, verdict: Verdict) -> None:
+        self.sequence.append(verdict.tokens)
+
     def truncate(self, length: int) -> None:
-        pass
+        self.sequence.truncate(length)
 
 
 def simulate(ratio: int, rate: float, tokens: int, token_seconds: float) -> dict[str, Any]:

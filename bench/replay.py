@@ -13,7 +13,7 @@ import tempfile
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -29,6 +29,7 @@ from bench.decode import BenchError
 from drafters.interface import EMPTY, Drafter, Ints, Verdict
 from drafters.options import DrafterName, Options
 from drafters.registry import Resources, make, warm
+from drafters.sequence import Sequence
 from drafters.tables import ngram, suffix
 from server.datastore import DatastoreError, find_files, read_texts
 from verify.acceptance import walk
@@ -77,7 +78,7 @@ class Tally:
         }
 
 
-def quantiles(seconds: Sequence[float]) -> dict[str, float]:
+def quantiles(seconds: Collection[float]) -> dict[str, float]:
     """Median and 99th percentile, in microseconds."""
     if len(seconds) < 2:
         return {"p50": 0.0, "p99": 0.0}
@@ -117,7 +118,7 @@ def load_stream(path: Path, encoder: Encoder, limit: int | None) -> tuple[list[L
     return lines, reference_tokens / reference_steps if reference_steps else None
 
 
-def load_corpus(paths: Sequence[Path], encoder: Encoder) -> NDArray[np.uint32]:
+def load_corpus(paths: list[Path], encoder: Encoder) -> NDArray[np.uint32]:
     """All texts as token ids, the number of tokens as separator before each. Raises BenchError."""
     separator = len(encoder)
     parts = [np.empty(0, np.uint32)]
@@ -152,7 +153,8 @@ def footprint(name: DrafterName, resources: Resources) -> int:
 
 def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:
     """One recorded answer, counted into `tally`."""
-    drafter.begin(line.prompt)
+    sequence = Sequence(line.prompt)
+    drafter.begin(sequence)
     answer, at = line.answer, 0
     padded = np.concatenate([answer, np.full(65, -1, np.int32)])  # -1 is no token: nothing matches beyond the end
     while at < len(answer):
@@ -163,6 +165,7 @@ def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:
         rows, tokens = walk(tree, chosen.tolist())
         verdict = Verdict(tree, rows, tokens).cut(len(answer) - at)
         ready = time.perf_counter()
+        sequence.append(verdict.tokens)
         drafter.observe(verdict)
         if at:
             tally.propose_seconds.append(proposed - started)
@@ -175,11 +178,11 @@ def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:
 
 
 def run(
-    streams: Sequence[Path],
+    streams: Collection[Path],
     tokenizer: str,
-    drafters: Sequence[DrafterName],
-    corpus: Sequence[Path],
-    nodes: Sequence[int],
+    drafters: Collection[DrafterName],
+    corpus: list[Path],
+    nodes: Collection[int],
     limit: int | None,
     options: Options,
     out: Path | None,
@@ -216,7 +219,7 @@ def run(
     return figures
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
+def show(rows: Collection[dict[str, Any]]) -> None:
     """The figures as a table."""
     names = ("propose us p50 / p99", "observe us p50 / p99", "accepted at 1, 2, 3 ...", "MB")
     table = Table("stream", "drafter", "nodes", "tokens/step", *names)
@@ -229,7 +232,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     Console().print(table)
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def draw(rows: Collection[dict[str, Any]], path: Path) -> None:
     """Tokens per step against the node budget, a panel per stream and a line per drafter, as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

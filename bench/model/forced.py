@@ -33,9 +33,9 @@ class Recorded:
         self._answer = answer.tolist()
 
     def decide(
-        self, logits: torch.Tensor, tree: DraftTree, first: int, beside: Sequence[torch.Tensor] = ()
+        self, logits: torch.Tensor, tree: DraftTree, first: int, extra: Sequence[torch.Tensor] = ()
     ) -> tuple[Ints, Ints, list[Any]]:
-        _, *others = to_host(logits.argmax(-1).int(), *beside)  # what a greedy choice would have cost
+        _, *others = to_host(logits.argmax(-1).int(), *extra)  # what a greedy choice would have cost
         depths = [0, *tree.depths.tolist()]
         on_record = [True]
         for parent, depth, token in zip(tree.parents.tolist(), depths[1:], tree.tokens.tolist(), strict=True):
@@ -54,8 +54,10 @@ class ForcedVerifier(TreeVerifier):
         super().__init__(runner, runner.new_cache())
         self._answer = answer
 
-    def begin(self, prompt: Ints, params: SamplingParams, stop_ids: Collection[int] = (), scores: bool = False) -> int:
-        reused = super().begin(prompt, params, stop_ids, scores)
+    def begin(
+        self, prompt: Ints, params: SamplingParams, max_tokens: int, stop_ids: Collection[int] = (), scores: bool = False
+    ) -> int:
+        reused = super().begin(prompt, params, max_tokens, stop_ids, scores)
         self._rule = Recorded(self._answer)
         return reused
 

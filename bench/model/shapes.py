@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from verify.model.attention import NAME
-from verify.model.runner import Compile, ModelRunner, prepare, resolve_device
+from verify.model.loading import prepare, resolve_device
+from verify.model.runner import Compile, ModelRunner
 
 LLAMA = {"vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddings": False}
 

@@ -26,7 +26,8 @@ from drafters.registry import warm
 from server.settings import Settings
 from server.worker.runtime import default_threads
 from verify.cost import CONTEXTS, measure, timed_forward
-from verify.model.runner import ModelRunner, resolve_device
+from verify.model.loading import resolve_device
+from verify.model.runner import ModelRunner
 
 STEP_NODES = (0, 1, 2, 4, 8, 16, 32, 63, MAX_NODES)
 ROUNDS = 25
@@ -103,7 +104,7 @@ def run_forced(
     encoder = load_encoder(tokenizer)
     lines = fitting(load_stream(stream, encoder, limit)[0], make_context(settings))
     resources = tables(
-        load_corpus(corpus, encoder) if corpus else np.empty(0, np.uint32), len(encoder), settings.speculation.options
+        load_corpus(list(corpus), encoder) if corpus else np.empty(0, np.uint32), len(encoder), settings.speculation.options
     )
     warm(resources)
     runner = make_runner(shape, settings)

@@ -63,13 +63,8 @@ class SessionStore:
     @property
     def usage_ratio(self) -> float:
         """Committed positions over all positions of the slots."""
-        used = sum(len(session.verifier.tokens) for session in self._kept.values() if not session.verifier.is_swapped_out)
+        used = sum(len(session.verifier.sequence) for session in self._kept.values() if not session.verifier.is_swapped_out)
         return used / (self._runner.context_tokens * self.slots)
-
-    @property
-    def parked_bytes(self) -> int:
-        """What waits in host memory."""
-        return sum(session.verifier.parked_bytes for session in self._kept.values())
 
     def acquire(self, key: str | None) -> Session | None:
         """The session of `key`, made where there is none, or a nameless one; None while it or all slots are at work."""
@@ -119,6 +114,6 @@ class SessionStore:
         return before - len(self._kept)
 
     def _forget(self, session: Session) -> None:
-        slot = session.verifier.leave()
+        slot = session.verifier.release()
         if slot is not None:
             self._free.append(slot)

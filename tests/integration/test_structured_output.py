@@ -21,7 +21,7 @@ from tests.requests import MESSAGES, complete, text
 from tests.servers import Served
 from verify.decode import DecodeOptions, decode
 from verify.grammar import GrammarCompiler
-from verify.model.runner import LoadOptions, load_model, stop_ids
+from verify.model.loading import LoadOptions, load_model, stop_ids
 from verify.sampling_params import SamplingParams
 from verify.tokenizer import load_tokenizer
 from verify.verifier import TreeVerifier

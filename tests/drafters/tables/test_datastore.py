@@ -10,8 +10,10 @@ import pytest
 from drafters.interface import Ints
 from drafters.options import RetrievalOptions
 from drafters.retrieval import RetrievalDrafter
-from drafters.tables import datastore
+from drafters.tables import array_file, datastore
 from drafters.tables.array_file import ArrayFileError
+from drafters.tables.suffix import KIND
+from tests.drafts import Driven
 
 SEPARATOR = 70_000  # beyond uint16: ids must survive
 
@@ -21,7 +23,7 @@ def tokens(*documents: list[int]) -> Ints:
 
 
 def followers(folder: Path, context: list[int]) -> list[int]:
-    drafter = RetrievalDrafter(datastore.load(folder, "f"), RetrievalOptions())
+    drafter = Driven(RetrievalDrafter(datastore.load(folder, "f"), RetrievalOptions()))
     drafter.begin(np.array(context, np.int32))
     tree = drafter.propose(16)
     return sorted(tree.tokens[tree.parents == -1].tolist())
@@ -89,4 +91,16 @@ def test_what_is_not_a_datastore_is_refused(store: Path, tmp_path: Path) -> None
     path = next(store.glob("*.block"))
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(ArrayFileError, match="truncated"):
+        datastore.load(store)
+
+
+@pytest.mark.parametrize("name", ["tokens", "order", "first", "slots", "rows"])
+def test_a_block_that_contradicts_itself_is_refused(store: Path, name: str) -> None:
+    path = next(store.glob("*.block"))
+    arrays = dict(array_file.load(path, KIND).arrays)
+    array_file.save(path, KIND, "f", arrays | {name: arrays[name][:0]}, separator=str(SEPARATOR))
+    with pytest.raises(ArrayFileError, match="build the datastore again"):
+        datastore.load(store)
+    array_file.save(path, KIND, "f", {key: arrays[key] for key in arrays if key != name}, separator=str(SEPARATOR))
+    with pytest.raises(ArrayFileError, match="lacks arrays of a block"):
         datastore.load(store)

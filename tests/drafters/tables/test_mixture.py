@@ -1,33 +1,39 @@
-"""The mixture: probabilities that are probabilities, equal to the formula, and trust that is learned."""
+"""The mixture equals its formula, sums to at most one, and learns its trust; cells of the boost table."""
 
 import numpy as np
 import pytest
 
 from drafters.fusion import enter
-from drafters.tables.adaptive import new_rows
-from drafters.tables.history import new_history
-from drafters.tables.levels import BUCKETS, DISCOUNT, SESSION, Contexts, Scratch, Sources, bucket, new_contexts, new_scratch
-from drafters.tables.mixture import CELLS, LEAST_MASS, commit, load_prior, predict
-from drafters.tables.ngram import empty_base
+from drafters.tables.levels import (
+    BUCKETS,
+    CORPUS,
+    DISCOUNT,
+    PREDICTION,
+    SESSION,
+    Contexts,
+    Scratch,
+    Sources,
+    bucket,
+    new_contexts,
+    new_scratch,
+)
+from drafters.tables.mixture import CELLS, MIN_MASS, POWERS, cell, commit, load_prior, predict
 from drafters.tables.suffix import LONGEST_CONTEXT, index
+from tests.drafters.tables.sources import new_sources
 
 VOCABULARY = 50
 
 
 def session(corpus: list[int], trust: float = 0.5) -> tuple[Sources, Contexts, Scratch]:
     block = index(np.array(corpus, np.int64), VOCABULARY)
-    hits, tries = np.full(BUCKETS, 8.0 * trust), np.full(BUCKETS, 8.0)
-    sources = Sources(
-        *((block,), new_history(256), empty_base(), new_rows(16, 4)),
-        *(np.zeros(1, np.int32), hits, tries, np.ones(CELLS)),
-    )
+    sources = new_sources((block,), trust, 8.0)
     contexts = new_contexts(4, 1)
     enter(sources, contexts, np.empty(0, np.int32))
     return sources, contexts, new_scratch(VOCABULARY + 1, 1, 8)
 
 
 def said(sources: Sources, contexts: Contexts, scratch: Scratch) -> dict[int, float]:
-    size = predict(sources, contexts, 0, scratch, LEAST_MASS)
+    size = predict(sources, contexts, 0, scratch, MIN_MASS)
     return dict(zip(scratch.out[:size].tolist(), scratch.probability[:size].tolist(), strict=True))
 
 
@@ -85,3 +91,53 @@ def test_the_fitted_prior_is_there_and_sane() -> None:
     assert boost.shape == (CELLS,)
     assert np.all((trust > 0) & (trust < 1))
     assert np.all(boost > 0)
+
+
+def test_committing_is_one_step_of_em() -> None:
+    sources, contexts, scratch = session([VOCABULARY])
+    sources = sources._replace(expected=np.array([1, 7], np.int32))
+    contexts.expected[0] = (1, 0)
+    score = commit(sources, contexts, scratch, 7)  # the prediction alone lists it, with share 1 and trust 1/2
+    mixed = 0.5 * 1.0 + 0.5 * 1e-6
+    assert score == pytest.approx(np.log(mixed))
+    used = bucket(PREDICTION, 0, 1, 1)
+    assert sources.hits[used] == pytest.approx(4.0 + 0.5 / mixed)
+    assert sources.tries[used] == 9.0
+    assert sources.tries.sum() == 8.0 * BUCKETS + 1.0  # no other level was listed
+    assert commit(sources, contexts, scratch, 9) == pytest.approx(np.log(0.5e-6))  # the session's empty context lists 7 only
+
+
+def test_tokens_remember_their_first_level_and_who_agrees() -> None:
+    sources, contexts, scratch = session([VOCABULARY, 1, 2, 3, 1, 2, 4])
+    for token in (1, 2, 3, 1, 2):
+        commit(sources, contexts, scratch, token)
+    size = predict(sources, contexts, 0, scratch, 0.0)
+    x = {token: i for i, token in enumerate(scratch.out[:size].tolist())}
+    first = {token: (int(scratch.out_source[i]), int(scratch.out_length[i])) for token, i in x.items()}
+    # "1 2" was followed by 3 in the session and by 3 and 4 in the corpus, "3 1 2" by 4 in the corpus.
+    assert first == {4: (CORPUS, 5), 3: (SESSION, 2), 1: (SESSION, 0), 2: (SESSION, 0)}
+    assert {token: int(scratch.out_agreement[i]) for token, i in x.items()} == {4: 1, 3: 3, 1: 3, 2: 3}
+
+
+def test_a_prediction_counts_as_no_agreement() -> None:
+    sources, contexts, scratch = session([VOCABULARY])
+    sources = sources._replace(expected=np.array([1, 7], np.int32))
+    contexts.expected[0] = (1, 0)
+    assert predict(sources, contexts, 0, scratch, MIN_MASS) == 1
+    assert (scratch.out[0], scratch.out_source[0], scratch.out_length[0], scratch.out_agreement[0]) == (7, PREDICTION, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("length", "agreement", "probability", "expected"),
+    [
+        (0, 0, 1.0, 0),
+        (0, 0, 0.3, 1),  # 0.3 = 0.6 * 2 ** -1
+        (3, 2, 0.3, (3 * 4 + 2) * POWERS + 1),
+        (6, 3, 0.0625, (6 * 4 + 3) * POWERS + 3),  # 0.0625 = 0.5 * 2 ** -3
+        (6, 3, 1e-9, CELLS - 1),
+    ],
+)
+def test_cell_by_hand(length: int, agreement: int, probability: float, expected: int) -> None:
+    _, _, scratch = session([VOCABULARY])
+    scratch.out_length[2], scratch.out_agreement[2], scratch.probability[2] = length, agreement, probability
+    assert cell(scratch, 2) == expected
