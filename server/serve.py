@@ -95,7 +95,7 @@ def run(settings: Settings) -> int:
         app, log_level="warning", log_config=None, timeout_graceful_shutdown=ceil(last), server_header=False
     )
     gc.freeze()  # or the collector looks through all of torch again and again, and every stream stands still meanwhile
-    server = DrainingServer(config, app.state.service.engine, settings.server.drain_seconds)
+    server = DrainingServer(config, app.state.engine, settings.server.drain_seconds)
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     gc.unfreeze()

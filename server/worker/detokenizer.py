@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from server.chat.text import overlap
+
 REPLACEMENT = "\ufffd"
 
 
@@ -88,14 +90,6 @@ class StopStrings:
         """The held text; for the end of an answer."""
         held, self._held = self._held, ""
         return held
-
-
-def overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that is a true beginning of `stop`."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
 
 
 class AnswerText:

@@ -1,14 +1,14 @@
-"""PEARL's loop against its theory: the real loop over two models that only sleep.
+"""`outrider bench pearl --simulate`: PEARL's loop over two models that only sleep, compared with theory.
 
-Theory, for a draft token accepted with probability a, independently, and a window of g = c tokens, so that drafting a window
-and one verification take the same time T. A step that verifies nothing (pre-verify) emits one token and finds the first
-guess right with probability a. A step that verifies the g - 1 guesses left emits 1 + a + ... + a^(g-1) tokens and finds all
-of them and the next guess right with probability a^g. So a share p = a / (1 + a - a^g) of the steps is of the second kind,
-and the ideal timeline emits (1 - p) + p (1 - a^g) / (1 - a) tokens in T.
+A draft token is accepted with probability a, independently, and the window is g = c tokens, so drafting a window and one
+verification take the same time T. A pre-verify step emits one token; its first guess is right with probability a. A
+post-verify step verifies the g - 1 remaining guesses: it emits 1 + a + ... + a^(g-1) tokens, and all of them and the next
+guess are right with probability a^g. So a share p = a / (1 + a - a^g) of the steps is post-verify, and the ideal timeline
+emits (1 - p) + p (1 - a^g) / (1 - a) tokens per T.
 
-Between two rejections k tokens are accepted with probability (1 - a) a^k, a / (1 - a) in the mean: the sum in the proof of the
-paper's Theorem 2. The theorem calls that sum 1 / (1 - a) and adds one for the target's own token; what is right with it is
-a / (1 - a) + 1 = 1 / (1 - a), and that is compared here.
+Between two rejections k tokens are accepted with probability (1 - a) a^k, a / (1 - a) on average: the sum in the proof of the
+paper's Theorem 2. The theorem evaluates it to 1 / (1 - a) and adds one for the target's own token; the correct value is
+a / (1 - a) + 1 = 1 / (1 - a), which is compared here.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from bench import report
 from drafters.interface import DraftTree, Ints, Logprobs, Sampling, Verdict
@@ -39,76 +37,82 @@ from verify.sampling_params import SamplingParams
 T = TypeVar("T")
 RATIOS = (3, 5, 8)  # c
 RATES = (0.5, 0.7, 0.9)  # a
-WRONG = 1  # added to a token that is to be rejected
+WRONG = 1  # added to a token to have it rejected
 
 
 def ideal_tokens_per_step(rate: float, window: int) -> float:
-    """Of the ideal timeline, tokens in the time of one verification."""
+    """Expected tokens per verification of the ideal timeline."""
     post = rate / (1 + rate - rate**window)
     return (1 - post) + post * (1 - rate**window) / (1 - rate)
 
 
 def ideal_steps(right: NDArray[np.bool_], tokens: int, window: int) -> int:
-    """Of the ideal timeline, for so many tokens, when these very guesses are right (bool, by position)."""
-    at, steps, guessed = 0, 0, False
-    while at < tokens:
+    """Verifications that the ideal timeline needs for `tokens` tokens; `right`: which guesses are right, bool [>= tokens]."""
+    position, steps, post_verify = 0, 0, False
+    while position < tokens:
         steps += 1
-        size = window - 1 if guessed else 0
-        wrong = np.flatnonzero(~right[at : at + size + 1])
-        guessed = not len(wrong)  # all guesses, and the next one
-        at += size + 1 if guessed else int(wrong[0]) + 1
+        size = window - 1 if post_verify else 0
+        wrong = np.flatnonzero(~right[position : position + size + 1])
+        post_verify = not len(wrong)  # all guesses are right, and the next one too
+        position += size + 1 if post_verify else int(wrong[0]) + 1
     return steps
 
 
 def agreement(rate: float, tokens: int, seed: int) -> NDArray[np.bool_]:
-    """At which positions the draft model is right, bool [tokens]: exactly that share of them, in random order."""
+    """Where the draft model is right, bool [tokens]: exactly a share `rate` of the positions, in random order."""
     right = np.arange(tokens) < round(rate * tokens)
     np.random.default_rng(seed).shuffle(right)
     return right
 
 
+def spoil(answer: Ints, right: NDArray[np.bool_]) -> Ints:
+    """Guesses at `answer`, wrong except where `right`, int32 [tokens]. All tokens of `answer` must be even."""
+    return np.where(right, answer, answer + WRONG).astype(np.int32)
+
+
 @dataclass
 class Clock:
-    """When each of the two was busy."""
+    """When each of the two models was busy."""
 
     spans: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: {"draft": [], "verify": []})
 
-    def spend(self, who: str, work: Callable[[], T]) -> T:
-        """What `work` returns; the time goes on the record."""
+    def spend(self, model: str, work: Callable[[], T]) -> T:
+        """Runs `work`, records its time and returns its result."""
         started = time.perf_counter()
         result = work()
-        self.spans[who].append((started, time.perf_counter()))
+        self.spans[model].append((started, time.perf_counter()))
         return result
 
     def shares(self, seconds: float) -> dict[str, float]:
-        """Of that time: how much each was busy, and both at once."""
-        busy = {who: sum(stop - start for start, stop in spans) for who, spans in self.spans.items()}
-        busy["both"] = self._both()
-        return {f"{who}_busy": round(each / seconds, 3) for who, each in busy.items()}
+        """Shares of `seconds` in which each model and both models were busy."""
+        busy = {model: sum(stop - start for start, stop in spans) for model, spans in self.spans.items()}
+        busy["both"] = self._overlap()
+        return {f"{model}_busy": round(each / seconds, 3) for model, each in busy.items()}
 
-    def _both(self) -> float:
-        total, at = 0.0, 0
-        verified = self.spans["verify"]
-        for start, stop in self.spans["draft"]:  # both lists are in order
-            while at < len(verified) and verified[at][1] <= start:
-                at += 1
-            other = at
-            while other < len(verified) and verified[other][0] < stop:
-                total += min(stop, verified[other][1]) - max(start, verified[other][0])
-                other += 1
+    def _overlap(self) -> float:
+        """Seconds in which both models were busy. Both lists are in order of time."""
+        total, first = 0.0, 0
+        verifications = self.spans["verify"]
+        for start, stop in self.spans["draft"]:
+            while first < len(verifications) and verifications[first][1] <= start:
+                first += 1
+            index = first
+            while index < len(verifications) and verifications[index][0] < stop:
+                total += min(stop, verifications[index][1]) - max(start, verifications[index][0])
+                index += 1
         return total
 
 
 class SleepingModel:
-    """A draft model that sleeps for each forward, and is right where it is told to be. Implements `LanguageModel`."""
+    """A draft model that sleeps for each forward and returns given guesses. Implements `LanguageModel`."""
 
-    def __init__(self, answer: Ints, right: NDArray[np.bool_], seconds: float, ratio: float, clock: Clock) -> None:
-        self._guesses = np.where(right, answer, answer + WRONG)
+    def __init__(self, guesses: Ints, seconds: float, ratio: float, clock: Clock) -> None:
+        self._guesses = guesses
         self._seconds = seconds
         self._clock = clock
         self.speed_ratio = ratio
         self._emitted = 0
-        self._rows = 0  # beside row 0
+        self._rows = 0  # drafted rows, the root not counted
         self._thread = ThreadPoolExecutor(1)
 
     def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
@@ -143,7 +147,7 @@ class SleepingModel:
 
 
 class SleepingVerifier:
-    """A target that sleeps for each step and emits a known answer. Implements `verify.verifier.Verifier`."""
+    """A target that sleeps for each step and emits a given answer. Implements `verify.verifier.Verifier`."""
 
     context_tokens = 1 << 30
     prompt_logprobs: Logprobs | None = None
@@ -177,12 +181,12 @@ class SleepingVerifier:
 
 
 def simulate(ratio: int, rate: float, tokens: int, token_seconds: float) -> dict[str, Any]:
-    """One run of the loop, beside the ideal."""
+    """One run of the loop, with the ideal figures."""
     clock = Clock()
-    beyond = 2 * ratio + 2  # positions that are guessed, and never reached
-    answer = 2 * np.random.default_rng(1).integers(0, 1000, tokens + beyond).astype(np.int32)  # odd tokens are wrong
-    right = np.pad(agreement(rate, tokens, seed=ratio), (0, beyond), constant_values=True)
-    model = SleepingModel(answer, right, token_seconds, ratio, clock)
+    margin = 2 * ratio + 2  # positions that are guessed but not reached
+    answer = 2 * np.random.default_rng(1).integers(0, 1000, tokens + margin).astype(np.int32)  # odd tokens are wrong
+    right = np.pad(agreement(rate, tokens, seed=ratio), (0, margin), constant_values=True)
+    model = SleepingModel(spoil(answer, right), token_seconds, ratio, clock)
     drafter = PearlDrafter(model, PearlOptions(window=ratio, ahead=0))
     options = DecodeOptions(SamplingParams(temperature=0), tokens, max_nodes=ratio)
     prompt = np.zeros(1, np.int32)
@@ -207,7 +211,7 @@ def simulate(ratio: int, rate: float, tokens: int, token_seconds: float) -> dict
 
 
 def run_simulation(tokens: int, token_ms: float, out: Path | None) -> list[dict[str, Any]]:
-    """All ratios and rates; prints and saves."""
+    """Simulates all ratios and rates; prints, and saves the figures if `out` is given."""
     rows: list[dict[str, Any]] = []
     with Progress() as progress:
         task = progress.add_task("simulating", total=len(RATIOS) * len(RATES))
@@ -215,10 +219,30 @@ def run_simulation(tokens: int, token_ms: float, out: Path | None) -> list[dict[
             for rate in RATES:
                 rows.append(simulate(ratio, rate, tokens, token_ms / 1e3))
                 progress.advance(task)
-    table = Table(*(name.replace("_", " ") for name in rows[0]))
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    Console().print(table)
+    show(rows)
     if out:
         report.save(out, {"tokens": tokens, "draft_token_ms": token_ms, "results": rows})
     return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Prints the figures of every ratio and rate."""
+    columns = {
+        "c": "c",
+        "a": "alpha",
+        "tokens/s": "tokens_per_second:.2f",
+        "ideal\ntokens/s": "ideal_tokens_per_second:.2f",
+        "share\nof ideal": "share_of_ideal:.3f",
+        "accepted": "mean_accepted:.3f",
+        "accepted\nin theory": "theory_accepted:.3f",
+        "draft\nbusy": "draft_busy:.3f",
+        "verify\nbusy": "verify_busy:.3f",
+        "both\nbusy": "both_busy:.3f",
+    }
+    report.print_figures(
+        "PEARL's loop over models that sleep",
+        columns,
+        rows,
+        "c: draft tokens in the time of a verification; a: acceptance rate; accepted: "
+        "tokens between two rejections; busy: share of the time.",
+    )

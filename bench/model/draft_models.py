@@ -1,7 +1,7 @@
-"""`outrider bench pearl`: what a draft model brings on a real pair of models, in the form of GSD's Table 1 and PEARL's Table 3.
+"""`outrider bench pearl`: methods that draft with a model, compared as in GSD's Table 1 and PEARL's Table 3.
 
 All methods answer the same prompts in turns. With `--shape` both models are random weights of known shapes: the costs are
-real, and the draft model is right at a given share of the positions.
+real, and a given share of the draft model's guesses is right.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from bench import report
-from bench.decode import BenchError, Plan, encode
+from bench.decode import count_equal, encode
 from bench.model.forced import ForcedVerifier
-from bench.model.shapes import SHAPES, random_runner
-from bench.pearl import WRONG, Clock, agreement
+from bench.model.shapes import check_shape, random_runner
+from bench.pearl_simulation import Clock, agreement, spoil
+from bench.plan import BenchError, Plan
 from drafters.interface import MAX_NODES, Drafter, Ints, Source, Verdict
 from drafters.model.language_model import Candidates
 from drafters.none import NoDrafter
@@ -39,10 +38,33 @@ from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
+DEFAULT_CONTEXT_TOKENS = 1024
+PROMPT_TOKENS = 32  # of a made-up prompt
+SPEED_COLUMNS = {
+    "method": "method",
+    "speed-up": "speedup:.3f",
+    "tokens/s": "tokens_per_second:.2f",
+    "tokens\nper step": "tokens_per_step:.3f",
+    "same\ntokens": "same_as_plain",
+    "both\nbusy": "both_busy:.3f",
+}
+SPEED_LEGEND = "speed-up, same tokens: against autoregressive; both busy: share of the time in which both models run."
+ACCEPTANCE_COLUMNS = {
+    "method": "method",
+    "accept.": "acceptance:.3f",
+    "drafted\n/ answer": "drafted_tokens:.1f",
+    "graph\nsuccess": "graph_success:.3f",
+    "merged\nshare": "merged_share:.3f",
+}
+ACCEPTANCE_LEGEND = (
+    "accept.: drafted share of the emitted tokens; graph success: share of the steps that "
+    "accepted merged nodes; merged share: of the accepted tokens."
+)
+
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table."""
+    """A drafter with its options: a row of the tables."""
 
     name: str
     drafter: DrafterName
@@ -50,7 +72,7 @@ class Method:
 
 
 def without(**strategies: Any) -> Callable[[Resources], Resources]:
-    """PEARL with something switched off."""
+    """Changes PEARL's options, to switch a strategy off."""
 
     def changed(resources: Resources) -> Resources:
         options = resources.options
@@ -78,21 +100,21 @@ METHODS = (
 
 @dataclass
 class Row:
-    """What a method did, over all repeats."""
+    """One method at one temperature, over all repeats."""
 
-    tokens_per_second: list[float] = field(default_factory=list)
+    tokens_per_second: list[float] = field(default_factory=list)  # one per repeat
     tokens: int = 0
     accepted: int = 0
     steps: int = 0
-    merged_steps: int = 0  # whose accepted tokens include copies
+    merged_steps: int = 0  # steps that accepted merged nodes
     merged_tokens: int = 0
     drafted: int = 0
     answers: int = 0
-    busy: list[dict[str, float]] = field(default_factory=list)
-    last: list[list[int]] = field(default_factory=list)
+    busy: list[dict[str, float]] = field(default_factory=list)  # shares of the time; one per repeat
+    last: list[list[int]] = field(default_factory=list)  # token ids; of the last repeat
 
     def add(self, decoded: Decoded, drafted: int) -> None:
-        """One answer."""
+        """Adds one answer."""
         self.answers += 1
         self.tokens += len(decoded.tokens)
         self.steps += len(decoded.steps)
@@ -105,7 +127,7 @@ class Row:
             self.merged_steps += merged > 0
 
     def figures(self, plain: Row) -> dict[str, Any]:
-        """As the papers have them."""
+        """The figures of the papers' tables; `plain` is decoding without drafts."""
         rate = statistics.median(self.tokens_per_second)
         pairs = zip(self.tokens_per_second, plain.tokens_per_second, strict=True)
         shares = {name: round(statistics.median(each[name] for each in self.busy), 3) for name in self.busy[0]}
@@ -113,17 +135,17 @@ class Row:
             "speedup": round(statistics.median(mine / theirs for mine, theirs in pairs), 3),
             "tokens_per_second": round(rate, 2),
             "tokens_per_step": round(self.tokens / self.steps, 3),
-            "acceptance": round(self.accepted / self.tokens, 3),  # of the emitted tokens, those that were drafted
+            "acceptance": round(self.accepted / self.tokens, 3),  # drafted share of the emitted tokens
             "drafted_tokens": round(self.drafted / self.answers, 1),  # per answer
             "graph_success": round(self.merged_steps / self.steps, 3),  # steps that accepted merged nodes
             "merged_share": round(self.merged_tokens / max(1, self.accepted), 3),  # of the accepted tokens
-            "same_as_plain": f"{sum(a == b for a, b in zip(self.last, plain.last, strict=True))}/{len(self.last)}",
+            "same_as_plain": count_equal(plain.last, self.last),
             **shares,
         }
 
 
 class TimedVerifier(TreeVerifier):
-    """A TreeVerifier whose steps go on the clock."""
+    """A TreeVerifier that records its steps on the clock."""
 
     clock = Clock()
 
@@ -132,7 +154,7 @@ class TimedVerifier(TreeVerifier):
 
 
 class TimedDraft(SessionDraft):
-    """A draft model whose forwards go on the clock."""
+    """A draft model that records its forwards on the clock."""
 
     clock = Clock()
 
@@ -144,23 +166,24 @@ class TimedDraft(SessionDraft):
 
 
 class SyntheticDraft(TimedDraft):
-    """Real forwards, their outcome replaced: the recorded answer where the model is to be right, a wrong token elsewhere."""
+    """A draft model whose forwards are real and whose outcome is replaced by given guesses."""
 
-    guesses = np.empty(0, np.int32)
-    rate = 0.5
+    guesses = np.empty(0, np.int32)  # int32 [answer]
+    rate = 0.5  # share of right guesses
 
     def _candidates(self, logits: torch.Tensor, depths: Collection[int], count: int) -> Candidates:
-        found = super()._candidates(logits, depths, count)
+        candidates = super()._candidates(logits, depths, count)
         first = self._length - self._text.prompt_length
-        at = np.minimum(np.array(list(depths)) + first, len(self.guesses) - 1)
-        tokens, shares = found.tokens.copy(), np.full_like(found.probability, (1 - self.rate) / max(1, count - 1))
-        tokens[:, 0], shares[:, 0] = self.guesses[at], self.rate
+        positions = np.minimum(np.array(list(depths)) + first, len(self.guesses) - 1)
+        tokens = candidates.tokens.copy()
+        shares = np.full_like(candidates.probability, (1 - self.rate) / max(1, count - 1))
+        tokens[:, 0], shares[:, 0] = self.guesses[positions], self.rate
         return Candidates(tokens, shares)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models, and how an answer is decoded with them."""
+    """A target and a draft model, and how answers are decoded with them."""
 
     runner: ModelRunner
     resources: Resources
@@ -172,37 +195,48 @@ class Pair:
 
 
 def run(settings: Settings, plan: Plan, out: Path | None) -> dict[str, Any]:
-    """A real pair. Raises BenchError where no draft model is named."""
+    """Measures the models of the settings. Raises BenchError if they have no draft model."""
     if settings.draft_model.path is None:
-        raise BenchError("Name a draft model with --draft-model, or two shapes with --shape and --draft-shape.")
-    loaded = load(settings)
-    assert loaded.resources.model is not None
-    shared: DraftRunner = loaded.resources.model.__self__  # type: ignore[attr-defined]
+        raise BenchError("Give a draft model with --draft-model, or two shapes with --shape and --draft-shape.")
+    runtime = load(settings)
+    assert runtime.resources.model is not None
+    shared: DraftRunner = runtime.resources.model.__self__  # type: ignore[attr-defined]
     pair = Pair(
-        loaded.runner,
-        replace(loaded.resources, model=lambda: TimedDraft(shared)),
-        loaded.stop_ids,
-        [encode(loaded, prompt) for prompt in plan.prompts],
-        loaded.curve,
-        lambda: TimedVerifier(loaded.runner, loaded.runner.new_cache()),
+        runner=runtime.runner,
+        resources=replace(runtime.resources, model=lambda: TimedDraft(shared)),
+        stop_ids=runtime.stop_ids,
+        prompts=[encode(runtime, prompt) for prompt in plan.prompts],
+        curve=runtime.curve,
+        verifier=lambda: TimedVerifier(runtime.runner, runtime.runner.new_cache()),
     )
     names = {"model": settings.model.served_name, "draft_model": Path(settings.draft_model.path).name}
     return measure(pair, plan, names | {"speed_ratio": round(shared.speed_ratio, 2)}, out)
 
 
 def run_shapes(settings: Settings, plan: Plan, shapes: tuple[str, str], rate: float, out: Path | None) -> dict[str, Any]:
-    """Random weights of two shapes, the draft model right at a share `rate` of the positions. Raises BenchError."""
+    """Measures random weights of two shapes; a share `rate` of the draft model's guesses is right. Raises BenchError."""
     for shape in shapes:
-        if shape not in SHAPES:
-            raise BenchError(f"There is no shape {shape!r}; there are {', '.join(SHAPES)}.")
+        check_shape(shape)
     dtype = getattr(torch, "bfloat16" if settings.model.dtype == "auto" else settings.model.dtype)
-    context = settings.model.context_tokens or 1024
-    threads = settings.draft_model.threads
+    context = settings.model.context_tokens or DEFAULT_CONTEXT_TOKENS
     target, draft = (random_runner(shape, dtype, settings.model.device, context) for shape in shapes)
-    shared = DraftRunner(draft, target.vocabulary, threads=threads)
+    shared = DraftRunner(draft, target.vocabulary, threads=settings.draft_model.threads)
     shared.measure(target)
+    pair = synthetic_pair(settings, plan, target, shared, rate)
+    names = {
+        "shape": shapes[0],
+        "draft_shape": shapes[1],
+        "acceptance_rate": rate,
+        "dtype": str(dtype),
+        "device": str(resolve_device(settings.model.device)),
+        "speed_ratio": round(shared.speed_ratio, 2),
+    }
+    return measure(pair, plan, names, out)
+
+
+def synthetic_pair(settings: Settings, plan: Plan, target: ModelRunner, draft: DraftRunner, rate: float) -> Pair:
+    """Two models that emit a made-up answer; a share `rate` of the draft model's guesses is right."""
     answer = 2 * np.random.default_rng(0).integers(0, 10_000, plan.max_tokens + MAX_NODES).astype(np.int32)
-    guesses = np.where(agreement(rate, len(answer), 0), answer, answer + WRONG).astype(np.int32)
 
     class Synthetic(SyntheticDraft):
         pass
@@ -210,47 +244,41 @@ def run_shapes(settings: Settings, plan: Plan, shapes: tuple[str, str], rate: fl
     class Verifier(TimedVerifier, ForcedVerifier):
         pass
 
-    Synthetic.guesses, Synthetic.rate = guesses, rate
-    pair = Pair(
-        target,
-        Resources(settings.speculation.options, model=lambda: Synthetic(shared)),
-        frozenset(),
-        [np.arange(32, dtype=np.int32)] * len(plan.prompts),
-        None,
-        lambda: Verifier(target, answer),
-        MODEL_METHODS,  # the answer is noise to tables
+    Synthetic.guesses, Synthetic.rate = spoil(answer, agreement(rate, len(answer), 0)), rate
+    return Pair(
+        runner=target,
+        resources=Resources(settings.speculation.options, model=lambda: Synthetic(draft)),
+        stop_ids=frozenset(),
+        prompts=[np.arange(PROMPT_TOKENS, dtype=np.int32)] * len(plan.prompts),
+        curve=None,
+        verifier=lambda: Verifier(target, answer),
+        methods=MODEL_METHODS,  # tables learn nothing from a random answer
     )
-    names = {"shape": shapes[0], "draft_shape": shapes[1], "acceptance_rate": rate, "dtype": str(dtype)}
-    device = str(resolve_device(settings.model.device))
-    return measure(pair, plan, names | {"device": device, "speed_ratio": round(shared.speed_ratio, 2)}, out)
 
 
 def measure(pair: Pair, plan: Plan, names: dict[str, Any], out: Path | None) -> dict[str, Any]:
-    """All methods in turns; prints and saves."""
+    """Measures all methods in turns; prints, and saves the figures if `out` is given."""
     rows = {(t, method): Row() for t in plan.temperatures for method in pair.methods}
     with Progress() as progress:
         task = progress.add_task("decoding", total=(plan.repeats + 1) * len(rows))
         for repeat in range(plan.repeats + 1):
             for (temperature, method), row in rows.items():
-                turn(pair, plan, temperature, method, row if repeat else Row())  # the first round warms up
+                measure_round(pair, plan, temperature, method, row if repeat else Row())  # the first round warms up
                 progress.advance(task)
     plain = {t: rows[t, pair.methods[0]] for t in plan.temperatures}
     results = [{"temperature": t, "method": method.name, **row.figures(plain[t])} for (t, method), row in rows.items()]
     figures = {**names, "prompts": len(pair.prompts), "max_tokens": plan.max_tokens, "results": results}
-    table = Table(*(name.replace("_", " ") for name in results[0]))
-    for result in results:
-        table.add_row(*map(str, result.values()))
-    Console().print(table)
+    show(results)
     if out:
         report.save(out, figures)
     return figures
 
 
-def turn(pair: Pair, plan: Plan, temperature: float, method: Method, row: Row) -> None:
-    """One repeat of one method over all prompts."""
+def measure_round(pair: Pair, plan: Plan, temperature: float, method: Method, row: Row) -> None:
+    """One method answers all prompts once."""
     clock = TimedVerifier.clock = TimedDraft.clock = Clock()
     resources = method.resources(pair.resources)
-    row.last, tokens, started = [], 0, time.perf_counter()
+    row.last, started = [], time.perf_counter()
     for number, prompt in enumerate(pair.prompts):
         drafter: Drafter = NoDrafter() if method.drafter == "none" else make(method.drafter, resources)
         params = SamplingParams(temperature=temperature, seed=plan.seed + number)
@@ -258,7 +286,14 @@ def turn(pair: Pair, plan: Plan, temperature: float, method: Method, row: Row) -
         decoded = decode(pair.verifier(), drafter, prompt, options)
         row.add(decoded, getattr(drafter, "drafted_tokens", 0))
         row.last.append(decoded.tokens)
-        tokens += len(decoded.tokens)
     seconds = time.perf_counter() - started
-    row.tokens_per_second.append(tokens / seconds)
+    row.tokens_per_second.append(sum(map(len, row.last)) / seconds)
     row.busy.append(clock.shares(seconds))
+
+
+def show(results: Sequence[dict[str, Any]]) -> None:
+    """Prints two tables per temperature: speed, and acceptance."""
+    for temperature in dict.fromkeys(row["temperature"] for row in results):
+        selected = [row for row in results if row["temperature"] == temperature]
+        report.print_figures(f"Speed at temperature {temperature}", SPEED_COLUMNS, selected, SPEED_LEGEND)
+        report.print_figures(f"Acceptance at temperature {temperature}", ACCEPTANCE_COLUMNS, selected, ACCEPTANCE_LEGEND)
