@@ -1,9 +1,9 @@
-# make serve: run the embedded model's server.  make test: prove it.  Both build .venv first.
+# make serve: run the embedded model's server.  make test: the tests.  make soak: the long ones.  All build .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: install serve test check format train
+.PHONY: install serve test soak check format train
 install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -14,8 +14,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 serve: install
 	$(BIN)/outrider serve --config configs/embedded.yaml $(ARGS)
 
+# A process per core, at most 4; --dist loadgroup keeps the tests of one server in one process (tests/conftest.py).
 test: install
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -m 'not slow' -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder $(ARGS)
+
+soak: install
+	$(BIN)/pytest -m slow $(ARGS)
 
 check: install
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""Shared by all tests: a tiny random model, a byte-like tokenizer's worth of ids, and one thread for torch."""
+"""Shared by all tests: a tiny random model, one thread for torch, and how tests are distributed over processes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ if not torch.cuda.is_available():
 from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.servers import SHARED_SERVERS, coalescing, crowded, guarded, served
 from verify.model.attention import NAME
 from verify.model.runner import ModelRunner
+
+__all__ = ["coalescing", "crowded", "guarded", "served"]
 
 torch.set_num_threads(1)  # tiny models gain nothing from more, and busy machines lose
 
@@ -23,6 +26,36 @@ settings.register_profile("outrider", deadline=None)  # a first call may compile
 settings.load_profile("outrider")
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+# Groups that take longest, in seconds; they start first, so that no process is left with one at the end.
+LONG_GROUPS = (
+    "served",
+    "lossless greedy",
+    "lossless sampled",
+    "guarded",
+    "crowded",
+    "tests/server/test_cli.py",
+    "tests/verify/test_rejection.py",
+    "tests/docker/test_dashboards.py",
+    "tests/integration/test_shutdown.py",
+)
+
+
+def group_of(item: pytest.Item) -> str:
+    """The pytest-xdist group of a test: as marked, else the shared server that it needs, else its module."""
+    marker = item.get_closest_marker("xdist_group")
+    if marker is not None:
+        return str(marker.args[0])
+    fixtures = getattr(item, "fixturenames", ())
+    return next((name for name in SHARED_SERVERS if name in fixtures), item.nodeid.split("::")[0])
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the markers in its own hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps the tests of a group in one process, and starts the longest groups first."""
+    groups = {item: group_of(item) for item in items}
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: LONG_GROUPS.index(groups[item]) if groups[item] in LONG_GROUPS else len(LONG_GROUPS))
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +82,7 @@ def tiny_runner(tiny_config: LlamaConfig) -> ModelRunner:
 
 @pytest.fixture(scope="session")
 def stories() -> Path:
-    """A trained model of another family than ours; skips where it is not at hand."""
+    """A trained model of another family than the embedded one; skips where it is missing."""
     folder = SHARED / "stories260k"
     if not folder.is_dir():
         pytest.skip("the stories260k model is not on this machine")

@@ -22,8 +22,9 @@ import pytest
 import yaml
 
 from tests.docker.dashboards import DASHBOARDS, DOCKER, PANELS, RULES
-from tests.integration.conftest import Served, serving
 from tests.integration.test_supervisor import worker_of
+from tests.requests import ENDLESS
+from tests.servers import Served, serving
 
 QUERIES = [
     pytest.param(target, id=f"{name}: {panel['title']} {target['refId']}")
@@ -36,7 +37,6 @@ VARIABLES = {"$__rate_interval": "5m", "$__range": "5m", "$instance": ".*"}  # a
 WAIT_SECONDS = 60.0
 SCRAPE_SECONDS = 0.5
 STEP_SECONDS = SCRAPE_SECONDS / 2  # between the points of a query; no scrape falls between two
-FOREVER = {"temperature": 1.5, "max_tokens": 1900, "n": 16, "ignore_eos": True}
 # What Prometheus has seen when all that the load did has reached it, and the rules have been evaluated since.
 ARRIVED = (
     'sum(rate(outrider_requests_total{status="404"}[5m])) > 0',
@@ -165,7 +165,7 @@ def fill_the_queue(observed: Observed) -> None:
     """One at work, one in the queue, one that is refused; both stay until Prometheus has seen them."""
     served = observed.served
     with ThreadPoolExecutor() as pool:
-        body = {"model": served.model, "prompt": "x", "stream": True} | FOREVER
+        body = {"model": served.model, "prompt": "x", "stream": True} | ENDLESS
         with served.http.stream("POST", "/v1/completions", json=body) as response:
             lines = response.iter_lines()  # kept: without it, the response is closed
             next(lines)
@@ -178,7 +178,7 @@ def fill_the_queue(observed: Observed) -> None:
 def lose_the_worker(observed: Observed) -> None:
     """A request whose worker is killed."""
     with ThreadPoolExecutor() as pool:
-        lost = pool.submit(complete, observed.served, **FOREVER)
+        lost = pool.submit(complete, observed.served, **ENDLESS)
         observed.wait_for("outrider_requests_running > 0")
         os.kill(worker_of(observed.served), signal.SIGKILL)
         assert lost.result(WAIT_SECONDS) == 503

@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's answers that clients rely on, as JSON schemas, for where OpenAI's own description is not at hand."""
+"""JSON schemas of the parts of OpenAI's answers that clients rely on. They need no file of OpenAI's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def record(**properties: Any) -> dict[str, Any]:
-    """An object that has all of these."""
+    """An object with these required properties."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 

@@ -1,55 +1,51 @@
-"""Time limits: in the queue and for the whole answer; and pages that the owner lets ask."""
+"""Time limits: in the queue, and for a whole answer; and the CORS origins that a server allows."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
-from tests.integration.conftest import Served, serving
-from tests.integration.test_server import body, complete
-
-FOREVER: dict[str, Any] = {"temperature": 1.5, "max_tokens": 1900, "n": 16, "ignore_eos": True}
+from tests.requests import ENDLESS, body, complete
+from tests.servers import Served, serving, wait_for_metric
 
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[Served]:
-    limits = {"max_active": "1", "queue_seconds": "0.5", "request_seconds": "3"}
+    limits = {"max_active": "1", "queue_seconds": "0.5", "request_seconds": "2"}
     words = [word for name, value in limits.items() for word in (f"--scheduling.{name}", value)]
     with serving("--model.dtype", "float32", "--server.cors_origins", '["https://page.example"]', *words) as server:
         yield server
 
 
-def test_an_answer_that_takes_too_long_ends_with_an_error(own: Served) -> None:
-    whole = own.http.post("/v1/completions", json=body(own, **FOREVER))
+def test_an_answer_over_its_time_limit_ends_with_an_error(own: Served) -> None:
+    whole = own.http.post("/v1/completions", json=body(own, **ENDLESS))
     assert (whole.status_code, whole.json()["error"]["code"]) == (503, "deadline_exceeded")
-    assert "within 3 s" in whole.json()["error"]["message"]
-    with own.http.stream("POST", "/v1/completions", json=body(own, stream=True, **FOREVER)) as response:
+    assert "within 2 s" in whole.json()["error"]["message"]
+    with own.http.stream("POST", "/v1/completions", json=body(own, stream=True, **ENDLESS)) as response:
         lines = [line for line in response.iter_lines() if line]
     assert json.loads(lines[-1][6:])["error"]["code"] == "deadline_exceeded"
-    assert complete(own, max_tokens=3)["choices"]  # and its turn is free again
+    assert complete(own, max_tokens=3)["choices"]  # and its slot is free again
 
 
-def test_who_has_waited_too_long_is_told_to_come_again(own: Served) -> None:
+def test_a_request_that_waits_too_long_is_refused(own: Served) -> None:
     with ThreadPoolExecutor() as pool:
-        long = pool.submit(own.http.post, "/v1/completions", json=body(own, **FOREVER))
-        while "outrider_requests_running 1.0" not in own.http.get("/metrics").text:
-            pass
+        running = pool.submit(own.http.post, "/v1/completions", json=body(own, **ENDLESS))
+        wait_for_metric(own, "outrider_requests_running 1.0")
         waited = own.http.post("/v1/completions", json=body(own, max_tokens=1))
         assert (waited.status_code, waited.json()["error"]["code"]) == (503, "deadline_exceeded")
         assert int(waited.headers["Retry-After"]) >= 1
-        long.result(30)
+        running.result(30)
     refused = 'outrider_rejected_requests_total{reason="deadline"}'
     assert any(line.startswith(refused) and float(line.split()[1]) >= 3 for line in own.http.get("/metrics").text.splitlines())
 
 
-def test_a_page_that_the_owner_names_may_ask(own: Served) -> None:
+def test_only_the_allowed_origins_pass_cors(own: Served) -> None:
     def allowed(origin: str) -> str | None:
-        asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-        found: str | None = own.http.options("/v1/completions", headers=asked).headers.get("access-control-allow-origin")
+        headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        found: str | None = own.http.options("/v1/completions", headers=headers).headers.get("access-control-allow-origin")
         return found
 
     assert allowed("https://page.example") == "https://page.example"

@@ -1,4 +1,4 @@
-"""A server with a draft model: its drafters over HTTP, one after the other and at once, and what happens without one."""
+"""A server with a draft model: its drafters in turn and in parallel, and what a server without one refuses."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import models
 from drafters.options import NEED_A_MODEL
 from server.settings import SettingsError, load_settings
-from tests.integration.conftest import Served, serving
-from tests.integration.test_server import body, complete
+from tests.requests import body, complete
 from tests.server.test_cli import outrider
+from tests.servers import Served, serving
 
 DRAFTERS = ("none", "fusion", *NEED_A_MODEL)
 CONFIG = Path(__file__).parents[2] / "configs" / "pearl.yaml"
@@ -31,18 +31,18 @@ def test_answers_are_the_same(own: Served, fields: dict[str, object]) -> None:
         return complete(own, max_tokens=60, return_token_ids=True, **fields, speculation={"drafter": drafter})["choices"]
 
     expected = answer("none")
-    with ThreadPoolExecutor() as pool:  # their steps are taken in turns
+    with ThreadPoolExecutor() as pool:  # their steps interleave
         assert list(pool.map(answer, DRAFTERS)) == [expected] * len(DRAFTERS)
 
 
-def test_the_report_counts_what_the_model_drafted(own: Served) -> None:
+def test_the_report_counts_the_draft_models_tokens(own: Served) -> None:
     for drafter in NEED_A_MODEL:
         speculation = complete(own, max_tokens=60, speculation={"drafter": drafter, "report": True})["speculation"]
         assert speculation["accepted_tokens"]["draft"] > 0
         assert speculation["drafted_tokens"]["draft"] >= speculation["accepted_tokens"]["draft"]
 
 
-def test_a_client_that_leaves_in_the_middle_leaves_a_sound_session(own: Served) -> None:
+def test_a_disconnect_leaves_a_sound_session(own: Served) -> None:
     expected = complete(own, max_tokens=40)["choices"]
     for drafter in ("pearl", "draft-graph"):
         fields = body(own, max_tokens=900, temperature=1.2, session_id=drafter, stream=True, speculation={"drafter": drafter})
@@ -68,8 +68,8 @@ def test_a_draft_model_of_another_family_is_refused(stories: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_other_rule_may_be_asked_for(own: Served) -> None:
-    """Greedy it is the same; sampled, a seed means other draws, and an answer has as many tokens as ever."""
+def test_a_request_may_choose_the_rejection_rule(own: Served) -> None:
+    """Greedy answers stay the same; sampled answers differ, but keep their length."""
     for drafter in ("draft", "draft-graph", "trigram"):
         greedy = {"max_tokens": 30, "temperature": 0}
         expected = complete(own, **greedy)["choices"]

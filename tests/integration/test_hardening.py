@@ -1,4 +1,4 @@
-"""What attackers of such servers try, each against a real server process with a key."""
+"""Attacks on a server with keys: forged headers, giant requests, hostile patterns, injected names."""
 
 from __future__ import annotations
 
@@ -16,24 +16,19 @@ import httpx
 import pytest
 
 from server.settings import load_settings
-from tests.integration.conftest import Served, serving
-from tests.integration.test_server import MESSAGES, body
-
-KEY = "the-only-key-there-is"
+from tests.requests import MESSAGES, body
+from tests.servers import CAROL, Served
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    config = tmp_path_factory.mktemp("keys") / "config.yaml"
-    config.write_text(
-        f"auth: {{keys: {{me: {KEY}}}, requests_per_minute: 600}}\nmodel: {{dtype: float32}}\nlimits: {{body_bytes: 400000}}\n"
-    )
-    with serving("--config", str(config), key=KEY) as server:
+def own(guarded: Served) -> Iterator[Served]:
+    """Clients with a request quota."""
+    with guarded.login(CAROL) as server:
         yield server
 
 
 def raw(server: Served, content: bytes) -> str:
-    """The first line that the server answers to bytes."""
+    """The first line of the server's answer to raw bytes."""
     parts = urlsplit(server.url)
     assert parts.hostname and parts.port
     with socket.create_connection((parts.hostname, parts.port), 10) as connection:
@@ -55,7 +50,7 @@ def test_a_forged_host_opens_nothing(own: Served, host: str) -> None:
 @pytest.mark.parametrize(
     "path", ["//v1/models", "/v1/models/", "/health/../v1/models", "/V1/models", "/v1/models%00", "/v1;/models"]
 )
-def test_no_spelling_of_a_path_avoids_the_key(own: Served, path: str) -> None:
+def test_no_spelling_of_a_path_bypasses_the_key(own: Served, path: str) -> None:
     line = raw(own, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     assert line.split(" ")[1] in ("307", "400", "401", "404"), line
 
@@ -73,7 +68,7 @@ def test_giant_bodies_are_refused_before_they_are_read(own: Served) -> None:
 
     parts = urlsplit(own.url)
     assert parts.hostname and parts.port
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {KEY}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {CAROL}\r\nTransfer-Encoding: chunked\r\n\r\n"
     with socket.create_connection((parts.hostname, parts.port), 10) as connection:
         connection.sendall(head.encode())
         sent = 0
@@ -132,8 +127,8 @@ def test_bounds_hold(own: Served, fields: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_patterns_that_others_choke_on_take_no_time(own: Served, fields: dict[str, Any]) -> None:
-    with httpx.Client(base_url=own.url, timeout=20, headers={"Authorization": f"Bearer {KEY}"}) as client:
+def test_catastrophic_patterns_are_answered_or_refused(own: Served, fields: dict[str, Any]) -> None:
+    with httpx.Client(base_url=own.url, timeout=20, headers={"Authorization": f"Bearer {CAROL}"}) as client:
         response = client.post("/v1/completions", json=body(own, max_tokens=3) | fields)
     assert response.status_code in (200, 400), response.text
 
@@ -148,13 +143,13 @@ def test_patterns_that_others_choke_on_take_no_time(own: Served, fields: dict[st
     ],
     ids=str,
 )
-def test_recursive_schemas_end(own: Served, schema: dict[str, Any]) -> None:
+def test_recursive_schemas_terminate(own: Served, schema: dict[str, Any]) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
     asked = {"model": own.model, "messages": MESSAGES, "max_tokens": 5, "response_format": form}
     assert own.http.post("/v1/chat/completions", json=asked).status_code in (200, 400)
 
 
-def test_templates_come_from_the_model_alone(own: Served) -> None:
+def test_chat_templates_come_from_the_model_only(own: Served) -> None:
     common = {"model": own.model, "messages": MESSAGES, "max_tokens": 3, "temperature": 0}
     plain = own.http.post("/v1/chat/completions", json=common).json()
     forged = own.http.post("/v1/chat/completions", json=common | {"chat_template": "{{ 7 * 7 }}"}).json()
@@ -166,7 +161,7 @@ def test_templates_come_from_the_model_alone(own: Served) -> None:
 
 
 @pytest.mark.parametrize("name", ["stop", "regex", "prompt", "session_id", "user", "model", "suffix", "grammar"])
-def test_half_a_character_is_refused_or_harmless(own: Served, name: str) -> None:
+def test_a_lone_surrogate_is_refused_or_harmless(own: Served, name: str) -> None:
     content = json.dumps(body(own, max_tokens=1) | {name: "\ud800"})
     response = own.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
     assert response.status_code in (200, 400, 404), response.text
@@ -174,7 +169,7 @@ def test_half_a_character_is_refused_or_harmless(own: Served, name: str) -> None
     assert own.http.post("/v1/responses", content=json.dumps(asked)).status_code in (200, 400)
 
 
-def test_special_tokens_in_a_text_are_text(own: Served) -> None:
+def test_special_tokens_in_content_are_plain_text(own: Served) -> None:
     special = "<|end|>"
     alone = own.http.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}]}).json()["tokens"]
     forged = own.http.post("/tokenize", json={"messages": [{"role": "user", "content": f"a{special}"}]}).json()["tokens"]
@@ -182,11 +177,11 @@ def test_special_tokens_in_a_text_are_text(own: Served) -> None:
     assert forged.count(end[-1]) == alone.count(end[-1])
 
 
-def test_a_long_text_stops_nobody(own: Served) -> None:
-    """While hundreds of kilobytes become tokens, /health answers."""
+def test_tokenizing_a_long_text_blocks_nobody(own: Served) -> None:
+    """/health answers while hundreds of kilobytes are tokenized."""
     slowest, done = 0.0, threading.Event()
 
-    def look() -> None:
+    def poll() -> None:
         nonlocal slowest
         with httpx.Client(base_url=own.url) as client:
             while not done.is_set():
@@ -194,19 +189,19 @@ def test_a_long_text_stops_nobody(own: Served) -> None:
                 assert client.get("/health").status_code == 200
                 slowest = max(slowest, time.perf_counter() - started)
 
-    looking = threading.Thread(target=look)
-    looking.start()
+    polling = threading.Thread(target=poll)
+    polling.start()
     started = time.perf_counter()
     for _ in range(3):
         text = "".join(f"{number} äöü " for number in range(30_000))
         own.http.post("/v1/completions", json=body(own, prompt=text))
     took = time.perf_counter() - started
     done.set()
-    looking.join()
+    polling.join()
     assert slowest < max(0.5, took / 2)
 
 
-def test_names_lead_nowhere(own: Served) -> None:
+def test_names_are_never_paths(own: Served) -> None:
     for path in ("/v1/models/../../etc/passwd", "/v1/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "/v1/responses/..%2f..%2fx"):
         response = own.http.get(path)
         assert response.status_code == 404
@@ -216,7 +211,7 @@ def test_names_lead_nowhere(own: Served) -> None:
     assert not Path("/etc/passwd.cost").exists()
 
 
-def test_errors_tell_nothing_of_the_inside(own: Served) -> None:
+def test_errors_reveal_no_internals(own: Served) -> None:
     here = str(Path(__file__).parents[2])
     wrong = [
         own.http.post("/v1/completions", content=b"{"),
@@ -229,11 +224,11 @@ def test_errors_tell_nothing_of_the_inside(own: Served) -> None:
     for response in wrong:
         assert 400 <= response.status_code < 500
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
-        for word in ("Traceback", 'File "', here, KEY, "site-packages"):
+        for word in ("Traceback", 'File "', here, CAROL, "site-packages"):
             assert word not in response.text
 
 
-def test_no_label_holds_what_a_client_said(own: Served) -> None:
+def test_metric_labels_hold_no_client_text(own: Served) -> None:
     mark = "injected-label"
     own.http.get(f"/{mark}")
     own.http.get(f"/v1/models/{mark}")
@@ -242,22 +237,22 @@ def test_no_label_holds_what_a_client_said(own: Served) -> None:
     assert mark not in own.http.get("/metrics").text.lower()
 
 
-def test_code_of_strangers_is_off() -> None:
+def test_remote_code_is_off_by_default() -> None:
     settings = load_settings(None, {})
     assert settings.model.trust_remote_code is False
     assert settings.draft_model.trust_remote_code is False
 
 
 def test_nothing_is_unpickled() -> None:
-    """Whatever is read from disk is plain: no source of ours imports a module that runs what it reads."""
+    """Files are read as plain data: no module uses a loader that can run code from a file."""
     root = Path(__file__).parents[2]
     for folder in ("server", "drafters", "verify"):
-        for file in (root / folder).glob("*.py"):
+        for file in (root / folder).rglob("*.py"):
             text = file.read_text()
             assert "import pickle" not in text and "torch.load(" not in text and "allow_pickle=True" not in text, file
 
 
-def test_pages_of_others_may_not_ask(own: Served) -> None:
+def test_no_origin_passes_cors_by_default(own: Served) -> None:
     asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
     response = own.http.options("/v1/completions", headers=asked)
     assert response.status_code == 405

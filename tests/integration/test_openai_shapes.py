@@ -1,4 +1,4 @@
-"""What the server sends is what OpenAI's description says: their own where it is at hand, else a part of it."""
+"""Answers match OpenAI's API description: their own file where it is present, and our excerpt of it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ import pytest
 import yaml
 
 from tests.conftest import SHARED
-from tests.integration.conftest import Served
 from tests.integration.openai_shapes import SHAPES
-from tests.integration.test_calls import TOOLS
-from tests.integration.test_responses import TOOLS as FLAT_TOOLS
-from tests.integration.test_server import MESSAGES, PROMPT, events
+from tests.requests import MESSAGES, PROMPT, RESPONSES_TOOLS, TOOLS, events
+from tests.servers import Served
 
 DESCRIPTION = SHARED / "openai-openapi.yaml"
 Check = Callable[[str, Any], None]
 
 
 def with_nulls(schema: Any) -> Any:
-    """OpenAPI 3.0's `nullable` as JSON Schema has it; discriminators and examples left alone."""
+    """Rewrites OpenAPI 3.0's `nullable` as JSON Schema."""
     if isinstance(schema, list):
         return [with_nulls(each) for each in schema]
     if not isinstance(schema, dict):
@@ -33,11 +31,11 @@ def with_nulls(schema: Any) -> Any:
 
 @pytest.fixture(scope="module", params=["ours", "theirs"])
 def check(request: pytest.FixtureRequest) -> Check:
-    """Raises where a body is not of the named shape."""
+    """Raises if a body does not match the named schema."""
     if request.param == "ours":
         return lambda name, body: jsonschema.validate(body, SHAPES[name])
     if not DESCRIPTION.exists():
-        pytest.skip("OpenAI's description is not at hand")
+        pytest.skip("OpenAI's description is not on this machine")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     components = with_nulls(yaml.load(DESCRIPTION.read_text(), loader)["components"])
     validators: dict[str, Any] = {}
@@ -89,7 +87,7 @@ def test_models_and_errors(served: Served, check: Check) -> None:
         check("ErrorResponse", answer.json())
 
 
-@pytest.mark.parametrize("fields", [{}, {"tools": FLAT_TOOLS, "tool_choice": "required"}], ids=["plain", "tools"])
+@pytest.mark.parametrize("fields", [{}, {"tools": RESPONSES_TOOLS, "tool_choice": "required"}], ids=["plain", "tools"])
 def test_responses(served: Served, check: Check, fields: dict[str, Any]) -> None:
     body = {"model": served.model, "input": "Hello.", "max_output_tokens": 60, **fields}
     check("Response", served.http.post("/v1/responses", json=body).json())

@@ -1,6 +1,6 @@
-"""Whatever is sent, by the API's own description or against it: no 500, no hang, no status that is not documented.
+"""Generated requests, valid and invalid by the API's description: no 500, no hang, no undocumented status.
 
-`OUTRIDER_API_EXAMPLES=200` asks for more examples of each operation than the few that every run makes.
+`OUTRIDER_API_EXAMPLES=200` generates more examples per operation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import status_code_conformance
 
-from tests.integration.conftest import Served, serving
+from tests.servers import Served, serving
 
 EXAMPLES = int(os.environ.get("OUTRIDER_API_EXAMPLES", "8"))
 SECONDS = 60
@@ -24,14 +24,14 @@ SECONDS = 60
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[Served]:
-    """A server whose answers are short, whatever is asked."""
+    """A server whose context is so small that every answer is short."""
     with serving("--model.dtype", "float32", "--model.context_tokens", "64") as server:
         yield server
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 def test_any_request(own: Served, mode: GenerationMode) -> None:
-    """By the description (positive) and against it (negative); half of the bodies name the model that is there."""
+    """Valid (positive) and invalid (negative) requests; half of the bodies name the served model."""
     described: Any = schemathesis.openapi.from_url(f"{own.url}/openapi.json")
     operations = [found.ok() for found in described.get_all_operations()]
     assert len(operations) >= 14
@@ -44,6 +44,6 @@ def test_any_request(own: Served, mode: GenerationMode) -> None:
                 case.body["model"] = own.model
             case.call_and_validate(checks=[not_a_server_error, status_code_conformance], timeout=SECONDS)
 
-        if mode is GenerationMode.POSITIVE or operation.body:  # no path is against the description
+        if mode is GenerationMode.POSITIVE or operation.body:  # a path alone cannot be invalid
             send()
     assert own.process.poll() is None

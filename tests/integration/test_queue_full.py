@@ -1,39 +1,44 @@
-"""A full queue: the official client is told to come again, and does."""
+"""A full queue: a request is refused with a 429, and the official client retries until it is served."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
 
-from tests.integration.conftest import Served, serving
-from tests.integration.test_server import MESSAGES
+from tests.requests import ENDLESS, MESSAGES, complete, streaming
+from tests.servers import Served, wait_for_metric, wait_until
+
+REFUSED = 'outrider_rejected_requests_total{reason="queue_full"} '
 
 
-@pytest.fixture(scope="module")
-def own() -> Iterator[Served]:
-    with serving("--model.dtype", "float32", "--scheduling.max_waiting", "0", "--scheduling.max_active", "1") as server:
-        yield server
+def refusals(server: Served) -> float:
+    """How many requests the server has refused because its queue was full."""
+    lines = server.http.get("/metrics").text.splitlines()
+    return sum(float(line.removeprefix(REFUSED)) for line in lines if line.startswith(REFUSED))
 
 
-def test_the_client_comes_again(own: Served) -> None:
-    common: Any = {"model": own.model, "messages": MESSAGES}
+def test_the_client_retries(crowded: Served) -> None:
+    common: Any = {"model": crowded.model, "messages": MESSAGES, "max_tokens": 2}
+    create: Callable[..., Any] = crowded.client.with_options(max_retries=60).chat.completions.create
     with ThreadPoolExecutor() as pool:
-        create: Any = own.client.chat.completions.create
-        long = pool.submit(create, **common, temperature=1.5, n=3, max_tokens=900, extra_body={"ignore_eos": True})
-        while "outrider_requests_running 1.0" not in own.http.get("/metrics").text:
-            pass
-        with pytest.raises(openai.RateLimitError) as raised:
-            own.client.with_options(max_retries=0).chat.completions.create(**common, max_tokens=2)
-        assert int(raised.value.response.headers["Retry-After"]) > 0
-        assert raised.value.code == "queue_full"
-        stream = own.http.post("/v1/completions", json={"model": own.model, "prompt": "x", "stream": True})
-        assert stream.status_code == 429  # a status of its own, not an event
-        assert stream.json()["error"]["code"] == "queue_full"
-        later = own.client.with_options(max_retries=60).chat.completions.create(**common, max_tokens=2)
-        assert later.choices[0].message.content is not None
-        assert len(long.result(60).choices) == 3
-    assert 'outrider_rejected_requests_total{reason="queue_full"}' in own.http.get("/metrics").text
+        with streaming(crowded, **ENDLESS) as running:
+            queued = pool.submit(complete, crowded, max_tokens=2)
+            wait_for_metric(crowded, "outrider_requests_waiting 1.0")
+            with pytest.raises(openai.RateLimitError) as raised:
+                crowded.client.with_options(max_retries=0).chat.completions.create(**common)
+            assert int(raised.value.response.headers["Retry-After"]) > 0
+            assert raised.value.code == "queue_full"
+            stream = crowded.http.post("/v1/completions", json={"model": crowded.model, "prompt": "x", "stream": True})
+            assert stream.status_code == 429  # a status of its own, not an event
+            assert stream.json()["error"]["code"] == "queue_full"
+            before = refusals(crowded)
+            assert before >= 2
+            retried = pool.submit(create, **common)
+            wait_until(lambda: refusals(crowded) > before)
+            assert next(line for line in running if line).startswith("data: {")  # the running request is not disturbed
+        assert queued.result(60)["choices"]
+        assert retried.result(60).choices[0].message.content is not None

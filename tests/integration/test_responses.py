@@ -1,4 +1,4 @@
-"""/v1/responses through the official client: objects, the order of events, conversations that go on."""
+"""/v1/responses through the official client: objects, event order, conversations, and the store."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ import pytest
 from server.http.errors import APIError
 from server.openai.response_store import ResponseStore, StoredResponse
 from server.openai.responses_schema import to_messages
-from tests.integration.conftest import Served
-from tests.integration.test_calls import CLOCK, WEATHER
+from tests.requests import RESPONSES_TOOLS
+from tests.servers import Served
 
 QUESTION = "Write a function that reads a file."
-TOOLS: Any = [
-    {"type": "function", "name": "weather", "parameters": WEATHER, "strict": True},
-    {"type": "function", "name": "clock", "parameters": CLOCK, "strict": True},
-]
 
 
 def test_a_response(served: Served) -> None:
@@ -61,7 +57,7 @@ def test_the_events_of_a_stream(served: Served) -> None:
 
 
 def test_function_calls(served: Served) -> None:
-    fields: Any = {"model": served.model, "input": "Weather?", "tools": TOOLS, "tool_choice": "required"}
+    fields: Any = {"model": served.model, "input": "Weather?", "tools": RESPONSES_TOOLS, "tool_choice": "required"}
     for seed in range(3):
         extra: Any = {"extra_body": {"seed": seed}}
         answer = served.client.responses.create(**fields, **extra)
@@ -81,18 +77,18 @@ def test_function_calls(served: Served) -> None:
     assert last.output_text is not None
 
 
-def test_a_conversation_goes_on(served: Served) -> None:
+def test_a_response_continues_a_conversation(served: Served) -> None:
     first = served.client.responses.create(model=served.model, input=QUESTION * 8, max_output_tokens=30)
     second = served.client.responses.create(
         model=served.model, input="And now one that writes.", previous_response_id=first.id, max_output_tokens=16
     )
     assert first.usage and second.usage
     assert second.usage.input_tokens > first.usage.input_tokens
-    assert second.usage.input_tokens_details.cached_tokens > 0.8 * first.usage.input_tokens  # its session was kept
+    assert second.usage.input_tokens_details.cached_tokens > 0.8 * first.usage.input_tokens  # the session was kept
     assert second.previous_response_id == first.id
-    unkept = served.client.responses.create(model=served.model, input="x", store=False, max_output_tokens=16)
+    not_stored = served.client.responses.create(model=served.model, input="x", store=False, max_output_tokens=16)
     with pytest.raises(openai.NotFoundError):
-        served.client.responses.create(model=served.model, input="y", previous_response_id=unkept.id)
+        served.client.responses.create(model=served.model, input="y", previous_response_id=not_stored.id)
 
 
 class Person(pydantic.BaseModel):
@@ -145,7 +141,7 @@ def test_only_background_responses_are_cancelled(served: Served) -> None:
         served.client.responses.cancel("resp_x")
 
 
-def test_the_store_is_bounded_and_everybodys_own() -> None:
+def test_the_store_is_bounded_and_keeps_keys_apart() -> None:
     store = ResponseStore(capacity=2, ttl_seconds=60)
     for identity in "abc":
         store.put(StoredResponse("alice", {"id": identity}, to_messages("x"), identity))

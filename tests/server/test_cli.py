@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from server import cli
 from server.cli import app
-from tests.integration.conftest import start
+from tests.servers import start
 
 
 def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,8 +1,9 @@
-"""The promise: on trained models, drafted decoding gives plain decoding's tokens, greedy and sampled, in float32."""
+"""Lossless decoding: on trained models in float32, every drafter gives the tokens of plain decoding, greedy and sampled."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,12 @@ import models
 from drafters.interface import Drafter, Ints
 from drafters.model.language_model import LanguageModel
 from drafters.none import NoDrafter
-from drafters.options import DrafterName
+from drafters.options import NAMES, NEED_A_MODEL, DrafterName
 from drafters.registry import Resources, make
 from drafters.tables import ngram
+from drafters.tables.suffix import Corpus, index
 from server.worker.detokenizer import AnswerText
-from verify.decode import DecodeOptions, Generation, decode
+from verify.decode import Decoded, DecodeOptions, Generation, decode
 from verify.draft_model import DraftRunner
 from verify.model.loading import LoadOptions, load_model, stop_ids
 from verify.model.runner import ModelRunner
@@ -43,52 +45,114 @@ TALES = [
 assert len(CODE) == len(TALES) == 40
 
 
+ANSWER_TOKENS = 32
+SPOILED = 7  # every 7th token of a prediction is wrong
+
+
 class Subject:
-    """A model with its prompts."""
+    """A trained model, its prompts and its plain answers."""
 
     def __init__(self, path: Path, texts: list[str]) -> None:
         self.tokenizer = tokenizer = load_tokenizer(str(path))
         self.runner: ModelRunner = load_model(LoadOptions(str(path), dtype="float32", device="cpu"))
         self.prompts = [np.array(tokenizer.encode(text), np.int32) for text in texts]
         self.stop_ids = stop_ids(self.runner.model, tokenizer)
-        mine = fingerprint(tokenizer) == fingerprint(load_tokenizer(str(models.TARGET)))
+        embedded = fingerprint(tokenizer) == fingerprint(load_tokenizer(str(models.TARGET)))
         self.resources = Resources(
-            base=ngram.load(models.BASE_TABLE) if mine else ngram.empty_base(),
+            base=ngram.load(models.BASE_TABLE) if embedded else ngram.empty_base(),
             vocabulary=len(tokenizer) + 1,
-            model=draft_of(self.runner) if mine else None,
+            model=draft_of(self.runner) if embedded else None,
         )
+        self._plain: dict[float, list[list[int]]] = {}
+
+    def options(self, number: int, temperature: float) -> DecodeOptions:
+        """How prompt `number` is answered."""
+        return DecodeOptions(SamplingParams(temperature, seed=number), ANSWER_TOKENS, self.stop_ids)
+
+    def decode(self, drafter: Drafter, number: int, options: DecodeOptions) -> Decoded:
+        """The answer to prompt `number`."""
+        return decode(TreeVerifier(self.runner, self.runner.new_cache()), drafter, self.prompts[number], options)
+
+    def plain(self, temperature: float) -> list[list[int]]:
+        """The answers to all prompts without drafts; decoded once."""
+        if temperature not in self._plain:
+            numbers = range(len(self.prompts))
+            answers = (self.decode(NoDrafter(), number, self.options(number, temperature)) for number in numbers)
+            self._plain[temperature] = [answer.tokens for answer in answers]
+        return self._plain[temperature]
+
+    def corpus(self, temperature: float) -> Corpus:
+        """An index of all prompts and their plain answers, for `retrieval`."""
+        separator = self.resources.vocabulary - 1
+        texts = ([separator, *prompt, *answer] for prompt, answer in zip(self.prompts, self.plain(temperature), strict=True))
+        return index(np.array([token for text in texts for token in text], np.int64), separator)
 
 
 def draft_of(target: ModelRunner) -> Callable[[], LanguageModel]:
-    """The embedded draft model, for one session after the other."""
+    """Makes sessions of the embedded draft model."""
     runner = load_model(LoadOptions(str(models.DRAFT), dtype="float32", device="cpu"))
     return DraftRunner(runner, target.vocabulary).session
 
 
-@pytest.fixture(scope="module", params=["embedded", "stories260k"])
-def subject(request: pytest.FixtureRequest) -> Subject:
-    if request.param == "embedded":
-        return Subject(models.TARGET, CODE)
-    return Subject(request.getfixturevalue("stories"), TALES)
+@pytest.fixture(scope="module")
+def subjects() -> dict[str, Subject]:
+    """The subjects that are loaded already, by name."""
+    return {}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_drafter_is_lossless(subject: Subject, temperature: float) -> None:
-    drafted: list[DrafterName] = [name for name in subject.resources.names if name != "none"]
-    for number, prompt in enumerate(subject.prompts):
-        options = DecodeOptions(SamplingParams(temperature, seed=number), 32, subject.stop_ids)
-
-        def answer(drafter: Drafter, prompt: Ints = prompt, options: DecodeOptions = options) -> list[int]:
-            return decode(TreeVerifier(subject.runner, subject.runner.new_cache()), drafter, prompt, options).tokens
-
-        expected = answer(NoDrafter())
-        for name in drafted:
-            assert answer(make(name, subject.resources)) == expected, (name, number)
+@pytest.fixture
+def subject(request: pytest.FixtureRequest, subjects: dict[str, Subject]) -> Subject:
+    """The subject of the parameter's name."""
+    name: str = request.param
+    if name not in subjects:
+        embedded = name == "embedded"
+        subjects[name] = Subject(models.TARGET, CODE) if embedded else Subject(request.getfixturevalue("stories"), TALES)
+    return subjects[name]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+SUBJECTS = pytest.mark.parametrize("subject", ["embedded", "stories260k"], indirect=True)
+# The two temperatures run in different processes; each decodes its plain answers once.
+TEMPERATURES = pytest.mark.parametrize(
+    "temperature",
+    [
+        pytest.param(0.0, marks=pytest.mark.xdist_group("lossless greedy")),
+        pytest.param(1.0, marks=pytest.mark.xdist_group("lossless sampled")),
+    ],
+)
+CASES = [
+    (subject, drafter)
+    for subject in ("embedded", "stories260k")
+    for drafter in NAMES
+    if drafter != "none" and (subject == "embedded" or drafter not in NEED_A_MODEL)
+]
+
+
+def spoiled(tokens: list[int]) -> tuple[int, ...]:
+    """The tokens with every few of them wrong."""
+    return tuple(max(0, token - 1) if place % SPOILED == SPOILED - 1 else token for place, token in enumerate(tokens))
+
+
+@TEMPERATURES
+@pytest.mark.parametrize(("subject", "drafter"), CASES, indirect=["subject"])
+def test_every_drafter_is_lossless(subject: Subject, drafter: DrafterName, temperature: float) -> None:
+    """`prediction` gets a partly wrong prediction, and `retrieval` a corpus: without them they draft nothing."""
+    corpus = (subject.corpus(temperature),) if drafter == "retrieval" else ()
+    resources = replace(subject.resources, corpus=corpus)
+    tokens = steps = 0
+    for number, expected in enumerate(subject.plain(temperature)):
+        options = subject.options(number, temperature)
+        if drafter == "prediction":
+            options = replace(options, prediction=spoiled(expected))
+        decoded = subject.decode(make(drafter, resources), number, options)
+        assert decoded.tokens == expected, number
+        tokens, steps = tokens + len(expected), steps + len(decoded.steps)
+    assert steps < tokens  # some drafts were accepted
+
+
+@SUBJECTS
+@TEMPERATURES
 def test_stop_strings_cut_the_same_text(subject: Subject, temperature: float) -> None:
-    """A stop string inside an accepted block gives the text, and the count of tokens, of plain decoding."""
+    """A stop string inside accepted tokens gives the text and the token count of plain decoding."""
     stops = [" the", ")", "e "]
 
     def answer(name: DrafterName, prompt: Ints, seed: int) -> tuple[str, int]:
@@ -107,7 +171,8 @@ def test_stop_strings_cut_the_same_text(subject: Subject, temperature: float) ->
         assert answer("fusion", prompt, number) == answer("none", prompt, number)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@SUBJECTS
+@TEMPERATURES
 def test_up_to_the_end_of_the_context(subject: Subject, temperature: float) -> None:
     runner = ModelRunner(subject.runner.model, 96)
     options = DecodeOptions(SamplingParams(temperature, seed=1), 10_000)

@@ -14,8 +14,8 @@ from bench.plan import BenchError
 
 
 def test_a_worker_is_found_among_the_children() -> None:
-    worker = "input()  # server.worker.main"
-    command = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {worker!r}], stdin=0).wait()"
+    program = "input()  # server.worker.main"
+    command = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {program!r}], stdin=0).wait()"
     parent = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE)
     try:
         assert parent.pid in children(os.getpid())

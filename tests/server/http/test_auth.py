@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
 
-import models
-from server.datastore_builder import build_suffix
 from server.http.auth import ANYONE, Authenticator, is_loopback
 from server.http.errors import APIError
 from server.settings import SettingsError, load_settings
-from tests.integration.conftest import Served, serving
-
-ALICE, BOB = "alices-secret-key", "bobs-secret-key"
-TEXT = "def quite_peculiar_name(first_thing, second_thing):\n    return merge(first_thing, second_thing)\n"
+from tests.servers import ALICE, BOB, PECULIAR, Served
 
 
 def authenticator(**keys: str) -> Authenticator:
@@ -69,17 +63,6 @@ def test_a_public_address_needs_keys() -> None:
     assert "auth.keys" in done.stderr
 
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server with two keys; Alice has a datastore."""
-    folder = tmp_path_factory.mktemp("keys")
-    (folder / "text.py").write_text(TEXT)
-    build_suffix([folder / "text.py"], folder / "store", str(models.TARGET), append=False)
-    (folder / "keys.yaml").write_text(f"alice: {{key: {ALICE}, datastores: [{folder / 'store'}]}}\nbob: {BOB}\n")
-    with serving("--auth.file", str(folder / "keys.yaml"), key=ALICE) as server:
-        yield server
-
-
 def test_v1_routes_need_a_key_and_status_routes_do_not(guarded: Served) -> None:
     for method, path in (("GET", "/v1/models"), ("GET", "/v1/models/x"), ("POST", "/v1/completions")):
         answer = guarded.http.request(method, path, headers={"Authorization": "Bearer wrong"}, json={"model": guarded.model})
@@ -92,7 +75,7 @@ def test_v1_routes_need_a_key_and_status_routes_do_not(guarded: Served) -> None:
 
 
 def drafted(server: Served, key: str) -> int:
-    fields = {"model": server.model, "prompt": TEXT[: TEXT.index(",")], "max_tokens": 8, "temperature": 0}
+    fields = {"model": server.model, "prompt": PECULIAR[: PECULIAR.index(",")], "max_tokens": 8, "temperature": 0}
     asked = {**fields, "speculation": {"drafter": "retrieval", "report": True}}
     answer = server.http.post("/v1/completions", json=asked, headers={"Authorization": f"Bearer {key}"})
     assert answer.status_code == 200, answer.text
@@ -105,7 +88,7 @@ def test_a_datastore_belongs_to_its_key(guarded: Served) -> None:
 
 
 def test_a_session_belongs_to_its_key(guarded: Served) -> None:
-    fields = {"model": guarded.model, "prompt": TEXT, "max_tokens": 4, "session_id": "shared-name"}
+    fields = {"model": guarded.model, "prompt": PECULIAR, "max_tokens": 4, "session_id": "shared-name"}
     cached = []
     for key in (ALICE, BOB, ALICE):
         answer = guarded.http.post("/v1/completions", json=fields, headers={"Authorization": f"Bearer {key}"}).json()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -22,7 +23,7 @@ from server.http.sse import (
     singly,
     stream_response,
 )
-from tests.integration.conftest import serving
+from tests.servers import Served
 
 TICK_SECONDS = 0.02
 
@@ -123,32 +124,30 @@ def packets(stream: list[tuple[float, list[int]]], multiple: int) -> list[int]:
     return found
 
 
-def test_a_servers_streams_are_coalesced() -> None:
+def test_a_servers_streams_are_coalesced(coalescing: Served) -> None:
     """Chats, completions and responses: the same text in fewer packets, all padded to the same multiple."""
     obfuscated = {"stream_options": {"include_obfuscation": True}}
-    with serving("--model.dtype", "float32", "--server.coalesce_ms", "100") as server:
-        common = {"model": server.model, "temperature": 0.8, "seed": 3, "stream": True} | obfuscated
-        asked = {
-            "/v1/completions": {"prompt": "def f(", "max_tokens": 90},
-            "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 90},
-            "/v1/responses": {"input": "hi", "max_output_tokens": 90},
+    common = {"model": coalescing.model, "temperature": 0.8, "seed": 3, "stream": True} | obfuscated
+    asked = {
+        "/v1/completions": {"prompt": "def f(", "max_tokens": 90},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 90},
+        "/v1/responses": {"input": "hi", "max_output_tokens": 90},
+    }
+    for path, fields in asked.items():
+        fields |= {"ignore_eos": True} if "responses" not in path else {}
+        whole = coalescing.http.post(path, json=common | fields | {"stream": False, "stream_options": None}).json()
+        started = time.monotonic()
+        with coalescing.http.stream("POST", path, json=common | fields) as response:
+            assert response.status_code == 200, response.read()
+            lines = [line[6:] for line in response.iter_lines() if line.startswith("data: {")]
+        chunks = [json.loads(line) for line in lines]
+        texts = [text for chunk in chunks if (text := event_text(chunk))]
+        assert "".join(texts) == body_text(whole)
+        assert 1 <= len(texts) <= (time.monotonic() - started) / 0.1 + 2  # one per tick, not one per token
+        sizes = {
+            len(line.encode()) % COALESCED_PADDED_BYTES for line, chunk in zip(lines, chunks, strict=True) if event_text(chunk)
         }
-        for path, fields in asked.items():
-            fields |= {"ignore_eos": True} if "responses" not in path else {}
-            whole = server.http.post(path, json=common | fields | {"stream": False, "stream_options": None}).json()
-            with server.http.stream("POST", path, json=common | fields) as response:
-                assert response.status_code == 200, response.read()
-                lines = [line[6:] for line in response.iter_lines() if line.startswith("data: {")]
-            chunks = [json.loads(line) for line in lines]
-            texts = [text for chunk in chunks if (text := event_text(chunk))]
-            assert "".join(texts) == body_text(whole)
-            assert 1 <= len(texts) < 20  # of ninety tokens
-            sizes = {
-                len(line.encode()) % COALESCED_PADDED_BYTES
-                for line, chunk in zip(lines, chunks, strict=True)
-                if event_text(chunk)
-            }
-            assert len(sizes) == 1
+        assert len(sizes) == 1
 
 
 def event_text(chunk: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ def resident_kilobytes() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not STATUS.exists(), reason="needs /proc/self/status")
 def test_ten_thousand_steps_of_one_session(tiny_runner: ModelRunner) -> None:
     """Greedy and sampled requests in one session, with a drafter that learns from them."""

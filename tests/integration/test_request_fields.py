@@ -1,4 +1,4 @@
-"""Every request field that changes the output does, and drafting changes none of it."""
+"""Request fields: what each changes in the output; drafting changes none of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.conftest import Served
-from tests.integration.test_server import MESSAGES, PROMPT, body, complete, events, text
+from tests.requests import MESSAGES, PROMPT, body, complete, events, text
+from tests.servers import Served
 
 
 def ids(served: Served, content: str) -> list[int]:
@@ -57,14 +57,14 @@ def test_stop_tokens(served: Served) -> None:
     assert len(text(kept)) > len(text(cut))
 
 
-def test_a_stop_string_may_be_kept(served: Served) -> None:
+def test_a_stop_string_may_be_included(served: Served) -> None:
     whole = text(complete(served, max_tokens=60))
     stop = whole[20:24]
     kept = text(complete(served, max_tokens=60, stop=stop, include_stop_str_in_output=True))
     assert kept == whole[: whole.index(stop) + len(stop)]
 
 
-def test_no_stop_string_ends_an_answer_before_its_least_length(served: Served) -> None:
+def test_min_tokens_delays_stop_strings(served: Served) -> None:
     whole = text(complete(served, max_tokens=60))
     stop = whole[8:11]
     early = complete(served, max_tokens=60, stop=stop)
@@ -131,7 +131,7 @@ def test_echo_and_best_of(served: Served) -> None:
     assert best[0]["logprobs"] is None
 
 
-def test_the_prompts_logprobs_are_those_its_tokens_had_as_an_answer(served: Served) -> None:
+def test_prompt_logprobs_equal_those_of_generation(served: Served) -> None:
     prompt = ids(served, PROMPT)
     answer = complete(served, prompt=prompt, logprobs=2, max_tokens=90, return_token_ids=True)["choices"][0]
     scored = body(served, prompt=prompt + answer["token_ids"], echo=True, logprobs=2)
@@ -150,13 +150,13 @@ def test_the_prompts_logprobs_are_those_its_tokens_had_as_an_answer(served: Serv
     assert sum(len(chunk["choices"][0].get("token_ids", ())) for chunk in chunks[:-1]) == 7
 
 
-def test_nothing_is_answered_where_nothing_is_wanted(served: Served) -> None:
+def test_max_tokens_zero_generates_nothing(served: Served) -> None:
     answer = complete(served, max_tokens=0, n=2)
     assert [choice["text"] for choice in answer["choices"]] == ["", ""]
     assert answer["usage"]["completion_tokens"] == 0
 
 
-def test_tokens_and_back(served: Served) -> None:
+def test_tokenize_and_detokenize(served: Served) -> None:
     tokens = ids(served, PROMPT)
     assert served.http.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": PROMPT}
     chat = served.http.post("/tokenize", json={"messages": MESSAGES}).json()
@@ -164,7 +164,7 @@ def test_tokens_and_back(served: Served) -> None:
     assert usage and chat["count"] == usage.prompt_tokens == len(chat["tokens"])
 
 
-def test_the_assistants_message_goes_on(served: Served) -> None:
+def test_the_final_message_may_be_continued(served: Served) -> None:
     begun = [*MESSAGES, {"role": "assistant", "content": "def read"}]
     opened = served.http.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"]
     fields = {"model": served.model, "messages": begun, "continue_final_message": True, "add_generation_prompt": False}
@@ -202,7 +202,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "words"), BAD)
-def test_what_cannot_be_done_is_named(served: Served, fields: dict[str, Any], param: str | None, words: str) -> None:
+def test_unsupported_fields_are_named(served: Served, fields: dict[str, Any], param: str | None, words: str) -> None:
     common = {"model": served.model, "messages": MESSAGES, "max_tokens": 3}
     response = served.http.post("/v1/chat/completions", json=common | fields)
     assert response.status_code == 400, response.text
@@ -211,7 +211,7 @@ def test_what_cannot_be_done_is_named(served: Served, fields: dict[str, Any], pa
     assert words in error["message"]
 
 
-def test_fields_that_change_nothing_are_taken(served: Served) -> None:
+def test_harmless_fields_are_accepted(served: Served) -> None:
     harmless: Any = {"user": "u", "metadata": {"a": "b"}, "service_tier": "auto", "store": False, "parallel_tool_calls": True}
     answer = served.client.chat.completions.create(model=served.model, messages=MESSAGES, max_tokens=2, **harmless)
     assert answer.choices[0].message.content is not None

@@ -1,4 +1,4 @@
-"""Structured output through the server: always valid, and the same with drafts and without."""
+"""Structured output: always valid, and the same with and without drafts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import models
 from drafters.none import NoDrafter
 from server.chat.structured_output import calls_grammar
 from server.chat.tool_parsers import ToolFormat, tool_parser
-from tests.integration.conftest import Served
-from tests.integration.test_server import MESSAGES, complete, text
+from tests.requests import MESSAGES, complete, text
+from tests.servers import Served
 from verify.decode import DecodeOptions, decode
 from verify.grammar import GrammarCompiler
 from verify.model.loading import LoadOptions, load_model, stop_ids
@@ -121,7 +121,7 @@ def test_an_unsupported_schema_names_the_keyword(served: Served) -> None:
 
 
 @pytest.mark.parametrize("format", ["hermes", "llama3", "mistral", "pythonic"])
-def test_enforced_calls_are_read_back_in_every_format(format: ToolFormat) -> None:
+def test_enforced_calls_parse_in_every_format(format: ToolFormat) -> None:
     runner = load_model(LoadOptions(str(models.TARGET), dtype="float32"))
     tokenizer = load_tokenizer(str(models.TARGET))
     stops = stop_ids(runner.model, tokenizer)

@@ -1,4 +1,4 @@
-"""Tool calls through the server: enforced ones always parse, and the loop of calls and results goes round."""
+"""Tool calls: enforced calls always parse, and a conversation of calls and results continues."""
 
 from __future__ import annotations
 
@@ -8,30 +8,16 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.integration.conftest import Served
+from tests.requests import TOOL_SCHEMAS, TOOLS
+from tests.servers import Served
 
 MESSAGES: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
-WEATHER: dict[str, Any] = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 10}, "days": {"$ref": "#/$defs/days"}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
-    "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
-}
-CLOCK: dict[str, Any] = {
-    "type": "object",
-    "properties": {"zone": {"enum": ["utc", "cet"]}},
-    "required": ["zone"],
-    "additionalProperties": False,
-}
-SCHEMAS = {"weather": WEATHER, "clock": CLOCK}
-TOOLS: Any = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
 
 
 def check(calls: Any) -> None:
     assert calls
     for call in calls:
-        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+        jsonschema.validate(json.loads(call.function.arguments), TOOL_SCHEMAS[call.function.name])
     assert len({call.id for call in calls}) == len(calls)
 
 
@@ -64,7 +50,7 @@ def test_a_named_tool_is_called_once(served: Served) -> None:
     assert answer.finish_reason == "stop"
 
 
-def test_one_call_where_they_may_not_be_parallel(served: Served) -> None:
+def test_one_call_without_parallel_calls(served: Served) -> None:
     for seed in range(4):
         answer = served.client.chat.completions.create(
             model=served.model, messages=MESSAGES, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed
@@ -72,7 +58,7 @@ def test_one_call_where_they_may_not_be_parallel(served: Served) -> None:
         assert len(answer.choices[0].message.tool_calls or []) == 1
 
 
-def test_the_loop_goes_round(served: Served) -> None:
+def test_results_continue_the_conversation(served: Served) -> None:
     conversation = list(MESSAGES)
     create = served.client.chat.completions.create
     called = create(model=served.model, messages=conversation, tools=TOOLS, tool_choice="required", seed=3).choices[0].message

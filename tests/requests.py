@@ -1,0 +1,72 @@
+"""Requests that many tests send to a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.servers import Served
+
+PROMPT = "def read_file(path):\n"
+MESSAGES: Any = [{"role": "user", "content": "Write a function that reads a file."}]
+ENDLESS: dict[str, Any] = {"temperature": 1.5, "max_tokens": 1900, "n": 16, "ignore_eos": True}  # minutes of work
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 10}, "days": {"$ref": "#/$defs/days"}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+}
+CLOCK: dict[str, Any] = {
+    "type": "object",
+    "properties": {"zone": {"enum": ["utc", "cet"]}},
+    "required": ["zone"],
+    "additionalProperties": False,
+}
+TOOL_SCHEMAS = {"weather": WEATHER, "clock": CLOCK}
+TOOLS: Any = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in TOOL_SCHEMAS.items()]
+RESPONSES_TOOLS: Any = [
+    {"type": "function", "name": name, "parameters": schema, "strict": True} for name, schema in TOOL_SCHEMAS.items()
+]
+
+
+def body(server: Served, **fields: Any) -> dict[str, Any]:
+    """The body of a greedy completion, changed by `fields`."""
+    return {"model": server.model, "prompt": PROMPT, "temperature": 0, "max_tokens": 40, **fields}
+
+
+def complete(server: Served, **fields: Any) -> dict[str, Any]:
+    """The answer to a completion request."""
+    response = server.http.post("/v1/completions", json=body(server, **fields))
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def text(answer: dict[str, Any]) -> str:
+    """The text of a completion's first choice."""
+    return str(answer["choices"][0]["text"])
+
+
+def events(server: Served, path: str, fields: dict[str, Any]) -> list[Any]:
+    """The data of a stream's events; the last one is "[DONE]"."""
+    with server.http.stream("POST", path, json=fields) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        raw = response.read().decode()
+    assert raw.endswith("\n\n")
+    data = [line.removeprefix("data: ") for line in raw.split("\n\n") if line and not line.startswith(":")]
+    return [json.loads(line) for line in data[:-1]] + [data[-1]]
+
+
+@contextmanager
+def streaming(server: Served, **fields: Any) -> Iterator[Iterator[str]]:
+    """The lines of a completion's stream after its first line."""
+    with server.http.stream("POST", "/v1/completions", json=body(server, stream=True, **fields)) as response:
+        assert response.status_code == 200
+        lines = response.iter_lines()
+        next(lines)
+        yield lines

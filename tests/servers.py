@@ -1,0 +1,150 @@
+"""Server processes that tests share. The embedded model runs in float32, so that equal means equal.
+
+Each server is started once per test run: `tests/conftest.py` sends all tests of a server to the same pytest-xdist worker.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+import models
+
+START_SECONDS = 180
+WAIT_SECONDS = 60
+COST_FOLDER = Path(tempfile.gettempdir()) / "outrider-tests"
+ALICE, BOB, CAROL = "alices-secret-key", "bobs-secret-key", "carols-secret-key"
+PECULIAR = "def quite_peculiar_name(first_thing, second_thing):\n    return merge(first_thing, second_thing)\n"
+
+
+@dataclass
+class Served:
+    """A running server, and clients for it."""
+
+    process: subprocess.Popen[str]
+    url: str
+    http: httpx.Client
+    client: openai.OpenAI
+    model: str
+    log: list[str]  # the lines that the server has written
+
+    @contextmanager
+    def login(self, key: str) -> Iterator[Served]:
+        """The same server with clients that send `key`."""
+        with clients(self.url, key) as (http, client):
+            yield Served(self.process, self.url, http, client, self.model, self.log)
+
+
+def start(*flags: str) -> tuple[subprocess.Popen[str], str]:
+    """Starts `outrider serve` on a free port. Returns the process and its address."""
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--model.threads", "1"]
+    command += ["--speculation.cost_folder", str(COST_FOLDER), *flags]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    found = re.search(r"http://\S+(?=/v1)", line)
+    assert found, line
+    return process, found[0]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
+    """Polls `condition` until it holds. Raises TimeoutError after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the condition did not hold within {seconds:g} s")
+        time.sleep(0.01)
+
+
+def wait_for_metric(server: Served, text: str) -> None:
+    """Returns once the server's /metrics page contains `text`."""
+    wait_until(lambda: text in server.http.get("/metrics").text)
+
+
+@contextmanager
+def clients(url: str, key: str) -> Iterator[tuple[httpx.Client, openai.OpenAI]]:
+    """A raw client and the official one; both send `key`."""
+    with (
+        httpx.Client(base_url=url, timeout=60, headers={"Authorization": f"Bearer {key}"}) as http,
+        openai.OpenAI(base_url=f"{url}/v1", api_key=key) as client,
+    ):
+        yield http, client
+
+
+@contextmanager
+def serving(*flags: str, key: str = "none") -> Iterator[Served]:
+    """A server process whose worker has loaded, and clients that send `key`."""
+    process, url = start(*flags)
+    log: list[str] = []
+    reader = threading.Thread(target=lambda: log.extend(process.stderr or ()), daemon=True)  # a full pipe blocks the server
+    reader.start()
+    try:
+        with clients(url, key) as (http, client):
+            wait_until(lambda: http.get("/ready").status_code == 200, START_SECONDS)
+            yield Served(process, url, http, client, client.models.list().data[0].id, log)
+    finally:
+        process.terminate()
+        process.wait(WAIT_SECONDS)
+        reader.join()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[Served]:
+    """A server without keys, with the default settings."""
+    with serving("--model.dtype", "float32", "--limits.body_bytes", "200000") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server with three keys and JSON logs. Alice has a datastore, Carol a request quota. The clients send Alice's key."""
+    from server.datastore_builder import build_suffix
+
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "text.py").write_text(PECULIAR)
+    build_suffix([folder / "text.py"], folder / "store", str(models.TARGET), append=False)
+    (folder / "keys.yaml").write_text(
+        f"alice: {{key: {ALICE}, datastores: [{folder / 'store'}]}}\n"
+        f"bob: {BOB}\n"
+        f"carol: {{key: {CAROL}, requests_per_minute: 600}}\n"
+    )
+    (folder / "config.yaml").write_text(
+        f"auth: {{file: {folder / 'keys.yaml'}}}\n"
+        "model: {dtype: float32}\n"
+        "limits: {body_bytes: 400000}\n"
+        "logging: {format: json, level: debug}\n"
+    )
+    with serving("--config", str(folder / "config.yaml"), key=ALICE) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def crowded() -> Iterator[Served]:
+    """A server that answers one request at a time and queues one more; a worker that stalls for 3 s is replaced."""
+    flags = {"max_active": "1", "max_waiting": "1", "stall_seconds": "3"}
+    with serving("--model.dtype", "float32", *(word for k, v in flags.items() for word in (f"--scheduling.{k}", v))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def coalescing() -> Iterator[Served]:
+    """A server that sends its streams every 100 ms and logs prompts."""
+    with serving("--model.dtype", "float32", "--server.coalesce_ms", "100", "--logging.prompts", "true") as server:
+        yield server
+
+
+SHARED_SERVERS = ("served", "guarded", "crowded", "coalescing")
