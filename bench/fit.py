@@ -16,7 +16,6 @@ import typer
 from numpy.typing import NDArray
 
 from bench.recordings import load_corpus, load_encoder
-from drafters.fusion import enter
 from drafters.tables import array_file
 from drafters.tables.adaptive import new_rows
 from drafters.tables.history import new_history
@@ -31,6 +30,7 @@ from drafters.tables.levels import (
     Contexts,
     Scratch,
     Sources,
+    enter,
     new_contexts,
     new_scratch,
 )

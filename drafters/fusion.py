@@ -19,7 +19,17 @@ from drafters.sequence import Reader, Sequence
 from drafters.tables.adaptive import absorb, new_rows
 from drafters.tables.history import new_history
 from drafters.tables.kernel import kernel
-from drafters.tables.levels import NODE_SOURCES, TABLE_ORDER, Contexts, Scratch, Sources, advance, new_contexts, new_scratch
+from drafters.tables.levels import (
+    NODE_SOURCES,
+    TABLE_ORDER,
+    Contexts,
+    Scratch,
+    Sources,
+    advance,
+    enter,
+    new_contexts,
+    new_scratch,
+)
 from drafters.tables.mixture import MAX_BOOST, MIN_MASS, STRENGTH, cell, commit, load_prior, predict
 from drafters.tables.ngram import BaseArrays
 from drafters.tables.nodes import Nodes, draft_tree, new_nodes, reset
@@ -110,20 +120,6 @@ class FusionDrafter:
 def _commit_all(sources: Sources, contexts: Contexts, scratch: Scratch, tokens: NDArray[np.int32]) -> None:
     for token in tokens:
         commit(sources, contexts, scratch, token)
-
-
-@kernel
-def enter(sources: Sources, contexts: Contexts, ending: NDArray[np.int32]) -> None:
-    """Sets context row 0 to a text that ends with `ending`, without learning from it."""
-    contexts.low[0] = 0
-    contexts.high[0] = 0
-    contexts.hashes[0] = 0
-    contexts.last[0] = -1
-    contexts.expected[0] = 0
-    for c in range(len(sources.corpora)):
-        contexts.high[0, c, 0] = sources.corpora[c].size
-    for token in ending:
-        advance(sources, contexts, 0, token, 0)
 
 
 @kernel

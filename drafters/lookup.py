@@ -10,7 +10,7 @@ from drafters.options import LookupOptions
 from drafters.sequence import Reader, Sequence
 from drafters.tables.automaton import TOKENS, Automaton, append, new_automaton, repeated_ending
 from drafters.tables.kernel import kernel
-from drafters.tables.nodes import Nodes, draft_tree, new_nodes, reset
+from drafters.tables.nodes import Nodes, draft_tree, likeliest_unchosen, new_nodes, reset
 
 BRANCHES = 16  # candidates per draft node that the search has room for, on average
 
@@ -54,10 +54,7 @@ def _grow(automaton: Automaton, nodes: Nodes, states: NDArray[np.int32], state: 
     states[0] = state
     size = _expand(automaton, nodes, states, 0, 1)
     for _ in range(budget):
-        best = -1
-        for node in range(1, size):
-            if not nodes.chosen[node] and (best < 0 or nodes.path[best] < nodes.path[node]):
-                best = node
+        best = likeliest_unchosen(nodes, size)
         if best < 0:
             break
         nodes.chosen[best] = True

@@ -165,6 +165,20 @@ def advance(sources: Sources, contexts: Contexts, source: int, token: int, targe
 
 
 @kernel
+def enter(sources: Sources, contexts: Contexts, ending: NDArray[np.int32]) -> None:
+    """Sets context row 0 to a text that ends with `ending`, without learning from it."""
+    contexts.low[0] = 0
+    contexts.high[0] = 0
+    contexts.hashes[0] = 0
+    contexts.last[0] = -1
+    contexts.expected[0] = 0
+    for c in range(len(sources.corpora)):
+        contexts.high[0, c, 0] = sources.corpora[c].size
+    for token in ending:
+        advance(sources, contexts, 0, token, 0)
+
+
+@kernel
 def _add_level(scratch: Scratch, level: int, end: int, source: int, length: int, total: float, distinct: int) -> int:
     """Records level `level`, whose successors end at `end` in the buffers; returns the number of levels."""
     discount = DISCOUNT if total > 1 and total > DISCOUNT * distinct else 0.0

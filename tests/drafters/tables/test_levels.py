@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.fusion import enter
 from drafters.interface import Source
 from drafters.tables.adaptive import learn
 from drafters.tables.history import append
@@ -26,6 +25,7 @@ from drafters.tables.levels import (
     Scratch,
     advance,
     bucket,
+    enter,
     levels,
     new_contexts,
     new_scratch,

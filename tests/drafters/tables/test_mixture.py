@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from drafters.fusion import enter
 from drafters.tables.levels import (
     BUCKETS,
     CORPUS,
@@ -14,6 +13,7 @@ from drafters.tables.levels import (
     Scratch,
     Sources,
     bucket,
+    enter,
     new_contexts,
     new_scratch,
 )
