@@ -117,7 +117,7 @@ def worker_of(process_id: int) -> int | None:
     """The worker of a server, by the way it was started; None while there is none."""
     for child in children(process_id):
         try:
-            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"server.worker.main" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return child
         except OSError:
             continue

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from server.chat.text import overlap
 from server.chat.tool_parsers import Part, ToolParser, merge_parts
+from server.partial_match import overlap
 
 OPENING, CLOSING = "<think>", "</think>"
 

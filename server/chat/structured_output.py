@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 from server.chat.tool_parsers import MAX_CALLS, ToolFormat
 from server.http.errors import APIError
 from server.settings import Limits
-from verify.grammar import LIMITS, first_line
+from verify.grammar_limits import LIMITS, first_line
 
 CACHED_GRAMMARS = 256  # known to be valid; the oldest are evicted
 # One way to write each value: a small model could otherwise insert spaces until the token limit.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from server.chat.text import overlap
+from server.partial_match import overlap
 
 ToolFormat = Literal["hermes", "llama3", "mistral", "pythonic"]
 MAX_CALLS = 8  # in an answer whose calls are enforced by a grammar

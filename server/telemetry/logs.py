@@ -1,6 +1,6 @@
-"""What the server says of itself, on stderr: lines for people, or a JSON object each.
+"""Logging to stderr, as text lines or as JSON objects.
 
-Promises that what clients send is in no line, unless the owner has asked for it.
+Promises that no line holds what clients send, unless `logging.prompts` is set.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from server.settings import Logging
 
 
 class JsonFormatter(logging.Formatter):
-    """A line is a JSON object; what `extra` gave as `fields` stands beside the message."""
+    """Formats a record as a JSON object, with the entries of `extra={"fields": ...}` beside the message."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -29,7 +29,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class HumanFormatter(logging.Formatter):
-    """The same for people: time, level, message, and the fields behind it."""
+    """Formats a record as text: time, level, logger, message and fields."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -40,7 +40,7 @@ class HumanFormatter(logging.Formatter):
 
 
 def configure(settings: Logging) -> None:
-    """Sets this process's logging up."""
+    """Configures this process's logging."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if settings.format == "json" else HumanFormatter())
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)

@@ -1,6 +1,4 @@
-"""String helpers for text that arrives in pieces."""
-
-from __future__ import annotations
+"""How much of a marker the end of a text may already hold. Used on streams by the front end and the worker."""
 
 
 def overlap(text: str, marker: str) -> int:
