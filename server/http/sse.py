@@ -109,7 +109,7 @@ async def json_response(http: Request, body: Awaitable[dict[str, Any]]) -> Respo
 
 
 async def stream_response(http: Request, chunks: AsyncGenerator[bytes, None]) -> Response:
-    """Answers with a stream of events. Re-raises errors of `chunks` before its first chunk, so that they get their own status."""
+    """Answers with a stream of events. Errors of `chunks` before its first chunk are re-raised, to get their own status."""
     started = await cancel_on_disconnect(http, start(chunks))
     if started is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
