@@ -57,7 +57,7 @@ class ReasoningParser:
         end = self._pending.find(CLOSING)
         size = end if end >= 0 else len(self._pending) - overlap(self._pending, CLOSING)
         reasoning = self._pending[:size]
-        # Leading and trailing spaces are not part of the reasoning, so spaces wait for what follows.
+        # Leading and trailing spaces are not part of the reasoning, so spaces are held back.
         emitted = reasoning.rstrip() if self._reasoning_emitted else reasoning.strip()
         self._reasoning_emitted = self._reasoning_emitted or bool(emitted)
         if end >= 0:

@@ -33,7 +33,7 @@ class ToolParser(Protocol):
         """The parts that are certain after `text`."""
 
     def finish(self) -> list[Part]:
-        """The parts of the text that was pending at the end: what did not become a call is content."""
+        """The parts of the text that was pending at the end. Incomplete calls are content."""
 
 
 def detect_format(template: str) -> ToolFormat:
@@ -102,7 +102,7 @@ class CallScanner:
         self._token += character
         if self._key not in ("arguments", "parameters"):
             return []
-        # Spaces around the value are not part of it, so spaces wait for what follows.
+        # Spaces around the value are not part of it, so spaces are held back.
         new = self._token.strip()[len(before.strip()) :]
         if not self.named:
             self._early_arguments += new
@@ -171,7 +171,7 @@ class JsonToolParser:
                 return []
         at = self._pending.find(self._opening)
         size = at if at >= 0 else len(self._pending) - overlap(self._pending, self._opening)
-        content = self._pending[:size].rstrip()  # spaces before a call are not content, so they wait for what follows
+        content = self._pending[:size].rstrip()  # spaces before a call are not content, so they are held back
         self._begun = self._begun or bool(content)
         if at >= 0:
             self._pending, self._state, self._begun = self._pending[at + len(self._opening) :], "between_calls", True

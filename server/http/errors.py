@@ -52,7 +52,7 @@ class APIError(HTTPException):
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """Details of an error."""
 
     message: str
     type: str
@@ -95,7 +95,7 @@ def from_engine(error: EngineError) -> APIError:
 
 
 def from_validation(error: RequestValidationError) -> APIError:
-    """The first invalid field of a body, and what it accepts."""
+    """The first invalid field of a body, and the values that it accepts."""
     first = error.errors()[0]
     # Pydantic adds the member of a union ("stop.str"), which clients do not know.
     path = [str(part) for part in first["loc"] if part not in ("body", "str") and "[" not in str(part)]

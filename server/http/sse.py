@@ -1,6 +1,6 @@
 """Server-sent events: framing, padding, keep-alives, coalescing, and clients that disconnect.
 
-Knows nothing about what the events contain.
+Knows nothing about the events' content.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ async def coalesce(source: AsyncGenerator[T | None, None], tick_seconds: float) 
     The first item is passed on at once; from then on there is one batch per tick, empty or not. Before the first item,
     each None becomes an empty batch. An error of `source` is raised at a tick, after the items before it.
 
-    The number and the times of packets reveal how many draft tokens were accepted at each step, which reveals what the text
-    is about (arXiv 2411.01076). Coalescing hides both, padding hides the sizes; the total time still shows.
+    The number and the times of packets reveal how many draft tokens were accepted at each step, which reveals the
+    text's topic (arXiv 2411.01076). Coalescing hides both, padding hides the sizes; the total time still shows.
     """
     pending: list[T] = []
     changed = asyncio.Event()
@@ -109,7 +109,7 @@ async def json_response(http: Request, body: Awaitable[dict[str, Any]]) -> Respo
 
 
 async def stream_response(http: Request, chunks: AsyncGenerator[bytes, None]) -> Response:
-    """Answers with a stream of events. Raises what `chunks` raises before its first chunk, so that it gets its own status."""
+    """Answers with a stream of events. Errors of `chunks` before its first chunk are re-raised, to get their own status."""
     started = await cancel_on_disconnect(http, start(chunks))
     if started is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -132,7 +132,7 @@ async def start(chunks: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
 
 
 async def cancel_on_disconnect(http: Request, work: Awaitable[T]) -> T | None:
-    """What `work` returns. When the client disconnects first, cancels `work` and returns None."""
+    """Returns the result of `work`. If the client disconnects first, cancels `work` and returns None."""
     task = asyncio.ensure_future(work)
 
     async def disconnect() -> None:

@@ -1,1 +1,1 @@
-"""OpenAI's API: request bodies, one module per endpoint, and what the endpoints share."""
+"""OpenAI's API: request bodies, one module per endpoint, and shared modules."""

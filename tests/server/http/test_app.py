@@ -62,11 +62,11 @@ def test_large_bodies_are_refused() -> None:
 
 
 def test_cors_is_off_unless_origins_are_set() -> None:
-    asked = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
-    off = ask(app_with(FakeEngine()), "OPTIONS", "/v1/completions", headers=asked)
+    preflight = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+    off = ask(app_with(FakeEngine()), "OPTIONS", "/v1/completions", headers=preflight)
     assert off.status_code == 405 and "access-control-allow-origin" not in off.headers
     allowed = app_with(FakeEngine(), server__cors_origins=["https://page.example"])
-    on = ask(allowed, "OPTIONS", "/v1/completions", headers=asked)
+    on = ask(allowed, "OPTIONS", "/v1/completions", headers=preflight)
     assert on.headers["access-control-allow-origin"] == "https://page.example"
 
 

@@ -76,8 +76,8 @@ def test_v1_routes_need_a_key_and_status_routes_do_not(guarded: Served) -> None:
 
 def drafted(server: Served, key: str) -> int:
     fields = {"model": server.model, "prompt": PECULIAR[: PECULIAR.index(",")], "max_tokens": 8, "temperature": 0}
-    asked = {**fields, "speculation": {"drafter": "retrieval", "report": True}}
-    answer = server.http.post("/v1/completions", json=asked, headers={"Authorization": f"Bearer {key}"})
+    body = {**fields, "speculation": {"drafter": "retrieval", "report": True}}
+    answer = server.http.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
     assert answer.status_code == 200, answer.text
     return int(answer.json()["speculation"]["drafted_tokens"].get("retrieval", 0))
 

@@ -128,12 +128,12 @@ def test_a_servers_streams_are_coalesced(coalescing: Served) -> None:
     """Chats, completions and responses: the same text in fewer packets, all padded to the same multiple."""
     obfuscated = {"stream_options": {"include_obfuscation": True}}
     common = {"model": coalescing.model, "temperature": 0.8, "seed": 3, "stream": True} | obfuscated
-    asked = {
+    bodies = {
         "/v1/completions": {"prompt": "def f(", "max_tokens": 90},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 90},
         "/v1/responses": {"input": "hi", "max_output_tokens": 90},
     }
-    for path, fields in asked.items():
+    for path, fields in bodies.items():
         fields |= {"ignore_eos": True} if "responses" not in path else {}
         whole = coalescing.http.post(path, json=common | fields | {"stream": False, "stream_options": None}).json()
         started = time.monotonic()

@@ -48,13 +48,13 @@ def task(prompts: int = 1, choices: int = 1, **options: Any) -> GenerationTask:
     return GenerationTask(requests, TextFormatter(), time.monotonic(), **options)
 
 
-def whole(engine: FakeEngine, asked: GenerationTask, metrics: Metrics | None = None) -> dict[str, Any]:
-    return asyncio.run(GenerationRunner(engine, metrics or Metrics()).body(asked))
+def whole(engine: FakeEngine, generation: GenerationTask, metrics: Metrics | None = None) -> dict[str, Any]:
+    return asyncio.run(GenerationRunner(engine, metrics or Metrics()).body(generation))
 
 
-def streamed(engine: FakeEngine, asked: GenerationTask, tick_seconds: float = 0.0) -> list[bytes]:
+def streamed(engine: FakeEngine, generation: GenerationTask, tick_seconds: float = 0.0) -> list[bytes]:
     async def run() -> list[bytes]:
-        return [chunk async for chunk in GenerationRunner(engine, Metrics(), tick_seconds).stream(asked)]
+        return [chunk async for chunk in GenerationRunner(engine, Metrics(), tick_seconds).stream(generation)]
 
     return asyncio.run(run())
 
@@ -73,8 +73,8 @@ def test_a_stream_starts_grows_and_ends() -> None:
 def test_completion_is_reported_before_the_last_event() -> None:
     order: list[str] = []
 
-    async def run(asked: GenerationTask) -> None:
-        async for chunk in GenerationRunner(FakeEngine("a"), Metrics()).stream(asked):
+    async def run(generation: GenerationTask) -> None:
+        async for chunk in GenerationRunner(FakeEngine("a"), Metrics()).stream(generation):
             order.append(chunk.decode())
 
     asyncio.run(run(task(on_complete=lambda: order.append("complete"))))
@@ -117,8 +117,8 @@ def test_ticks_join_events() -> None:
 
 
 def test_usage_metrics_and_timings_are_recorded_once() -> None:
-    metrics, asked = Metrics(), task(prompts=2)
-    whole(FakeEngine("a", "b"), asked, metrics)
+    metrics, generation = Metrics(), task(prompts=2)
+    whole(FakeEngine("a", "b"), generation, metrics)
     text = metrics.render().decode()
     assert "outrider_prompt_tokens_total 6.0" in text
     assert "outrider_cached_prompt_tokens_total 4.0" in text
@@ -126,8 +126,8 @@ def test_usage_metrics_and_timings_are_recorded_once() -> None:
     assert "outrider_time_to_first_token_seconds_count 1.0" in text
     assert "outrider_inter_token_latency_seconds_count 5.0" in text
     assert "outrider_request_duration_seconds_count 1.0" in text
-    assert asked.spent["completion_tokens"] == 6 and asked.spent["steps"] == 6
-    assert asked.spent["first_token_ms"] >= 0
+    assert generation.spent["completion_tokens"] == 6 and generation.spent["steps"] == 6
+    assert generation.spent["first_token_ms"] >= 0
 
 
 def test_a_client_that_stops_reading_closes_the_engines_iterator() -> None:
