@@ -1,8 +1,8 @@
 """Fits the mixture's prior on held-out documents of a corpus: `python -m bench.fit --corpus FILE --tokenizer T`.
 
-One document in ten is held out and read like a session, with the others as the corpus. EM learns how far each kind of
-level is to be trusted; then predicted and measured frequencies give the boost table. The result,
-drafters/tables/prior.safetensors, holds numbers by kind of context only, no text, and serves every model and corpus.
+One document in ten is held out and read like a session, with the others as the corpus. EM fits the trust table, then the
+ratio of measured to predicted frequencies gives the boost table. The result, drafters/tables/prior.safetensors, holds
+numbers per bucket and cell and no text, and serves every model and corpus.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from bench.replay import load_corpus, load_encoder
+from bench.recordings import load_corpus, load_encoder
 from drafters.fusion import enter
 from drafters.tables import array_file
 from drafters.tables.adaptive import new_rows
@@ -23,7 +23,7 @@ from drafters.tables.history import new_history
 from drafters.tables.kernel import kernel
 from drafters.tables.levels import (
     BUCKETS,
-    KINDS,
+    DIVERSITIES,
     LENGTHS,
     PREDICTION,
     SIZES,
@@ -34,18 +34,18 @@ from drafters.tables.levels import (
     new_contexts,
     new_scratch,
 )
-from drafters.tables.mixture import CELLS, LEAST_MASS, MOST_BOOST, PRIOR, STRENGTH, cell, commit, predict
+from drafters.tables.mixture import CELLS, MAX_BOOST, MIN_MASS, PRIOR_FILE, STRENGTH, cell, commit, predict
 from drafters.tables.ngram import empty_base
 from drafters.tables.suffix import Corpus, index
 
 PASSES = 2
-HELD_OUT = 10  # one document in so many
+HELD_OUT = 10  # every tenth document is held out
 
 
 def main(
-    corpus: Annotated[list[Path], typer.Option(help="Texts; may be given again.")],
-    tokenizer: Annotated[str, typer.Option(help="A folder, a hub id, or a sentencepiece .model file.")],
-    out: Annotated[Path, typer.Option()] = PRIOR,
+    corpus: Annotated[list[Path], typer.Option(help="Text file; repeatable.")],
+    tokenizer: Annotated[str, typer.Option(help="Folder, hub id or sentencepiece .model file.")],
+    out: Annotated[Path, typer.Option(help="File to write.")] = PRIOR_FILE,
 ) -> None:
     """Fit the mixture's prior."""
     encoder = load_encoder(tokenizer)
@@ -54,37 +54,46 @@ def main(
     documents = np.split(text, np.flatnonzero(text == separator)[1:])
     held_out = [d[1:].astype(np.int32) for d in documents[::HELD_OUT]]
     block = index(np.concatenate([d for i, d in enumerate(documents) if i % HELD_OUT]), separator)
-    trust = start()
+    trust = initial_trust()
     scratch = new_scratch(separator + 1, 1, 1)
     for number in range(PASSES):
         hits, tries, score = 2.0 * trust, np.full(BUCKETS, 2.0), 0.0
         for document in held_out:
-            sources, contexts = fresh(block, hits, tries)
+            sources, contexts = new_session(block, hits, tries)
             score += read(sources, contexts, scratch, document)
         trust = hits / tries
         print(f"pass {number}: {-score / math.log(2) / sum(map(len, held_out)):.3f} bits per token")
-    seen = np.full((2, CELLS), 2.0)
+    frequencies = np.full((2, CELLS), 2.0)
     for document in held_out:
-        sources, contexts = fresh(block, trust * STRENGTH, np.full(BUCKETS, STRENGTH))
-        compare(sources, contexts, scratch, document, seen)
-    boost = np.minimum(seen[1] / seen[0], MOST_BOOST)
+        sources, contexts = new_session(block, trust * STRENGTH, np.full(BUCKETS, STRENGTH))
+        add_frequencies(sources, contexts, scratch, document, frequencies)
+    boost = np.minimum(frequencies[1] / frequencies[0], MAX_BOOST)
     array_file.save(out, "prior", "none", {"trust": trust, "boost": boost})
     print(f"{out}: {out.stat().st_size} bytes")
 
 
-def start() -> NDArray[np.float64]:
-    """Trust before any text: half for counts; for the table by its likeliest token, for a prediction by how long it holds."""
-    trust = np.full((4, LENGTHS, SIZES, KINDS), 0.5)
+def initial_trust() -> NDArray[np.float64]:
+    """The trust that EM starts from, float64 [BUCKETS].
+
+    0.5 for counts; for the table it grows with its likeliest token's probability, for a prediction with the tokens matched.
+    """
+    trust = np.full((4, LENGTHS, SIZES, DIVERSITIES), 0.5)
     trust[TABLE] = np.linspace(0.4, 0.9, SIZES)[None, :, None]
     trust[PREDICTION] = np.array([0.6, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.99])[None, :, None]
     return trust.ravel()
 
 
-def fresh(block: Corpus, hits: NDArray[np.float64], tries: NDArray[np.float64]) -> tuple[Sources, Contexts]:
-    """A new session over `block` that learns into `hits` and `tries`."""
+def new_session(block: Corpus, hits: NDArray[np.float64], tries: NDArray[np.float64]) -> tuple[Sources, Contexts]:
+    """A new session over `block` that updates `hits` and `tries`."""
     sources = Sources(
-        *((block,), new_history(4096), empty_base(), new_rows(16, 1)),
-        *(np.zeros(1, np.int32), hits, tries, np.ones(CELLS)),
+        corpora=(block,),
+        history=new_history(4096),
+        base=empty_base(),
+        rows=new_rows(16, 1),
+        expected=np.zeros(1, np.int32),
+        hits=hits,
+        tries=tries,
+        boost=np.ones(CELLS),
     )
     contexts = new_contexts(1, 1)
     enter(sources, contexts, np.empty(0, np.int32))
@@ -93,7 +102,7 @@ def fresh(block: Corpus, hits: NDArray[np.float64], tries: NDArray[np.float64]) 
 
 @kernel
 def read(sources: Sources, contexts: Contexts, scratch: Scratch, text: NDArray[np.int32]) -> float:
-    """Reads a document like a session; returns its log-probability in nats."""
+    """Commits a document's tokens; returns its log-probability in nats."""
     score = 0.0
     for token in text:
         score += commit(sources, contexts, scratch, token)
@@ -101,12 +110,14 @@ def read(sources: Sources, contexts: Contexts, scratch: Scratch, text: NDArray[n
 
 
 @kernel
-def compare(sources: Sources, contexts: Contexts, scratch: Scratch, text: NDArray[np.int32], seen: NDArray[np.float64]) -> None:
-    """Adds each listed successor's predicted (row 0) and measured (row 1) frequency to its cell."""
+def add_frequencies(
+    sources: Sources, contexts: Contexts, scratch: Scratch, text: NDArray[np.int32], frequencies: NDArray[np.float64]
+) -> None:
+    """Adds each predicted token's predicted (row 0) and measured (row 1) frequency to its cell; float64 [2, CELLS]."""
     for token in text:
-        for x in range(predict(sources, contexts, 0, scratch, LEAST_MASS)):
-            seen[0, cell(scratch, x)] += scratch.probability[x]
-            seen[1, cell(scratch, x)] += scratch.out[x] == token
+        for x in range(predict(sources, contexts, 0, scratch, MIN_MASS)):
+            frequencies[0, cell(scratch, x)] += scratch.probability[x]
+            frequencies[1, cell(scratch, x)] += scratch.out[x] == token
         commit(sources, contexts, scratch, token)
 
 

@@ -1,4 +1,4 @@
-"""`draft`: plain speculative decoding with a draft model (SSD in GSD's terms, arXiv 2407.16207): a tree of one branch."""
+"""`draft`: plain speculative decoding with a draft model's chain (SSD in GSD's terms, arXiv 2407.16207)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from drafters.options import DraftOptions
 
 
 class DraftDrafter(DraftTreeDrafter):
-    """`draft`: a chain, plain speculative decoding (SSD)."""
+    """A draft model's chain for one session: a tree of one branch. Implements `Drafter`."""
 
     def __init__(self, model: LanguageModel, options: DraftOptions) -> None:
         super().__init__(model, options.tree)

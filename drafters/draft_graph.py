@@ -1,13 +1,12 @@
-"""`draft-graph`: GSD, a draft model's tree in which what recurs is drafted once (arXiv 2407.16207, section 5).
+"""`draft-graph`: GSD, a draft model's tree in which recurring continuations are drafted once (arXiv 2407.16207, section 5).
 
-A node whose last tau tokens stand elsewhere in the tree, off its own path, is redundant: it is not expanded but merged with
-that place, so the tree becomes a graph. For verification the graph is a tree again: what follows that place is copied below
-the node. A copy is no draw of the model's at that place, so every rule takes it as a guess.
+A node whose last tau tokens end another node off its own path is redundant: it is not expanded but merged with that node,
+so the tree becomes a graph. For verification the graph is unrolled: what follows the merged node is copied below the
+redundant one. A copy is not a sample of the draft model at its new place, so every rule treats it as a deterministic guess.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from drafters.draft_tree import DraftTreeDrafter
@@ -22,53 +21,55 @@ class DraftGraphDrafter(DraftTreeDrafter):
     def __init__(self, model: LanguageModel, options: DraftGraphOptions) -> None:
         super().__init__(model, options)
         self._tau = options.tau
-        self._places: dict[tuple[int, ...], int] = {}  # the first node that each tau-gram ends at
-        self._edges: dict[int, int] = {}  # from redundant nodes to the places that they are merged with
+        self._first_with: dict[tuple[int, ...], int] = {}  # the first node that ends with each tau-gram
+        self._merges: dict[int, int] = {}  # redundant nodes to the nodes that they are merged with
 
     def propose(self, budget: int) -> DraftTree:
-        self._places, self._edges = {}, {}
+        self._first_with, self._merges = {}, {}
         return super().propose(budget)
 
-    def _expandable(self, level: Sequence[int]) -> list[int]:
+    def _expandable(self, level: list[int]) -> list[int]:
         for node in level:
-            place = self._places.setdefault(self._ending(node), node)
-            if place != node and place not in self._path(node):
-                self._edges[node] = place
-        return [node for node in super()._expandable(level) if node not in self._edges]
+            first = self._first_with.setdefault(self._ending(node), node)
+            if first != node and first not in self._path(node):
+                self._merges[node] = first
+        return [node for node in super()._expandable(level) if node not in self._merges]
 
     def _tree(self, budget: int) -> DraftTree:
-        self._unmerge(budget)
+        self._unroll(budget)
         return super()._tree(budget)
 
-    def _unmerge(self, budget: int) -> None:
-        """Copies what follows the merged places below the redundant nodes, the likeliest first, as far as there is room."""
+    def _unroll(self, budget: int) -> None:
+        """Copies what follows merged nodes below the redundant ones, likeliest first, while the budget lasts."""
         children: dict[int, list[int]] = {}
-        for number, each in enumerate(self._nodes):
-            children.setdefault(each.parent, []).append(number)
-        waiting = [(node, place) for node, place in self._edges.items() if self._nodes[node].expands]
-        while waiting and len(self._nodes) < budget:
-            waiting.sort(key=lambda pair: self._nodes[pair[0]].path)
-            node, place = waiting.pop()
-            if self._nodes[node].depth >= self._options.steps:
+        for index, node in enumerate(self._nodes):
+            children.setdefault(node.parent, []).append(index)
+        queue = [(node, merged) for node, merged in self._merges.items() if self._nodes[node].expands]
+        while queue and len(self._nodes) < budget:
+            queue.sort(key=lambda pair: self._nodes[pair[0]].path)
+            parent, merged = queue.pop()
+            if self._nodes[parent].depth >= self._options.steps:
                 continue
-            for original in children.get(place, [])[: budget - len(self._nodes)]:
-                copied, above = self._nodes[original], self._nodes[node]
-                estimate = above.path * self._calibration.accepted(copied.rank, copied.share)
-                self._nodes.append(
-                    replace(copied, parent=node, depth=above.depth + 1, path=estimate, row=-1, q=None, merged=True)
-                )
-                waiting.append((len(self._nodes) - 1, self._edges.get(original, original)))
+            for original in children.get(merged, [])[: budget - len(self._nodes)]:
+                self._copy(original, parent)
+                queue.append((len(self._nodes) - 1, self._merges.get(original, original)))
+
+    def _copy(self, original: int, parent: int) -> None:
+        """Appends a copy of node `original` as a child of `parent`."""
+        node, above = self._nodes[original], self._nodes[parent]
+        path = above.path * self._calibration.acceptance(node.rank, node.share)
+        self._nodes.append(replace(node, parent=parent, depth=above.depth + 1, path=path, row=-1, q=None, merged=True))
 
     def _ending(self, node: int) -> tuple[int, ...]:
         """The last tau tokens up to a node, committed ones included."""
-        path = [self._nodes[each].token for each in self._path(node)[: self._tau]][::-1]
-        before = self._text.tolist()[len(self._text) - (self._tau - len(path)) :] if len(path) < self._tau else []
-        return (*before, *path)
+        path = [self._nodes[index].token for index in self._path(node)[: self._tau]][::-1]
+        missing = self._tau - len(path)
+        return (*(self._sequence.tokens[-missing:].tolist() if missing else ()), *path)
 
     def _path(self, node: int) -> list[int]:
-        """The node and those above it."""
-        found: list[int] = []
+        """A node and its ancestors, deepest first."""
+        path: list[int] = []
         while node >= 0:
-            found.append(node)
+            path.append(node)
             node = self._nodes[node].parent
-        return found
+        return path

@@ -1,40 +1,45 @@
 """`fusion`: all sources in one tree, the likeliest nodes first.
 
 The session's own text, the corpora, the tri-gram table with the target's feedback and the client's prediction are levels of
-one mixture (see `drafters.tables.mixture`), so what each is worth is measured, not set. A path's probability is the product
-of its tokens'; the tree is the `budget` likeliest paths, found best-first.
+one mixture (`drafters.tables.mixture`), whose weights are learned. A path's probability is the product of its tokens'
+probabilities; the tree holds the `budget` likeliest paths, found best-first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict, common_prefix
+from drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict
 from drafters.options import FusionOptions
 from drafters.prediction import realign
+from drafters.sequence import Reader, Sequence
 from drafters.tables.adaptive import absorb, new_rows
 from drafters.tables.history import new_history
 from drafters.tables.kernel import kernel
-from drafters.tables.levels import SOURCES, TABLE_ORDER, Contexts, Scratch, Sources, advance, new_contexts, new_scratch
-from drafters.tables.mixture import LEAST_MASS, MOST_BOOST, STRENGTH, cell, commit, load_prior, predict
+from drafters.tables.levels import NODE_SOURCES, TABLE_ORDER, Contexts, Scratch, Sources, advance, new_contexts, new_scratch
+from drafters.tables.mixture import MAX_BOOST, MIN_MASS, STRENGTH, cell, commit, load_prior, predict
 from drafters.tables.ngram import BaseArrays
 from drafters.tables.nodes import Nodes, draft_tree, new_nodes, reset
 from drafters.tables.suffix import LONGEST_CONTEXT, Corpus, index
-from drafters.trigram import NO_TEXT
+from drafters.trigram import CONTEXT
 
-LEAST_PATH = 1e-6
-LEAST_GAIN = 0.5  # a node is expanded only if a child of this probability would enter a full tree
-SPARE = 3.0  # contexts are asked until their mass left could not put a node this near the worst into a full tree
+REALIGN_TOKENS = 8  # last tokens that are looked for in the prediction
+
+MIN_PATH = 1e-6
+MIN_EXPANSION = 0.5  # in a full tree, a node is expanded only if a child of this probability would enter it
+MASS_MARGIN = 3.0  # in a full tree, shorter contexts are skipped once their mass is this near to not reaching the worst node
 
 
 class FusionDrafter:
     """Fusion for one session. Implements `Drafter`."""
 
-    def __init__(self, base: BaseArrays, corpora: Sequence[Corpus], options: FusionOptions, vocabulary: int) -> None:
-        """`vocabulary` is a number that no token reaches."""
+    prunable = True
+
+    def __init__(self, base: BaseArrays, corpora: Collection[Corpus], options: FusionOptions, vocabulary: int) -> None:
+        """Token ids are below `vocabulary`."""
         trust, boost = load_prior()
         blocks = tuple(corpora) or (index(np.empty(0, np.int64), vocabulary),)
         self._options = options
@@ -52,39 +57,32 @@ class FusionDrafter:
         self._scratch = new_scratch(vocabulary, len(blocks), 2 * options.successors)
         self._nodes = new_nodes(1 + MAX_NODES)
         self._rank = np.zeros(1 + MAX_NODES, np.int32)
-        self._text = NOTHING  # all committed tokens of the session's last request
+        self._sequence = Sequence()
+        self._reader = Reader()
+        self._expected_before = 0  # place in the prediction before the last step
         self.feedback = options.feedback
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         expected = np.concatenate([[len(prediction)], prediction]).astype(np.int32)
         self._sources = self._sources._replace(expected=expected)
-        prompt = np.asarray(prompt, np.int32)
-        # A conversation's next prompt repeats what is known already.
-        known = common_prefix(self._text, prompt)
-        self._text = prompt[:known]
-        enter(self._sources, self._contexts, prompt[max(0, known - LONGEST_CONTEXT) : known])
-        self._commit(prompt[known:])
+        self._sequence = sequence
+        known = self._reader.begin(sequence)
+        enter(self._sources, self._contexts, sequence.tokens[max(0, known - LONGEST_CONTEXT) : known])
+        self._commit(sequence.tokens[known:])
         self._contexts.expected[0] = (1, 0) if len(prediction) else (0, 0)
 
     def propose(self, budget: int) -> DraftTree:
-        if budget <= 0 or not len(self._text):
+        if budget <= 0 or not len(self._sequence):
             return EMPTY
-        size = _grow(
-            *(self._sources, self._contexts, self._scratch, self._nodes, self._rank),
-            *(min(budget, MAX_NODES), self._options.depth),
-        )
+        limit = min(budget, MAX_NODES)
+        size = _grow(self._sources, self._contexts, self._scratch, self._nodes, self._rank, limit, self._options.depth)
         return draft_tree(self._nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:
-        before = np.concatenate([NO_TEXT, self._text[-3:]])[-3:]
         self._commit(verdict.tokens)
         if verdict.topk_ids.shape[-1]:
-            tree = verdict.tree
-            absorb(
-                *(self._sources.base, self._sources.rows, before, tree.tokens, tree.parents),
-                *(verdict.topk_ids, verdict.topk_probs, TABLE_ORDER),
-            )
-        self._follow(len(verdict.tokens))
+            self._absorb(verdict)
+        self._realign(len(verdict.tokens))
 
     def end(self) -> None:
         self._sources = self._sources._replace(expected=np.zeros(1, np.int32))
@@ -92,14 +90,20 @@ class FusionDrafter:
     def _commit(self, tokens: Ints) -> None:
         self._expected_before = int(self._contexts.expected[0, 0])
         _commit_all(self._sources, self._contexts, self._scratch, tokens)
-        self._text = np.concatenate([self._text, tokens])
 
-    def _follow(self, emitted: int) -> None:
-        """Finds the place in the prediction again after the answer has left it."""
+    def _absorb(self, verdict: Verdict) -> None:
+        """Takes the target's feedback into the tri-gram rows."""
+        base, rows, tree = self._sources.base, self._sources.rows, verdict.tree
+        context = self._sequence.context(CONTEXT, len(self._sequence) - len(verdict.tokens))
+        absorb(base, rows, context, tree.tokens, tree.parents, verdict.topk_ids, verdict.topk_probs, TABLE_ORDER)
+
+    def _realign(self, emitted: int) -> None:
+        """Finds the place in the prediction again after the answer has departed from it."""
         expected = self._sources.expected[1:]
         if len(expected) and self._contexts.expected[0, 0] == 0:
             near = max(0, self._expected_before - 1) + emitted
-            self._contexts.expected[0] = (1 + min(len(expected), realign(expected, self._text[-8:], near)), 0)
+            place = realign(expected, self._sequence.tokens[-REALIGN_TOKENS:], near)
+            self._contexts.expected[0] = (1 + min(len(expected), place), 0)
 
 
 @kernel
@@ -110,7 +114,7 @@ def _commit_all(sources: Sources, contexts: Contexts, scratch: Scratch, tokens: 
 
 @kernel
 def enter(sources: Sources, contexts: Contexts, ending: NDArray[np.int32]) -> None:
-    """Makes row 0 the context of a text that ends with `ending`, without learning it again."""
+    """Sets context row 0 to a text that ends with `ending`, without learning from it."""
     contexts.low[0] = 0
     contexts.high[0] = 0
     contexts.hashes[0] = 0
@@ -128,21 +132,21 @@ def _grow(
 ) -> int:
     """Marks the `budget` likeliest paths; returns the number of nodes, node 0 included.
 
-    rank[:size] are the nodes by falling path probability: those before `at` are expanded, the others wait. A child is
-    never likelier than its parent, so the one list of at most `budget` nodes is both result and queue.
+    rank[:size] holds the nodes by descending path probability; those before `at` are expanded. A child is never likelier
+    than its parent, so this list of at most `budget` nodes is both the result and the queue.
     """
     reset(nodes, 0)
     size, at, node = 0, -1, 0
     while True:
-        worst = nodes.path[rank[size - 1]] if size == budget else LEAST_PATH
+        worst = nodes.path[rank[size - 1]] if size == budget else MIN_PATH
         if nodes.depths[node] < depth:
             size = _expand(sources, contexts, scratch, nodes, rank, node, at, size, budget)
-            worst = nodes.path[rank[size - 1]] if size == budget else LEAST_PATH
+            worst = nodes.path[rank[size - 1]] if size == budget else MIN_PATH
         at += 1
         if at >= size:
             break
         node = rank[at]
-        if size == budget and LEAST_GAIN * nodes.path[node] <= worst:
+        if size == budget and MIN_EXPANSION * nodes.path[node] <= worst:
             break
         advance(sources, contexts, nodes.parents[node], nodes.tokens[node], node)
     return size + 1
@@ -160,12 +164,12 @@ def _expand(
     size: int,
     budget: int,
 ) -> int:
-    """Adds the successors of `node` that are among the `budget` likeliest; returns how many nodes there are."""
+    """Adds the successors of `node` that are among the `budget` likeliest nodes; returns the number of nodes."""
     path = nodes.path[node]
-    worst = nodes.path[rank[size - 1]] if size == budget else LEAST_PATH
-    found = predict(sources, contexts, node, scratch, max(LEAST_MASS, SPARE * worst / path if size == budget else 0.0))
+    worst = nodes.path[rank[size - 1]] if size == budget else MIN_PATH
+    found = predict(sources, contexts, node, scratch, max(MIN_MASS, MASS_MARGIN * worst / path if size == budget else 0.0))
     for x in range(found):
-        if MOST_BOOST * path * scratch.probability[x] <= worst:
+        if MAX_BOOST * path * scratch.probability[x] <= worst:
             continue
         probability = path * min(0.999, scratch.probability[x] * sources.boost[cell(scratch, x)])
         if probability <= worst:
@@ -173,12 +177,12 @@ def _expand(
         new = size + 1
         if size == budget:
             size -= 1
-            new = rank[size]  # the worst gives its place up
+            new = rank[size]  # replaces the least likely node
         nodes.tokens[new] = scratch.out[x]
         nodes.parents[new] = node
         nodes.depths[new] = nodes.depths[node] + 1
         nodes.path[new] = probability
-        nodes.source[new] = SOURCES[scratch.out_mark[x] % 4]
+        nodes.source[new] = NODE_SOURCES[scratch.out_source[x]]
         nodes.chosen[new] = True
         place = size
         while place > at + 1 and nodes.path[rank[place - 1]] < probability:

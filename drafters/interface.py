@@ -1,6 +1,6 @@
-"""The types that every drafter and every verifier speak: DraftTree, Verdict, and the Drafter protocol.
+"""The interface between drafters and verifiers: DraftTree, Verdict and the Drafter protocol.
 
-Promises plain numpy data, frozen. Knows nothing about where drafts come from or how they are verified.
+Plain numpy data in frozen dataclasses. Knows nothing about where drafts come from or how they are verified.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from drafters.sequence import Sequence
+
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 NOTHING: Ints = np.empty(0, np.int32)
-MAX_NODES = 64  # the most nodes one forward verifies
+MAX_NODES = 64  # draft nodes in one forward
 
 
 class Source(IntEnum):
-    """Which drafter a node came from; the values are stored in `DraftTree.source`."""
+    """The drafter that proposed a node; stored in `DraftTree.source`."""
 
     NONE = 0
     TRIGRAM = 1
@@ -31,101 +33,93 @@ class Source(IntEnum):
     PREDICTION = 5
     DRAFT = 6
     GRAMMAR = 7
-    MERGED = 8  # of a draft model, copied from another branch
+    MERGED = 8  # a draft model's node, copied from another branch
 
     @property
     def label(self) -> str:
-        """The name users and metrics see."""
+        """The name in reports and metrics."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, eq=False)
 class DraftTree:
-    """Guessed continuations as a tree below the last committed token.
+    """Draft tokens as a tree below the last committed token, the root.
 
-    Nodes stand depth-first, likeliest child first, so that the first n nodes are always a tree of their own and an
-    accepted path is usually a prefix.
+    Nodes are stored depth-first, likeliest child first. So the first n nodes always form a tree, and an accepted path is
+    usually a prefix of the rows.
     """
 
     tokens: Ints  # int32 [N]
-    parents: Ints  # int32 [N]; -1 = child of the last committed token; parents[i] < i
-    depths: Ints  # int32 [N]; 1 = child of the last committed token
+    parents: Ints  # int32 [N]; row of the parent, -1 = the root; parents[i] < i
+    depths: Ints  # int32 [N]; children of the root have depth 1
     probability: Floats  # float32 [N]; estimated probability that the whole path to the node is accepted
     source: NDArray[np.uint8]  # uint8 [N]; a Source
-    # Float32 [N+1, V]: what a node's children were drawn from, without replacement, in the order they stand in; entry 0 is
-    # the last committed token's, entry i+1 node i's, all zeros where its children are no draws. None where no nodes are.
+    # Float32 [N+1, V]: the distributions that children were sampled from, without replacement and in row order. Entry 0 is
+    # the root's, entry i+1 node i's; zeros where children were not sampled. None if no node was sampled.
     q: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def child(self, row: int, token: int) -> int | None:
+        """The row of the child of `row` (-1 = the root) with this token."""
+        return self._children.get((row, token))
+
+    def follow(self, tokens: Ints) -> Ints:
+        """The rows of the nodes along `tokens` (int32 [M]) from the root, as far as the tree has them."""
+        rows: list[int] = []
+        for token in tokens.tolist():
+            row = self.child(rows[-1] if rows else -1, token)
+            if row is None:
+                break
+            rows.append(row)
+        return np.array(rows, np.int32)
+
+    @cached_property
+    def _children(self) -> dict[tuple[int, int], int]:
+        """Rows by parent and token."""
+        keys = zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
+        return {key: row for row, key in enumerate(keys)}
+
     def limit(self, depth: int) -> DraftTree:
-        """The tree without its nodes deeper than `depth` tokens."""
+        """The tree without the nodes below `depth`."""
         if not len(self) or int(self.depths.max()) <= depth:
             return self
         return self.keep(self.depths <= depth)
 
-    def keep(self, chosen: NDArray[np.bool_]) -> DraftTree:
-        """The tree of the nodes where `chosen` (bool [N]) holds; a chosen node's parent must be chosen too."""
-        rows = np.cumsum(chosen, dtype=np.int32) - 1
-        parents = self.parents[chosen]
+    def keep(self, kept: NDArray[np.bool_]) -> DraftTree:
+        """The subtree of the nodes where `kept` (bool [N]) is true. The parent of a kept node must be kept."""
+        rows = np.cumsum(kept, dtype=np.int32) - 1
+        parents = self.parents[kept]
         return DraftTree(
-            self.tokens[chosen],
+            self.tokens[kept],
             np.where(parents >= 0, rows[parents], -1).astype(np.int32),
-            self.depths[chosen],
-            self.probability[chosen],
-            self.source[chosen],
-            None if self.q is None else self.q[np.concatenate([[True], chosen])],
+            self.depths[kept],
+            self.probability[kept],
+            self.source[kept],
+            None if self.q is None else self.q[np.concatenate([[True], kept])],
         )
 
     @cached_property
     def ancestors(self) -> NDArray[np.bool_]:
-        """Bool [N+1, N+1]: entry [i, j] says that row i sees row j. Row 0 is the last committed token, row i+1 node i."""
+        """The attention mask, bool [N+1, N+1]: row i attends to row j. Row 0 is the root, row i+1 node i."""
         size = len(self) + 1
-        seen = np.eye(size, dtype=np.bool_)
-        seen[0, 0] = True
+        mask = np.eye(size, dtype=np.bool_)
         for row, parent in enumerate((self.parents + 1).tolist(), start=1):
-            seen[row] |= seen[parent]
-        return seen
+            mask[row] |= mask[parent]
+        return mask
 
     def path(self, row: int) -> list[int]:
         """The tokens from the root's child down to node `row`."""
-        found: list[int] = []
+        tokens: list[int] = []
         while row >= 0:
-            found.append(int(self.tokens[row]))
+            tokens.append(int(self.tokens[row]))
             row = int(self.parents[row])
-        return found[::-1]
-
-    def check(self) -> None:
-        """Asserts the invariants named above; for tests."""
-        size = len(self)
-        assert all(len(a) == size for a in (self.parents, self.depths, self.probability, self.source))
-        assert size <= MAX_NODES
-        siblings: set[tuple[int, int]] = set()
-        for row in range(size):
-            parent = int(self.parents[row])
-            assert -1 <= parent < row
-            above_depth, above_probability = (0, 1.0) if parent < 0 else (self.depths[parent], self.probability[parent])
-            assert self.depths[row] == above_depth + 1
-            assert 0.0 <= self.probability[row] <= above_probability + 1e-5
-            # Depth-first: the parent is the row before, or an ancestor of it.
-            before = row - 1
-            while before != parent:
-                assert before >= 0
-                before = int(self.parents[before])
-            siblings.add((parent, int(self.tokens[row])))
-        assert len(siblings) == size
-
-
-def common_prefix(left: Ints, right: Ints) -> int:
-    """The length of the longest common prefix of two texts, int32 [N] and [M]."""
-    size = min(len(left), len(right))
-    different = np.flatnonzero(left[:size] != right[:size])
-    return int(different[0]) if len(different) else size
+        return tokens[::-1]
 
 
 def chain(tokens: Ints, probability: Floats, source: Source) -> DraftTree:
-    """A tree without branches: int32 [N] tokens with their path probabilities, float32 [N]."""
+    """A tree without branches, from tokens (int32 [N]) and path probabilities (float32 [N])."""
     size = len(tokens)
     return DraftTree(
         np.asarray(tokens, np.int32),
@@ -136,36 +130,63 @@ def chain(tokens: Ints, probability: Floats, source: Source) -> DraftTree:
     )
 
 
+def arrange(tokens: list[int], parents: list[int], probability: list[float], source: list[int]) -> tuple[DraftTree, list[int]]:
+    """Lays out nodes depth-first, siblings in the given order. Parents precede their children; -1 = the root.
+
+    Returns the tree and, for each of its rows, the index of the node.
+    """
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        children.setdefault(parent, []).append(node)
+    order: list[int] = []
+    stack = children.get(-1, [])[::-1]
+    while stack:
+        node = stack.pop()
+        order.append(node)
+        stack += children.get(node, [])[::-1]
+    row_of, depths = {-1: -1}, {-1: 0}
+    for row, node in enumerate(order):
+        row_of[node], depths[node] = row, depths[parents[node]] + 1
+    tree = DraftTree(
+        np.array([tokens[node] for node in order], np.int32),
+        np.array([row_of[parents[node]] for node in order], np.int32),
+        np.array([depths[node] for node in order], np.int32),
+        np.array([probability[node] for node in order], np.float32),
+        np.array([source[node] for node in order], np.uint8),
+    )
+    return tree, order
+
+
 EMPTY = chain(NOTHING, np.empty(0, np.float32), Source.NONE)
 
 
 @dataclass(frozen=True, eq=False)
 class Logprobs:
-    """Natural logarithms of the target's own probabilities, before any sampling rule, of emitted tokens."""
+    """Natural log-probabilities of emitted tokens in the target's own distribution, before any sampling rule."""
 
     chosen: Floats  # float32 [A+1]
-    top_ids: Ints  # int32 [A+1, K]; the likeliest tokens there
+    top_ids: Ints  # int32 [A+1, K]; the likeliest tokens
     top: Floats  # float32 [A+1, K]
 
     def cut(self, count: int) -> Logprobs:
-        """Those of the first `count` tokens."""
+        """The entries of the first `count` tokens."""
         return Logprobs(self.chosen[:count], self.top_ids[:count], self.top[:count])
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """What the target said about a tree."""
+    """The target's verdict on a tree."""
 
     tree: DraftTree
     rows: Ints  # int32 [A]; the accepted nodes, from the root's child down
-    tokens: Ints  # int32 [A+1]; what is emitted: the accepted tokens and the bonus token
+    tokens: Ints  # int32 [A+1]; the emitted tokens: the accepted ones and the bonus token
     topk_ids: Ints = field(default_factory=lambda: np.empty((0, 0), np.int32))  # int32 [N+1, K], likeliest first
     topk_probs: Floats = field(default_factory=lambda: np.empty((0, 0), np.float32))  # float32 [N+1, K]
-    seconds: float = 0.0  # of the target's forward, sampling included
-    logprobs: Logprobs | None = None  # where the request asks
+    seconds: float = 0.0  # of the target's forward and sampling
+    logprobs: Logprobs | None = None  # if the request asks for them
 
     def cut(self, count: int) -> Verdict:
-        """The verdict as if only the first `count` emitted tokens had been (a stop inside an accepted block)."""
+        """The verdict limited to the first `count` emitted tokens (a stop inside an accepted block)."""
         if count >= len(self.tokens):
             return self
         logprobs = self.logprobs and self.logprobs.cut(count)
@@ -173,32 +194,36 @@ class Verdict:
 
 
 class Sampling(Protocol):
-    """How a request's tokens are chosen, in as far as it concerns drafters."""
+    """What drafters need to know about a request's sampling parameters."""
 
     @property
     def greedy(self) -> bool:
-        """The likeliest token always."""
+        """The target always takes the likeliest token."""
 
 
 class Drafter(Protocol):
-    """Guesses what the target will emit. One drafter serves one session; what it learns stays in it between requests.
+    """Proposes continuations. One drafter serves one session; what it learns stays in it between requests.
 
     Calls come in the order begin, (propose, observe)*, end, all from one thread.
     """
 
-    feedback: int  # how many of the target's likeliest tokens `observe` wants to see of every node; 0 = none
+    feedback: int  # how many of the target's likeliest tokens per node `observe` uses; 0 = none
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
-        """A request starts: int32 [P], all the text the target will have seen, and int32 [M], what the client expects.
+    @property
+    def prunable(self) -> bool:
+        """Nodes of the last proposed tree may be dropped before verification."""
 
-        `sampling` is for those who draft as the target will choose; None = greedy.
+    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+        """Starts a request whose prompt is the sequence's text; `prediction` (int32 [M]) is the output the client expects.
+
+        `sampling` is for drafters that sample as the target does; None = greedy.
         """
 
     def propose(self, budget: int) -> DraftTree:
-        """At most `budget` nodes that may follow the committed tokens; empty when nothing is worth verifying."""
+        """At most `budget` nodes that may follow the sequence; empty if nothing is worth verifying."""
 
     def observe(self, verdict: Verdict) -> None:
-        """The target has judged a tree; `verdict.tokens` are committed now."""
+        """Learns from a verdict. The sequence already ends with `verdict.tokens`."""
 
     def end(self) -> None:
-        """The request is over, finished or cancelled."""
+        """Ends the request, finished or cancelled."""

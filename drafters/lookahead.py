@@ -1,9 +1,9 @@
 """`lookahead`: Jacobi iterations inside the verification forward (Lookahead Decoding, arXiv 2402.02057).
 
-A window of guesses hangs below the last committed token: a chain of `window` guesses for the next positions, and below
-each of them the refinements of the last `ngram` - 2 steps. That is an ordinary draft tree; the target's own choice at the
-last refinement of each column is the next one, and the columns' n-grams fill a pool that drafts come from. Window
-nodes are guesses like any others: one that the target happens to choose is emitted, since it is then the right token.
+A window of guesses is attached to the root: a chain of `window` guesses for the next positions, and below each of them its
+refinements of the last `ngram` - 2 steps. The target's choice at the last refinement of each column is its next
+refinement, and the columns' n-grams fill a pool from which continuations are drafted. The whole is an ordinary draft tree:
+a window node that the target chooses is accepted like any other node.
 """
 
 from __future__ import annotations
@@ -15,44 +15,47 @@ from numpy.typing import NDArray
 
 from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
 from drafters.options import LookaheadOptions
+from drafters.sequence import Sequence
 from drafters.tables.nodes import lay_out
 from drafters.tables.trie import child, new_trie, restart
 
-GUESS_SHARE, WINDOW_SHARE = 0.6, 0.3  # of a path's probability that goes on: guesses are worth more than window nodes
-POOL_TOKENS = 4096  # first tokens that the pool knows; the least recently used goes first
+GUESS_SHARE, WINDOW_SHARE = 0.6, 0.3  # per token, of the path's probability: pool guesses are worth more than window nodes
+POOL_TOKENS = 4096  # first tokens in the pool; the least recently used is evicted
 
 
 class LookaheadDrafter:
-    """Lookahead for one session. Implements `Drafter`; needs the verdicts' top-1 at every node."""
+    """Lookahead for one session. Implements `Drafter`; learns from the target's top-1 token at every node."""
 
     feedback = 1
+    prunable = False  # window nodes carry Jacobi state: each needs the target's choice
 
     def __init__(self, options: LookaheadOptions) -> None:
         self._options = options
-        self._pool: OrderedDict[int, list[tuple[int, ...]]] = OrderedDict()  # first token -> what followed, newest last
+        self._pool: OrderedDict[int, list[tuple[int, ...]]] = OrderedDict()  # by first token: the rest of n-grams, newest last
         self._trie = new_trie(2 + (options.window + options.guesses) * options.ngram)
         self._levels: list[Ints] = []  # each int32 [W]; level 0 first
-        self._text = NOTHING  # the last `ngram` committed tokens
+        self._sequence = Sequence()
         self._tree = EMPTY
-        self._last_level: NDArray[np.int32] = NOTHING  # rows of `_tree` that hold the last level, by column
+        self._last_level: NDArray[np.int32] = NOTHING  # rows of `_tree`, by column
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         random = np.random.default_rng(self._options.seed)
-        self._levels = [random.choice(np.asarray(prompt, np.int32), self._options.window)]
-        self._text = NOTHING
-        self._commit(np.asarray(prompt, np.int32), learn=self._options.pool_from_prompt)
+        self._levels = [random.choice(sequence.tokens, self._options.window)]
+        self._sequence = sequence
+        if self._options.pool_from_prompt:
+            self._learn(0)
 
     def propose(self, budget: int) -> DraftTree:
         restart(self._trie)
         size = 1
-        for followers in reversed(self._pool.get(int(self._text[-1]), [])):  # the newest guess first
-            size = self._hang(0, followers, size, GUESS_SHARE)[1]
+        for followers in reversed(self._pool.get(int(self._sequence.tokens[-1]), [])):  # newest first
+            size = self._attach(0, followers, size, GUESS_SHARE)[1]
         last_level = []
         spine = 0
         for column, token in enumerate(self._levels[0].tolist()):
-            spine, size = self._hang(spine, (token,), size, WINDOW_SHARE)
+            spine, size = self._attach(spine, (token,), size, WINDOW_SHARE)
             refinements = tuple(int(level[column]) for level in self._levels[1:])
-            node, size = self._hang(spine, refinements, size, WINDOW_SHARE)
+            node, size = self._attach(spine, refinements, size, WINDOW_SHARE)
             last_level.append(node)
         self._trie.nodes.chosen[1:size] = True
         self._tree, rows = lay_out(self._trie.nodes, size, budget)
@@ -61,16 +64,16 @@ class LookaheadDrafter:
         return self._tree
 
     def observe(self, verdict: Verdict) -> None:
-        self._commit(verdict.tokens, learn=True)
-        # A tree that was cut on the way, or whose window did not fit, teaches nothing.
+        self._learn(len(self._sequence) - len(verdict.tokens))
+        # A tree that was cut, or whose window did not fit, gives no complete refinement.
         if verdict.tree is self._tree and len(verdict.topk_ids) and np.all(self._last_level >= 0):
             self._refine(verdict.topk_ids[self._last_level + 1, 0])
 
     def end(self) -> None:
         self._levels = []
 
-    def _hang(self, node: int, tokens: tuple[int, ...], size: int, share: float) -> tuple[int, int]:
-        """Hangs a chain of `tokens` below `node`, where it is not there yet; returns its end and the trie's new size."""
+    def _attach(self, node: int, tokens: tuple[int, ...], size: int, share: float) -> tuple[int, int]:
+        """Adds a chain of `tokens` below `node`; returns its last node and the trie's new size."""
         path = self._trie.nodes.path
         for token in tokens:
             above, before = node, size
@@ -80,7 +83,7 @@ class LookaheadDrafter:
         return node, size
 
     def _refine(self, chosen: Ints) -> None:
-        """One Jacobi step: the target's choices become the newest level; full columns become n-grams of the pool."""
+        """One Jacobi step: the target's choices become the newest level, full columns become n-grams of the pool."""
         if len(self._levels) < self._options.ngram - 1:
             self._levels.append(chosen)
             return
@@ -89,20 +92,19 @@ class LookaheadDrafter:
             self._remember(gram[0], (*gram[1:], int(chosen[column])))
         self._levels = [*self._levels[1:], chosen]
 
-    def _commit(self, tokens: Ints, learn: bool) -> None:
+    def _learn(self, start: int) -> None:
+        """Adds the n-grams that end at position `start` or later to the pool."""
         n = self._options.ngram
-        text = np.concatenate([self._text, tokens]).tolist()
-        if learn:
-            for end in range(max(n, len(self._text) + 1), len(text) + 1):
-                self._remember(text[end - n], tuple(text[end - n + 1 : end]))
-        self._text = np.array(text[-n:], np.int32)
+        text = self._sequence.tokens[max(0, start - n + 1) :].tolist()
+        for end in range(n, len(text) + 1):
+            self._remember(text[end - n], tuple(text[end - n + 1 : end]))
 
     def _remember(self, first: int, followers: tuple[int, ...]) -> None:
-        known = self._pool.setdefault(first, [])
-        if followers in known:
-            known.remove(followers)
-        known.append(followers)
-        del known[: -self._options.guesses]
+        grams = self._pool.setdefault(first, [])
+        if followers in grams:
+            grams.remove(followers)
+        grams.append(followers)
+        del grams[: -self._options.guesses]
         self._pool.move_to_end(first)
         if len(self._pool) > POOL_TOKENS:
             self._pool.popitem(last=False)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Verdict
+from drafters.sequence import Sequence
 
 
 class NoDrafter:
-    """`none`: plain decoding, one token a step."""
+    """Proposes nothing: one token per step. Implements `Drafter`."""
 
     feedback = 0
+    prunable = True
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         pass
 
     def propose(self, budget: int) -> DraftTree:

@@ -1,11 +1,11 @@
-"""`pearl`: the draft model goes on drafting while the target verifies (PEARL, arXiv 2408.11850, Algorithm 2).
+"""`pearl`: the draft model keeps drafting while the target verifies (PEARL, arXiv 2408.11850, Algorithm 2).
 
-A guess is what is believed to follow the committed text. Each step verifies the guess there is and, beside it, drafts on
-where it ends. If all that is emitted agrees with the longer guess, its rest is the next step's guess (post-verify); if not,
-the next step verifies nothing while a new guess is drafted, so that the target's own token checks the first one in advance
-(pre-verify). Only token ids and what was accepted cross between the two models.
+The draft is a chain of tokens that are expected to follow the committed text. Each step verifies the present draft while the
+model extends it. If the emitted tokens agree with it, its rest is the next step's draft (post-verify). If not, the next step
+verifies nothing while the model drafts anew, so the target's own token checks the first draft token early (pre-verify).
+Only token ids and accepted counts cross between the two models.
 
-How long a guess gets depends on time, so under the rule `rejection` a seed does not give the same answer again.
+The length of a draft depends on time, so under the rule `rejection` a seed does not reproduce an answer.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from concurrent.futures import Future
 import numpy as np
 
 from drafters.interface import EMPTY, NOTHING, DraftTree, Floats, Ints, Sampling, Source, Verdict, chain
-from drafters.model.calibration import Calibration
 from drafters.model.language_model import LanguageModel
 from drafters.model.ngram_predraft import NgramPredraft
 from drafters.options import MAX_WINDOW, PearlOptions
-from drafters.policy import ema
+from drafters.policy import Calibration, ema
+from drafters.sequence import Sequence
 
 
 class PearlDrafter:
-    """PEARL for one session. Implements `Drafter`: what runs beside the verifier starts in `propose` and ends in `observe`."""
+    """PEARL for one session. Implements `Drafter`: background drafting starts in `propose` and ends in `observe`."""
 
     feedback = 0
+    prunable = True
 
     def __init__(self, model: LanguageModel, options: PearlOptions) -> None:
         self._model = model
         self._options = options
         self._calibration = Calibration(1)
-        self._guess: list[int] = []  # all but its last token are rows of the model
+        self._draft: list[int] = []  # all but its last token are rows of the model
         self._shares: list[float] = []  # the model's probability of each
-        self._ahead = NgramPredraft(options.ahead)
-        self._draft_seconds = 0.0  # of a token; a decaying mean
-        self._verify_seconds = 0.0  # of a step
-        self._beside: Future[None] | None = None
-        self._enough = threading.Event()  # the verifier is done: no more tokens
-        self.drafted_tokens = 0  # in all, as the next two
-        self.accepted_tokens = 0  # guesses that came true, those checked by the target's own token, too
+        self._predraft = NgramPredraft(options.ahead)
+        self._draft_seconds = 0.0  # per token (EMA)
+        self._verify_seconds = 0.0  # per step (EMA)
+        self._background: Future[None] | None = None
+        self._verified = threading.Event()  # ends background drafting
+        self.drafted_tokens = 0  # in total, like the counts below
+        self.accepted_tokens = 0  # including those that the target's own token checked
         self.rejections = 0
 
     @property
@@ -53,92 +54,91 @@ class PearlDrafter:
         ratio = self._verify_seconds / self._draft_seconds if measured else self._model.speed_ratio
         return max(1, min(MAX_WINDOW, round(ratio)))
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
-        self._stop()
-        self._forget()
-        self._model.beside(lambda: self._model.begin(prompt, sampling)).result()
-        self._ahead.learn(prompt.tolist())
+    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+        self._join()
+        self._discard()
+        self._model.beside(lambda: self._model.begin(sequence, sampling)).result()
+        self._predraft.learn(sequence.tokens.tolist())
 
     def propose(self, budget: int) -> DraftTree:
         if budget <= 0:
             return EMPTY
-        if not self._guess and not self._options.pre_verify:
-            self._draft(self.window)
-            assert self._beside is not None
-            self._beside.result()
-        proposed = self._guess[:budget]
+        if not self._draft and not self._options.pre_verify:
+            self._start(self.window).result()
+        proposed = self._draft[:budget]
         tree = self._chain(proposed)
         if self._options.post_verify or not proposed:
-            self._draft(self.window)
+            self._start(self.window)
         return tree
 
     def observe(self, verdict: Verdict) -> None:
-        self._stop()
+        self._join()
         tokens = verdict.tokens
         self._learn(tokens)
-        self._ahead.learn(tokens.tolist())
-        if self._guess[: len(tokens)] == tokens.tolist():
-            self._guess, self._shares = self._guess[len(tokens) :], self._shares[len(tokens) :]
+        self._predraft.learn(tokens.tolist())
+        if self._draft[: len(tokens)] == tokens.tolist():
+            self._draft, self._shares = self._draft[len(tokens) :], self._shares[len(tokens) :]
         else:
-            self._forget()
+            self._discard()
         self._verify_seconds = ema(self._verify_seconds, verdict.seconds)
         self._model.beside(lambda: self._model.advance(tokens)).result()
 
     def end(self) -> None:
-        self._stop()
+        self._join()
 
-    def _draft(self, count: int) -> None:
-        """Starts drafting so many tokens more."""
-        self._enough.clear()
-        self._beside = self._model.beside(lambda: self._work(count))
+    def _start(self, count: int) -> Future[None]:
+        """Starts drafting `count` more tokens in the background."""
+        self._verified.clear()
+        self._background = self._model.beside(lambda: self._extend(count))
+        return self._background
 
-    def _work(self, count: int) -> None:
-        """Drafts on where the guess ends, one forward after the other, until there are enough tokens."""
-        wanted, drafted = len(self._guess) + count, 0
-        while len(self._guess) < wanted and self._model.space and not (drafted and self._enough.is_set()):
+    def _extend(self, count: int) -> None:
+        """Extends the draft forward by forward until it has `count` more tokens or the verifier is done."""
+        wanted, drafted = len(self._draft) + count, 0
+        while len(self._draft) < wanted and self._model.space and not (drafted and self._verified.is_set()):
             started = time.perf_counter()
-            new = self._forward(min(wanted - len(self._guess), self._model.space) - 1)
-            self._draft_seconds = ema(self._draft_seconds, (time.perf_counter() - started) / new)
-            drafted += new
+            added = self._forward(min(wanted - len(self._draft), self._model.space) - 1)
+            self._draft_seconds = ema(self._draft_seconds, (time.perf_counter() - started) / added)
+            drafted += added
         self.drafted_tokens += drafted
 
-    def _forward(self, most_ahead: int) -> int:
-        """One forward of the model; returns how many tokens longer the guess is."""
-        row = len(self._guess)
+    def _forward(self, max_predraft: int) -> int:
+        """Runs one forward of the model; returns the number of tokens that it adds to the draft."""
+        row = len(self._draft)
         if not row:
-            expected, found = [], self._model.root(1)
+            predraft, found = [], self._model.root(1)
         else:
-            expected = self._ahead.guess(self._guess)[:most_ahead]
-            found = self._model.expand([self._guess[-1], *expected], range(row - 1, row + len(expected)), 1)
+            predraft = self._predraft.guess(self._draft)[:max_predraft]
+            found = self._model.expand([self._draft[-1], *predraft], range(row - 1, row + len(predraft)), 1)
         choices = found.tokens[:, 0].tolist()
-        right = next((at for at, token in enumerate(expected) if choices[at] != token), len(expected))
-        self._guess += choices[: right + 1]
+        right = next((at for at, token in enumerate(predraft) if choices[at] != token), len(predraft))
+        self._draft += choices[: right + 1]
         self._shares += found.probability[: right + 1, 0].tolist()
-        if right < len(expected):
-            self._model.retract(len(self._guess))  # all but the last one are rows
-        self._ahead.record(len(expected), right)
+        if right < len(predraft):
+            self._model.retract(len(self._draft))  # the last token is not a row yet
+        self._predraft.record(len(predraft), right)
         return right + 1
 
-    def _stop(self) -> None:
-        """Waits until nothing is drafted."""
-        self._enough.set()
-        if self._beside is not None:
-            beside, self._beside = self._beside, None
-            beside.result()
+    def _join(self) -> None:
+        """Ends background drafting and waits for it."""
+        self._verified.set()
+        if self._background is not None:
+            background, self._background = self._background, None
+            background.result()
 
-    def _forget(self) -> None:
-        self._guess, self._shares = [], []
+    def _discard(self) -> None:
+        self._draft, self._shares = [], []
 
     def _chain(self, tokens: list[int]) -> DraftTree:
-        accepted = [self._calibration.accepted(0, share) for share in self._shares[: len(tokens)]]
-        path: Floats = np.cumprod(np.array(accepted, np.float32), dtype=np.float32)
+        acceptance = [self._calibration.acceptance(0, share) for share in self._shares[: len(tokens)]]
+        path: Floats = np.cumprod(np.array(acceptance, np.float32), dtype=np.float32)
         return chain(np.array(tokens, np.int32), path, Source.DRAFT)
 
     def _learn(self, tokens: Ints) -> None:
-        """How far the guess agreed with what was emitted."""
-        for token, guess, share in zip(tokens.tolist(), self._guess, self._shares, strict=False):
-            self._calibration.record([0], [share], 0 if token == guess else None)
-            if token != guess:
+        """Records how far the draft agreed with the emitted tokens."""
+        for token, drafted, share in zip(tokens.tolist(), self._draft, self._shares, strict=False):
+            self._calibration.record([0], [share], 0 if token == drafted else None)
+            if token != drafted:
                 self.rejections += 1
                 return
             self.accepted_tokens += 1

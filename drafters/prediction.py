@@ -1,6 +1,7 @@
-"""`prediction`: follows the text that the client expects to read (OpenAI's Predicted Outputs), typically a file to edit.
+"""`prediction`: drafts from the output that the client expects (OpenAI's Predicted Outputs), typically a file to edit.
 
-Where the answer departs from it, the drafter finds its place again from the last tokens emitted, nearest to where it was.
+When the answer departs from the prediction, the drafter realigns: it looks for the last emitted tokens in the prediction,
+nearest to where it was.
 """
 
 from __future__ import annotations
@@ -9,23 +10,27 @@ import numpy as np
 
 from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
 from drafters.options import PredictionOptions
+from drafters.sequence import Sequence
+
+MAX_JUMP = 32  # tokens
 
 
 class PredictionDrafter:
-    """Prediction for one session; silent in requests that bring none. Implements `Drafter`."""
+    """Prediction for one session; drafts nothing in requests without a prediction. Implements `Drafter`."""
 
     feedback = 0
+    prunable = True
 
     def __init__(self, options: PredictionOptions) -> None:
         self._options = options
         self._expected = NOTHING
-        self._at = 0  # the next expected token
-        self._emitted = NOTHING  # the answer's last tokens
+        self._at = 0  # position of the next expected token
+        self._sequence = Sequence()
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._expected = np.asarray(prediction, np.int32)
         self._at = 0
-        self._emitted = NOTHING
+        self._sequence = sequence
 
     def propose(self, budget: int) -> DraftTree:
         tokens = self._expected[self._at : self._at + min(budget, self._options.length)]
@@ -38,26 +43,29 @@ class PredictionDrafter:
         if not len(self._expected):
             return
         tokens = verdict.tokens
-        self._emitted = np.concatenate([self._emitted, tokens])[-self._options.memory :]
         expected = self._expected[self._at : self._at + len(tokens)]
         followed = np.array_equal(expected, tokens)
-        # Where nothing matches, the emitted tokens are taken for substitutes of as many expected ones.
-        self._at = self._at + len(tokens) if followed else realign(self._expected, self._emitted, self._at + len(tokens))
+        self._at = self._at + len(tokens) if followed else self._realign(self._at + len(tokens))
 
     def end(self) -> None:
         self._expected = NOTHING
 
+    def _realign(self, near: int) -> int:
+        emitted = self._sequence.answer[-self._options.memory :]
+        return realign(self._expected, emitted, near)
+
 
 def realign(expected: Ints, emitted: Ints, near: int) -> int:
-    """The position in `expected` after its longest match with the end of `emitted`; of several the one nearest to `near`.
+    """The position in `expected` after the longest match of the end of `emitted`; of equal matches, the nearest to `near`.
 
-    A single token counts only within 32 tokens of `near`; where nothing matches, `near` itself.
+    A match of a single token counts only within MAX_JUMP tokens of `near`. Without a match it is `near`: the emitted tokens
+    are assumed to replace the same number of expected ones.
     """
     for n in range(min(len(emitted), len(expected)), 0, -1):
         windows = np.lib.stride_tricks.sliding_window_view(expected, n)
         ends = np.flatnonzero((windows == emitted[len(emitted) - n :]).all(1)) + n
         if n == 1:
-            ends = ends[np.abs(ends - near) <= 32]
+            ends = ends[np.abs(ends - near) <= MAX_JUMP]
         if len(ends):
             return int(ends[np.argmin(np.abs(ends - near))])
     return near

@@ -1,8 +1,8 @@
-"""Drafters by the names users see."""
+"""Makes drafters by the names that users see."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +26,7 @@ from drafters.options import (
 from drafters.pearl import PearlDrafter
 from drafters.prediction import PredictionDrafter
 from drafters.retrieval import RetrievalDrafter
+from drafters.sequence import Sequence
 from drafters.tables.ngram import BaseArrays, empty_base
 from drafters.tables.suffix import Corpus
 from drafters.trigram import TrigramDrafter
@@ -33,13 +34,13 @@ from drafters.trigram import TrigramDrafter
 
 @dataclass(frozen=True)
 class Resources:
-    """What drafters share between sessions: options and read-only tables, never anything a session learned."""
+    """What sessions' drafters share: options and read-only tables, never anything that a session learned."""
 
     options: Options = field(default_factory=Options)
     base: BaseArrays = field(default_factory=empty_base)
-    corpus: Sequence[Corpus] = ()
-    vocabulary: int = 1 << 18  # a number that no token reaches
-    model: Callable[[], LanguageModel] | None = None  # a draft model for one more session, where there is one
+    corpus: Collection[Corpus] = ()
+    vocabulary: int = 1 << 18  # token ids are below it
+    model: Callable[[], LanguageModel] | None = None  # makes a session's draft model; None without a draft model
 
     @property
     def names(self) -> tuple[DrafterName, ...]:
@@ -48,7 +49,7 @@ class Resources:
 
 
 def make(name: DrafterName, resources: Resources) -> Drafter:
-    """A fresh drafter for one session."""
+    """A new drafter for one session."""
     options = resources.options
     match name:
         case "none":
@@ -80,12 +81,13 @@ def make(name: DrafterName, resources: Resources) -> Drafter:
 
 
 def warm(resources: Resources) -> None:
-    """Runs every drafter once, so that no request pays for compiling its kernels."""
-    prompt = np.arange(8, dtype=np.int32)
+    """Runs every drafter once, so that no request waits for its kernels to compile."""
     for name in resources.names:
-        drafter = make(name, resources)
-        drafter.begin(prompt)
+        drafter, sequence = make(name, resources), Sequence(np.arange(8, dtype=np.int32))
+        drafter.begin(sequence)
         tree = drafter.propose(8)
         ids = np.tile(np.arange(drafter.feedback, dtype=np.int32), (len(tree) + 1, 1))
-        drafter.observe(Verdict(tree, np.empty(0, np.int32), prompt[:1], ids, np.full(ids.shape, 0.01, np.float32)))
+        verdict = Verdict(tree, np.empty(0, np.int32), sequence.tokens[:1], ids, np.full(ids.shape, 0.01, np.float32))
+        sequence.append(verdict.tokens)
+        drafter.observe(verdict)
         drafter.end()

@@ -1,17 +1,18 @@
-"""`retrieval`: REST (arXiv 2311.08252). What followed the longest matching ending in a corpus, as a tree of its
-most frequent beginnings.
+"""`retrieval`: REST (arXiv 2311.08252). Drafts what followed the longest match of the text's end in a corpus.
 
-Reads memory-mapped datastores; holds nothing of a session but the end of its text.
+The continuations of all matches form a trie, of which the most frequent paths are drafted. Reads datastores from disk;
+keeps only match ranges per session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 import numpy as np
 
 from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
 from drafters.options import MAX_MATCH, RetrievalOptions
+from drafters.sequence import Sequence
 from drafters.tables.kernel import kernel
 from drafters.tables.nodes import choose_likeliest, draft_tree
 from drafters.tables.suffix import Corpus, follow, position_at, token_at
@@ -22,32 +23,33 @@ class RetrievalDrafter:
     """REST for one session over any number of corpus blocks. Implements `Drafter`."""
 
     feedback = 0
+    prunable = True
 
-    def __init__(self, corpus: Sequence[Corpus], options: RetrievalOptions) -> None:
+    def __init__(self, corpus: Collection[Corpus], options: RetrievalOptions) -> None:
         self._corpus = corpus
         self._options = options
         self._trie = new_trie(2 + options.matches * options.length if corpus else 2)
-        self._low = np.zeros((len(corpus), MAX_MATCH + 1), np.int64)  # ranges of the text's last 0, 1, 2 ... tokens
+        self._low = np.zeros((len(corpus), MAX_MATCH + 1), np.int64)  # suffix ranges of the last 0, 1, 2 ... tokens
         self._high = np.zeros_like(self._low)
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._low[:], self._high[:] = 0, 0
-        self._read(np.asarray(prompt, np.int32)[-MAX_MATCH:])
+        self._read(sequence.tokens[-MAX_MATCH:])
 
     def propose(self, budget: int) -> DraftTree:
-        chosen = self._options
+        options = self._options
         if budget <= 0 or not self._corpus:
             return EMPTY
         matches = self._high - self._low
-        lengths = np.flatnonzero(matches[:, : chosen.longest + 1].any(axis=0))
+        lengths = np.flatnonzero(matches[:, : options.longest + 1].any(axis=0))
         longest = int(lengths[-1]) if len(lengths) else 0
-        if longest < chosen.shortest:
+        if longest < options.shortest:
             return EMPTY
-        stride = max(1, -(-int(matches[:, longest].sum()) // chosen.matches))  # every stride-th match, over all blocks
+        stride = max(1, -(-int(matches[:, longest].sum()) // options.matches))  # spreads the matches over all blocks
         size = 1
         restart(self._trie)
         for block, low, high in zip(self._corpus, self._low[:, longest], self._high[:, longest], strict=True):
-            size = _insert(self._trie, size, block, low, high, longest, stride, chosen.length)
+            size = _insert(self._trie, size, block, low, high, longest, stride, options.length)
         _weigh(self._trie, size)
         choose_likeliest(self._trie.nodes, size, budget)
         return draft_tree(self._trie.nodes, size, budget)
@@ -66,7 +68,7 @@ class RetrievalDrafter:
 
 @kernel
 def _insert(trie: Trie, size: int, corpus: Corpus, low: int, high: int, match: int, stride: int, length: int) -> int:
-    """Adds what follows every `stride`-th match (of `match` tokens) in [low, high), up to the end of its document."""
+    """Adds the continuation of every `stride`-th match (of `match` tokens) in [low, high), within its document."""
     for i in range(low, high, stride):
         position = position_at(corpus, i) + match
         node = 0
@@ -82,6 +84,6 @@ def _insert(trie: Trie, size: int, corpus: Corpus, low: int, high: int, match: i
 
 @kernel
 def _weigh(trie: Trie, size: int) -> None:
-    """A path's probability is its share of the continuations; one more stands for those never seen."""
+    """Sets each path's probability to its share of the continuations, with add-one smoothing for unseen ones."""
     for node in range(1, size):
         trie.nodes.path[node] = trie.counts[node] / (trie.counts[0] + 1.0)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from bench import cli as bench
-from bench.cli import BENCH_PROMPTS
+from bench.plan import PROMPTS
 from server.command import EXTRA_FLAGS, fail
 
 app = typer.Typer(
@@ -64,14 +64,14 @@ def verify_lossless(
     config: Annotated[Path | None, typer.Option(help="YAML file; configs/ has examples.")] = None,
     model: Annotated[str | None, typer.Option(help="Local folder or Hugging Face id.")] = None,
     drafter: Annotated[str, typer.Option(help="Names, separated by commas.")] = "fusion",
-    prompts: Annotated[Path, typer.Option(help="A .jsonl or .jsonl.gz file with a field `prompt`.")] = BENCH_PROMPTS,
+    prompts: Annotated[Path, typer.Option(help="A .jsonl or .jsonl.gz file with a field `prompt`.")] = PROMPTS,
     temperature: Annotated[str, typer.Option(help="Temperatures, separated by commas.")] = "0,0.8",
     limit: Annotated[int | None, typer.Option(min=1, help="Use only so many prompts.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1)] = 128,
 ) -> None:
     """Compare drafted answers with plain decoding's. Exit code 1 where one differs. Settings also work as flags."""
-    from bench.decode import BenchError, make_plan
     from bench.lossless import run
+    from bench.plan import BenchError, make_plan
     from drafters.tables.array_file import ArrayFileError
     from server.settings import SettingsError, load_settings, parse_flags
     from verify.errors import ModelError

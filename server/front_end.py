@@ -91,7 +91,7 @@ def create_server(
         app = create_app(settings, tokenizer, on_start, on_failure)
     except TracingError as error:
         raise StartError(str(error)) from None
-    engine: Engine = app.state.service.engine
+    engine: Engine = app.state.engine
     engine.adopt(worker)
     grace_seconds = ceil(settings.server.drain_seconds + GRACE_SECONDS)
     config = uvicorn.Config(

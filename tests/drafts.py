@@ -1,16 +1,20 @@
-"""Drafters for tests: one that knows the answer (partly), and one that guesses at random."""
+"""Drafters for tests: one that knows part of the answer, and one that guesses at random; and a driver for any drafter."""
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
 
-from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
+from drafters.interface import EMPTY, NOTHING, Drafter, DraftTree, Ints, Sampling, Source, Verdict, chain
+from drafters.sequence import Sequence
 
 
 class Oracle:
     """Drafts the known continuation `answer`, `length` tokens at a time, every `wrong`-th token spoiled."""
 
     feedback = 0
+    prunable = True
 
     def __init__(self, answer: list[int], length: int = 6, wrong: int = 0) -> None:
         self._answer = np.array(answer, np.int32)
@@ -18,7 +22,7 @@ class Oracle:
         self._wrong = wrong
         self._at = 0
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._at = 0
 
     def propose(self, budget: int) -> DraftTree:
@@ -39,12 +43,13 @@ class Chaos:
     """Drafts random two-way trees over a small vocabulary."""
 
     feedback = 0
+    prunable = True
 
     def __init__(self, vocabulary: int, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
         self._vocabulary = vocabulary
 
-    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         pass
 
     def propose(self, budget: int) -> DraftTree:
@@ -62,3 +67,30 @@ class Chaos:
 
     def end(self) -> None:
         pass
+
+
+class Driven:
+    """A drafter with the text of its session, called as the decode loop calls it."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter: Any = drafter
+        self.sequence = Sequence()
+
+    def begin(self, prompt: Ints, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+        """Starts a request with `prompt` (int32 [P])."""
+        self.sequence.begin(prompt)
+        self.drafter.begin(self.sequence, prediction, sampling)
+
+    def propose(self, budget: int) -> DraftTree:
+        return cast(DraftTree, self.drafter.propose(budget))
+
+    def observe(self, verdict: Verdict) -> None:
+        """Commits the verdict's tokens, then notifies the drafter."""
+        self.sequence.append(verdict.tokens)
+        self.drafter.observe(verdict)
+
+    def end(self) -> None:
+        self.drafter.end()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.drafter, name)

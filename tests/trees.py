@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from drafters.interface import DraftTree, Source
+from drafters.interface import MAX_NODES, DraftTree, Source
 
 
 @st.composite
@@ -38,3 +38,23 @@ def trees(draw: st.DrawFn, vocabulary: int = 97, nodes: int = 24) -> DraftTree:
         np.array(probability, np.float32),
         np.full(size, Source.TRIGRAM, np.uint8),
     )
+
+
+def check(tree: DraftTree) -> None:
+    """Asserts a DraftTree's invariants: sizes, parents first, depth-first rows, falling probabilities, distinct siblings."""
+    size = len(tree)
+    assert all(len(a) == size for a in (tree.parents, tree.depths, tree.probability, tree.source))
+    assert size <= MAX_NODES
+    siblings: set[tuple[int, int]] = set()
+    for row in range(size):
+        parent = int(tree.parents[row])
+        assert -1 <= parent < row
+        above_depth, above_probability = (0, 1.0) if parent < 0 else (tree.depths[parent], tree.probability[parent])
+        assert tree.depths[row] == above_depth + 1
+        assert 0.0 <= tree.probability[row] <= above_probability + 1e-5
+        before = row - 1  # depth-first: the parent is the row before, or an ancestor of it
+        while before != parent:
+            assert before >= 0
+            before = int(tree.parents[before])
+        siblings.add((parent, int(tree.tokens[row])))
+    assert len(siblings) == size

@@ -1,8 +1,8 @@
-"""Acceptance: which path of a draft tree the target agrees to, by one of two rules.
+"""Acceptance rules: which path of a draft tree is accepted, and which token follows it.
 
-`keyed`: the target chooses its own token at every node, with noise that depends on seed and position alone; descend while
-that token is a child. The answer is the same for every draft. `rejection`: a child is accepted with a probability that
-makes the answer's *distribution* the target's; it accepts more of what a draft model has sampled.
+`keyed`: the target chooses its own token at every node, with noise that depends on seed and position alone; the walk
+descends while that token is a child. The answer is the same for every draft. `rejection`: a child is accepted with a
+probability that makes the answer's *distribution* the target's; it accepts more of what a draft model has sampled.
 """
 
 from __future__ import annotations
@@ -21,45 +21,46 @@ from verify.sampling_params import SamplingParams
 
 
 class Rule(Protocol):
-    """Decides for one request."""
+    """The acceptance rule of one request."""
 
     def decide(
-        self, logits: torch.Tensor, tree: DraftTree, first: int, beside: Sequence[torch.Tensor] = ()
+        self, logits: torch.Tensor, tree: DraftTree, first: int, extra: Sequence[torch.Tensor] = ()
     ) -> tuple[Ints, Ints, list[Any]]:
-        """Accepted rows [A] and emitted tokens [A+1], from logits [N+1, V]; `first` is the next output position.
+        """Accepted rows (int32 [A]) and emitted tokens (int32 [A+1]), from logits [N+1, V].
 
-        Also returns the tensors `beside`, as `to_host` does: they cross in the same copy.
+        `first` is the output position of the next token. The tensors `extra` are copied to the host together with the
+        result and returned as arrays.
         """
 
 
 def rule_of(params: SamplingParams) -> Rule:
-    """The rule that a request asks for. Greedy decoding needs no second one."""
+    """The rule of a request. Greedy decoding is always `keyed`."""
     return Rejection(params) if params.rule == "rejection" and not params.greedy else Keyed(params)
 
 
 class Keyed:
-    """The target's own choice at every node. Implements `Rule`."""
+    """Accepts what the target itself chooses. Implements `Rule`."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._chooser = Sampler(params)
 
     def decide(
-        self, logits: torch.Tensor, tree: DraftTree, first: int, beside: Sequence[torch.Tensor] = ()
+        self, logits: torch.Tensor, tree: DraftTree, first: int, extra: Sequence[torch.Tensor] = ()
     ) -> tuple[Ints, Ints, list[Any]]:
         positions = [first, *(tree.depths + first).tolist()]
-        choices = self._chooser.choose(logits, positions)
+        choices = self._chooser.sample(logits, positions)
         if choices.device.type == "cpu":
-            return *walk(tree, choices.tolist()), to_host(*beside)
-        chosen, agreed, *others = to_host(choices.int(), accepted(choices, tree).int(), *beside)
-        rows = np.flatnonzero(agreed[1:]).astype(np.int32)
+            return *walk(tree, choices.tolist()), to_host(*extra)
+        chosen, accepted, *others = to_host(choices.int(), accepted_rows(choices, tree).int(), *extra)
+        rows = np.flatnonzero(accepted[1:]).astype(np.int32)
         return rows, chosen[[0, *(rows + 1).tolist()]], others
 
 
-def accepted(chosen: torch.Tensor, tree: DraftTree) -> torch.Tensor:
-    """`walk` where the choices (int64 [N+1]) are: bool [N+1], the root and the accepted nodes, without a look from the host.
+def accepted_rows(chosen: torch.Tensor, tree: DraftTree) -> torch.Tensor:
+    """`walk` on the device of the choices (int64 [N+1]), without host synchronisation: bool [N+1], true on the accepted path.
 
-    A node is accepted if it and all its ancestors are what the target chose at their parents; siblings differ, so those are
-    one path, and the nodes stand in its order.
+    A node is accepted if it and all its ancestors equal the target's choices at their parents. Siblings differ, so these
+    nodes form one path, in row order.
     """
     if not len(tree):
         return torch.ones_like(chosen, dtype=torch.bool)
@@ -70,29 +71,29 @@ def accepted(chosen: torch.Tensor, tree: DraftTree) -> torch.Tensor:
 
 
 def walk(tree: DraftTree, chosen: Sequence[int]) -> tuple[Ints, Ints]:
-    """`chosen` [N+1] is the target's token at the root and at each node; returns accepted rows [A] and tokens [A+1].
+    """Descends while the target's token (`chosen` [N+1], at the root and at each node) is a child.
 
-    The tokens are exactly those of plain decoding: each was chosen by the target with only accepted tokens before it.
+    Returns accepted rows (int32 [A]) and emitted tokens (int32 [A+1]). The tokens are those of plain decoding: the target
+    chose each of them after accepted tokens only.
     """
-    children = {(int(p), int(t)): row for row, (p, t) in enumerate(zip(tree.parents, tree.tokens, strict=True))}
     rows: list[int] = []
     tokens = [chosen[0]]
-    node = children.get((-1, chosen[0]))
-    while node is not None:
-        rows.append(node)
-        tokens.append(chosen[node + 1])
-        node = children.get((node, chosen[node + 1]))
+    row = tree.child(-1, chosen[0])
+    while row is not None:
+        rows.append(row)
+        tokens.append(chosen[row + 1])
+        row = tree.child(row, chosen[row + 1])
     return np.array(rows, np.int32), np.array(tokens, np.int32)
 
 
 class Rejection:
-    """Speculative sampling: Leviathan et al. (arXiv 2211.17192) for a chain, recursive for siblings. Implements `Rule`."""
+    """Speculative sampling (Leviathan et al., arXiv 2211.17192), applied recursively to siblings. Implements `Rule`."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
 
     def decide(
-        self, logits: torch.Tensor, tree: DraftTree, first: int, beside: Sequence[torch.Tensor] = ()
+        self, logits: torch.Tensor, tree: DraftTree, first: int, extra: Sequence[torch.Tensor] = ()
     ) -> tuple[Ints, Ints, list[Any]]:
         weights = warp_logits(logits, self._params)
         rows: list[int] = []
@@ -100,42 +101,43 @@ class Rejection:
         node = -1
         while True:
             target = weights[node + 1].double().softmax(-1).cpu().numpy()
-            drawn = None if tree.q is None or not tree.q[node + 1].any() else tree.q[node + 1].astype(np.float64)
+            q = None if tree.q is None else tree.q[node + 1]
+            proposal = None if q is None or not q.any() else q.astype(np.float64)  # all zeros: not sampled
             children = np.flatnonzero(tree.parents == node).tolist()
             position = first + len(rows)
             noise = [uniform(self._params.seed, position, number) for number in range(len(children) + 1)]
-            accepted, token = descend(target, drawn, [int(tree.tokens[row]) for row in children], noise)
+            accepted, token = descend(target, proposal, [int(tree.tokens[row]) for row in children], noise)
             tokens.append(token)
             if accepted is None:
-                return np.array(rows, np.int32), np.array(tokens, np.int32), to_host(*beside)
+                return np.array(rows, np.int32), np.array(tokens, np.int32), to_host(*extra)
             node = children[accepted]
             rows.append(node)
 
 
 def descend(
     target: NDArray[np.float64],  # [V]; the target's distribution
-    drawn: NDArray[np.float64] | None,  # [V]; what the children were drawn from, one after the other, without replacement
-    children: Sequence[int],  # their tokens, in that order
-    noise: Sequence[float],  # one number in [0, 1) for each child, and one more
+    proposal: NDArray[np.float64] | None,  # [V]; q, the distribution that the children were sampled from without replacement
+    children: Sequence[int],  # their tokens, in sampling order
+    noise: Sequence[float],  # uniform in [0, 1): one number per child, and one more
 ) -> tuple[int | None, int]:
-    """Which child is accepted, and its token; or None and a token drawn from what is left.
+    """The accepted child's index and token, or None and a token sampled from the residual distribution.
 
-    A child x is accepted with probability min(1, p(x) / q(x)); where it is not, p becomes max(p - q, 0) and q loses x,
-    both normalised. Without `drawn`, a child was no draw at all: q(x) = 1.
+    A child x is accepted with probability min(1, p(x) / q(x)). If it is rejected, p becomes max(p - q, 0) and x is removed
+    from q, both renormalised. Without a proposal, the children are deterministic: q(x) = 1.
     """
-    left, draft = target, drawn
-    for number, token in enumerate(children):
-        share = 1.0 if draft is None else draft[token]
-        if noise[number] * share < left[token]:
-            return number, token
-        if draft is None:
-            left = left.copy()
-            left[token] = 0.0
+    residual, q = target, proposal
+    for index, token in enumerate(children):
+        share = 1.0 if q is None else q[token]
+        if noise[index] * share < residual[token]:
+            return index, token
+        if q is None:
+            residual = residual.copy()
+            residual[token] = 0.0
         else:
-            left = np.maximum(left - draft, 0.0)
-            draft = draft.copy()
-            draft[token] = 0.0
-            draft /= max(draft.sum(), 1e-300)
-        left /= max(left.sum(), 1e-300)
-    mass = np.cumsum(left)
+            residual = np.maximum(residual - q, 0.0)
+            q = q.copy()
+            q[token] = 0.0
+            q /= max(q.sum(), 1e-300)
+        residual /= max(residual.sum(), 1e-300)
+    mass = np.cumsum(residual)
     return None, int(np.searchsorted(mass, noise[-1] * mass[-1], "right"))

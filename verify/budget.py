@@ -1,103 +1,130 @@
-"""How much of a draft is worth verifying: the nodes that bring the most tokens per second.
+"""How many draft nodes a step verifies: the subtree with the most expected tokens per second.
 
-The likeliest n nodes of a draft cost what the machine's curve says and bring as many tokens as their path probabilities
-add up to. Those probabilities are the drafter's own, so what it foretold is compared with what was emitted, also where
-nothing of it was verified. Promises that drafting that does not pay stops within a few steps, and comes back as quickly.
+The likeliest n nodes cost what the machine's cost curve says, and are expected to emit as many tokens as their path
+probabilities add up to, times the drafter's trust. So drafting that does not pay stops within a few steps, and resumes
+after a probe that does.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Protocol
+
 import numpy as np
 
 from drafters.interface import EMPTY, MAX_NODES, DraftTree, Ints
+from drafters.policy import Probe, Promise, ema
 from verify.cost import CostCurve
 
-MEMORY = 0.9  # weight of earlier steps
-PRIOR = 2.0  # foretold tokens that stand for trust at the start
-STREAK = 8  # drafts in a row of which nothing was worth verifying, before the drafter is asked more rarely
-FEWEST = 3  # nodes that are asked for
-EASILY = 1.5  # times what a node must bring
-GAIN = 1.02  # in tokens per second, for which a draft is pruned: that takes time, too
-RARELY = 4  # then in one step of so many
+REJECTED_DRAFTS = 8  # drafts in a row of which nothing was worth verifying, before the drafter is only probed
+PROBE_INTERVAL = 4  # steps, then
+MIN_NODES = 3  # the smallest draft that is requested
+FULL_BUDGET_GAIN = 1.5  # gain over break-even that restores the full budget
+MIN_PRUNING_GAIN = 1.02  # in tokens per second; pruning takes time, too
+CONTEXT_STEP = 64  # tokens of context after which costs are looked up again
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The part of a draft that is verified."""
+
+    tree: DraftTree
+    next_nodes: int | None = None  # how many nodes to request from now on; None = as before
+
+
+class Budget(Protocol):
+    """Decides how many nodes are drafted and verified."""
+
+    def nodes(self) -> int:
+        """How many nodes the drafter may propose in this step. Called once per step."""
+
+    def select(self, draft: DraftTree, context: int) -> Selection:
+        """The part of the draft worth verifying after `context` tokens. Changes nothing."""
+
+    def record(self, draft: DraftTree, selection: Selection, tokens: Ints, draft_seconds: float) -> None:
+        """Records one step's outcome: the emitted tokens (int32 [A+1]) and the seconds that drafting took."""
 
 
 class FixedBudget:
-    """Always the same number of nodes."""
+    """The same number of nodes in every step. Implements `Budget`."""
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
 
-    def ask(self) -> int:
-        """How many nodes the drafter may propose now."""
+    def nodes(self) -> int:
         return self._nodes
 
-    def prune(self, tree: DraftTree, context: int) -> DraftTree:
-        """The part of the draft that is worth verifying after `context` tokens."""
-        return tree
+    def select(self, draft: DraftTree, context: int) -> Selection:
+        return Selection(draft)
 
-    def record(self, draft: DraftTree, verified: DraftTree, tokens: Ints, draft_seconds: float) -> None:
-        """Of a draft, the pruned tree was verified, and `tokens` (int32 [A+1]) were emitted."""
+    def record(self, draft: DraftTree, selection: Selection, tokens: Ints, draft_seconds: float) -> None:
+        pass
 
 
-class MeasuredBudget(FixedBudget):
-    """The number of nodes that the machine's cost curve and the drafter's record call for."""
+class MeasuredBudget:
+    """As many nodes as the machine's cost curve and the drafter's record call for. Implements `Budget`."""
 
     def __init__(self, curve: CostCurve) -> None:
-        super().__init__(MAX_NODES)
         self._curve = curve
-        self._costs, self._costs_at = curve.at(0), 0
-        self._foretold, self._came = PRIOR, PRIOR  # tokens; decaying sums
-        self._draft_seconds = 0.0  # decaying mean
-        self._asked = MAX_NODES
-        self._fruitless = 0  # drafts in a row of which nothing was worth verifying
-        self._step = 0
+        self._costs, self._costs_context = curve.at(0), 0
+        self._promise = Promise()
+        self._draft_seconds = 0.0  # per draft (EMA)
+        self._requested = MAX_NODES
+        self._rejected = 0  # drafts in a row of which nothing was worth verifying
+        self._probe = Probe(PROBE_INTERVAL)
 
-    def ask(self) -> int:
-        self._step += 1
-        return self._asked if self._fruitless < STREAK or self._step % RARELY == 0 else 0
+    def nodes(self) -> int:
+        probe = self._probe.due()
+        return self._requested if self._rejected < REJECTED_DRAFTS or probe else 0
 
-    def prune(self, tree: DraftTree, context: int) -> DraftTree:
-        if not len(tree):
-            return tree
-        if abs(context - self._costs_at) > 64:
-            self._costs, self._costs_at = self._curve.at(context), context
-        order = np.argsort(-tree.probability, kind="stable")  # of equals, parents stand first
-        trust = min(1.0, self._came / self._foretold)
-        tokens = 1.0 + trust * np.concatenate([[0.0], np.cumsum(tree.probability[order], dtype=np.float64)])
-        rates = tokens / (self._costs[: len(tokens)] + self._draft_seconds)
+    def select(self, draft: DraftTree, context: int) -> Selection:
+        if not len(draft):
+            return Selection(draft)
+        costs, trust = self._costs_at(context), self._promise.trust
+        order = np.argsort(-draft.probability, kind="stable")  # equal ones keep their order: parents come first
+        tokens = 1.0 + trust * np.concatenate([[0.0], np.cumsum(draft.probability[order], dtype=np.float64)])
+        rates = tokens / (costs[: len(tokens)] + self._draft_seconds)  # tokens per second, by number of nodes
         best = int(np.argmax(rates))
-        # What is drafted costs, too. Who fills what is asked for is asked for as much as was worth it, and for all where the
-        # last node was so easily; who drafts less knows why.
-        node_tokens = rates[best] * (self._costs[-1] - self._costs[0]) / MAX_NODES  # what a node must bring
-        if best < len(tree) == self._asked:
-            self._asked = max(FEWEST, best)
-        elif best == len(tree) and trust * tree.probability[order[-1]] > EASILY * node_tokens:
-            self._asked = MAX_NODES
-        if rates[best] < GAIN * rates[-1]:
-            return tree
-        chosen = np.zeros(len(tree), np.bool_)
-        chosen[order[:best]] = True
-        return tree.keep(chosen) if best else EMPTY
+        break_even = rates[best] * (costs[-1] - costs[0]) / MAX_NODES  # tokens that one more node must bring
+        last_gain = trust * float(draft.probability[order[-1]])
+        next_nodes = self._next_nodes(best, len(draft), last_gain / break_even if break_even else np.inf)
+        if rates[best] < MIN_PRUNING_GAIN * rates[-1]:
+            return Selection(draft, next_nodes)
+        kept = np.zeros(len(draft), np.bool_)
+        kept[order[:best]] = True
+        return Selection(draft.keep(kept) if best else EMPTY, next_nodes)
 
-    def record(self, draft: DraftTree, verified: DraftTree, tokens: Ints, draft_seconds: float) -> None:
+    def record(self, draft: DraftTree, selection: Selection, tokens: Ints, draft_seconds: float) -> None:
         if not len(draft):
             return
-        self._fruitless = 0 if len(verified) else self._fruitless + 1
-        self._draft_seconds += (1 - MEMORY) * (draft_seconds - self._draft_seconds)
-        foretold, came = outcome(draft, tokens)
-        self._foretold = MEMORY * self._foretold + foretold
-        self._came = MEMORY * self._came + came
+        self._requested = selection.next_nodes or self._requested
+        self._rejected = 0 if len(selection.tree) else self._rejected + 1
+        self._draft_seconds = ema(self._draft_seconds, draft_seconds)
+        self._promise.record(*outcome(draft, tokens))
+
+    def _next_nodes(self, useful: int, drafted: int, last_gain: float) -> int | None:
+        """A drafter that fills its budget gets only the useful size next time; all of it, if the last node paid easily."""
+        if useful < drafted == self._requested:
+            return max(MIN_NODES, useful)
+        return MAX_NODES if useful == drafted and last_gain > FULL_BUDGET_GAIN else None
+
+    def _costs_at(self, context: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Seconds of a step by number of nodes, float64 [MAX_NODES + 1]."""
+        if abs(context - self._costs_context) > CONTEXT_STEP:
+            self._costs, self._costs_context = self._curve.at(context), context
+        return self._costs
 
 
 def outcome(draft: DraftTree, tokens: Ints) -> tuple[float, int]:
-    """Along the emitted tokens: the probability that the draft gave to its next tokens in all, and how many of them came."""
-    parents, guesses, probability = draft.parents.tolist(), draft.tokens.tolist(), draft.probability.tolist()
-    foretold, came, node, above = 0.0, 0, -1, 1.0
-    for token in tokens.tolist():
-        children = [row for row in range(node + 1, len(parents)) if parents[row] == node]
-        foretold += sum(probability[row] for row in children) / max(above, 1e-9)
-        hit = next((row for row in children if guesses[row] == token), None)
-        if hit is None:
-            break
-        came, node, above = came + 1, hit, probability[hit]
-    return foretold, came
+    """Compares a draft with the emitted tokens (int32 [A+1]).
+
+    Returns the probability that the draft gave to the next token, summed over the accepted path and its end, and the
+    number of drafted tokens that were emitted.
+    """
+    rows = draft.follow(tokens)
+    parents = [-1, *rows.tolist()][: len(tokens)]
+    expected = 0.0
+    for parent in parents:
+        above = 1.0 if parent < 0 else float(draft.probability[parent])
+        expected += float(draft.probability[draft.parents == parent].sum()) / max(above, 1e-9)
+    return expected, len(rows)

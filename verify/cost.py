@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from drafters.interface import MAX_NODES, Source, chain
+from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
@@ -57,13 +58,14 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     contexts = tuple(c for c in CONTEXTS if c + MAX_NODES < runner.context_tokens) or (1,)
     cache.tensor[:, :, :, : contexts[-1]] = 0  # denormal numbers in fresh memory would be slow
     verifier = TreeVerifier(runner, cache)
-    verifier.begin(np.zeros(1, np.int32), SamplingParams())
+    verifier.begin(np.zeros(contexts[-1] + 1, np.int32), SamplingParams(), max_tokens=MAX_NODES + 1)
 
     def step_seconds(context: int, count: int) -> float:
         tree = chain(np.zeros(count, np.int32), np.ones(count, np.float32), Source.NONE)
-        cache.length, verifier.tokens = context, [0] * (context + 1)
+        verifier.sequence.begin(np.zeros(context + 1, np.int32))
+        cache.length = context
         started = time.perf_counter()
-        verifier.verify(tree, FEEDBACK)
+        verifier.commit(verifier.verify(tree, FEEDBACK))
         return time.perf_counter() - started
 
     def median_seconds(context: int, count: int) -> float:
@@ -80,10 +82,9 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
 
 def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
     """Seconds of one forward over the last token and a chain of `nodes`, including the greedy choice at each row."""
-    tokens, depths = torch.zeros(nodes + 1, dtype=torch.long), torch.arange(nodes + 1)
-    ancestors = torch.ones(nodes + 1, nodes + 1, dtype=torch.bool).tril() if nodes else None
+    batch = ForwardBatch.chain(torch.zeros(nodes + 1, dtype=torch.long))
     started = time.perf_counter()
-    runner.forward(cache, tokens, depths, ancestors).max(-1).indices.cpu()
+    runner.forward(cache, batch).max(-1).indices.cpu()
     return time.perf_counter() - started
 
 

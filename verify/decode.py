@@ -1,26 +1,24 @@
-"""The decode loop: one request from its prompt to its last token, a step at a time.
+"""The decode loop: one request from its prompt to its last token, step by step.
 
-Promises the tokens of plain decoding, whatever the drafter: a step's tokens are cut at a stop token and at the limit, also
-inside an accepted block. Knows token ids only, nothing of text.
+Emits the tokens of plain decoding, whatever the drafter proposes. Works on token ids; knows nothing about text.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from drafters.interface import Drafter, DraftTree, Ints, Logprobs, Verdict
-from verify.budget import FixedBudget, MeasuredBudget
+from drafters.sequence import Finish
+from verify.budget import FixedBudget, MeasuredBudget, Selection
 from verify.cost import CostCurve
 from verify.grammar import Grammar
 from verify.sampling_params import SamplingParams
 from verify.verifier import Verifier
-
-Finish = Literal["stop", "length"]
 
 
 class PromptError(ValueError):
@@ -34,20 +32,31 @@ class DecodeOptions:
     params: SamplingParams
     max_tokens: int
     stop_ids: frozenset[int] = frozenset()
-    max_nodes: int = 24  # draft nodes a step; 0 = plain decoding
-    curve: CostCurve | None = None  # with it, as many nodes as pay, whatever `max_nodes` says
-    prediction: tuple[int, ...] = ()  # token ids that the client expects to read
-    scores_prompt: bool = False  # the prompt's own tokens get log-probabilities, too
+    max_nodes: int = 24  # draft nodes per step; 0 = plain decoding
+    curve: CostCurve | None = None  # chooses the number of nodes by their cost; overrides `max_nodes`
+    prediction: tuple[int, ...] = ()  # token ids of the output that the client expects
+    scores_prompt: bool = False  # also compute the log-probabilities of the prompt's tokens
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one step verifies."""
+
+    draft: DraftTree  # as the drafter proposed it
+    selection: Selection
+    tree: DraftTree  # the selected part that the grammar allows
+    allowed: NDArray[np.bool_] | None  # bool [N+1, V]; the grammar's mask
+    seconds: float  # spent drafting
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step brought: no tokens while the prompt is read or where none are wanted, else at least one."""
+    """One step's outcome: no tokens while the prompt is read or if none are requested, otherwise at least one."""
 
     tokens: list[int]
     finish: Finish | None = None
     tree: DraftTree | None = None  # None while the prompt is read
-    logprobs: Logprobs | None = None  # where the request asks
+    logprobs: Logprobs | None = None  # if the request asks for them
     accepted: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # int32 [A]; rows of `tree`
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -55,28 +64,29 @@ class Step:
 
 
 class Generation:
-    """One answer in the making. `step()` until a step has `finish`; `close()` in any case."""
+    """One answer. Call `step` until a step has a `finish`, and `close` in any case."""
 
     def __init__(
         self, verifier: Verifier, drafter: Drafter, prompt: Ints, options: DecodeOptions, grammar: Grammar | None = None
     ) -> None:
-        """`prompt` is int32 [P], P >= 1; a `grammar` stands at its beginning. Raises PromptError where it does not fit."""
+        """`prompt` is int32 [P], P >= 1; `grammar` is at its start. Raises PromptError if the prompt does not fit."""
         if not len(prompt):
             raise PromptError("The prompt is empty; give at least one token.")
-        self._verifier = verifier
-        self._drafter = drafter
-        self._options = options
-        self._grammar = grammar
         if len(prompt) >= verifier.context_tokens:
             raise PromptError("The prompt fills the whole context; shorten it.")
-        self._stop_ids = frozenset[int]() if options.params.ignore_eos else options.stop_ids
-        self.reused_tokens = verifier.begin(prompt, options.params, self._stop_ids, options.scores_prompt)
-        self._prefill: Iterator[int] | None = verifier.prefill(prompt)
-        drafter.begin(prompt, np.array(options.prediction, np.int32), options.params)
+        params = options.params
+        if grammar is not None:
+            params = replace(params, rule="keyed")  # a draft that a grammar has filtered is not a valid sample
+        stop_ids = frozenset[int]() if params.ignore_eos else options.stop_ids
+        max_tokens = min(options.max_tokens, verifier.context_tokens - len(prompt))
+        self._verifier = verifier
+        self._drafter = drafter
+        self._grammar = grammar
         self._budget = MeasuredBudget(options.curve) if options.curve else FixedBudget(options.max_nodes)
-        self._left = min(options.max_tokens, verifier.space)
-        self._emitted = 0
-        self._start = len(prompt)
+        self._sequence = verifier.sequence
+        self.reused_tokens = verifier.begin(prompt, params, max_tokens, stop_ids, options.scores_prompt)
+        self._prefill: Iterator[int] | None = verifier.prefill()
+        drafter.begin(self._sequence, np.array(options.prediction, np.int32), params)
 
     def step(self) -> Step:
         """Reads one chunk of the prompt, or drafts, verifies and commits once."""
@@ -84,53 +94,59 @@ class Generation:
             if next(self._prefill, None) is not None:
                 return Step([])
             self._prefill = None
-        if not self._left:
+        if not self._sequence.remaining:
             return Step([], "length")
+        plan = self._plan()
         started = time.perf_counter()
-        # The bonus token follows the deepest accepted node, so a useful draft is one token shorter than what is left.
-        nodes = self._budget.ask() if self._left > 1 else 0
-        draft = self._drafter.propose(nodes).limit(self._left - 1)
-        drafted = time.perf_counter()
-        # Which draws stand in a draft must not depend on what was drawn, or they would be no draws.
-        tree = draft if draft.q is not None else self._budget.prune(draft, self._start + self._emitted)
-        allowed = None
-        if self._grammar is not None:
-            tree, allowed = self._grammar.visit(tree, self._left - 1)
-        verdict, finish = self._cut(self._verifier.verify(tree, self._drafter.feedback, allowed))
+        verdict = self._verify(plan)
+        verified = time.perf_counter()
+        self._commit(plan, verdict)
+        return Step(
+            verdict.tokens.tolist(),
+            self._sequence.finish,
+            plan.tree,
+            verdict.logprobs,
+            verdict.rows,
+            draft_seconds=plan.seconds,
+            verify_seconds=verified - started,
+            commit_seconds=time.perf_counter() - verified,
+        )
+
+    def _plan(self) -> Plan:
+        """Drafts, and selects what is worth verifying."""
+        started = time.perf_counter()
+        depth = self._sequence.remaining - 1  # the bonus token follows the deepest accepted node
+        draft = self._drafter.propose(self._budget.nodes() if depth else 0).limit(depth)
+        seconds = time.perf_counter() - started
+        selection = Selection(draft)
+        if self._drafter.prunable:
+            selection = self._budget.select(draft, len(self._sequence))
+        if self._grammar is None:
+            return Plan(draft, selection, selection.tree, None, seconds)
+        tree, allowed = self._grammar.visit(selection.tree, depth)
+        return Plan(draft, selection, tree, allowed, seconds)
+
+    def _verify(self, plan: Plan) -> Verdict:
+        """One target forward; the verdict ends where the answer does."""
+        verdict = self._verifier.verify(plan.tree, self._drafter.feedback, plan.allowed)
+        return verdict.cut(self._sequence.admits(verdict.tokens))
+
+    def _commit(self, plan: Plan, verdict: Verdict) -> None:
+        """Makes the verdict's tokens part of the text; everything that learns from them learns."""
+        self._verifier.commit(verdict)
         if self._grammar is not None:
             self._grammar.commit(verdict.tokens)
-        verified = time.perf_counter()
         self._drafter.observe(verdict)
-        self._budget.record(draft, tree, verdict.tokens, drafted - started)
-        tokens = verdict.tokens.tolist()
-        self._emitted += len(tokens)
-        self._left -= len(tokens)
-        seconds = (drafted - started, verified - drafted, time.perf_counter() - verified)
-        return Step(tokens, finish, tree, verdict.logprobs, verdict.rows, *seconds)
-
-    def _cut(self, verdict: Verdict) -> tuple[Verdict, Finish | None]:
-        """Ends the verdict's tokens at the first stop token, or at the limit."""
-        finish: Finish | None = None
-        count = len(verdict.tokens)
-        if count >= self._left:
-            count, finish = self._left, "length"
-        for i, token in enumerate(verdict.tokens[:count].tolist()):
-            if token in self._stop_ids:
-                count, finish = i + 1, "stop"
-                break
-        if count < len(verdict.tokens):
-            self._verifier.truncate(self._start + self._emitted + count)
-        return verdict.cut(count), finish
+        self._budget.record(plan.draft, plan.selection, verdict.tokens, plan.seconds)
 
     @property
     def prompt_logprobs(self) -> Logprobs | None:
-        """Of the prompt's tokens but the first, once the prompt is read; None where nobody asked."""
+        """Log-probabilities of the prompt's tokens but the first, once the prompt is read; None if not requested."""
         return self._verifier.prompt_logprobs
 
     def take_back(self, count: int) -> None:
-        """Forgets the last `count` emitted tokens: the text ended before them."""
-        self._emitted -= count
-        self._verifier.truncate(self._start + self._emitted)
+        """Drops the last `count` emitted tokens: the text ends before them."""
+        self._verifier.truncate(len(self._sequence) - count)
 
     def close(self) -> None:
         """Ends the request for the drafter; the verifier keeps the committed text for the session's next request."""
@@ -139,7 +155,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A whole answer and what it took."""
+    """A complete answer and its steps."""
 
     tokens: list[int]
     finish: Finish
@@ -147,14 +163,14 @@ class Decoded:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens emitted per target forward, the bonus tokens included."""
+        """Tokens emitted per target forward, bonus tokens included."""
         return len(self.tokens) / max(1, len(self.steps))
 
 
 def decode(
     verifier: Verifier, drafter: Drafter, prompt: Ints, options: DecodeOptions, grammar: Grammar | None = None
 ) -> Decoded:
-    """One answer, from its prompt to its end."""
+    """Decodes one answer."""
     return finish(Generation(verifier, drafter, prompt, options, grammar))
 
 

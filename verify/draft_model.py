@@ -1,15 +1,15 @@
-"""A draft model at work: a small model's runner, shared, and each session's own cache and rows below its text.
+"""Draft models: a runner shared by all sessions, and per session a KV cache and the rows of the tree being drafted.
 
-Promises that what a session's cache holds is never computed twice: accepted rows are committed where they stand, and a
-request's prompt is read from where it differs. Draws with the target's own noise, so a sampled draft is what the target
-would have chosen had it agreed on the probabilities (Gumbel coupling; Daliri et al., arXiv 2408.07978).
+Nothing in a session's cache is computed twice: accepted rows are committed in place, and a prompt is read from its first
+difference on. A draft model samples with the target's noise, so a sampled draft is what the target would choose if both
+models agreed on the probabilities (Gumbel coupling; Daliri et al., arXiv 2408.07978).
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar, cast
@@ -20,67 +20,71 @@ from numpy.typing import NDArray
 
 from drafters.interface import MAX_NODES, Floats, Ints, Sampling
 from drafters.model.language_model import Candidates
+from drafters.sequence import Reader, Sequence
 from verify.cost import timed_forward
+from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
 from verify.model.runner import ModelRunner
 from verify.sampling import Sampler, warp_logits
 from verify.sampling_params import SamplingParams
-from verify.verifier import PREFILL_CHUNK_TOKENS, common_prefix
+from verify.verifier import PREFILL_CHUNK_TOKENS
 
 T = TypeVar("T")
 TIMED_STEPS = 15
-INDEPENDENT = 0x5851F42D4C957F2D  # makes another stream of noise of a seed
+INDEPENDENT_SEED = 0x5851F42D4C957F2D  # XORed into a seed, gives an independent noise stream
 
 
 class DraftRunner:
-    """What sessions share of a draft model: the runner, its thread, and as many caches as are wanted at once."""
+    """A draft model shared by sessions: the runner, its thread and a pool of caches."""
 
     def __init__(self, runner: ModelRunner, vocabulary: int, slots: int = 4, threads: int = 1) -> None:
-        """`vocabulary` is the target's, as its logits have it; token ids beyond the smaller one of both are never drafted."""
+        """`vocabulary` is the number of the target's logits; ids outside either model's vocabulary are never drafted."""
         self.runner = runner
         self.vocabulary = vocabulary
         self.shared_vocabulary = min(vocabulary, runner.vocabulary)
         self.speed_ratio = 1.0
         self._slots = slots
-        self._lent: OrderedDict[SessionDraft, KVCache] = OrderedDict()  # least recently used first
-        self._thread = ThreadPoolExecutor(1, "outrider-draft", initializer=self._prepare, initargs=(threads,))
+        self._caches: OrderedDict[SessionDraft, KVCache] = OrderedDict()  # least recently used first
+        self._thread = ThreadPoolExecutor(1, "outrider-draft", initializer=self._prepare_thread, initargs=(threads,))
 
-    def _prepare(self, threads: int) -> None:
-        """Of the model's thread: its cores on a CPU, a stream of its own on a GPU."""
-        torch.set_num_threads(threads)  # holds for the calling thread
+    def _prepare_thread(self, threads: int) -> None:
+        """Sets the number of CPU threads; on a GPU, also a separate stream."""
+        torch.set_num_threads(threads)  # applies to the calling thread
         if self.runner.device.type == "cuda":
             torch.cuda.set_stream(torch.cuda.Stream(self.runner.device))
 
     def session(self) -> SessionDraft:
-        """The model for one more session."""
+        """The draft model for a new session."""
         return SessionDraft(self)
 
-    def lend(self, session: SessionDraft) -> KVCache:
-        """A cache for the session, its own where it still has one, else that of who has not needed it for longest."""
-        cache = self._lent.pop(session, None)
+    def cache_for(self, session: SessionDraft) -> KVCache:
+        """The session's cache; if it has none, a new one or that of the least recently used session, emptied."""
+        cache = self._caches.pop(session, None)
         if cache is None:
-            cache = self.runner.new_cache() if len(self._lent) < self._slots else self._lent.popitem(last=False)[1]
+            full = len(self._caches) >= self._slots
+            cache = self._caches.popitem(last=False)[1] if full else self.runner.new_cache()
             cache.truncate(0)
-        self._lent[session] = cache
+        self._caches[session] = cache
         return cache
 
     def beside(self, work: Callable[[], T]) -> Future[T]:
-        """Runs `work` in the model's thread."""
+        """Runs `work` in the draft model's thread."""
         return self._thread.submit(work)
 
     def measure(self, target: ModelRunner) -> None:
-        """Sets `speed_ratio` from single-token steps of both models, in turns."""
-        own, theirs = short_text(self.runner), short_text(target)
+        """Sets `speed_ratio` from alternating single-token steps of both models."""
+        own_cache, target_cache = short_cache(self.runner), short_cache(target)
         ratios = []
         for _ in range(TIMED_STEPS + 1):
-            seconds = timed_forward(target, theirs, 0)
-            self.beside(lambda: timed_forward(self.runner, own, 0)).result()  # after the target, its weights are not at hand
-            ratios.append(seconds / self.beside(lambda: timed_forward(self.runner, own, 0)).result())
-        self.speed_ratio = statistics.median(ratios[1:])  # the first ones warm up
+            target_seconds = timed_forward(target, target_cache, 0)
+            # The first step after the target's loads the weights into the CPU cache; the second is timed.
+            self.beside(lambda: timed_forward(self.runner, own_cache, 0)).result()
+            ratios.append(target_seconds / self.beside(lambda: timed_forward(self.runner, own_cache, 0)).result())
+        self.speed_ratio = statistics.median(ratios[1:])  # without the warm-up
 
 
-def short_text(runner: ModelRunner) -> KVCache:
-    """A cache that holds some."""
+def short_cache(runner: ModelRunner) -> KVCache:
+    """Short dummy cache for timing."""
     cache = runner.new_cache()
     cache.length = min(16, runner.context_tokens - 1)
     cache.tensor[:, :, :, : cache.length] = 0
@@ -92,59 +96,62 @@ class SessionDraft:
 
     def __init__(self, shared: DraftRunner) -> None:
         self._shared = shared
-        self._text: list[int] = []  # committed; the cache holds all but its unread end
+        self._text = Sequence()
+        self._length = 0  # tokens committed here; the verifier may append more while a forward runs
+        self._reader = Reader()
         self._params = SamplingParams(temperature=0)
-        self._chooser = Sampler(self._params)
-        self._prompt_length = 0
-        self._foreign = False  # the text has tokens that the model does not know
-        self._rows: list[int] = []  # tokens of the rows; row 0 is the text's last token
+        self._sampler = Sampler(self._params)
+        self._has_unknown_tokens = False  # the text has token ids outside the draft model's vocabulary
+        # The tree below the text: row 0 is the text's last token.
+        self._rows: list[int] = []  # tokens
         self._depths: list[int] = []
-        self._ancestors = np.zeros((1, 1), np.bool_)  # [rows, rows]
+        self._ancestors = np.zeros((0, 0), np.bool_)  # [rows, rows]
 
     @property
     def speed_ratio(self) -> float:
         return self._shared.speed_ratio
 
-    def begin(self, text: Ints, sampling: Sampling | None = None) -> None:
-        self._params = SamplingParams(temperature=0) if sampling is None else cast(SamplingParams, sampling)
-        independent = self._params.rule == "rejection"  # its proof wants draws that tell nothing of the target's noise
-        self._chooser = Sampler(replace(self._params, seed=self._params.seed ^ INDEPENDENT) if independent else self._params)
-        cache, tokens = self._shared.lend(self), text.tolist()
-        cache.truncate(min(common_prefix(self._text, tokens), len(tokens) - 1))
-        self._text, self._prompt_length = tokens, len(tokens)
-        self._foreign = max(tokens) >= self._shared.runner.vocabulary
-        self._drop()
+    def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
+        self._params = params = SamplingParams(temperature=0) if sampling is None else cast(SamplingParams, sampling)
+        if params.rule == "rejection":  # requires drafts that are independent of the target's noise
+            params = replace(params, seed=params.seed ^ INDEPENDENT_SEED)
+        self._sampler = Sampler(params)
+        known = self._reader.begin(text)
+        self._shared.cache_for(self).truncate(min(known, len(text) - 1))
+        self._text, self._length = text, len(text)
+        self._has_unknown_tokens = self._any_unknown(text.tokens)
+        self._drop_rows()
 
     @property
     def space(self) -> int:
-        if self._foreign:
+        if self._has_unknown_tokens:
             return 0
-        return max(0, min(MAX_NODES, self._shared.runner.context_tokens - len(self._text)) - max(0, len(self._rows) - 1))
+        return max(0, min(MAX_NODES, self._shared.runner.context_tokens - self._length) - max(0, len(self._rows) - 1))
 
     def root(self, count: int) -> Candidates:
-        cache, runner = self._shared.lend(self), self._shared.runner
-        self._drop()
-        while len(unread := self._text[cache.length :]) > MAX_NODES:
-            chunk = torch.tensor(unread[:-1][:PREFILL_CHUNK_TOKENS])
-            runner.forward(cache, chunk, logits=False)
+        cache, runner = self._shared.cache_for(self), self._shared.runner
+        self._drop_rows()
+        while len(unread := self._unread(cache)) > MAX_NODES:
+            chunk = unread[:-1][:PREFILL_CHUNK_TOKENS]
+            runner.forward(cache, ForwardBatch.chain(chunk), logits=False)
             cache.length += len(chunk)
-        logits = runner.forward(cache, torch.tensor(unread))[-1:]
+        logits = runner.forward(cache, ForwardBatch.chain(unread))[-1:]
         cache.length += len(unread) - 1
-        self._rows, self._depths, self._ancestors = [unread[-1]], [0], np.ones((1, 1), np.bool_)
+        self._rows, self._depths, self._ancestors = [int(unread[-1])], [0], np.ones((1, 1), np.bool_)
         return self._candidates(logits, [0], count)
 
-    def expand(self, tokens: Sequence[int], parents: Sequence[int], count: int) -> Candidates:
+    def expand(self, tokens: Collection[int], parents: Collection[int], count: int) -> Candidates:
         known, size = len(self._rows), len(self._rows) + len(tokens)
-        seen = np.eye(size, dtype=np.bool_)
-        seen[:known, :known] = self._ancestors
+        ancestors = np.eye(size, dtype=np.bool_)
+        ancestors[:known, :known] = self._ancestors
         for row, parent in enumerate(parents, start=known):
-            seen[row] |= seen[parent]
+            ancestors[row] |= ancestors[parent]
         self._rows += tokens
         for parent in parents:
             self._depths.append(self._depths[parent] + 1)
-        self._ancestors = seen
-        rows, depths = torch.tensor(self._rows), torch.tensor(self._depths)
-        logits = self._shared.runner.forward(self._shared.lend(self), rows, depths, torch.from_numpy(seen), known=known)
+        self._ancestors = ancestors
+        batch = ForwardBatch(torch.tensor(self._rows), torch.tensor(self._depths), torch.from_numpy(ancestors), known)
+        logits = self._shared.runner.forward(self._shared.cache_for(self), batch)
         return self._candidates(logits, self._depths[known:], count)
 
     def retract(self, rows: int) -> None:
@@ -152,69 +159,81 @@ class SessionDraft:
 
     def advance(self, tokens: Ints) -> None:
         path = self._follow(tokens.tolist())
-        self._text += tokens.tolist()
-        self._foreign = self._foreign or (bool(len(tokens)) and int(tokens.max()) >= self._shared.runner.vocabulary)
+        self._length += len(tokens)
+        self._has_unknown_tokens = self._has_unknown_tokens or self._any_unknown(tokens)
         if not path:
             return
-        cache = self._shared.lend(self)
+        cache = self._shared.cache_for(self)
         cache.commit(path)
-        if len(path) <= len(tokens):  # the last token has no row
-            self._drop()
+        if len(path) <= len(tokens):  # the last token is not a row
+            self._drop_rows()
             return
-        cache.length -= 1  # the new root is a row, too
-        root = path[-1]
-        if path == list(range(root + 1)) and self._ancestors[root:, root].all():  # so all that is left hangs below it, in place
-            self._rows, self._ancestors = self._rows[root:], self._ancestors[root:, root:]
-            self._depths = [depth - self._depths[root] for depth in self._depths[root:]]
-        else:
-            self._drop()
+        cache.length -= 1  # the last token becomes row 0
+        self._move_root(path)
 
     def beside(self, work: Callable[[], T]) -> Future[T]:
         return self._shared.beside(work)
 
-    def _follow(self, tokens: Sequence[int]) -> list[int]:
-        """The rows along committed tokens, from row 0 down; empty where there are no rows."""
+    def _unread(self, cache: KVCache) -> torch.Tensor:
+        """The committed tokens that are not in the cache, int64 [N]."""
+        return torch.from_numpy(self._text.tokens[cache.length : self._length].astype(np.int64))
+
+    def _any_unknown(self, tokens: Ints) -> bool:
+        """Whether any id is outside the draft model's vocabulary."""
+        return bool(len(tokens)) and int(tokens.max()) >= self._shared.runner.vocabulary
+
+    def _follow(self, tokens: Collection[int]) -> list[int]:
+        """The rows along `tokens` from row 0 down; empty without rows."""
         if not self._rows:
             return []
         path = [0]
         for token in tokens:
-            at = path[-1]
-            below = (
-                row
-                for row in range(at + 1, len(self._rows))
-                if self._rows[row] == token and self._ancestors[row, at] and self._depths[row] == self._depths[at] + 1
-            )
-            row = next(below, None)
-            if row is None:
+            child = next((row for row in self._children(path[-1]) if self._rows[row] == token), None)
+            if child is None:
                 break
-            path.append(row)
+            path.append(child)
         return path
 
-    def _drop(self) -> None:
+    def _children(self, parent: int) -> Iterator[int]:
+        depth = self._depths[parent] + 1
+        return (
+            row for row in range(parent + 1, len(self._rows)) if self._ancestors[row, parent] and self._depths[row] == depth
+        )
+
+    def _move_root(self, path: list[int]) -> None:
+        """Makes the last row of `path` row 0 if all later rows are below it and in place; otherwise drops the rows."""
+        root = path[-1]
+        if path != list(range(root + 1)) or not self._ancestors[root:, root].all():
+            self._drop_rows()
+            return
+        self._rows, self._ancestors = self._rows[root:], self._ancestors[root:, root:]
+        self._depths = [depth - self._depths[root] for depth in self._depths[root:]]
+
+    def _drop_rows(self) -> None:
         self._rows, self._depths, self._ancestors = [], [], np.zeros((0, 0), np.bool_)
 
-    def _candidates(self, logits: torch.Tensor, depths: Sequence[int], count: int) -> Candidates:
-        """Of rows at these depths below the text's end; logits [R, V]."""
+    def _candidates(self, logits: torch.Tensor, depths: Collection[int], count: int) -> Candidates:
+        """Candidates for R rows at `depths` below the text's end, from logits [R, V]."""
         logits = logits[:, : self._shared.shared_vocabulary].float()
         count = min(count, logits.shape[-1])
         if self._params.greedy:
             values, tokens = logits.topk(count, -1)
             return Candidates(as_ints(tokens), as_floats((values - logits.logsumexp(-1, keepdim=True)).exp()))
         weights = warp_logits(logits, self._params)
-        first = len(self._text) - self._prompt_length
-        tokens = self._chooser.scores(weights, [first + depth for depth in depths]).topk(count, -1).indices
-        shares = weights.softmax(-1)
+        first = self._length - self._text.prompt_length
+        tokens = self._sampler.scores(weights, [first + depth for depth in depths]).topk(count, -1).indices
+        probability = weights.softmax(-1)
         q: NDArray[np.float32] | None = None
         if self._params.rule == "rejection":
-            q = as_floats(torch.nn.functional.pad(shares, (0, self._shared.vocabulary - shares.shape[-1])))
-        return Candidates(as_ints(tokens), as_floats(shares.gather(-1, tokens)), q)
+            q = as_floats(torch.nn.functional.pad(probability, (0, self._shared.vocabulary - probability.shape[-1])))
+        return Candidates(as_ints(tokens), as_floats(probability.gather(-1, tokens)), q)
 
 
 def as_ints(values: torch.Tensor) -> Ints:
-    """On the host, int32."""
+    """As int32 array on the host."""
     return cast(Ints, values.int().cpu().numpy())
 
 
 def as_floats(values: torch.Tensor) -> Floats:
-    """On the host, float32."""
+    """As float32 array on the host."""
     return cast(Floats, values.float().cpu().numpy())

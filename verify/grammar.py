@@ -1,7 +1,7 @@
-"""Structured output: which tokens a grammar allows at each node of a draft tree, by llguidance.
+"""Structured output with llguidance: the tokens that a grammar allows at each node of a draft tree.
 
-Promises that a node's mask is the one plain decoding would have had there, so constrained answers are the same with drafts and
-without. Tokens that the grammar forces become drafts of their own. Knows nothing about logits.
+A node's mask is the one plain decoding would have there, so constrained answers do not depend on drafts. Tokens that the
+grammar forces become a draft. Knows nothing about logits.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from transformers import PreTrainedTokenizerBase
 from drafters.interface import DraftTree, Ints, Source, chain
 from verify.grammar_limits import LIMITS, first_line
 
-KEPT = 64  # compiled grammars; the least recently used goes first
+MAX_CACHED_GRAMMARS = 64
 
 
 class GrammarError(ValueError):
-    """The grammar cannot be followed; the message says why."""
+    """The grammar cannot be compiled or followed; the message says why."""
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer, and keeps the latest ones."""
+    """Compiles grammars for one tokenizer; caches the most recently used."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, stop_ids: Collection[int]) -> None:
-        """`stop_ids` are the tokens that may end an answer. Masks have `vocabulary` entries, the model's logits."""
+        """`stop_ids` may end an answer. `vocabulary` is the number of the model's logits, and of a mask's entries."""
         self._tokenizer: Any = tokenizer
         self._vocabulary = vocabulary
         self._stop_ids = sorted(stop_ids)
-        self._wrapped: Any = None  # made when first needed: a large vocabulary takes a second
+        self._wrapped: Any = None  # created on first use: a large vocabulary takes a second
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def compile(self, grammar: str) -> Grammar:
-        """A grammar (as llguidance writes them down) at its beginning. Raises GrammarError."""
+        """A matcher at the start of `grammar` (llguidance's serialised form). Raises GrammarError."""
         matcher = self._compiled.get(grammar)
         if matcher is None:
             if self._wrapped is None:
@@ -47,7 +47,7 @@ class GrammarCompiler:
             if matcher.is_error():
                 raise GrammarError(f"The grammar cannot be compiled: {first_line(matcher.get_error())}")
             self._compiled[grammar] = matcher
-            if len(self._compiled) > KEPT:
+            if len(self._compiled) > MAX_CACHED_GRAMMARS:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
         return Grammar(matcher.deep_copy(), self._vocabulary, self._stop_ids)
@@ -56,11 +56,11 @@ class GrammarCompiler:
         try:
             return llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=self._vocabulary, eos_token=self._stop_ids or None)
         except (ValueError, TypeError) as error:
-            raise GrammarError(f"Structured output needs a fast tokenizer with an end token: {error}") from None
+            raise GrammarError(f"Structured output needs a fast tokenizer with an EOS token: {error}") from None
 
 
 class Grammar:
-    """Where one answer stands in its grammar."""
+    """The matcher state of one answer."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: int, stop_ids: Collection[int]) -> None:
         self._matcher = matcher
@@ -68,34 +68,34 @@ class Grammar:
         self._stop_ids = frozenset(stop_ids)
 
     def visit(self, draft: DraftTree, depth: int) -> tuple[DraftTree, NDArray[np.bool_]]:
-        """The part of a draft that the grammar allows, or what it forces, up to `depth` tokens; and its masks, [N+1, V].
+        """The nodes of `draft` that the grammar allows, or a chain of up to `depth` forced tokens; and masks [N+1, V].
 
-        Row 0 is the mask of the last committed token's successor, row i+1 that of node i's.
+        Row 0 masks the token after the last committed one, row i+1 the token after node i.
         """
         forced = self._matcher.compute_ff_tokens()[:depth]
         if forced:
             draft = chain(np.array(forced, np.int32), np.ones(len(forced), np.float32), Source.GRAMMAR)
         masks = [self._mask()]
-        chosen = np.zeros(len(draft), np.bool_)
-        row_of = {-1: 0}  # of the nodes that are kept, their place in `masks`
-        consumed = 0  # tokens that the matcher stands beyond the committed text: nodes come depth-first
+        allowed = np.zeros(len(draft), np.bool_)
+        row_of = {-1: 0}  # allowed node to its row in `masks`
+        consumed = 0  # tokens that the matcher is ahead of the committed text; nodes are in depth-first order
         for node, (parent, token) in enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)):
             if parent not in row_of or not masks[row_of[parent]][token] or token in self._stop_ids:
-                continue  # a stop token is never worth a row: nothing follows it
-            above = int(draft.depths[node]) - 1
-            if consumed > above:
-                self._matcher.rollback(consumed - above)
-            consumed = above + 1
+                continue  # verifying a stop token gains nothing, since no token follows it
+            parent_depth = int(draft.depths[node]) - 1
+            if consumed > parent_depth:
+                self._matcher.rollback(consumed - parent_depth)
+            consumed = parent_depth + 1
             self._matcher.consume_token(token)
             row_of[node] = len(masks)
             masks.append(self._mask())
-            chosen[node] = True
+            allowed[node] = True
         if consumed:
             self._matcher.rollback(consumed)
-        return draft.keep(chosen), np.stack(masks)
+        return draft.keep(allowed), np.stack(masks)
 
     def commit(self, tokens: Ints) -> None:
-        """Takes emitted tokens (int32 [A]) in; a stop token ends the answer. Raises GrammarError outside the grammar."""
+        """Advances by emitted tokens, int32 [A]; stop tokens are skipped. Raises GrammarError if the grammar forbids one."""
         text = [token for token in tokens.tolist() if token not in self._stop_ids]
         if not self._matcher.consume_tokens(text):
             raise GrammarError(f"The answer left its grammar: {self._matcher.get_error()}")
@@ -103,6 +103,8 @@ class Grammar:
     def _mask(self) -> NDArray[np.bool_]:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            raise GrammarError(f"The grammar takes too much work: {first_line(self._matcher.get_error())}")
+            raise GrammarError(
+                f"The grammar is too expensive to evaluate; simplify it: {first_line(self._matcher.get_error())}"
+            )
         mask = np.unpackbits(bits, count=min(8 * len(bits), self._vocabulary), bitorder="little").astype(np.bool_)
         return np.pad(mask, (0, self._vocabulary - len(mask)))

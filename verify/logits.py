@@ -1,7 +1,7 @@
-"""What a request does to the target's logits before a token is chosen: penalties, biases and bans.
+"""Logits processing before sampling: penalties, biases and minimum lengths.
 
-Everything is counted along each node's own path, so a node of a draft tree sees exactly what plain decoding would have
-seen there. Knows nothing about temperature or noise.
+All counts follow each node's own path, so a node of a draft tree is processed as plain decoding would process it. Knows
+nothing about temperature or noise.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from verify.sampling_params import SamplingParams
 
 
 class LogitsProcessor:
-    """One request's rules and the counts that they need. Costs nothing where nothing is asked."""
+    """The logits processing of one request, with the token counts that it needs."""
 
     def __init__(
         self, params: SamplingParams, prompt: Ints, stop_ids: Collection[int], vocabulary: int, device: torch.device
     ) -> None:
         self._params = params
-        self._text = prompt.tolist()  # all committed tokens
-        self._prompt_length = len(self._text)
-        self._counts: torch.Tensor | None = None  # float32 [V]; of each token in the answer
+        self._counts: torch.Tensor | None = None  # float32 [V]; occurrences in the answer
         self._in_prompt: torch.Tensor | None = None  # bool [V]
         if params.penalizes:
             self._counts = torch.zeros(vocabulary, device=device)
             self._in_prompt = torch.zeros(vocabulary, dtype=torch.bool, device=device)
-            self._in_prompt[torch.tensor(self._text, device=device)] = True
+            self._in_prompt[torch.tensor(prompt, dtype=torch.long, device=device)] = True
         self._bias_ids = torch.tensor(list(params.logit_bias), dtype=torch.long, device=device)
         self._bias = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=device)
         self._stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.long, device=device)
 
-    def __call__(self, logits: torch.Tensor, tree: DraftTree, allowed: NDArray[np.bool_] | None = None) -> torch.Tensor:
-        """Logits [N+1, V] of the last committed token and the tree's nodes, as the request wants them.
+    def __call__(
+        self, logits: torch.Tensor, tree: DraftTree, emitted: int, allowed: NDArray[np.bool_] | None = None
+    ) -> torch.Tensor:
+        """Processes logits [N+1, V] of the root and the tree's nodes, after `emitted` tokens of answer.
 
-        Tokens that are not `allowed` ([N+1, V]) are out; where nothing else is left, a grammar wins over the other rules.
+        Tokens that are not in `allowed` (bool [N+1, V], a grammar's mask) are excluded. Where the other rules exclude all
+        that is left, the grammar takes precedence over them.
         """
-        adjusted = self._adjust(logits, tree) if self._params.adjusts else logits
+        adjusted = self._adjust(logits, tree, emitted) if self._params.adjusts else logits
         if allowed is None:
             return adjusted
         forbidden = to_device(torch.from_numpy(~allowed), logits.device)
@@ -49,19 +50,20 @@ class LogitsProcessor:
         stuck = masked.amax(-1, keepdim=True) == -torch.inf
         return torch.where(stuck, logits.to(masked.dtype).masked_fill(forbidden, -torch.inf), masked)
 
-    def _adjust(self, logits: torch.Tensor, tree: DraftTree) -> torch.Tensor:
-        params = self._params
+    def commit(self, tokens: Ints) -> None:
+        """Counts emitted tokens, int32 [A]."""
+        if self._counts is not None:
+            index = to_device(torch.from_numpy(tokens).long(), self._counts.device)
+            self._counts.index_put_((index,), torch.ones(len(tokens), device=self._counts.device), accumulate=True)
+
+    def _adjust(self, logits: torch.Tensor, tree: DraftTree, emitted: int) -> torch.Tensor:
         logits = logits.float()
         paths = [[], *(tree.path(row) for row in range(len(tree)))]
         if self._counts is not None:
             logits = self._penalize(logits, paths)
-        if params.logit_bias:
+        if self._params.logit_bias:
             logits = logits.index_add(1, self._bias_ids, self._bias.expand(len(logits), -1))
-        if params.bad_words:
-            rows, tokens = self._banned(paths)
-            logits = logits.index_put((_index(rows, logits), _index(tokens, logits)), logits.new_full((), -torch.inf))
-        emitted = len(self._text) - self._prompt_length
-        early = [row for row, path in enumerate(paths) if emitted + len(path) < params.min_tokens]
+        early = [row for row, path in enumerate(paths) if emitted + len(path) < self._params.min_tokens]
         if early and len(self._stop_ids):
             rows = [row for row in early for _ in self._stop_ids]
             logits = logits.index_put(
@@ -69,17 +71,8 @@ class LogitsProcessor:
             )
         return logits
 
-    def commit(self, tokens: Ints) -> None:
-        """Takes emitted tokens into the counts."""
-        if not self._params.adjusts:
-            return
-        self._text += tokens.tolist()
-        if self._counts is not None:
-            index = to_device(torch.from_numpy(tokens).long(), self._counts.device)
-            self._counts.index_put_((index,), torch.ones(len(tokens), device=self._counts.device), accumulate=True)
-
     def _penalize(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Presence and frequency count the answer's tokens (OpenAI); repetition the prompt's, too (CTRL, arXiv 1909.05858)."""
+        """Presence and frequency penalties count the answer (OpenAI), repetition also the prompt (CTRL, arXiv 1909.05858)."""
         assert self._counts is not None
         assert self._in_prompt is not None
         params = self._params
@@ -92,20 +85,6 @@ class LogitsProcessor:
             repeated = torch.where(logits > 0, logits / factor, logits * factor)
             logits = torch.where((counts > 0) | self._in_prompt, repeated, logits)
         return logits - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
-
-    def _banned(self, paths: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-        """Rows and tokens where the next token would complete a bad word."""
-        longest = max(len(word) for word in self._params.bad_words)
-        ending = self._text[-longest:]
-        rows: list[int] = []
-        tokens: list[int] = []
-        for row, path in enumerate(paths):
-            text = [*ending, *path]
-            for *start, last in self._params.bad_words:
-                if not start or text[-len(start) :] == start:
-                    rows.append(row)
-                    tokens.append(last)
-        return rows, tokens
 
 
 def _index(values: Sequence[int], like: torch.Tensor) -> torch.Tensor:

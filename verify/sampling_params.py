@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen. Imports no torch, so that the front end can make it."""
+"""Sampling parameters of a request. Imports no torch: the front end uses this module, too."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a request wants its tokens chosen."""
+    """Sampling parameters of a request."""
 
     temperature: float = 1.0  # 0 = greedy
-    top_p: float = 1.0  # keep the smallest set of likeliest tokens with at least this mass
-    top_k: int = 0  # keep this many likeliest tokens; 0 = all
-    min_p: float = 0.0  # keep tokens with at least this share of the likeliest one's probability
+    top_p: float = 1.0  # keep the smallest set of top tokens whose probabilities sum to at least this
+    top_k: int = 0  # keep the k most likely tokens; 0 = all
+    min_p: float = 0.0  # keep tokens with at least this fraction of the top token's probability
     seed: int = 0
-    rule: Literal["keyed", "rejection"] = "keyed"
-    presence_penalty: float = 0.0  # taken from the logits of tokens that the answer has
-    frequency_penalty: float = 0.0  # the same, once for each time
-    repetition_penalty: float = 1.0  # divides the logits of tokens that prompt or answer have
-    logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of these tokens
-    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that never appear
-    min_tokens: int = 0  # no stop token before so many
-    ignore_eos: bool = False  # stop tokens are tokens like others
-    logprobs: int | None = None  # report each token's log-probability and those of so many likeliest ones
+    rule: Literal["keyed", "rejection"] = "keyed"  # acceptance rule, see verify.acceptance
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens that occur in the answer
+    frequency_penalty: float = 0.0  # subtracted once per occurrence
+    repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt or answer, multiplies negative ones
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id to the value added to its logit
+    min_tokens: int = 0  # stop tokens are masked until the answer has this length
+    ignore_eos: bool = False  # treat stop tokens as ordinary tokens
+    logprobs: int | None = None  # report log-probabilities of each token and of this many top tokens
 
     @property
     def greedy(self) -> bool:
@@ -32,10 +31,10 @@ class SamplingParams:
 
     @property
     def penalizes(self) -> bool:
-        """Earlier tokens change the logits."""
+        """Whether logits depend on earlier tokens."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
     @property
     def adjusts(self) -> bool:
-        """The logits are not taken as the model gives them."""
-        return bool(self.penalizes or self.logit_bias or self.bad_words or self.min_tokens)
+        """Whether the model's logits are modified before sampling."""
+        return bool(self.penalizes or self.logit_bias or self.min_tokens)

@@ -1,32 +1,32 @@
-"""A tri-gram table that drafts for a draft model: its next forward is over the tokens that the table expects, too.
+"""A tri-gram table that drafts for a draft model: the model's next forward also verifies the tokens the table expects.
 
-The REST paper leaves it for later work: what helps a target helps its draft model. The model's own choices decide, so its
-draft is the same; it only comes sooner. Where the table is wrong too often, it is asked rarely.
+The REST paper suggests it as future work. The draft model still decides, so its draft is the same but ready sooner. While
+the table's accuracy is low, it guesses only once in a while.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drafters.policy import RARELY, ema
+from drafters.policy import Probe, ema
 
-CAPACITY = 1 << 16  # contexts; the oldest go first
-LEAST_RIGHT = 0.4  # of its tokens, for the table to be asked
+CAPACITY = 1 << 16  # contexts; the least recently updated is evicted
+MIN_ACCURACY = 0.4  # share of correct guesses below which the table guesses rarely
 
 
 class NgramPredraft:
-    """For one session. Knows a text that grows, and guesses beyond it."""
+    """The table of one session: learns its text and guesses the tokens that follow."""
 
     def __init__(self, tokens: int) -> None:
-        """At most so many at once."""
-        self._most = tokens
-        self._next: dict[tuple[int, int], int] = {}  # what last followed two tokens
-        self._last: list[int] = []  # the last two tokens that were learned
-        self._right = 1.0  # share of the guessed tokens; a decaying mean
-        self._asked = 0
+        """`tokens` is the maximum length of a guess."""
+        self._max_tokens = tokens
+        self._next: dict[tuple[int, int], int] = {}  # the latest successor of two tokens
+        self._last: list[int] = []  # the last two tokens learned
+        self._accuracy = 1.0  # share of correct guesses (EMA)
+        self._probe = Probe()
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these."""
+        """Appends tokens to the text."""
         text = [*self._last, *tokens]
         for first, second, third in zip(text, text[1:], text[2:], strict=False):
             self._next.pop((first, second), None)
@@ -36,21 +36,21 @@ class NgramPredraft:
         self._last = text[-2:]
 
     def guess(self, beyond: Sequence[int]) -> list[int]:
-        """What may follow the text and the tokens `beyond` it."""
-        self._asked += 1
-        if self._right < LEAST_RIGHT and self._asked % RARELY:
+        """Guesses what follows the text and the tokens `beyond` it."""
+        probe = self._probe.due()
+        if self._accuracy < MIN_ACCURACY and not probe:
             return []
-        ending = [*self._last, *beyond][-2:]
-        found: list[int] = []
-        while len(found) < self._most and len(ending) == 2:
-            token = self._next.get((ending[0], ending[1]))
+        context = [*self._last, *beyond][-2:]
+        guessed: list[int] = []
+        while len(guessed) < self._max_tokens and len(context) == 2:
+            token = self._next.get((context[0], context[1]))
             if token is None:
                 break
-            found.append(token)
-            ending = [ending[1], token]
-        return found
+            guessed.append(token)
+            context = [context[1], token]
+        return guessed
 
-    def record(self, guessed: int, right: int) -> None:
-        """Of so many guessed tokens, so many were right."""
+    def record(self, guessed: int, correct: int) -> None:
+        """Records how many of the guessed tokens were correct."""
         if guessed:
-            self._right = max(ema(self._right, right / guessed), 1e-6)
+            self._accuracy = max(ema(self._accuracy, correct / guessed), 1e-6)

@@ -1,8 +1,8 @@
-"""What one session has learned: successor weights per context, laid over a base table (ADED, Algorithm 2).
+"""The adaptive layer of one session: successor weights per context, over a base table (ADED, Algorithm 2).
 
-A row starts as the base table's distribution of its context, is raised by what the target emits, and takes over what the
-target says at verified nodes. Promises bounded
-memory (open addressing, the stalest row of a short probe window is evicted) and the same result for the same calls.
+A row starts as the base table's distribution of its context. Emitted tokens raise its weights, and the target's
+distributions at verified nodes are blended into it. Memory is bounded: the table uses open addressing and evicts the
+least recently updated row of a short probe window. The same calls give the same result.
 """
 
 from __future__ import annotations
@@ -15,37 +15,38 @@ from numpy.typing import NDArray
 from drafters.tables.kernel import kernel
 from drafters.tables.ngram import PROBABILITY_UNIT, BaseArrays, context_key, find
 
-PROBES = 8  # slots looked at for one key
+PROBES = 8  # slots per probe window
 
 
 class Rows(NamedTuple):
-    """The session's rows as numba kernels take them. An empty slot has key 0; stored keys are a context's key + 1."""
+    """The session's rows. An empty slot has key 0; a used slot stores its context's key + 1."""
 
     keys: NDArray[np.uint64]  # [C], C a power of two
-    stamps: NDArray[np.int64]  # [C]; when the row was last raised
+    stamps: NDArray[np.int64]  # [C]; time of the last update
     tokens: NDArray[np.int32]  # [C, S]; -1 = none
     weights: NDArray[np.float32]  # [C, S]; the base table's probabilities plus increments
-    missing: NDArray[np.float32]  # [C]; weight left for successors that are not in the row
-    clock: NDArray[np.int64]  # [1]
+    missing: NDArray[np.float32]  # [C]; weight of successors that are not in the row
+    clock: NDArray[np.int64]  # [1]; number of updates
 
 
 def new_rows(capacity: int, successors: int) -> Rows:
     """Empty rows for `capacity` contexts (rounded up to a power of two) of `successors` tokens each."""
     size = 1 << max(4, (capacity - 1).bit_length())
     return Rows(
-        np.zeros(size, np.uint64),
-        np.zeros(size, np.int64),
-        np.full((size, successors), -1, np.int32),
-        np.zeros((size, successors), np.float32),
-        np.ones(size, np.float32),
-        np.zeros(1, np.int64),
+        keys=np.zeros(size, np.uint64),
+        stamps=np.zeros(size, np.int64),
+        tokens=np.full((size, successors), -1, np.int32),
+        weights=np.zeros((size, successors), np.float32),
+        missing=np.ones(size, np.float32),
+        clock=np.zeros(1, np.int64),
     )
 
 
 @kernel
 def _home(rows: Rows, key: np.uint64) -> np.int64:
+    """The first slot of the key's probe window."""
     mixed = key * np.uint64(0x9E3779B97F4A7C15)
-    # np.int64, not int(): numba's int() keeps the sign, and unsigned plus signed would become a float.
+    # np.int64, not int(): numba's int() of an unsigned stays unsigned, and unsigned plus signed is a float.
     return np.int64((mixed >> np.uint64(32)) & np.uint64(len(rows.keys) - 1))
 
 
@@ -62,7 +63,7 @@ def locate(rows: Rows, key: np.uint64) -> int:
 
 @kernel
 def _claim(base: BaseArrays, rows: Rows, key: np.uint64) -> int:
-    """A slot for the context, filled from the base table: a free one, else the stalest of the probe window."""
+    """Claims a free or the least recently updated slot of the probe window; returns it, filled from the base table."""
     home = _home(rows, key)
     best = home
     for probe in range(PROBES):
@@ -89,13 +90,20 @@ def _claim(base: BaseArrays, rows: Rows, key: np.uint64) -> int:
 
 
 @kernel
-def raise_weight(base: BaseArrays, rows: Rows, key: np.uint64, token: int, increment: float, maximum: float) -> None:
-    """Raises one successor's weight by `increment` up to `maximum`, adding it where it is new (Algorithm 2)."""
+def _touch(base: BaseArrays, rows: Rows, key: np.uint64) -> int:
+    """Finds or claims the context's slot and stamps it with the time of this update; returns the slot."""
     slot = locate(rows, key)
     if slot < 0:
         slot = _claim(base, rows, key)
     rows.clock[0] += 1
     rows.stamps[slot] = rows.clock[0]
+    return slot
+
+
+@kernel
+def raise_weight(base: BaseArrays, rows: Rows, key: np.uint64, token: int, increment: float, maximum: float) -> None:
+    """Raises one successor's weight by `increment`, up to `maximum`; adds the successor if it is new (Algorithm 2)."""
+    slot = _touch(base, rows, key)
     place = _place(rows, slot, token)
     rows.weights[slot, place] = min(rows.weights[slot, place] + increment, maximum)
 
@@ -104,7 +112,7 @@ def raise_weight(base: BaseArrays, rows: Rows, key: np.uint64, token: int, incre
 def learn(
     base: BaseArrays, rows: Rows, text: NDArray[np.int32], fresh: int, order: int, increment: float, maximum: float
 ) -> None:
-    """Raises the n-grams of 2 to `order` tokens that end in the last `fresh` tokens of `text`, int32 [T]."""
+    """Raises all n-grams of 2 to `order` tokens that end in the last `fresh` tokens of `text`, int32 [T]."""
     for i in range(max(1, len(text) - fresh), len(text)):
         raise_weight(base, rows, context_key(-1, -1, text[i - 1]), text[i], increment, maximum)
         if i >= 2 and order >= 3:
@@ -125,12 +133,11 @@ def absorb(
     probabilities: NDArray[np.float32],
     order: int,
 ) -> None:
-    """Takes over what the target said at every node of a verified tree, of rejected nodes, too.
+    """Blends the target's distribution at every node of a verified tree, rejected nodes included, into the rows.
 
     `text` is int32 [3], the last committed tokens (-1 = none); `tokens` and `parents` are the tree's, [N]; `ids` and
     `probabilities` are the target's likeliest tokens at the root and at each node, [N+1, K]. The longest context, of
-    `order` - 1 tokens, takes them over, since the target has just said what follows it; shorter ones, which stand for
-    many, move half-way.
+    `order` - 1 tokens, takes the target's distribution; shorter contexts occur in many places and move half-way.
     """
     for row in range(len(ids)):
         before, previous, last = text[0], text[1], text[2]
@@ -159,18 +166,11 @@ def _blend(
     probabilities: NDArray[np.float32],
     share: float,
 ) -> None:
-    """Moves the context's row towards a distribution: (1 - share) of what it held and `share` of that."""
-    slot = locate(rows, key)
-    if slot < 0:
-        slot = _claim(base, rows, key)
-    rows.clock[0] += 1
-    rows.stamps[slot] = rows.clock[0]
-    total = rows.missing[slot]
+    """Moves the context's row towards a distribution: (1 - share) * row + share * `probabilities`."""
+    slot = _touch(base, rows, key)
+    scale = (1.0 - share) / _total(rows, slot)
     for i in range(rows.tokens.shape[1]):
-        total += rows.weights[slot, i]
-    kept = (1.0 - share) / total
-    for i in range(rows.tokens.shape[1]):
-        rows.weights[slot, i] *= kept
+        rows.weights[slot, i] *= scale
     for k in range(min(len(ids), rows.tokens.shape[1])):
         place = _place(rows, slot, ids[k])
         rows.weights[slot, place] += share * probabilities[k]
@@ -181,8 +181,17 @@ def _blend(
 
 
 @kernel
+def _total(rows: Rows, slot: int) -> float:
+    """The weight of all successors, missing ones included."""
+    total = rows.missing[slot]
+    for i in range(rows.tokens.shape[1]):
+        total += rows.weights[slot, i]
+    return total
+
+
+@kernel
 def _place(rows: Rows, slot: int, token: int) -> int:
-    """Where `token` stands in the row: its own place, a free one, or that of the lightest, whose weight is given up."""
+    """The token's column in the row: its own, a free one, or the lightest, whose token is evicted."""
     lightest = 0
     for i in range(rows.tokens.shape[1]):
         if rows.tokens[slot, i] == token:
@@ -207,27 +216,25 @@ def _collect(
     probabilities: NDArray[np.float32],
     size: int,
 ) -> tuple[int, float]:
-    """Adds the context's successors, times `share`, to those already there; returns their number and the mass left."""
+    """Adds the context's successors, scaled by `share`, to the list; returns its size and the remaining mass."""
     slot = locate(rows, key)
     first = size
-    left = share
+    remaining = share
     if slot >= 0:
-        total = rows.missing[slot]
-        for i in range(rows.tokens.shape[1]):
-            total += rows.weights[slot, i]
+        total = _total(rows, slot)
         for i in range(rows.tokens.shape[1]):
             if rows.tokens[slot, i] < 0:
                 break
-            size, left = _put(
-                tokens, probabilities, first, size, left, rows.tokens[slot, i], share * rows.weights[slot, i] / total
+            size, remaining = _put(
+                tokens, probabilities, first, size, remaining, rows.tokens[slot, i], share * rows.weights[slot, i] / total
             )
-        return size, left
+        return size, remaining
     context = find(base, key)
     if context >= 0:
         for i in range(base.offsets[context], base.offsets[context + 1]):
             weight = base.probabilities[i] / PROBABILITY_UNIT
-            size, left = _put(tokens, probabilities, first, size, left, np.int32(base.tokens[i]), share * weight)
-    return size, left
+            size, remaining = _put(tokens, probabilities, first, size, remaining, np.int32(base.tokens[i]), share * weight)
+    return size, remaining
 
 
 @kernel
@@ -236,20 +243,20 @@ def _put(
     probabilities: NDArray[np.float32],
     first: int,
     size: int,
-    left: float,
+    remaining: float,
     token: int,
     probability: float,
 ) -> tuple[int, float]:
-    """Adds one successor, or its mass where a longer context (entries before `first`) named it already."""
+    """Adds one successor, or its mass if a longer context (entries before `first`) already listed it."""
     for i in range(first):
         if tokens[i] == token:
             probabilities[i] += probability
-            return size, left - probability
+            return size, remaining - probability
     if size < len(tokens):
         tokens[size] = token
         probabilities[size] = probability
         size += 1
-    return size, left - probability
+    return size, remaining - probability
 
 
 @kernel
@@ -263,18 +270,18 @@ def successors(
     tokens: NDArray[np.int32],
     probabilities: NDArray[np.float32],
 ) -> int:
-    """P(. | before, previous, last) into `tokens` and `probabilities` (as many as fit), likeliest first; returns the number.
+    """P(. | before, previous, last) into `tokens` and `probabilities`, likeliest first, up to their size; returns the number.
 
-    The mass that a context's row leaves to unseen tokens is shared out by the row of the next shorter context, from `order` - 1
-    tokens down to one. Ties keep table order.
+    Backs off from contexts of `order` - 1 tokens down to one: a row's missing mass is distributed by the row of the next
+    shorter context. Ties keep table order.
     """
-    size, left = 0, 1.0
+    size, remaining = 0, 1.0
     if order >= 4 and before >= 0:
-        size, left = _collect(base, rows, context_key(before, previous, last), left, tokens, probabilities, size)
-    if order >= 3 and previous >= 0 and left > 0.0:
-        size, left = _collect(base, rows, context_key(-1, previous, last), left, tokens, probabilities, size)
-    if left > 0.0:
-        size, left = _collect(base, rows, context_key(-1, -1, last), left, tokens, probabilities, size)
+        size, remaining = _collect(base, rows, context_key(before, previous, last), remaining, tokens, probabilities, size)
+    if order >= 3 and previous >= 0 and remaining > 0.0:
+        size, remaining = _collect(base, rows, context_key(-1, previous, last), remaining, tokens, probabilities, size)
+    if remaining > 0.0:
+        size, remaining = _collect(base, rows, context_key(-1, -1, last), remaining, tokens, probabilities, size)
     for i in range(1, size):  # insertion sort: short, nearly sorted
         token, probability = tokens[i], probabilities[i]
         j = i

@@ -1,8 +1,8 @@
 """Named arrays in one file, read through a memory map.
 
-The file is plain safetensors (numbers only, nothing that runs), so other tools can look inside. Its metadata carries
-the kind, the format's version and the tokenizer's fingerprint; a file that is truncated, foreign or made with another
-tokenizer is refused with a sentence. Knows nothing about what the arrays mean.
+The format is safetensors, so a file holds no code and other tools can read it. Its metadata holds the kind of file, the
+format's version and the tokenizer's fingerprint. Loading rejects files that are truncated, of another format, or built
+with another tokenizer. This module does not interpret the arrays.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ class ArrayFileError(ValueError):
 
 @dataclass(frozen=True)
 class ArrayFile:
-    """An open file: read-only arrays by name, and the metadata it was saved with."""
+    """A mapped file: read-only arrays by name, and its metadata."""
 
     path: Path
     arrays: Mapping[str, NDArray[Any]]
-    starts: Mapping[str, int]  # where each array begins in the file, in bytes
+    byte_offsets: Mapping[str, int]  # of each array in the file
     metadata: Mapping[str, str]
 
 
 def save(path: Path, kind: str, fingerprint: str, arrays: Mapping[str, NDArray[Any]], **metadata: str) -> None:
-    """Writes beside `path` and renames at the end, so that a reader never sees half a file."""
+    """Writes a temporary file beside `path` and renames it, so that readers never see a partial file."""
     partial = path.with_name(path.name + ".partial")
     labels = {"kind": kind, "version": VERSION, "fingerprint": fingerprint, **metadata}
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial, labels)
-    os.chmod(partial, 0o644)  # safetensors writes for the owner alone
+    os.chmod(partial, 0o644)  # safetensors creates files that only the owner can read
     os.replace(partial, path)
 
 
 def load(path: Path, kind: str, fingerprint: str | None = None) -> ArrayFile:
-    """Maps `path`; with a `fingerprint`, only a file built with that tokenizer is accepted. Raises ArrayFileError."""
+    """Maps the file at `path`. Raises ArrayFileError if it is unusable or its fingerprint is not `fingerprint` (None = any)."""
     try:
         data = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError) as error:
@@ -74,13 +74,13 @@ def load(path: Path, kind: str, fingerprint: str | None = None) -> ArrayFile:
     if fingerprint is not None and metadata.get("fingerprint") != fingerprint:
         raise ArrayFileError(f"{path} was built with another tokenizer; build it again with this model's tokenizer.")
     arrays = {name: _array(path, body, entry) for name, entry in header.items()}
-    before = len(data) - len(body)
-    starts = {name: before + entry["data_offsets"][0] for name, entry in header.items()}
-    return ArrayFile(path, arrays, starts, metadata)
+    header_bytes = len(data) - len(body)
+    byte_offsets = {name: header_bytes + entry["data_offsets"][0] for name, entry in header.items()}
+    return ArrayFile(path, arrays, byte_offsets, metadata)
 
 
 def _split(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], NDArray[np.uint8]]:
-    """The parsed header, and the bytes behind it that its offsets count from."""
+    """The parsed header, and the bytes after it, from which its offsets count. Raises ArrayFileError."""
     try:
         size = int(data[:8].view(np.uint64)[0]) if len(data) >= 8 else 0
         if not 0 < size <= MAX_HEADER_BYTES:
@@ -94,6 +94,7 @@ def _split(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], NDArray
 
 
 def _array(path: Path, data: NDArray[np.uint8], entry: Mapping[str, Any]) -> NDArray[Any]:
+    """The array that a header entry describes, as a view of `data`. Raises ArrayFileError."""
     foreign = ArrayFileError(f"{path} is not a datastore file; build one with `outrider datastore build`.")
     try:
         start, stop = entry["data_offsets"]
@@ -104,7 +105,7 @@ def _array(path: Path, data: NDArray[np.uint8], entry: Mapping[str, Any]) -> NDA
         raise foreign from None
     if stop > len(data):
         raise ArrayFileError(f"{path} is truncated; copy it again or build it again with `outrider datastore build`.")
-    # np.asarray drops the memmap subclass (slow to slice) and keeps the read-only mapping underneath.
+    # np.asarray drops the memmap subclass, which is slow to slice, and keeps the read-only mapping.
     try:
         return np.asarray(data[start:stop]).view(dtype).reshape(entry["shape"])
     except (KeyError, TypeError, ValueError):

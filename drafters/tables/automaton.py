@@ -1,7 +1,7 @@
-"""An online suffix automaton over a session's own text: its longest repeated ending, in O(1) amortised per token.
+"""An online suffix automaton (Blumer et al., 1985) over a session's own text, in amortised O(1) per token.
 
-The state that the newest state links to is the longest ending of the text that occurred before (Blumer et al., 1985);
-so no match has to be ema. Promises bounded memory: a full automaton is rebuilt from the newest half of its text.
+The suffix link of the newest state leads to the longest ending of the text that occurred before, so matches need not be
+tracked from step to step. Memory is bounded: a full automaton is rebuilt from the newest half of its text.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 
 from drafters.tables.kernel import kernel
 
-HOPS = 32  # suffix links followed to note an occurrence; beyond, an older one is remembered
+HOPS = 32  # suffix links followed to record an occurrence; shorter strings keep an older one
 
 
 class Automaton(NamedTuple):
-    """State 0 is the empty string. Edges stand in a list per state and in a hash table."""
+    """State 0 is the empty string. Edges are in a linked list per state and in a hash table."""
 
     text: NDArray[np.int32]  # [T]
     size: NDArray[np.int64]  # [4]: tokens, states, edges, the newest state
-    lengths: NDArray[np.int32]  # [S]; tokens of the longest string of a state
-    links: NDArray[np.int32]  # [S]; state of the longest ending that is another state's
-    recent: NDArray[np.int32]  # [S]; where the state's strings occurred last: the position after them
-    counts: NDArray[np.int32]  # [S]; how often they occurred
+    lengths: NDArray[np.int32]  # [S]; length of the state's longest string in tokens
+    links: NDArray[np.int32]  # [S]; suffix link: the state of the longest ending that belongs to another state
+    recent: NDArray[np.int32]  # [S]; position after the latest occurrence of the state's strings
+    counts: NDArray[np.int32]  # [S]; number of their occurrences
     first_edge: NDArray[np.int32]  # [S]; -1 = none
     edge_next: NDArray[np.int32]  # [E]
     edge_token: NDArray[np.int32]  # [E]
@@ -33,7 +33,7 @@ class Automaton(NamedTuple):
     table_edge: NDArray[np.int32]  # [H]
 
 
-TOKENS, STATES, EDGES, NEWEST = 0, 1, 2, 3
+TOKENS, STATES, EDGES, NEWEST = 0, 1, 2, 3  # entries of `Automaton.size`
 
 
 def new_automaton(capacity: int) -> Automaton:
@@ -41,18 +41,18 @@ def new_automaton(capacity: int) -> Automaton:
     states, edges = 2 * capacity + 2, 3 * capacity + 4
     table = 1 << (2 * edges - 1).bit_length()
     automaton = Automaton(
-        np.zeros(capacity, np.int32),
-        np.zeros(4, np.int64),
-        np.zeros(states, np.int32),
-        np.zeros(states, np.int32),
-        np.zeros(states, np.int32),
-        np.zeros(states, np.int32),
-        np.zeros(states, np.int32),
-        np.zeros(edges, np.int32),
-        np.zeros(edges, np.int32),
-        np.zeros(edges, np.int32),
-        np.zeros(table, np.uint64),
-        np.zeros(table, np.int32),
+        text=np.zeros(capacity, np.int32),
+        size=np.zeros(4, np.int64),
+        lengths=np.zeros(states, np.int32),
+        links=np.zeros(states, np.int32),
+        recent=np.zeros(states, np.int32),
+        counts=np.zeros(states, np.int32),
+        first_edge=np.zeros(states, np.int32),
+        edge_next=np.zeros(edges, np.int32),
+        edge_token=np.zeros(edges, np.int32),
+        edge_state=np.zeros(edges, np.int32),
+        table_key=np.zeros(table, np.uint64),
+        table_edge=np.zeros(table, np.int32),
     )
     clear(automaton)
     return automaton
@@ -60,7 +60,7 @@ def new_automaton(capacity: int) -> Automaton:
 
 @kernel
 def clear(automaton: Automaton) -> None:
-    """Forgets all text."""
+    """Removes all text."""
     automaton.size[:] = 0
     automaton.size[STATES] = 1
     automaton.links[0] = -1
@@ -71,13 +71,13 @@ def clear(automaton: Automaton) -> None:
 
 @kernel
 def _slot(automaton: Automaton, state: int, token: int) -> np.int64:
-    """Where the edge stands in the table, or the free place where it would."""
+    """The edge's slot in the hash table, or the free slot where it belongs."""
     key = (np.uint64(state) << np.uint64(32)) | np.uint64(token + 1)
     mask = np.uint64(len(automaton.table_key) - 1)
-    place = (key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(20) & mask
-    while automaton.table_key[place] != 0 and automaton.table_key[place] != key:
-        place = (place + np.uint64(1)) & mask
-    return np.int64(place)
+    slot = (key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(20) & mask
+    while automaton.table_key[slot] != 0 and automaton.table_key[slot] != key:
+        slot = (slot + np.uint64(1)) & mask
+    return np.int64(slot)
 
 
 @kernel
@@ -89,6 +89,7 @@ def follow(automaton: Automaton, state: int, token: int) -> int:
 
 @kernel
 def _add_edge(automaton: Automaton, state: int, token: int, target: int) -> None:
+    """Adds an edge from `state` to `target`."""
     edge = automaton.size[EDGES]
     automaton.size[EDGES] += 1
     automaton.edge_token[edge] = token
@@ -102,6 +103,7 @@ def _add_edge(automaton: Automaton, state: int, token: int, target: int) -> None
 
 @kernel
 def _new_state(automaton: Automaton, length: int) -> int:
+    """Adds a state without edges; returns it."""
     state = automaton.size[STATES]
     automaton.size[STATES] += 1
     automaton.lengths[state] = length
@@ -112,7 +114,7 @@ def _new_state(automaton: Automaton, length: int) -> int:
 
 @kernel
 def _clone(automaton: Automaton, state: int, above: int, token: int) -> int:
-    """Splits off the part of `state` that `above` reaches with `token`; returns the new state."""
+    """Splits off the strings of `state` that `above` reaches with `token`; returns their new state."""
     twin = _new_state(automaton, automaton.lengths[above] + 1)
     automaton.links[twin] = automaton.links[state]
     automaton.recent[twin] = automaton.recent[state]
@@ -133,6 +135,7 @@ def _clone(automaton: Automaton, state: int, above: int, token: int) -> int:
 
 @kernel
 def _extend(automaton: Automaton, token: int) -> None:
+    """Appends one token without recording occurrences."""
     position = automaton.size[TOKENS]
     automaton.text[position] = token
     automaton.size[TOKENS] += 1
@@ -152,8 +155,8 @@ def _extend(automaton: Automaton, token: int) -> None:
 
 
 @kernel
-def _note(automaton: Automaton) -> None:
-    """Notes that the newest state's strings, and their endings, occur at the end of the text."""
+def _record(automaton: Automaton) -> None:
+    """Records that the newest state's strings and their endings occur at the end of the text."""
     state = automaton.size[NEWEST]
     for _ in range(HOPS):
         if state <= 0:
@@ -165,20 +168,20 @@ def _note(automaton: Automaton) -> None:
 
 @kernel
 def append(automaton: Automaton, tokens: NDArray[np.int32]) -> None:
-    """Adds text, int32 [N]. The end itself is noted only when more text follows: an ending is no repetition of itself."""
+    """Appends tokens, int32 [N]. The end of the text is recorded when more follows: it does not repeat itself."""
     for token in tokens:
         if automaton.size[TOKENS] == len(automaton.text):
             clear(automaton)
-            for at in range(len(automaton.text) // 2, len(automaton.text)):  # the newer half is read before it is overwritten
+            for at in range(len(automaton.text) // 2, len(automaton.text)):  # each token is read before it is overwritten
                 if automaton.size[TOKENS]:
-                    _note(automaton)
+                    _record(automaton)
                 _extend(automaton, automaton.text[at])
         if automaton.size[TOKENS]:
-            _note(automaton)
+            _record(automaton)
         _extend(automaton, token)
 
 
 @kernel
 def repeated_ending(automaton: Automaton) -> int:
-    """The state of the longest ending of the text that occurred before; 0 where none did."""
+    """The state of the longest ending of the text that occurred before; 0 if none did."""
     return max(0, automaton.links[automaton.size[NEWEST]])

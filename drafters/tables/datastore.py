@@ -1,7 +1,7 @@
-"""Datastores of `retrieval` on disk: a folder of blocks, each a corpus block with its index in an array file.
+"""Datastores of the `retrieval` drafter on disk: folders of blocks, each a corpus block and its index in an array file.
 
-Blocks are searched together, so building, appending and merging are all the adding of blocks, in bounded memory.
-A folder appears under its name only when it is complete.
+All blocks of a datastore are searched, so building, appending and merging only add blocks, in bounded memory. A folder
+gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from drafters.tables.array_file import ArrayFile, ArrayFileError
 from drafters.tables.pages import open_pages
 from drafters.tables.suffix import KIND, NONE, ROW, Corpus, corpus_of, tabulate
 
-PLAN = "plan.txt"  # in a folder that is being built: what it is built from
+PLAN = "plan.txt"  # in the folder of an unfinished build: the texts it is built from
 
 
 @dataclass(frozen=True)
 class Description:
-    """What `outrider datastore info` prints of a datastore."""
+    """A datastore's contents, as `outrider datastore info` prints them."""
 
     blocks: int
     documents: int
@@ -36,7 +36,7 @@ class Description:
 
 
 def block_paths(folder: Path) -> list[Path]:
-    """The blocks of a datastore in order. Raises ArrayFileError where it is none."""
+    """The block files of a datastore in order. Raises ArrayFileError if `folder` is not a datastore."""
     found = sorted(folder.glob("*.block"))
     if not found:
         raise ArrayFileError(f"{folder} is not a datastore folder; build one with `outrider datastore build --kind suffix`.")
@@ -44,29 +44,29 @@ def block_paths(folder: Path) -> list[Path]:
 
 
 def load(folder: Path, fingerprint: str | None = None) -> list[Corpus]:
-    """Opens all blocks of a datastore; raises ArrayFileError where one is unusable or made with another tokenizer."""
+    """Opens all blocks of a datastore. Raises ArrayFileError if one is unusable or was built with another tokenizer."""
     blocks = []
     for file in open_blocks(folder, fingerprint):
-        places = {name: start // 4 for name, start in file.starts.items()}
-        blocks.append(corpus_of(open_pages(file.path), places, file.arrays, int(file.metadata["separator"])))
+        word_offsets = {name: offset // 4 for name, offset in file.byte_offsets.items()}
+        blocks.append(corpus_of(open_pages(file.path), word_offsets, file.arrays, int(file.metadata["separator"])))
     return blocks
 
 
 def open_blocks(folder: Path, fingerprint: str | None = None) -> list[ArrayFile]:
-    """The files of all blocks, their arrays mapped and seen to be whole; raises ArrayFileError as `load` does."""
+    """Maps the files of all blocks and checks their arrays. Raises ArrayFileError as `load` does."""
     files = [array_file.load(path, KIND, fingerprint) for path in block_paths(folder)]
     for file in files:
         try:
-            whole = _whole(file.arrays, int(file.metadata["separator"]))
+            consistent = _consistent(file.arrays, int(file.metadata["separator"]))
         except (KeyError, ValueError, IndexError):
-            raise ArrayFileError(f"{file.path} lacks parts of a block; build the datastore again.") from None
-        if not whole or any(start % 4 for start in file.starts.values()):
+            raise ArrayFileError(f"{file.path} lacks arrays of a block; build the datastore again.") from None
+        if not consistent or any(offset % 4 for offset in file.byte_offsets.values()):
             raise ArrayFileError(f"{file.path} is damaged; build the datastore again.")
     return files
 
 
-def _whole(arrays: Mapping[str, NDArray[Any]], separator: int) -> bool:
-    """The arrays agree with each other: the kernels that read them check no bounds."""
+def _consistent(arrays: Mapping[str, NDArray[Any]], separator: int) -> bool:
+    """Whether the arrays' types, shapes and references match; the kernels that read them check no bounds."""
     order, first, slots, rows = (arrays[name] for name in ("order", "first", "slots", "rows"))
     used = slots[slots[:, 1] != NONE, 1]
     return (
@@ -83,7 +83,7 @@ def _whole(arrays: Mapping[str, NDArray[Any]], separator: int) -> bool:
 
 
 def describe(folder: Path) -> Description:
-    """Counts what the datastore holds; raises ArrayFileError."""
+    """Counts a datastore's documents, tokens and bytes. Raises ArrayFileError."""
     files = open_blocks(folder)
     documents = sum(int((file.arrays["tokens"] == int(file.metadata["separator"])).sum()) for file in files)
     tokens = sum(len(file.arrays["tokens"]) for file in files) - documents
@@ -92,15 +92,15 @@ def describe(folder: Path) -> Description:
 
 
 def save_block(path: Path, tokens: NDArray[Any], separator: int, fingerprint: str) -> None:
-    """Sorts a block of text (any integer [T], `separator` before each document) and writes it."""
+    """Indexes a block of text (any integer [T], `separator` before each document) and writes it to `path`."""
     array_file.save(path, KIND, fingerprint, tabulate(tokens, separator), separator=str(separator))
 
 
 def build(out: Path, blocks: Iterable[NDArray[Any]], separator: int, fingerprint: str, plan: str, append: bool = False) -> None:
-    """Writes `blocks` as the datastore `out`, or adds them to it.
+    """Writes `blocks` as the datastore `out`, or appends them to it. Raises ArrayFileError.
 
-    `plan` names the texts that the blocks come from. An interrupted build leaves `out`.partial; the next call with the
-    same plan goes on there: a block that is complete is not sorted again.
+    `plan` identifies the texts of the blocks. An interrupted build leaves `out`.partial; the next call with the same plan
+    resumes it and skips the blocks that are complete.
     """
     partial = _start(out, plan)
     first = 0
@@ -116,7 +116,7 @@ def build(out: Path, blocks: Iterable[NDArray[Any]], separator: int, fingerprint
 
 
 def merge(out: Path, folders: Sequence[Path]) -> None:
-    """Writes the datastore `out` with the blocks of all `folders`; raises ArrayFileError where tokenizers differ."""
+    """Writes the blocks of all `folders` as the datastore `out`. Raises ArrayFileError if their tokenizers differ."""
     fingerprint = array_file.load(block_paths(folders[0])[0], KIND).metadata["fingerprint"]
     partial = _start(out, "merge")
     number = 0
@@ -129,10 +129,10 @@ def merge(out: Path, folders: Sequence[Path]) -> None:
 
 
 def _start(out: Path, plan: str) -> Path:
-    """The folder to build in: that of an interrupted build with the same plan, else an empty one."""
+    """The folder to build in: that of an interrupted build with the same plan, or an empty one."""
     partial = out.with_name(out.name + ".partial")
     old = out.with_name(out.name + ".old")
-    if old.exists() and not out.exists():  # an earlier publish was interrupted between its two renames
+    if old.exists() and not out.exists():  # an earlier `publish` was interrupted between its two renames
         os.replace(old, out)
     note = partial / PLAN
     if partial.exists() and (not note.exists() or note.read_text() != plan):
@@ -143,7 +143,7 @@ def _start(out: Path, plan: str) -> Path:
 
 
 def link(source: Path, target: Path) -> None:
-    """Makes `target` the same file as `source`, or a copy where the file system cannot."""
+    """Makes `target` a hard link to `source`, or a copy if the file system has no hard links."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)
@@ -152,7 +152,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def publish(partial: Path, out: Path) -> None:
-    """Gives a complete folder its name, in place of an older one."""
+    """Renames a complete folder to `out` and deletes the folder it replaces."""
     for leftover in [*partial.glob("*.partial"), partial / PLAN]:
         leftover.unlink()
     old = out.with_name(out.name + ".old")

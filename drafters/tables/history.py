@@ -1,7 +1,7 @@
-"""A session's own text, and for every context of up to LONGEST_CONTEXT tokens the places where it occurred.
+"""A session's own text, indexed by its contexts of up to LONGEST_CONTEXT tokens.
 
-A ring of text with one chain of earlier places per context length: what followed a context is read off its newest places.
-Promises bounded memory and constant time per token; old text is forgotten as new text takes its place.
+A ring buffer of text with one hash chain of earlier occurrences per context length; the successors of a context are read
+from its latest occurrences. Memory is bounded and time per token constant: new text overwrites the oldest.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from drafters.tables.kernel import kernel
 from drafters.tables.suffix import LONGEST_CONTEXT
 
-NEWEST = 8  # places looked at per context
-NEWEST_OF_ALL = 128  # the same for the empty context: a recency-weighted unigram
+MAX_OCCURRENCES = 8  # latest occurrences read per context
+MAX_RECENT = 128  # the same for the empty context, whose successors are the latest tokens
 
 
 class History(NamedTuple):
-    """Ring of C tokens, C a power of two. A place is a token's number in the whole text."""
+    """Ring buffer of C tokens, C a power of two. A position counts from the start of the session's text."""
 
     text: NDArray[np.int32]  # [C]
-    size: NDArray[np.int64]  # [1]; tokens so far
-    newest: NDArray[np.int64]  # [L+1, 2C]; by context length and hash: the newest place after such a context, -1 = none
-    older: NDArray[np.int64]  # [L+1, C]; the next older place in the same chain
-    hashes: NDArray[np.uint64]  # [L+1, C]; of the contexts before the place
+    size: NDArray[np.int64]  # [1]; tokens appended so far
+    newest: NDArray[np.int64]  # [L+1, 2C]; by context length and hash: the latest position after such a context, -1 = none
+    older: NDArray[np.int64]  # [L+1, C]; the previous position in the same chain
+    hashes: NDArray[np.uint64]  # [L+1, C]; hashes of the contexts before the position
 
 
 def new_history(capacity: int) -> History:
@@ -33,17 +33,17 @@ def new_history(capacity: int) -> History:
     size = 1 << max(4, (capacity - 1).bit_length())
     lengths = LONGEST_CONTEXT + 1
     return History(
-        np.zeros(size, np.int32),
-        np.zeros(1, np.int64),
-        np.full((lengths, 2 * size), -1, np.int64),
-        np.full((lengths, size), -1, np.int64),
-        np.zeros((lengths, size), np.uint64),
+        text=np.zeros(size, np.int32),
+        size=np.zeros(1, np.int64),
+        newest=np.full((lengths, 2 * size), -1, np.int64),
+        older=np.full((lengths, size), -1, np.int64),
+        hashes=np.zeros((lengths, size), np.uint64),
     )
 
 
 @kernel
 def extend_hashes(before: NDArray[np.uint64], token: int, after: NDArray[np.uint64]) -> None:
-    """The hashes of the last 0, 1, 2 ... tokens once `token` has been added; may be done in place."""
+    """Updates the hashes of the last 0, 1, 2 ... tokens for one more `token`; `after` may be `before`."""
     for length in range(len(after) - 1, 0, -1):
         x = before[length - 1] if length > 1 else np.uint64(0)
         x = (x + np.uint64(token) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -53,34 +53,35 @@ def extend_hashes(before: NDArray[np.uint64], token: int, after: NDArray[np.uint
 
 @kernel
 def append(history: History, hashes: NDArray[np.uint64], token: int) -> None:
-    """Adds a token; `hashes` are those of the contexts before it."""
+    """Appends a token; `hashes` are those of the contexts before it."""
     mask = len(history.text) - 1
-    place = history.size[0]
-    at = place & mask
+    position = history.size[0]
+    at = position & mask
     for length in range(len(hashes)):
         slot = np.int64(hashes[length] >> np.uint64(33)) & (2 * mask + 1)
         history.hashes[length, at] = hashes[length]
         history.older[length, at] = history.newest[length, slot]
-        history.newest[length, slot] = place
+        history.newest[length, slot] = position
     history.text[at] = token
-    history.size[0] = place + 1
+    history.size[0] = position + 1
 
 
 @kernel
 def followers(
     history: History, length: int, key: np.uint64, tokens: NDArray[np.int64], counts: NDArray[np.float64], start: int
 ) -> tuple[int, int]:
-    """Counts what followed the context with hash `key` at its newest places, into `tokens` and `counts` from `start` on.
+    """Counts the successors of the context with hash `key` at its latest occurrences.
 
-    Returns the end of what was written, and the number of places.
+    Writes them to `tokens` and `counts` from index `start` on; returns the index after the last, and the number of
+    occurrences.
     """
     mask = len(history.text) - 1
-    most = NEWEST if length else NEWEST_OF_ALL
+    max_occurrences = MAX_OCCURRENCES if length else MAX_RECENT
     oldest = history.size[0] - len(history.text)
-    place = history.newest[length, np.int64(key >> np.uint64(33)) & (2 * mask + 1)]
+    position = history.newest[length, np.int64(key >> np.uint64(33)) & (2 * mask + 1)]
     end, total = start, 0
-    while place >= 0 and place >= oldest and total < most:
-        at = place & mask
+    while position >= 0 and position >= oldest and total < max_occurrences:
+        at = position & mask
         if history.hashes[length, at] == key:
             token = history.text[at]
             total += 1
@@ -92,7 +93,7 @@ def followers(
                 end += 1
             counts[i] += 1.0
         older = history.older[length, at]
-        if older >= place:  # overwritten by newer text
+        if older >= position:  # overwritten by newer text
             break
-        place = older
+        position = older
     return end, total

@@ -1,13 +1,13 @@
-"""P(next token) from counts alone: every source that knows the context, interpolated by learned trust.
+"""P(next token) from counts alone: all levels of a context, interpolated by learned trust.
 
-From the longest context down, over the levels i that know it (`drafters.tables.levels`),
+Over the levels i that `drafters.tables.levels` lists, longest context first,
 
     P(t) = sum_i  trust_i * prod_{j before i} (1 - trust_j) * q_i(t).
 
-The trust table is fitted once by EM on held-out documents of a corpus (`bench/fit.py`; it holds no text) and goes on learning
-inside a session from every committed token, whether its level was drafted from or not. A linear mixture cannot say
-"two sources agree", so each P(t) is multiplied by `boost`, the measured over the predicted frequency of its kind, fitted
-on the same documents.
+`bench/fit.py` fits the trust table once by EM on held-out documents of a corpus; it holds no text. A session goes on
+learning it from every committed token, drafted or not. A linear mixture gives no extra weight to a token on which two
+sources agree, so P(t) is multiplied by `boost`, the ratio of measured to predicted frequency in its cell, fitted on the
+same documents.
 """
 
 from __future__ import annotations
@@ -21,64 +21,65 @@ from numpy.typing import NDArray
 from drafters.tables import array_file
 from drafters.tables.history import append
 from drafters.tables.kernel import kernel
-from drafters.tables.levels import LENGTHS, LISTED, SESSION, Contexts, Scratch, Sources, advance, levels
+from drafters.tables.levels import LENGTHS, MAX_SUCCESSORS, SESSION, Contexts, Scratch, Sources, advance, levels
 
-POWERS = 12
+POWERS = 12  # cells by probability: powers of two
 CELLS = LENGTHS * 4 * POWERS
-STRENGTH = 8.0  # tokens that the fitted trust weighs at the start of a session
-LEAST_MASS = 1e-3  # shorter contexts are not asked once so little mass is left
-MOST_BOOST = 6.0
-PRIOR = Path(__file__).parent / "prior.safetensors"
+STRENGTH = 8.0  # pseudo-count of the fitted trust at the start of a session
+MIN_MASS = 1e-3  # shorter contexts are skipped once less mass remains
+MAX_BOOST = 6.0
+PRIOR_FILE = Path(__file__).parent / "prior.safetensors"
 
 
 def load_prior() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The fitted trust [BUCKETS] and boost [CELLS]."""
-    arrays = array_file.load(PRIOR, "prior").arrays
+    """The fitted trust, float64 [BUCKETS], and boost, float64 [CELLS]. Raises ArrayFileError."""
+    arrays = array_file.load(PRIOR_FILE, "prior").arrays
     return arrays["trust"], arrays["boost"]
 
 
 @kernel
-def predict(sources: Sources, contexts: Contexts, row: int, scratch: Scratch, least: float) -> int:
-    """P(. | the context of `row`) into `scratch.out` and `scratch.probability`, unsorted; returns how many tokens."""
-    count = levels(sources, contexts, row, scratch, least)
-    tokens, counts, where, out = scratch.tokens, scratch.counts, scratch.where, scratch.out
-    probability, agreed = scratch.probability, scratch.agreed
-    size, left = 0, 1.0
+def predict(sources: Sources, contexts: Contexts, row: int, scratch: Scratch, min_mass: float) -> int:
+    """P(. | context `row`) into `scratch.out` and `scratch.probability`, unsorted; returns the number of tokens."""
+    count = levels(sources, contexts, row, scratch, min_mass)
+    tokens, counts, index_of, out = scratch.tokens, scratch.counts, scratch.index_of, scratch.out
+    out_length, out_source, probability = scratch.out_length, scratch.out_source, scratch.probability
+    agreement = scratch.out_agreement
+    size, remaining = 0, 1.0
     for level in range(count):
         trust = sources.hits[scratch.buckets[level]] / sources.tries[scratch.buckets[level]]
-        share = left * trust / scratch.norms[level]
-        discount, mark = scratch.discounts[level], scratch.marks[level]
-        bit = mark % 4 + 1 if mark % 4 <= SESSION else 0
+        share = remaining * trust / scratch.norms[level]
+        discount, source, length = scratch.discounts[level], scratch.level_sources[level], scratch.level_lengths[level]
+        bit = source + 1 if source <= SESSION else 0
         for i in range(scratch.starts[level], scratch.starts[level + 1]):
             token = tokens[i]
-            x = where[token]
+            x = index_of[token]
             if x >= size or out[x] != token:
-                if size == LISTED:
+                if size == MAX_SUCCESSORS:
                     continue
                 x = size
                 size += 1
-                where[token], out[x], probability[x] = x, token, 0.0
-                scratch.out_mark[x], agreed[x] = mark, 0
-            agreed[x] |= bit
+                index_of[token], out[x], probability[x] = x, token, 0.0
+                out_length[x], out_source[x], agreement[x] = length, source, 0
+            agreement[x] |= bit
             probability[x] += share * (counts[i] - discount)
-        left *= 1.0 - trust
+        remaining *= 1.0 - trust
     return size
 
 
 @kernel
 def cell(scratch: Scratch, x: int) -> int:
-    """The boost table's entry for the token at `x` of the last prediction: who listed it, and its power of two."""
+    """The boost table's entry for predicted token `x`: by context length, agreement, and power of two of P(t)."""
     power = max(0, min(POWERS - 1, -math.frexp(scratch.probability[x])[1]))
-    return (scratch.out_mark[x] // 4 * 4 + scratch.agreed[x]) * POWERS + power
+    return (scratch.out_length[x] * 4 + scratch.out_agreement[x]) * POWERS + power
 
 
 @kernel
 def commit(sources: Sources, contexts: Contexts, scratch: Scratch, token: int) -> float:
-    """Takes one token of text into row 0 and the history; shares it out to the levels that foresaw it (online EM).
+    """Appends a token to row 0 and the history, and updates the trust of every level by one step of online EM.
 
     Returns the natural logarithm of the probability that the mixture gave the token.
     """
-    count = levels(sources, contexts, 0, scratch, LEAST_MASS)
+    count = levels(sources, contexts, 0, scratch, MIN_MASS)
     probability = 1e-6
     for level in range(count - 1, -1, -1):
         q = 0.0

@@ -1,7 +1,7 @@
-"""The base n-gram table of ADED (Eq. 1): for a context of one to three tokens, its likeliest successors in a corpus.
+"""The base n-gram table of ADED (Eq. 1): the likeliest successors of contexts of one to three tokens in a corpus.
 
-Promises a read-only, memory-mapped table that is looked up from numba kernels, and a builder that counts a corpus in
-blocks. The table is the corpus's knowledge; what a session learns lives in `drafters.tables.adaptive`.
+The table is read-only, memory-mapped and looked up from numba kernels; the builder counts a corpus in blocks. What a
+session learns is in `drafters.tables.adaptive`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from drafters.tables.array_file import ArrayFileError
 from drafters.tables.kernel import kernel
 
 KIND = "ngram"
-TOKEN_BITS = 21  # a token id must fit; the largest vocabularies in use have 18 bits
+TOKEN_BITS = 21  # bits per token id; the largest vocabularies in use need 18
 TRIPLE = np.uint64(1 << 42)
 MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03), np.uint64(0xBF58476D1CE4E5B9))
-PROBABILITY_UNIT = 65535.0  # probabilities are stored as uint16 shares of this
+PROBABILITY_UNIT = 65535.0  # probabilities are stored as uint16 multiples of 1 / PROBABILITY_UNIT
 
 
 class BaseArrays(NamedTuple):
-    """The table as numba kernels take it. Contexts are sorted keys; context i's successors are rows offsets[i:i+2]."""
+    """The table's arrays. Keys are sorted; the successors of context i are offsets[i] to offsets[i + 1]."""
 
     keys: NDArray[np.uint64]  # [C]
     offsets: NDArray[np.uint32]  # [C+1]
@@ -35,30 +35,30 @@ class BaseArrays(NamedTuple):
 
 
 def empty_base() -> BaseArrays:
-    """A table that knows nothing."""
+    """A table without contexts."""
     arrays = (np.empty(0, np.uint64), np.zeros(1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint16))
     for array in arrays:
-        array.setflags(write=False)  # numba compiles read-only arrays apart: keep one version of the kernels
+        array.setflags(write=False)  # as in a mapped table, so that numba compiles one version of the kernels
     return BaseArrays(*arrays)
 
 
 def load(path: Path, fingerprint: str | None = None) -> BaseArrays:
-    """Maps the table at `path`; raises ArrayFileError where it is unusable or made with another tokenizer."""
+    """Maps the table at `path`. Raises ArrayFileError if it is unusable or was built with another tokenizer."""
     arrays = array_file.load(path, KIND, fingerprint).arrays
     try:
         base = BaseArrays(arrays["keys"], arrays["offsets"], arrays["tokens"], arrays["probabilities"])
     except KeyError:
-        raise ArrayFileError(f"{path} lacks arrays of an n-gram table; build it with `outrider datastore build`.") from None
-    # The kernels check no bounds, so the file must agree with itself.
-    whole = len(base.offsets) == len(base.keys) + 1 and base.offsets[-1] == len(base.tokens) == len(base.probabilities)
-    if not whole or np.any(base.offsets[1:] < base.offsets[:-1]):
+        raise ArrayFileError(f"{path} lacks arrays of an n-gram table; rebuild it with `outrider datastore build`.") from None
+    # The kernels check no bounds, so the arrays must be consistent.
+    consistent = len(base.offsets) == len(base.keys) + 1 and base.offsets[-1] == len(base.tokens) == len(base.probabilities)
+    if not consistent or np.any(base.offsets[1:] < base.offsets[:-1]):
         raise ArrayFileError(f"{path} is damaged; build it again with `outrider datastore build`.")
     return base
 
 
 @kernel
 def context_key(before: int, previous: int, last: int) -> np.uint64:
-    """The key of a context of up to three tokens, -1 for those that it lacks. Exact for one and two, a hash for three."""
+    """The key of a context of up to three tokens, -1 = none. Exact for one and two tokens, a hash for three."""
     if before < 0:
         return np.uint64(((previous + 1) << TOKEN_BITS) | last)
     return _triple_key(np.uint64(before), np.uint64(previous), np.uint64(last))
@@ -66,7 +66,7 @@ def context_key(before: int, previous: int, last: int) -> np.uint64:
 
 @kernel
 def _triple_key(before: Any, previous: Any, last: Any) -> Any:
-    """42 bits of hash below a bit that the key of a pair does not have; uint64, in plain Python also [N]."""
+    """42 bits of hash below a bit that pair keys never set; uint64, in plain Python also uint64 [N]."""
     mixed = (before * MIX[0] + previous) * MIX[1] + last
     mixed = (mixed ^ (mixed >> np.uint64(29))) * MIX[2]
     return TRIPLE | (mixed >> np.uint64(22))
@@ -87,29 +87,30 @@ def find(base: BaseArrays, key: np.uint64) -> int:
 
 @dataclass
 class Counts:
-    """Counts of (context, successor) pairs, sorted: the context's key in the high bits, the successor in the low ones."""
+    """Counts of (context, successor) pairs, sorted; the context's key is in the high bits, the successor in the low ones."""
 
     pairs: NDArray[np.uint64]  # [P]
     counts: NDArray[np.int64]  # [P]
 
     def add(self, other: Counts) -> Counts:
+        """The sum of both counts."""
         pairs, inverse = np.unique(np.concatenate([self.pairs, other.pairs]), return_inverse=True)
         counts = np.bincount(inverse, np.concatenate([self.counts, other.counts]), len(pairs)).astype(np.int64)
         return Counts(pairs, counts)
 
 
 def count(tokens: NDArray[Any], separator: int, order: int = 3) -> Counts:
-    """All n-grams of 2 to `order` tokens of `tokens` (any integer [T]) that do not run over a `separator`."""
+    """Counts the n-grams of 2 to `order` tokens in `tokens` (any integer [T]) that do not cross a `separator`."""
     wide = tokens.astype(np.uint64)
     bits = np.uint64(TOKEN_BITS)
-    fresh = wide == np.uint64(separator)
-    grams = [((wide[:-1] << bits) | wide[1:])[~fresh[:-1]]]
+    boundary = wide == np.uint64(separator)
+    grams = [((wide[:-1] << bits) | wide[1:])[~boundary[:-1]]]
     if order >= 3:
         keys = (wide[:-2] + np.uint64(1)) << bits | wide[1:-1]
-        grams.append((keys << bits | wide[2:])[~(fresh[:-2] | fresh[1:-1])])
+        grams.append((keys << bits | wide[2:])[~(boundary[:-2] | boundary[1:-1])])
     if order >= 4:
         keys = _triple_key.py_func(wide[:-3], wide[1:-2], wide[2:-1])
-        grams.append((keys << bits | wide[3:])[~(fresh[:-3] | fresh[1:-2] | fresh[2:-1])])
+        grams.append((keys << bits | wide[3:])[~(boundary[:-3] | boundary[1:-2] | boundary[2:-1])])
     return Counts(*np.unique(np.concatenate(grams), return_counts=True))
 
 
@@ -122,37 +123,37 @@ def build(
     max_bytes: int | None = None,
     order: int = 3,
 ) -> int:
-    """Counts the token blocks into the table at `path`, n-grams of up to `order` tokens; returns the number of contexts.
+    """Builds the table at `path` from blocks of tokens, n-grams of up to `order` tokens; returns the number of contexts.
 
-    `successors` is the paper's t: how many are kept per context (Appendix F). With `max_bytes`, rare contexts are left
-    out until the file fits; the share of a context's mass that is not kept stays its missing mass.
+    `successors` is the paper's t, the number kept per context (Appendix F). With `max_bytes`, the rarest contexts are
+    dropped until the file fits. The share of successors that are not kept becomes the context's missing mass.
     """
     total = Counts(np.empty(0, np.uint64), np.empty(0, np.int64))
     for block in blocks:
         total = total.add(count(block, separator, order))
-    floor = 1
+    min_count = 1
     while True:
-        arrays = _table(total, successors, floor, separator)
+        arrays = _table(total, successors, min_count, separator)
         if max_bytes is None or sum(array.nbytes for array in arrays) <= max_bytes - 4096:
             break
-        floor += 1
+        min_count += 1
     array_file.save(path, KIND, fingerprint, arrays._asdict(), successors=str(successors))
     return len(arrays.keys)
 
 
-def _table(total: Counts, successors: int, floor: int, separator: int) -> BaseArrays:
-    """The `successors` most frequent of each context, where a pair and its context occur at least `floor` times.
+def _table(total: Counts, successors: int, min_count: int, separator: int) -> BaseArrays:
+    """The `successors` most frequent successors of each context, of pairs that occur at least `min_count` times.
 
-    The end of a text is no successor: its share stays with the context's missing mass.
+    The end of a text is not a successor; its share becomes part of the context's missing mass.
     """
     keys = total.pairs >> np.uint64(TOKEN_BITS)
     tokens = (total.pairs & np.uint64((1 << TOKEN_BITS) - 1)).astype(np.int64)
     unique, inverse, sizes = np.unique(keys, return_inverse=True, return_counts=True)
     mass = np.bincount(inverse, total.counts)
-    # Ties go to the smaller token, so that a build is reproducible.
+    # Ties go to the smaller token, so that builds are reproducible.
     order = np.lexsort((tokens, -total.counts, inverse))
     rank = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    kept = order[(rank < successors) & (total.counts[order] >= floor) & (tokens[order] != separator)]
+    kept = order[(rank < successors) & (total.counts[order] >= min_count) & (tokens[order] != separator)]
     share = total.counts[kept] / mass[inverse[kept]]
     contexts, lengths = np.unique(inverse[kept], return_counts=True)
     width = np.uint16 if tokens.size == 0 or tokens.max() < 1 << 16 else np.uint32

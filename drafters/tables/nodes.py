@@ -1,4 +1,4 @@
-"""Draft nodes in the making: what every search marks, and how the marked nodes become a DraftTree."""
+"""Draft nodes under construction: the searches mark nodes, and the marked nodes become a DraftTree."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from drafters.tables.kernel import kernel
 
 
 class Nodes(NamedTuple):
-    """Preallocated node arrays. Node 0 is the last committed token; a parent stands before its children."""
+    """Preallocated node arrays. Node 0 is the last committed token; a parent precedes its children."""
 
     tokens: NDArray[np.int32]  # [P]
     parents: NDArray[np.int32]  # [P]
     depths: NDArray[np.int32]  # [P]
-    path: NDArray[np.float32]  # [P]; probability of the path from node 0, never above the parent's
+    path: NDArray[np.float32]  # [P]; probability of the path from node 0, at most the parent's
     source: NDArray[np.uint8]  # [P]
-    chosen: NDArray[np.bool_]  # [P]; part of the draft; with a node, its parent
+    chosen: NDArray[np.bool_]  # [P]; part of the draft; the parent of a chosen node is chosen
 
 
 def new_nodes(size: int) -> Nodes:
     """Room for `size` nodes, node 0 included."""
     return Nodes(
-        np.zeros(size, np.int32),
-        np.zeros(size, np.int32),
-        np.zeros(size, np.int32),
-        np.zeros(size, np.float32),
-        np.zeros(size, np.uint8),
-        np.zeros(size, np.bool_),
+        tokens=np.zeros(size, np.int32),
+        parents=np.zeros(size, np.int32),
+        depths=np.zeros(size, np.int32),
+        path=np.zeros(size, np.float32),
+        source=np.zeros(size, np.uint8),
+        chosen=np.zeros(size, np.bool_),
     )
 
 
@@ -45,16 +45,22 @@ def reset(nodes: Nodes, last: int) -> None:
 
 
 @kernel
+def likeliest_unchosen(nodes: Nodes, size: int) -> int:
+    """The likeliest of the first `size` nodes that is not chosen, or -1; on ties the first, so a parent precedes its child."""
+    best, best_path = -1, -1.0
+    for node in range(1, size):
+        if not nodes.chosen[node] and nodes.path[node] > best_path:
+            best, best_path = node, nodes.path[node]
+    return best
+
+
+@kernel
 def choose_likeliest(nodes: Nodes, size: int, budget: int) -> None:
-    """Marks the `budget` nodes of the likeliest paths among the first `size`, whatever was marked before."""
+    """Marks the `budget` likeliest paths among the first `size` nodes and clears all other marks."""
     for node in range(1, size):
         nodes.chosen[node] = False
     for _ in range(budget):
-        best = -1
-        for node in range(1, size):
-            # "<" keeps the earlier of equals, so that a parent goes before its child.
-            if not nodes.chosen[node] and (best < 0 or nodes.path[best] < nodes.path[node]):
-                best = node
+        best = likeliest_unchosen(nodes, size)
         if best < 0:
             return
         nodes.chosen[best] = True
@@ -62,14 +68,14 @@ def choose_likeliest(nodes: Nodes, size: int, budget: int) -> None:
 
 @kernel
 def _trim(nodes: Nodes, size: int, budget: int) -> int:
-    """Unmarks the unlikeliest nodes until `budget` are left; returns how many there are."""
+    """Clears the unlikeliest marks until at most `budget` remain; returns their number."""
     count = 0
     for node in range(1, size):
         count += nodes.chosen[node]
     while count > budget:
         worst = -1
         for node in range(1, size):
-            # "<=": of equals the later one goes, so that a child goes before its parent.
+            # "<=": on ties the later node goes, so a child goes before its parent.
             if nodes.chosen[node] and (worst < 0 or nodes.path[node] <= nodes.path[worst]):
                 worst = node
         nodes.chosen[worst] = False
@@ -79,7 +85,7 @@ def _trim(nodes: Nodes, size: int, budget: int) -> int:
 
 @kernel
 def _lay_out(nodes: Nodes, size: int, marked: NDArray[np.int32], rows: NDArray[np.int32], parents: NDArray[np.int32]) -> None:
-    """Writes the marked nodes depth-first, likeliest child first: node numbers to `rows`, parents' rows to `parents`."""
+    """Orders the marked nodes depth-first, likeliest child first: node numbers into `rows`, parents' rows into `parents`."""
     count = 0
     for node in range(1, size):
         if nodes.chosen[node]:
@@ -92,7 +98,7 @@ def _lay_out(nodes: Nodes, size: int, marked: NDArray[np.int32], rows: NDArray[n
             node = marked[i]
             if node and nodes.parents[node] == at and (best < 0 or nodes.path[marked[best]] < nodes.path[node]):
                 best = i
-        if best < 0:  # no child of `at` is left: back to its parent
+        if best < 0:  # all children of `at` are placed: back to its parent
             row_of_at = parents[row_of_at]
             at = rows[row_of_at] if row_of_at >= 0 else 0
             continue
@@ -104,15 +110,22 @@ def _lay_out(nodes: Nodes, size: int, marked: NDArray[np.int32], rows: NDArray[n
 
 
 def lay_out(nodes: Nodes, size: int, budget: int) -> tuple[DraftTree, NDArray[np.int32]]:
-    """The marked ones of the first `size` nodes as a DraftTree of at most `budget`, and the node of each of its rows."""
+    """The marked nodes among the first `size` as a DraftTree of at most `budget` nodes, and each row's node, int32 [N]."""
     count = _trim(nodes, size, budget)
     marked, rows, parents = np.empty((3, count), np.int32)
     if not count:
         return EMPTY, rows
     _lay_out(nodes, size, marked, rows, parents)
-    return DraftTree(nodes.tokens[rows], parents, nodes.depths[rows], nodes.path[rows], nodes.source[rows]), rows
+    tree = DraftTree(
+        tokens=nodes.tokens[rows],
+        parents=parents,
+        depths=nodes.depths[rows],
+        probability=nodes.path[rows],
+        source=nodes.source[rows],
+    )
+    return tree, rows
 
 
 def draft_tree(nodes: Nodes, size: int, budget: int) -> DraftTree:
-    """The marked ones of the first `size` nodes as a DraftTree of at most `budget`."""
+    """The marked nodes among the first `size` as a DraftTree of at most `budget` nodes."""
     return lay_out(nodes, size, budget)[0]

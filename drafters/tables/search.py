@@ -1,7 +1,7 @@
-"""Two searches for the continuations worth verifying: ADED's Monte Carlo tree search and best-first by probability.
+"""Two searches for likely continuations: ADED's Monte Carlo tree search, and best-first search by path probability.
 
-Both grow a `Pool` of nodes from the session's tri-gram distribution and mark those of a draft. Promises the same nodes for
-the same tables and seed, and no allocation that grows with the text.
+Both grow a `Pool` of nodes from the session's tri-gram distribution and mark the nodes of a draft. They are
+deterministic for given tables and seed, and use memory that does not grow with the text.
 """
 
 from __future__ import annotations
@@ -15,38 +15,39 @@ from drafters.interface import Source
 from drafters.tables.adaptive import Rows, successors
 from drafters.tables.kernel import kernel
 from drafters.tables.ngram import BaseArrays
-from drafters.tables.nodes import Nodes, new_nodes, reset
+from drafters.tables.nodes import Nodes, likeliest_unchosen, new_nodes, reset
 
 
 class Pool(NamedTuple):
-    """Search nodes; a node's children stand together, likeliest first."""
+    """Search nodes; a node's children are contiguous, likeliest first."""
 
     nodes: Nodes  # [P]
     first_child: NDArray[np.int32]  # [P]; 0 = not expanded
-    children: NDArray[np.int32]  # [P]; how many
-    prior: NDArray[np.float32]  # [P]; probability after its parent: P(s, a) of Eq. 2
+    children: NDArray[np.int32]  # [P]; number of children
+    prior: NDArray[np.float32]  # [P]; probability given the parent: P(s, a) of Eq. 2
     visits: NDArray[np.int32]  # [P]; N(s, a)
     reward: NDArray[np.float64]  # [P]; sum over visits, so Q(s, a) = reward / visits
-    row_tokens: NDArray[np.int32]  # [S]; workspace for one successor list
+    row_tokens: NDArray[np.int32]  # [S]; buffer for one successor list
     row_probabilities: NDArray[np.float32]  # [S]
 
 
 def new_pool(nodes: int, row: int) -> Pool:
-    """Room for `nodes` search nodes, expanded at most `row` ways."""
+    """Room for `nodes` search nodes with at most `row` children each."""
     return Pool(
-        new_nodes(nodes),
-        np.zeros(nodes, np.int32),
-        np.zeros(nodes, np.int32),
-        np.zeros(nodes, np.float32),
-        np.zeros(nodes, np.int32),
-        np.zeros(nodes, np.float64),
-        np.zeros(row, np.int32),
-        np.zeros(row, np.float32),
+        nodes=new_nodes(nodes),
+        first_child=np.zeros(nodes, np.int32),
+        children=np.zeros(nodes, np.int32),
+        prior=np.zeros(nodes, np.float32),
+        visits=np.zeros(nodes, np.int32),
+        reward=np.zeros(nodes, np.float64),
+        row_tokens=np.zeros(row, np.int32),
+        row_probabilities=np.zeros(row, np.float32),
     )
 
 
 @kernel
 def _restart(pool: Pool, last: int) -> None:
+    """Empties the pool and makes node 0 the token `last`."""
     reset(pool.nodes, last)
     pool.first_child[0] = 0
     pool.children[0] = 0
@@ -57,7 +58,7 @@ def _restart(pool: Pool, last: int) -> None:
 
 @kernel
 def _context(pool: Pool, node: int, text: NDArray[np.int32]) -> tuple[int, int, int]:
-    """The last three tokens at `node`; `text`, int32 [3], ends with node 0's token, -1 where there is none before it."""
+    """The last three tokens at `node`; `text` (int32 [3], -1 = none) ends with node 0's token."""
     last = pool.nodes.tokens[node]
     above = pool.nodes.parents[node]
     if above < 0:
@@ -94,7 +95,7 @@ def _expand(
 
 @kernel
 def _uniform(state: NDArray[np.uint64]) -> float:
-    """Xorshift64*: the next number in [0, 1)."""
+    """The next random number in [0, 1), by xorshift64*."""
     x = state[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
@@ -105,7 +106,7 @@ def _uniform(state: NDArray[np.uint64]) -> float:
 
 @kernel
 def _select(pool: Pool, node: int, c1: float, c2: float) -> int:
-    """The child with the largest PUCT score (Eq. 2, with E from Eq. 3)."""
+    """The child with the highest PUCT score (Eq. 2, with E from Eq. 3)."""
     first = pool.first_child[node]
     total = 0
     for child in range(first, first + pool.children[node]):
@@ -131,7 +132,7 @@ def _rollout(
     depth: int,
     random: NDArray[np.uint64],
 ) -> float:
-    """Samples on from `node` down to `depth`; the whole path's log-probability per token, as a number in (0, 1]."""
+    """Samples a continuation of `node` down to `depth`; returns the geometric mean of its tokens' probabilities, in (0, 1]."""
     log_probability = np.log(max(pool.nodes.path[node], 1e-12))
     length = pool.nodes.depths[node]
     before, previous, last = _context(pool, node, text)
@@ -143,14 +144,14 @@ def _rollout(
         for i in range(found):
             mass += pool.row_probabilities[i]
         threshold = _uniform(random) * mass
-        picked = found - 1
+        sampled = found - 1
         for i in range(found):
             threshold -= pool.row_probabilities[i]
             if threshold < 0.0:
-                picked = i
+                sampled = i
                 break
-        log_probability += np.log(max(pool.row_probabilities[picked], 1e-12))
-        before, previous, last = previous, last, pool.row_tokens[picked]
+        log_probability += np.log(max(pool.row_probabilities[sampled], 1e-12))
+        before, previous, last = previous, last, pool.row_tokens[sampled]
         length += 1
     return np.exp(log_probability / max(length, 1))
 
@@ -169,10 +170,10 @@ def monte_carlo(
     c2: float,
     random: NDArray[np.uint64],
 ) -> int:
-    """Algorithm 1: marks the `candidates` likeliest visited continuations of up to `depth` tokens; returns the size.
+    """Algorithm 1: marks the `candidates` likeliest continuations of up to `depth` tokens; returns the pool's size.
 
-    Where it departs from the authors' code: the reward is the path's own log-probability, normalised by its length (theirs
-    looks up the wrong word, so every path earns about 1), and ties go to the likelier token, never to hash order.
+    Two differences from the authors' code: the reward is the path's own probability, normalised by its length (theirs
+    looks up the wrong word, so every reward is about 1), and ties go to the likelier token instead of hash order.
     """
     _restart(pool, text[2])
     size = 1
@@ -184,23 +185,30 @@ def monte_carlo(
             size = _expand(base, rows, pool, size, node, text, order, len(pool.row_tokens))
             if pool.children[node]:
                 node = pool.first_child[node]
-        earned = _rollout(base, rows, pool, node, text, order, depth, random)
+        reward = _rollout(base, rows, pool, node, text, order, depth, random)
         while node >= 0:
             pool.visits[node] += 1
-            pool.reward[node] += earned
+            pool.reward[node] += reward
             node = pool.nodes.parents[node]
     for _ in range(candidates):
-        best = -1
-        for node in range(1, size):
-            ends = pool.nodes.depths[node] == depth or not pool.children[node]
-            if ends and not pool.nodes.chosen[node] and (best < 0 or pool.nodes.path[node] > pool.nodes.path[best]):
-                best = node
-        if best < 0:
+        node = _likeliest_leaf(pool, size, depth)
+        if node < 0:
             break
-        while best >= 0:
-            pool.nodes.chosen[best] = True
-            best = pool.nodes.parents[best]
+        while node >= 0:
+            pool.nodes.chosen[node] = True
+            node = pool.nodes.parents[node]
     return size
+
+
+@kernel
+def _likeliest_leaf(pool: Pool, size: int, depth: int) -> int:
+    """The likeliest unchosen node that is `depth` deep or has no children; -1 if all are chosen."""
+    best = -1
+    for node in range(1, size):
+        is_leaf = pool.nodes.depths[node] == depth or not pool.children[node]
+        if is_leaf and not pool.nodes.chosen[node] and (best < 0 or pool.nodes.path[node] > pool.nodes.path[best]):
+            best = node
+    return best
 
 
 @kernel
@@ -215,17 +223,14 @@ def best_first(
     floor: float,
     width: int,
 ) -> int:
-    """Marks the `budget` likeliest nodes of up to `depth` tokens and at least `floor` path probability.
+    """Marks the `budget` likeliest nodes of up to `depth` tokens and at least `floor` path probability; returns the size.
 
-    Only the `width` likeliest successors of a node count: 1 is greedy search, a chain.
+    A node has at most `width` children: 1 is greedy search, which gives a chain.
     """
     _restart(pool, text[2])
     size = _expand(base, rows, pool, 1, 0, text, order, width)
     for _ in range(budget):
-        best = -1
-        for node in range(1, size):
-            if not pool.nodes.chosen[node] and (best < 0 or pool.nodes.path[node] > pool.nodes.path[best]):
-                best = node
+        best = likeliest_unchosen(pool.nodes, size)
         if best < 0 or pool.nodes.path[best] < floor:
             break
         pool.nodes.chosen[best] = True

@@ -1,8 +1,8 @@
-"""A corpus that is searched by what it goes on with: a suffix array, and ready counts for its frequent contexts.
+"""A corpus index: a suffix array, and precomputed successor counts of frequent contexts.
 
-All positions of a text, sorted by the (up to MAX_MATCH) tokens from there on. The occurrences of a context are a range; the
-ranges of longer contexts lie inside it, and within a range the successors stand in order. Matches and continuations never
-cross documents.
+The suffix array sorts all positions of a text by the tokens that follow (up to MAX_MATCH). The occurrences of a context
+are a range of it, the ranges of longer contexts are nested in it, and successors are sorted within a range. Matches and
+continuations never cross documents.
 """
 
 from __future__ import annotations
@@ -18,30 +18,35 @@ from drafters.tables.kernel import allocating_kernel, kernel
 from drafters.tables.pages import Pages, in_memory, word
 
 KIND = "suffix"
-LONGEST_CONTEXT = 6  # tokens; frequent contexts up to here have their successors counted ahead
+LONGEST_CONTEXT = 6  # tokens; successors of frequent contexts up to this length are precomputed
 DENSE = 32  # a context with more occurrences is frequent
-WIDTH = 16  # successors kept of a frequent context
+WIDTH = 16  # successors stored per frequent context
 NONE = (1 << 32) - 1
-DISTINCT, TOTAL, SUCCESSORS = 0, 1, 2  # where they stand in a row
+DISTINCT, TOTAL, SUCCESSORS = 0, 1, 2  # columns of a row
 ROW = SUCCESSORS + 3 * WIDTH
 
 
 class Corpus(NamedTuple):
-    """One block of corpus as the kernels read it: arrays of 32-bit words (of tokens, maybe of 16 bits) one behind another.
+    """One corpus block: arrays of 32-bit words at offsets in `pages`.
 
-    Documents are parted by `separator`, which is no token and larger than all of them. The arrays: `tokens` [T]; `order` [T],
-    positions sorted by the tokens from there on; `first` [separator + 2], the range of each single token; `slots` [H, 2], open
-    addressing: where a frequent context's range begins, and its row * 8 + its length, or twice NONE; `rows` [D, ROW], of a
-    frequent context: distinct successors, occurrences that go on within their document, then the WIDTH most frequent
-    successors, each with its count and where its range begins, NONE for none.
+    `separator` precedes each document; it is larger than all token ids. The arrays:
+
+    - `tokens` [T], 16 or 32 bits each.
+    - `order` [T]: the suffix array, positions sorted by the tokens that follow.
+    - `first` [separator + 2]: the ranges of single tokens.
+    - `slots` [H, 2]: a hash table of frequent contexts with open addressing. The start of the context's range, and its
+      row * 8 + its length; NONE twice in a free slot.
+    - `rows` [D, ROW], one per frequent context: the number of distinct successors, of occurrences with a successor in the
+      same document, then for each of the WIDTH most frequent successors the token, its count and the start of its range;
+      NONE in unused columns.
     """
 
     pages: Pages
     size: int  # T
     separator: int
-    narrow: int  # 1 = two tokens to a word
+    narrow: int  # 1 = two tokens per word
     slot_count: int  # H, a power of two
-    tokens: int  # the word where the array begins
+    tokens: int  # offset of the array in words; also below
     order: int
     first: int
     slots: int
@@ -49,8 +54,8 @@ class Corpus(NamedTuple):
 
 
 def sort_suffixes(tokens: NDArray[Any]) -> NDArray[np.uint32]:
-    """The order of `Corpus` for `tokens` (any integer [T]), by prefix doubling; ties keep their place in the text."""
-    rank = tokens.astype(np.int64)  # rank of a position by its next 1, 2, 4 ... tokens
+    """The suffix array of `tokens` (any integer [T]), uint32 [T], by prefix doubling; ties keep text order."""
+    rank = tokens.astype(np.int64)  # rank of each position by its next 1, 2, 4 ... tokens
     size = len(rank)
     span = 1
     while True:
@@ -64,10 +69,7 @@ def sort_suffixes(tokens: NDArray[Any]) -> NDArray[np.uint32]:
 
 
 def tabulate(tokens: NDArray[Any], separator: int) -> dict[str, NDArray[Any]]:
-    """Sorts a block of text (any integer [T], `separator` before each document) and counts its frequent contexts.
-
-    Returns the arrays of `Corpus`.
-    """
+    """The arrays of `Corpus` for a block of text (any integer [T], `separator` before each document)."""
     first = np.zeros(separator + 2, np.uint32)
     first[1:] = np.cumsum(np.bincount(tokens, minlength=separator + 1))
     arrays: dict[str, NDArray[Any]] = {
@@ -77,25 +79,37 @@ def tabulate(tokens: NDArray[Any], separator: int) -> dict[str, NDArray[Any]]:
         "slots": np.full((1, 2), NONE, np.uint32),
         "rows": np.zeros((0, ROW), np.uint32),
     }
-    bare = corpus_of(*in_memory(arrays), arrays, separator)
-    found = _count_frequent(bare, arrays["slots"], arrays["rows"])
+    pages, offsets = in_memory(arrays)
+    bare = corpus_of(pages, offsets, arrays, separator)
+    found = _count_frequent(bare, arrays["slots"], arrays["rows"])  # no room for rows yet: counts only
     arrays["slots"] = np.full((1 << (2 * found + 1).bit_length(), 2), NONE, np.uint32)
     arrays["rows"] = np.full((found, ROW), NONE, np.uint32)
     _count_frequent(bare, arrays["slots"], arrays["rows"])
     return arrays
 
 
-def corpus_of(pages: Pages, places: Mapping[str, int], arrays: Mapping[str, NDArray[Any]], separator: int) -> Corpus:
-    """A block whose `arrays` stand in `pages`, each from the word on that `places` gives."""
+def corpus_of(pages: Pages, offsets: Mapping[str, int], arrays: Mapping[str, NDArray[Any]], separator: int) -> Corpus:
+    """The block whose `arrays` are in `pages` at `offsets`, in words."""
     tokens = arrays["tokens"]
-    sizes = (len(tokens), separator, int(tokens.itemsize == 2), len(arrays["slots"]))
-    return Corpus(pages, *sizes, *(places[name] for name in ("tokens", "order", "first", "slots", "rows")))
+    return Corpus(
+        pages=pages,
+        size=len(tokens),
+        separator=separator,
+        narrow=int(tokens.itemsize == 2),
+        slot_count=len(arrays["slots"]),
+        tokens=offsets["tokens"],
+        order=offsets["order"],
+        first=offsets["first"],
+        slots=offsets["slots"],
+        rows=offsets["rows"],
+    )
 
 
 def index(tokens: NDArray[Any], separator: int) -> Corpus:
-    """A block in memory of a text (any integer [T], `separator` before each document)."""
+    """Indexes a text (any integer [T], `separator` before each document) as a block in memory."""
     arrays = tabulate(tokens, separator)
-    return corpus_of(*in_memory(arrays), arrays, separator)
+    pages, offsets = in_memory(arrays)
+    return corpus_of(pages, offsets, arrays, separator)
 
 
 @kernel
@@ -109,20 +123,20 @@ def token_at(corpus: Corpus, position: int) -> int:
 
 
 @kernel
-def position_at(corpus: Corpus, place: int) -> int:
-    """The position that stands at `place` in the order."""
-    return word(corpus.pages, corpus.order + place)
+def position_at(corpus: Corpus, index: int) -> int:
+    """The text position at `index` of the suffix array."""
+    return word(corpus.pages, corpus.order + index)
 
 
 @kernel
-def _token(corpus: Corpus, place: int, length: int) -> int:
-    """The token that stands `length` after the start of the suffix at `place` in the order; -1 beyond the text."""
-    return token_at(corpus, position_at(corpus, place) + length)
+def _token(corpus: Corpus, index: int, length: int) -> int:
+    """Token number `length` of the suffix at `index` of the suffix array; -1 beyond the text."""
+    return token_at(corpus, position_at(corpus, index) + length)
 
 
 @kernel
 def narrow(corpus: Corpus, low: int, high: int, length: int, token: int) -> tuple[int, int]:
-    """The part of the range [low, high) of a context of `length` tokens where it goes on with `token`."""
+    """The part of a context's range [low, high) where `token` follows; `length` is the context's length."""
     if length == 0:
         if not 0 <= token < corpus.separator:
             return 0, 0
@@ -138,14 +152,14 @@ def narrow(corpus: Corpus, low: int, high: int, length: int, token: int) -> tupl
 
 @kernel
 def _frequent_successor(corpus: Corpus, row: int, token: int) -> tuple[bool, int, int]:
-    """Whether the row says where a frequent context goes on with `token`, and that range."""
+    """The range where `token` follows a frequent context, and whether the row determines it."""
     at = corpus.rows + row * ROW
-    kinds = word(corpus.pages, at + DISTINCT)
-    for entry in range(at + SUCCESSORS, at + SUCCESSORS + 3 * min(kinds, WIDTH), 3):
+    distinct = word(corpus.pages, at + DISTINCT)
+    for entry in range(at + SUCCESSORS, at + SUCCESSORS + 3 * min(distinct, WIDTH), 3):
         if word(corpus.pages, entry) == token:
             start = word(corpus.pages, entry + 2)
             return True, start, start + word(corpus.pages, entry + 1)
-    return kinds <= WIDTH, 0, 0
+    return distinct <= WIDTH, 0, 0
 
 
 @kernel
@@ -180,10 +194,10 @@ def follow(
     next_low: NDArray[np.int64],
     next_high: NDArray[np.int64],
 ) -> None:
-    """From the ranges of a text's last 0, 1, 2 ... tokens to those with `token` behind it; may be done in place."""
+    """Updates the ranges of a text's last 0, 1, 2 ... tokens for one more `token`; may update in place."""
     for length in range(len(low) - 1, 0, -1):
         start, end = low[length - 1], high[length - 1]
-        if token >= corpus.separator:  # a token that the corpus's tokenizer does not have
+        if token >= corpus.separator:  # not in the vocabulary of the corpus
             start, end = 0, 0
         elif length == 1:
             start, end = 0, corpus.size
@@ -195,13 +209,14 @@ def follow(
 
 @kernel
 def _home(low: int, length: int, slots: int) -> int:
+    """The first slot to probe for a frequent context."""
     mixed = np.uint64(low * 8 + length) * np.uint64(0x9E3779B97F4A7C15)
     return int(np.int64((mixed >> np.uint64(30)) & np.uint64(slots - 1)))
 
 
 @kernel
 def frequent_row(corpus: Corpus, low: int, length: int) -> int:
-    """The row of the frequent context whose range begins at `low`; -1 where there is none."""
+    """The row of the frequent context of `length` tokens whose range starts at `low`, or -1."""
     slot = _home(low, length, corpus.slot_count)
     for _ in range(corpus.slot_count):
         at = corpus.slots + 2 * slot
@@ -216,7 +231,7 @@ def frequent_row(corpus: Corpus, low: int, length: int) -> int:
 
 @allocating_kernel
 def _count_frequent(corpus: Corpus, slots: NDArray[np.uint32], rows: NDArray[np.uint32]) -> int:
-    """Walks all frequent contexts, shorter before longer; returns how many, and writes their rows where there is room."""
+    """Visits all frequent contexts, writes their rows unless `rows` is empty, and returns their number."""
     tokens = np.empty(corpus.separator + 1, np.int64)
     counts = np.empty(corpus.separator + 1, np.int64)
     starts = np.empty(corpus.separator + 1, np.int64)
@@ -224,25 +239,25 @@ def _count_frequent(corpus: Corpus, slots: NDArray[np.uint32], rows: NDArray[np.
     found = 0
     while len(stack):
         low, high, length = stack.pop()
-        kinds, i = 0, low
+        distinct, i = 0, low
         while i < high:
             token = _token(corpus, i, length)
             _, end = _search(corpus, i, high, length, token) if length and token >= 0 else (i, _run(corpus, i, high, length))
             if 0 <= token < corpus.separator:
-                tokens[kinds], counts[kinds], starts[kinds] = token, end - i, i
-                kinds += 1
+                tokens[distinct], counts[distinct], starts[distinct] = token, end - i, i
+                distinct += 1
                 if end - i > DENSE and length < LONGEST_CONTEXT:
                     stack.append((i, end, length + 1))
             i = end
         if len(rows):
-            _write_row(slots, rows, found, low, length, tokens[:kinds], counts[:kinds], starts[:kinds])
+            _write_row(slots, rows, found, low, length, tokens[:distinct], counts[:distinct], starts[:distinct])
         found += 1
     return found
 
 
 @kernel
 def _run(corpus: Corpus, low: int, high: int, length: int) -> int:
-    """Where the run of equal tokens that begins at `low` ends."""
+    """The end of the run of equal tokens that starts at `low`."""
     token = _token(corpus, low, length)
     if length == 0:
         return word(corpus.pages, corpus.first + token + 1)
@@ -263,12 +278,13 @@ def _write_row(
     counts: NDArray[np.int64],
     starts: NDArray[np.int64],
 ) -> None:
+    """Writes row `row` of a frequent context and enters it in the hash table."""
     slot = _home(low, length, len(slots))
     while slots[slot, 1] != NONE:
         slot = (slot + 1) & (len(slots) - 1)
     slots[slot, 0], slots[slot, 1] = low, row * 8 + length
     rows[row, DISTINCT], rows[row, TOTAL] = len(tokens), counts.sum()
-    best = np.argsort(-counts, kind="mergesort")  # of equals, the smaller token first
+    best = np.argsort(-counts, kind="mergesort")  # stable: on ties the smaller token first
     for i in range(min(len(tokens), WIDTH)):
         entry = SUCCESSORS + 3 * i
         rows[row, entry], rows[row, entry + 1], rows[row, entry + 2] = tokens[best[i]], counts[best[i]], starts[best[i]]

@@ -1,4 +1,4 @@
-"""Draft nodes by path: several continuations that begin alike share their nodes."""
+"""A trie of draft nodes: continuations with a common prefix share its nodes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from drafters.tables.nodes import Nodes, new_nodes, reset
 
 
 class Trie(NamedTuple):
-    """Nodes with a hash table of children and the number of continuations that pass through each."""
+    """Nodes, a hash table of their children, and the number of continuations through each node."""
 
     nodes: Nodes  # [P]
     counts: NDArray[np.int32]  # [P]
-    table: NDArray[np.int32]  # [H]; a child's number
-    stamps: NDArray[np.int64]  # [H]; the proposal that a table entry belongs to
-    stamp: NDArray[np.int64]  # [1]
+    table: NDArray[np.int32]  # [H]; node number of a child
+    stamps: NDArray[np.int64]  # [H]; generation of a table entry: it is empty unless equal to `stamp`
+    stamp: NDArray[np.int64]  # [1]; current generation
 
 
 def new_trie(size: int) -> Trie:
-    """Room for `size` nodes."""
+    """Room for `size` nodes, node 0 included."""
     table = 1 << (2 * size - 1).bit_length()
     return Trie(
-        new_nodes(size),
-        np.zeros(size, np.int32),
-        np.zeros(table, np.int32),
-        np.zeros(table, np.int64),
-        np.zeros(1, np.int64),
+        nodes=new_nodes(size),
+        counts=np.zeros(size, np.int32),
+        table=np.zeros(table, np.int32),
+        stamps=np.zeros(table, np.int64),
+        stamp=np.zeros(1, np.int64),
     )
 
 
@@ -38,14 +38,14 @@ def restart(trie: Trie) -> None:
     """Empties the trie."""
     reset(trie.nodes, 0)
     trie.counts[0] = 0
-    trie.stamp[0] += 1  # older table entries count as empty
+    trie.stamp[0] += 1  # invalidates all table entries
 
 
 @kernel
 def child(trie: Trie, size: int, node: int, token: int, source: int) -> tuple[int, int]:
-    """The child of `node` with `token`, made where there is none; returns it and the trie's size.
+    """Finds or creates the child of `node` with `token`; returns it and the trie's new size.
 
-    The caller sees to it that there is room for one more.
+    The caller must ensure that there is room for one more node.
     """
     nodes = trie.nodes
     mask = len(trie.table) - 1

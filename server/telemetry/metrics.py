@@ -6,7 +6,6 @@ Each server has its own registry, so two servers in one process do not share cou
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drafters.interface import MAX_NODES
 from server.engine.messages import Status, StepReport
@@ -102,30 +101,3 @@ class Metrics:
     def render(self) -> bytes:
         """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
-
-
-class CountRequests:
-    """ASGI middleware: counts answers by route and status. A path that matches no route counts as "other"."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def watched(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                self._metrics.record_answer(getattr(scope.get("route"), "path", "other"), message["status"])
-            await send(message)
-
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        try:
-            await self._app(scope, receive, watched)
-        except Exception:  # answered with a 500 further out
-            if not started:
-                self._metrics.record_answer(getattr(scope.get("route"), "path", "other"), 500)
-            raise

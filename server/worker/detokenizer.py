@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from server.partial_match import overlap
+from server.chat.text import overlap
 
 REPLACEMENT = "\ufffd"
 

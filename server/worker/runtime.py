@@ -23,7 +23,8 @@ from verify.draft_model import DraftRunner
 from verify.errors import ModelError
 from verify.grammar import GrammarCompiler
 from verify.model.cache import slots_that_fit
-from verify.model.runner import LoadOptions, ModelRunner, load_model, stop_ids
+from verify.model.loading import LoadOptions, load_model, stop_ids
+from verify.model.runner import ModelRunner
 from verify.tokenizer import check_pair, fingerprint, load_tokenizer
 
 SMALL_MODEL_BYTES = 64_000_000

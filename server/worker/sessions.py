@@ -63,7 +63,7 @@ class SessionStore:
     @property
     def usage_ratio(self) -> float:
         """The share of the slots' positions that hold committed tokens."""
-        used = sum(len(session.verifier.tokens) for session in self._sessions.values() if not session.verifier.is_swapped_out)
+        used = sum(len(session.verifier.sequence) for session in self._sessions.values() if not session.verifier.is_swapped_out)
         return used / (self._runner.context_tokens * self.slots)
 
     def acquire(self, key: str | None) -> Session | None:
@@ -114,6 +114,6 @@ class SessionStore:
         return before - len(self._sessions)
 
     def _forget(self, session: Session) -> None:
-        slot = session.verifier.leave()
+        slot = session.verifier.release()
         if slot is not None:
             self._free.append(slot)

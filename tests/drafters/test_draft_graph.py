@@ -1,4 +1,4 @@
-"""GSD: what recurs is drafted once, and copied for verification."""
+"""GSD: recurring continuations are drafted once and copied for verification."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from drafters.draft_tree import DraftTreeDrafter
 from drafters.interface import DraftTree, Source
 from drafters.options import DraftGraphOptions, DraftTreeOptions
 from tests.drafters.test_draft_tree import PROMPT, emitted
+from tests.drafts import Driven
 from tests.language import ToyModel
+from tests.trees import check
 
 # 0 -> 1 or 2; both -> 3 -> 4 -> 5 -> 6 -> 0.
 TABLE = np.full((7, 7), 0.01)
@@ -24,41 +26,41 @@ def paths(tree: DraftTree) -> set[tuple[int, ...]]:
     return {tuple(tree.path(row)) for row in range(len(tree))}
 
 
-def test_what_recurs_is_drafted_once_and_verified_everywhere() -> None:
+def test_recurring_continuations_are_drafted_once_and_verified_everywhere() -> None:
     plain, merging = ToyModel(TABLE), ToyModel(TABLE)
-    tree_drafter, graph_drafter = DraftTreeDrafter(plain, PLAIN), DraftGraphDrafter(merging, MERGED)
+    tree_drafter, graph_drafter = Driven(DraftTreeDrafter(plain, PLAIN)), Driven(DraftGraphDrafter(merging, MERGED))
     for drafter in (tree_drafter, graph_drafter):
         drafter.begin(PROMPT)
     tree, graph = tree_drafter.propose(64), graph_drafter.propose(64)
-    graph.check()
+    check(graph)
     both = {(1, 3, 4, 5, 6), (2, 3, 4, 5, 6)}
     assert both <= paths(tree)
     assert both <= paths(graph)
-    # (3, 4) below 2 ends as (3, 4) below 1 does: the forwards after that are over one row.
+    # (3, 4) below 2 merges with (3, 4) below 1, so later forwards have one row.
     assert sum(merging.forwards) < sum(plain.forwards)
     copied = graph.source == Source.MERGED
     assert 0 < copied.sum() < len(graph)
     assert graph_drafter.drafted_tokens < tree_drafter.drafted_tokens
 
 
-def test_copies_are_no_draws() -> None:
-    drafter = DraftGraphDrafter(ToyModel(TABLE, np.random.default_rng(1)), DraftGraphOptions(2, 6, 0, 0, thrifty=False))
+def test_copies_are_not_samples() -> None:
+    drafter = Driven(DraftGraphDrafter(ToyModel(TABLE, np.random.default_rng(1)), DraftGraphOptions(2, 6, 0, 0, thrifty=False)))
     drafter.begin(PROMPT)
     tree = drafter.propose(64)
-    tree.check()
+    check(tree)
     assert tree.q is not None
     for row in np.flatnonzero(tree.source == Source.MERGED):
         assert not tree.q[tree.parents[row] + 1].any()
         assert not tree.q[row + 1].any()
 
 
-def test_recurrence_without_end_stays_in_bounds() -> None:
+def test_endless_recurrence_stays_within_the_budget() -> None:
     ring = np.full((3, 3), 1 / 3)
-    drafter = DraftGraphDrafter(ToyModel(ring), DraftGraphOptions(3, 10, 0, 0, thrifty=False, tau=1))
+    drafter = Driven(DraftGraphDrafter(ToyModel(ring), DraftGraphOptions(3, 10, 0, 0, thrifty=False, tau=1)))
     drafter.begin(np.array([0, 1], np.int32))
     for _ in range(4):
         tree = drafter.propose(64)
-        tree.check()
+        check(tree)
         assert len(tree) <= 64
         assert int(tree.depths.max()) <= 10
         drafter.observe(emitted(tree, 0, 1))

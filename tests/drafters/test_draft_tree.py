@@ -1,4 +1,4 @@
-"""A draft model's chains and trees: what is expanded, what is drafted, what is learned."""
+"""A draft model's chains and trees: expansion, leaves, budgets and sampled trees."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from drafters.draft import DraftDrafter
-from drafters.draft_tree import DraftTreeDrafter, depth_first
+from drafters.draft_tree import DraftTreeDrafter
 from drafters.interface import DraftTree, Source, Verdict
-from drafters.model.calibration import Calibration
 from drafters.options import DraftOptions, DraftTreeOptions
+from tests.drafts import Driven
 from tests.language import ToyModel
+from tests.trees import check
 
-# What follows each token: 0 -> 1 surely, 1 -> 2 or 3, 2 -> 0 surely, 3 -> anything.
+# Next tokens: 0 -> 1 and 2 -> 0 almost certainly, 1 -> 2 or 3, 3 -> any.
 TABLE = np.array([[0.01, 0.97, 0.01, 0.01], [0.01, 0.01, 0.6, 0.38], [0.97, 0.01, 0.01, 0.01], [0.25, 0.25, 0.25, 0.25]])
 PROMPT = np.array([3, 0], np.int32)
 
@@ -21,13 +22,13 @@ def emitted(tree: DraftTree, *tokens: int) -> Verdict:
     return Verdict(tree, np.empty(0, np.int32), np.array(tokens, np.int32))
 
 
-def test_a_chain_is_the_models_own_choice_until_it_is_unsure() -> None:
+def test_a_chain_is_the_models_greedy_path_until_a_token_is_unlikely() -> None:
     model = ToyModel(TABLE)
-    drafter = DraftDrafter(model, DraftOptions(10, 0.7, thrifty=False))
+    drafter = Driven(DraftDrafter(model, DraftOptions(10, 0.7, thrifty=False)))
     drafter.begin(PROMPT)
     tree = drafter.propose(64)
-    tree.check()
-    assert tree.tokens.tolist() == [1, 2]  # what comes after an unlikely token is not asked for
+    check(tree)
+    assert tree.tokens.tolist() == [1, 2]  # an unlikely token is not expanded
     assert set(tree.source.tolist()) == {int(Source.DRAFT)}
     assert drafter.drafted_tokens == 2
     drafter.observe(emitted(tree, 1, 2, 0))
@@ -35,7 +36,7 @@ def test_a_chain_is_the_models_own_choice_until_it_is_unsure() -> None:
 
 
 def test_a_chain_has_gamma_tokens_and_no_more_than_the_budget() -> None:
-    drafter = DraftDrafter(ToyModel(TABLE), DraftOptions(5, 0, thrifty=False))
+    drafter = Driven(DraftDrafter(ToyModel(TABLE), DraftOptions(5, 0, thrifty=False)))
     drafter.begin(PROMPT)
     assert drafter.propose(64).tokens.tolist() == [1, 2, 0, 1, 2]
     assert drafter.propose(3).tokens.tolist() == [1, 2, 0]
@@ -44,19 +45,19 @@ def test_a_chain_has_gamma_tokens_and_no_more_than_the_budget() -> None:
 
 def test_a_level_of_the_tree_is_one_forward_over_its_new_rows() -> None:
     model = ToyModel(TABLE)
-    drafter = DraftTreeDrafter(model, DraftTreeOptions(2, 3, 0, 0, thrifty=False))
+    drafter = Driven(DraftTreeDrafter(model, DraftTreeOptions(2, 3, 0, 0, thrifty=False)))
     drafter.begin(PROMPT)
     tree = drafter.propose(64)
-    tree.check()
+    check(tree)
     assert len(tree) == 2 + 4 + 8
     assert model.forwards == [1, 2, 4]
 
 
 def test_unlikely_nodes_and_poor_siblings_are_leaves() -> None:
-    drafter = DraftTreeDrafter(ToyModel(TABLE), DraftTreeOptions(2, 3, 0.3, 0.7, thrifty=False))
+    drafter = Driven(DraftTreeDrafter(ToyModel(TABLE), DraftTreeOptions(2, 3, 0.3, 0.7, thrifty=False)))
     drafter.begin(PROMPT)
     tree = drafter.propose(64)
-    tree.check()
+    check(tree)
     likely, poor = [row for row in range(len(tree)) if tree.depths[row] == 2 and tree.tokens[tree.parents[row]] == 1]
     assert (tree.tokens[likely], tree.tokens[poor]) == (2, 3)
     assert (tree.parents == likely).sum() == 2
@@ -64,28 +65,18 @@ def test_unlikely_nodes_and_poor_siblings_are_leaves() -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 3, 7, 20])
-def test_the_budget_holds_and_the_tree_is_sound(budget: int) -> None:
-    drafter = DraftTreeDrafter(ToyModel(TABLE), DraftTreeOptions(4, 10, 0, 0, thrifty=False))
+def test_trees_are_well_formed_within_the_budget(budget: int) -> None:
+    drafter = Driven(DraftTreeDrafter(ToyModel(TABLE), DraftTreeOptions(4, 10, 0, 0, thrifty=False)))
     drafter.begin(PROMPT)
     for _ in range(5):
         tree = drafter.propose(budget)
-        tree.check()
+        check(tree)
         assert len(tree) <= budget
         drafter.observe(emitted(tree, int(tree.tokens[0]), 3))
 
 
-def test_what_comes_true_is_learned() -> None:
-    known = Calibration(2)
-    assert known.accepted(0, 0.55) == pytest.approx(0.55)
-    for _ in range(50):
-        known.record([0, 1], [0.55, 0.2], 0)
-    assert known.accepted(0, 0.55) > 0.9
-    assert known.accepted(1, 0.2) < 0.1
-    assert known.accepted(0, 0.95) == pytest.approx(0.95)
-
-
-def test_a_sampled_tree_knows_what_it_was_drawn_from() -> None:
-    drafter = DraftTreeDrafter(ToyModel(TABLE, np.random.default_rng(0)), DraftTreeOptions(2, 3, 0, 0, thrifty=False))
+def test_a_sampled_tree_carries_its_proposal_distributions() -> None:
+    drafter = Driven(DraftTreeDrafter(ToyModel(TABLE, np.random.default_rng(0)), DraftTreeOptions(2, 3, 0, 0, thrifty=False)))
     drafter.begin(PROMPT)
     tree = drafter.propose(64)
     assert tree.q is not None
@@ -93,8 +84,3 @@ def test_a_sampled_tree_knows_what_it_was_drawn_from() -> None:
         last = int(tree.tokens[row]) if row >= 0 else 0
         wanted = TABLE[last] if (tree.parents == row).any() else np.zeros(4)
         assert np.allclose(tree.q[row + 1], wanted)
-
-
-def test_depth_first_keeps_siblings_in_order() -> None:
-    assert depth_first([-1, -1, 0, 0, 1, 2]) == [0, 2, 5, 3, 1, 4]
-    assert depth_first([]) == []

@@ -1,4 +1,4 @@
-"""Fusion: well-formed trees from all sources, the same every time, and never a worse guess for having more to go by."""
+"""Fusion: well-formed, reproducible trees from all sources."""
 
 import numpy as np
 import pytest
@@ -10,13 +10,15 @@ from drafters.interface import EMPTY, NOTHING, Source, Verdict
 from drafters.options import FusionOptions
 from drafters.tables.ngram import empty_base
 from drafters.tables.suffix import Corpus, index
+from tests.drafts import Driven
+from tests.trees import check
 
 VOCABULARY = 60
 PHRASE = np.arange(10, 40, dtype=np.int32)
 
 
-def fusion(corpus: Corpus | None = None) -> FusionDrafter:
-    return FusionDrafter(empty_base(), [] if corpus is None else [corpus], FusionOptions(capacity=256), VOCABULARY)
+def fusion(corpus: Corpus | None = None) -> Driven:
+    return Driven(FusionDrafter(empty_base(), [] if corpus is None else [corpus], FusionOptions(capacity=256), VOCABULARY))
 
 
 def texts(longest: int) -> st.SearchStrategy[list[int]]:
@@ -31,16 +33,16 @@ def test_trees_are_well_formed_and_repeatable(text: list[int], more: list[int], 
     for _ in range(2):
         drafter = fusion(block)
         drafter.begin(np.array(text, np.int32))
-        drafter.propose(budget).check()
+        check(drafter.propose(budget))
         drafter.observe(Verdict(EMPTY, NOTHING, np.array(more, np.int32)))
         tree = drafter.propose(budget)
-        tree.check()
+        check(tree)
         assert len(tree) <= budget
         trees.append((tree.tokens.tolist(), tree.parents.tolist(), tree.probability.tolist()))
     assert trees[0] == trees[1]
 
 
-def test_the_sessions_own_text_is_followed() -> None:
+def test_the_sessions_own_text_is_drafted() -> None:
     drafter = fusion()
     drafter.begin(np.concatenate([PHRASE, [1, 2], PHRASE[:4]]).astype(np.int32))
     tree = drafter.propose(24)
@@ -48,7 +50,7 @@ def test_the_sessions_own_text_is_followed() -> None:
     assert tree.source[0] == Source.LOOKUP
 
 
-def test_a_corpus_is_followed() -> None:
+def test_a_corpus_is_drafted_from() -> None:
     drafter = fusion(index(np.array([50, *PHRASE], np.int64), 50))
     drafter.begin(PHRASE[:3])
     tree = drafter.propose(16)
@@ -56,7 +58,7 @@ def test_a_corpus_is_followed() -> None:
     assert Source.RETRIEVAL in tree.source
 
 
-def test_the_targets_feedback_is_followed() -> None:
+def test_the_targets_feedback_is_drafted() -> None:
     drafter = fusion()
     drafter.begin(np.array([1, 2], np.int32))
     ids, probabilities = np.array([[30, 31]], np.int32), np.array([[0.9, 0.05]], np.float32)
@@ -67,14 +69,14 @@ def test_the_targets_feedback_is_followed() -> None:
     assert 31 in tree.tokens
 
 
-def test_a_prediction_is_followed_and_found_again() -> None:
+def test_a_prediction_is_followed_and_realigned() -> None:
     drafter = fusion()
     drafter.begin(np.array([1, 2], np.int32), PHRASE)
     tree = drafter.propose(24)
     assert tree.path(int(tree.depths.argmax()))[:10] == PHRASE[:10].tolist()
     assert tree.source[0] == Source.PREDICTION
-    drafter.observe(Verdict(EMPTY, NOTHING, np.array([10, 11, 5], np.int32)))  # left it
-    drafter.observe(Verdict(EMPTY, NOTHING, np.array([13, 14], np.int32)))  # and came back
+    drafter.observe(Verdict(EMPTY, NOTHING, np.array([10, 11, 5], np.int32)))  # departs
+    drafter.observe(Verdict(EMPTY, NOTHING, np.array([13, 14], np.int32)))  # and returns
     assert drafter.propose(24).tokens[0] == 15
     drafter.end()
     drafter.begin(np.array([1, 2], np.int32))
@@ -93,7 +95,7 @@ def test_a_conversations_next_turn_learns_only_what_is_new() -> None:
     assert {PHRASE[0], PHRASE[10]} <= set(tree.tokens[tree.parents == -1])
 
 
-def test_one_session_never_sees_another() -> None:
+def test_sessions_learn_nothing_from_each_other() -> None:
     block = index(np.array([50, *PHRASE], np.int64), 50)
     mine, yours = fusion(block), fusion(block)
     before = fusion(block)
@@ -105,7 +107,7 @@ def test_one_session_never_sees_another() -> None:
 
 
 @pytest.mark.parametrize("budget", [0, 1, 64])
-def test_budgets(budget: int) -> None:
+def test_drafts_keep_to_the_budget(budget: int) -> None:
     drafter = fusion()
     drafter.begin(np.tile(PHRASE, 3))
     assert len(drafter.propose(budget)) <= budget

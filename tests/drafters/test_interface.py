@@ -1,23 +1,23 @@
-"""DraftTree keeps its invariants under every cut."""
+"""DraftTree: invariants, ancestors, paths and cuts."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.interface import EMPTY, DraftTree, Source, Verdict, chain
-from tests.trees import trees
+from drafters.interface import EMPTY, DraftTree, Source, Verdict, arrange, chain
+from tests.trees import check, trees
 
 
 @given(trees())
 def test_random_trees_are_well_formed(tree: DraftTree) -> None:
-    tree.check()
+    check(tree)
     assert all(tree.path(row)[-1] == tree.tokens[row] for row in range(len(tree)))
 
 
 @given(trees(), st.integers(0, 6))
 def test_limit_keeps_exactly_the_shallow_nodes(tree: DraftTree, depth: int) -> None:
     limited = tree.limit(depth)
-    limited.check()
+    check(limited)
     assert [limited.path(row) for row in range(len(limited))] == [
         tree.path(row) for row in range(len(tree)) if tree.depths[row] <= depth
     ]
@@ -38,12 +38,30 @@ def test_ancestors_are_the_path_to_the_root(tree: DraftTree) -> None:
 
 def test_chain_is_a_tree_without_branches() -> None:
     tree = chain(np.array([5, 6, 7], np.int32), np.array([0.9, 0.5, 0.1], np.float32), Source.LOOKUP)
-    tree.check()
+    check(tree)
     assert tree.path(2) == [5, 6, 7]
     assert len(EMPTY) == 0
 
 
-def test_a_cut_verdict_forgets_what_came_after() -> None:
+@given(trees(vocabulary=4), st.lists(st.integers(0, 3), max_size=6))
+def test_a_tree_is_followed_as_far_as_it_has_the_tokens(tree: DraftTree, tokens: list[int]) -> None:
+    rows = tree.follow(np.array(tokens, np.int32)).tolist()
+    assert all(tree.path(row) == tokens[: depth + 1] for depth, row in enumerate(rows))
+    paths = {tuple(tree.path(row)) for row in range(len(tree))}
+    assert len(rows) == len(tokens) or tuple(tokens[: len(rows) + 1]) not in paths
+
+
+def test_arranged_nodes_are_depth_first_with_siblings_in_order() -> None:
+    tree, order = arrange(
+        tokens=[1, 2, 3, 4, 5], parents=[-1, -1, 0, 1, 0], probability=[0.9, 0.8, 0.5, 0.4, 0.3], source=[0] * 5
+    )
+    check(tree)
+    assert order == [0, 2, 4, 1, 3]
+    assert tree.tokens.tolist() == [1, 3, 5, 2, 4]
+    assert tree.depths.tolist() == [1, 2, 2, 1, 2]
+
+
+def test_a_cut_verdict_keeps_the_first_tokens() -> None:
     tree = chain(np.array([5, 6], np.int32), np.array([0.9, 0.5], np.float32), Source.LOOKUP)
     verdict = Verdict(tree, np.array([0, 1], np.int32), np.array([5, 6, 9], np.int32))
     assert verdict.cut(3) is verdict

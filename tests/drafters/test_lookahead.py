@@ -1,4 +1,4 @@
-"""Lookahead against a made-up target that counts through 96 tokens, asked at every node as a verifier would."""
+"""Lookahead against a synthetic target with a period of 96 tokens, verified at every node."""
 
 import numpy as np
 from hypothesis import given
@@ -7,14 +7,16 @@ from hypothesis import strategies as st
 from drafters.interface import DraftTree, Verdict
 from drafters.lookahead import POOL_TOKENS, LookaheadDrafter
 from drafters.options import LookaheadOptions
+from tests.drafts import Driven
+from tests.trees import check
 
 
 def target(last: int) -> int:
-    return last * 5 % 97  # 5 generates all residues but 0, so nothing repeats for 96 tokens
+    return last * 5 % 97  # 5 generates all non-zero residues, so the text has a period of 96 tokens
 
 
 def verify(tree: DraftTree, text: list[int]) -> Verdict:
-    """What the target says at the root and at every node, and what it accepts."""
+    """The target's choices at the root and at every node, and the accepted path."""
     chosen = [target(text[-1])]
     for row in range(len(tree)):
         chosen.append(target(int(tree.tokens[row])))
@@ -33,13 +35,13 @@ def verify(tree: DraftTree, text: list[int]) -> Verdict:
 
 
 def run(options: LookaheadOptions, length: int, budget: int = 64) -> tuple[list[int], int]:
-    drafter = LookaheadDrafter(options)
+    drafter = Driven(LookaheadDrafter(options))
     text = [3, 1, 4]
     drafter.begin(np.array(text, np.int32))
     steps = 0
     while len(text) < length:
         tree = drafter.propose(budget)
-        tree.check()
+        check(tree)
         assert len(tree) <= budget
         verdict = verify(tree, text)
         drafter.observe(verdict)
@@ -55,7 +57,7 @@ def test_trees_are_well_formed_for_all_settings(window: int, ngram: int, guesses
     assert all(text[i] == target(text[i - 1]) for i in range(3, len(text)))
 
 
-def test_the_window_finds_tokens_that_the_text_never_said() -> None:
+def test_the_window_finds_tokens_that_are_not_in_the_text() -> None:
     fresh = 90
     with_window, without = (
         run(LookaheadOptions(window=w, ngram=4, guesses=4, pool_from_prompt=False), fresh)[1] for w in (8, 1)
@@ -70,7 +72,7 @@ def test_repetition_is_drafted_from_the_pool() -> None:
 
 
 def test_the_pool_is_bounded() -> None:
-    drafter = LookaheadDrafter(LookaheadOptions(guesses=2))
+    drafter = Driven(LookaheadDrafter(LookaheadOptions(guesses=2)))
     text = np.random.default_rng(0).integers(0, 20_000, 50_000).astype(np.int32)
     drafter.begin(text)
     assert len(drafter._pool) == POOL_TOKENS

@@ -1,4 +1,4 @@
-"""PEARL's loop: what is guessed while the verifier is busy, and what becomes of it."""
+"""PEARL's loop: background drafting, pre-verify, post-verify and cancellation."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from drafters.model.language_model import Candidates
 from drafters.options import PearlOptions
 from drafters.pearl import PearlDrafter
 from tests.drafters.test_draft_tree import PROMPT
+from tests.drafts import Driven
 from tests.language import ToyModel
+from tests.trees import check
 
 RING = np.full((5, 5), 0.01) + np.roll(np.eye(5), 1, 1)  # 0 -> 1 -> 2 -> 3 -> 4 -> 0
 RING /= RING.sum(1, keepdims=True)
 
 
-def new(options: PearlOptions, model: ToyModel | None = None) -> tuple[PearlDrafter, ToyModel]:
+def new(options: PearlOptions, model: ToyModel | None = None) -> tuple[Driven, ToyModel]:
     model = model or ToyModel(RING)
-    drafter = PearlDrafter(model, options)
+    drafter = Driven(PearlDrafter(model, options))
     drafter.begin(PROMPT)  # ends with 0
     return drafter, model
 
 
-def step(drafter: PearlDrafter, *tokens: int) -> list[int]:
-    """The proposed tokens; then these are emitted."""
+def step(drafter: Driven, *tokens: int) -> list[int]:
+    """Proposes, then emits `tokens`; returns the proposed tokens."""
     tree = drafter.propose(64)
-    tree.check()
+    check(tree)
     drafter.observe(Verdict(tree, np.empty(0, np.int32), np.array(tokens, np.int32), seconds=0.01))
     return list(map(int, tree.tokens))
 
 
-def test_accepted_guesses_are_verified_while_others_are_drafted() -> None:
+def test_draft_tokens_are_verified_while_others_are_drafted() -> None:
     drafter, model = new(PearlOptions(window=3, ahead=0))
-    assert step(drafter, 1) == []  # pre-verify: the target's own token checks the first guess
-    assert step(drafter, 2, 3, 4) == [2, 3]  # post-verify: 4, 0, 1 were drafted beside it
+    assert step(drafter, 1) == []  # pre-verify: the target's own token checks the first draft token
+    assert step(drafter, 2, 3, 4) == [2, 3]  # post-verify: 4, 0, 1 were drafted meanwhile
     assert step(drafter, 0, 1, 2) == [0, 1]
     assert model.forwards[0] == 1
     assert all(rows == 1 for rows in model.forwards)
@@ -48,7 +50,7 @@ def test_a_rejection_starts_again() -> None:
     drafter, _ = new(PearlOptions(window=3, ahead=0))
     step(drafter, 1)
     assert step(drafter, 2, 0) == [2, 3]  # 3 was rejected
-    assert step(drafter, 3) == []  # nothing is known to follow 0 here; 1 was guessed, and is wrong
+    assert step(drafter, 3) == []  # after 0, 1 was drafted and is rejected
     assert step(drafter, 4) == []
     assert step(drafter, 0) == [0, 1]
 
@@ -67,8 +69,8 @@ def test_without_pre_verify_no_step_is_without_a_draft() -> None:
     assert step(drafter, 4) == [4, 0, 1]
 
 
-def test_part_of_a_guess_may_be_verified() -> None:
-    """Where a step had room for one token of two, the other is still believed."""
+def test_part_of_a_draft_may_be_verified() -> None:
+    """If a step has room for one draft token of two, the other stays in the draft."""
     drafter, _ = new(PearlOptions(window=3, ahead=0))
     step(drafter, 1)
     tree = drafter.propose(1)
@@ -78,7 +80,7 @@ def test_part_of_a_guess_may_be_verified() -> None:
 
 
 def test_the_verifier_never_waits_for_more_than_one_token() -> None:
-    """Drafting goes on only while the verifier is at work."""
+    """Background drafting ends when the verifier is done."""
     gate = threading.Semaphore(0)
 
     class Gated(ToyModel):
@@ -88,13 +90,13 @@ def test_the_verifier_never_waits_for_more_than_one_token() -> None:
 
     with ThreadPoolExecutor(1) as thread:
         drafter, model = new(PearlOptions(window=3, ahead=00), Gated(RING, thread=thread))
-        tree = drafter.propose(64)  # the first token, and then the second, which waits
+        tree = drafter.propose(64)  # drafts the first token; the second waits at the gate
         verdict = Verdict(tree, np.empty(0, np.int32), np.array([1], np.int32))
         observed = threading.Thread(target=drafter.observe, args=(verdict,))
         observed.start()
-        while not drafter._enough.is_set():
+        while not drafter._verified.is_set():
             pass
-        gate.release()  # one only
+        gate.release()  # for one forward
         observed.join(10)
         assert not observed.is_alive()
         assert len(model.forwards) <= 2
@@ -102,26 +104,26 @@ def test_the_verifier_never_waits_for_more_than_one_token() -> None:
 
 
 def test_a_table_drafts_for_the_draft_model() -> None:
-    """The same guesses in fewer forwards, wrong expectations included."""
+    """The draft is the same in fewer forwards, also where the table is wrong."""
     plain, quick = new(PearlOptions(window=6, ahead=0)), new(PearlOptions(window=6, ahead=3))
-    misled: Ints = np.array([0, 1, 2, 0, 1, 4, 0], np.int32)  # 1, 4 was said; the model says 1, 2
+    misled: Ints = np.array([0, 1, 2, 0, 1, 4, 0], np.int32)  # the text has 1, 4; the model prefers 1, 2
     for drafter, _ in (plain, quick):
         drafter.begin(misled)
     last = 0
     for _ in range(10):  # the target agrees with the model every time
-        size = len(plain[0]._guess) + 1
+        size = len(plain[0]._draft) + 1
         emitted = [(last + 1 + number) % 5 for number in range(size)]
         last = emitted[-1]
         assert step(plain[0], *emitted) == step(quick[0], *emitted)
-        assert plain[0]._guess == quick[0]._guess
+        assert plain[0]._draft == quick[0]._draft
     assert sum(quick[1].forwards) > len(quick[1].forwards)
     assert len(quick[1].forwards) < len(plain[1].forwards)
 
 
 def test_the_window_follows_the_speeds() -> None:
     drafter, _ = new(PearlOptions())
-    assert drafter.window == 3  # as the model says
-    drafter._draft_seconds, drafter._verify_seconds = 0.001, 0.007
+    assert drafter.window == 3  # the model's speed ratio
+    drafter.drafter._draft_seconds, drafter.drafter._verify_seconds = 0.001, 0.007
     assert drafter.window == 7
     assert new(PearlOptions(window=5))[0].window == 5
 

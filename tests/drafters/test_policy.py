@@ -1,18 +1,61 @@
-"""Whether drafting pays, as measured."""
+"""Costs, gains and acceptance as they are measured, and what they decide."""
 
 from __future__ import annotations
 
-from drafters.policy import RARELY, Worth
+import pytest
+
+from drafters.policy import PROBE_INTERVAL, Calibration, CostBenefit, Gains, Probe, Promise, ema
 
 
-def test_what_is_not_known_is_tried() -> None:
-    assert Worth().pays(0.1)
+def test_a_mean_starts_with_its_first_value_and_then_decays() -> None:
+    assert ema(0.0, 5.0) == 5.0
+    assert ema(5.0, 0.0) == pytest.approx(4.5)
+    assert ema(ema(5.0, 1.0), 1.0) == pytest.approx(1 + 4 * 0.81)
 
 
-def test_what_costs_more_than_it_brings_is_tried_rarely() -> None:
-    worth = Worth()
-    worth.took(0.010)
-    worth.emitted(2, 0.008)  # 4 ms each
-    assert worth.pays(3.0)
-    assert not worth.pays(2.0)
-    assert sum(worth.tried(1.0) for _ in range(10 * RARELY)) == 10
+def test_a_probe_is_due_once_per_interval() -> None:
+    probe = Probe(4)
+    assert [probe.due() for _ in range(8)] == [False, False, False, True] * 2
+
+
+def test_unmeasured_actions_pay() -> None:
+    assert CostBenefit().pays(0.1)
+
+
+def test_an_action_that_costs_more_than_it_brings_is_only_probed() -> None:
+    benefit = CostBenefit()
+    benefit.record_action(0.010)
+    benefit.record_step(2, 0.008)  # 4 ms per token
+    assert benefit.pays(3.0)
+    assert not benefit.pays(2.0)
+    assert sum(benefit.pays_or_probes(1.0) for _ in range(10 * PROBE_INTERVAL)) == 10
+
+
+def test_trust_follows_accepted_over_expected_tokens() -> None:
+    promise = Promise()
+    assert promise.trust == 1.0
+    for _ in range(100):
+        promise.record(4.0, 1)
+    assert promise.trust == pytest.approx(0.25, abs=0.01)
+    for _ in range(100):
+        promise.record(1.0, 3)
+    assert promise.trust == 1.0
+
+
+def test_calibration_moves_from_the_models_probability_to_the_measured_one() -> None:
+    calibration = Calibration(2)
+    assert calibration.acceptance(0, 0.55) == pytest.approx(0.55)
+    for _ in range(50):
+        calibration.record([0, 1], [0.55, 0.2], 0)
+    assert calibration.acceptance(0, 0.55) > 0.9
+    assert calibration.acceptance(1, 0.2) < 0.1
+    assert calibration.acceptance(0, 0.95) == pytest.approx(0.95)
+
+
+def test_gains_are_tracked_by_what_the_other_sources_promise() -> None:
+    gains = Gains()
+    before = gains.expected(3.0)
+    for _ in range(50):
+        gains.record(0.1, 4)
+    assert gains.expected(0.2) == pytest.approx(4.0, abs=0.1)
+    assert gains.expected(3.0) == before

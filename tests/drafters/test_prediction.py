@@ -1,4 +1,4 @@
-"""The expected text is followed, left, and found again."""
+"""Predictions are followed, departed from and realigned."""
 
 import numpy as np
 import pytest
@@ -6,18 +6,20 @@ import pytest
 from drafters.interface import NOTHING, DraftTree, Ints, Verdict
 from drafters.options import PredictionOptions
 from drafters.prediction import PredictionDrafter, realign
+from tests.drafts import Driven
+from tests.trees import check
 
 EXPECTED = np.arange(100, 200, dtype=np.int32)
 
 
 def steps(answer: Ints, expected: Ints = EXPECTED) -> int:
-    """Decoding steps for `answer` when a verifier accepts exactly what agrees with it."""
-    drafter = PredictionDrafter(PredictionOptions())
+    """The number of decoding steps for `answer` with a verifier that accepts exactly its tokens."""
+    drafter = Driven(PredictionDrafter(PredictionOptions()))
     drafter.begin(np.array([1, 2], np.int32), expected)
     at = count = 0
     while at < len(answer):
         tree = drafter.propose(64)
-        tree.check()
+        check(tree)
         agree = 0
         while agree < len(tree) and at + agree < len(answer) and tree.tokens[agree] == answer[at + agree]:
             agree += 1
@@ -28,7 +30,7 @@ def steps(answer: Ints, expected: Ints = EXPECTED) -> int:
 
 
 def test_an_exact_prediction_costs_few_steps() -> None:
-    assert steps(EXPECTED) == 4  # 32 drafted and one of the target's own, a step
+    assert steps(EXPECTED) == 4  # 32 draft tokens and a bonus token per step
 
 
 @pytest.mark.parametrize(
@@ -40,12 +42,12 @@ def test_an_exact_prediction_costs_few_steps() -> None:
         np.concatenate([EXPECTED[:40], [7, 8, 9], EXPECTED[55:]]),
     ],
 )
-def test_after_an_edit_the_place_is_found_again(edited: Ints) -> None:
+def test_an_edit_is_followed_by_realignment(edited: Ints) -> None:
     assert steps(edited.astype(np.int32)) <= 10
 
 
-def test_without_a_prediction_it_is_silent() -> None:
-    drafter = PredictionDrafter(PredictionOptions())
+def test_without_a_prediction_nothing_is_drafted() -> None:
+    drafter = Driven(PredictionDrafter(PredictionOptions()))
     drafter.begin(EXPECTED)
     assert len(drafter.propose(64)) == 0
     drafter.observe(
@@ -54,7 +56,7 @@ def test_without_a_prediction_it_is_silent() -> None:
 
 
 def test_a_prediction_does_not_outlive_its_request() -> None:
-    drafter = PredictionDrafter(PredictionOptions())
+    drafter = Driven(PredictionDrafter(PredictionOptions()))
     drafter.begin(EXPECTED, EXPECTED)
     drafter.end()
     assert len(drafter.propose(64)) == 0

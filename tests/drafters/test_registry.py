@@ -1,4 +1,4 @@
-"""Every name makes a drafter that keeps the protocol."""
+"""Every name makes a drafter that implements the protocol."""
 
 import numpy as np
 import pytest
@@ -6,31 +6,33 @@ import pytest
 from drafters.interface import Verdict
 from drafters.options import NAMES, DrafterName
 from drafters.registry import Resources, make, warm
+from tests.drafts import Driven
 from tests.language import ToyModel
+from tests.trees import check
 
 RESOURCES = Resources(model=lambda: ToyModel(np.full((8, 8), 1 / 8)))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_keeps_the_protocol(name: DrafterName) -> None:
-    drafter = make(name, RESOURCES)
+def test_each_drafter_implements_the_protocol(name: DrafterName) -> None:
+    drafter = Driven(make(name, RESOURCES))
     for _ in range(2):
         drafter.begin(np.array([1, 2, 3, 1, 2], np.int32))
         tree = drafter.propose(16)
-        tree.check()
+        check(tree)
         assert len(tree) <= 16
         drafter.observe(Verdict(tree, np.empty(0, np.int32), np.array([3, 1, 2], np.int32)))
-        drafter.propose(16).check()
+        check(drafter.propose(16))
         drafter.end()
 
 
 def test_warming_leaves_nothing_behind() -> None:
     warm(RESOURCES)
-    drafter = make("trigram", Resources())
+    drafter = Driven(make("trigram", Resources()))
     drafter.begin(np.array([0, 1], np.int32))
     assert len(drafter.propose(8)) <= 1
 
 
-def test_some_need_a_model() -> None:
+def test_drafters_that_need_a_model_are_listed_only_with_one() -> None:
     assert set(NAMES) - set(Resources().names) == {"draft", "draft-tree", "draft-graph", "pearl"}
     assert RESOURCES.names == NAMES

@@ -1,4 +1,4 @@
-"""REST against brute force: the most frequent beginnings of what followed the longest match."""
+"""REST against brute force: the most frequent prefixes of the continuations of the longest match."""
 
 from collections import Counter
 
@@ -10,6 +10,8 @@ from drafters.interface import EMPTY, NOTHING, Verdict
 from drafters.options import RetrievalOptions
 from drafters.retrieval import RetrievalDrafter
 from drafters.tables.suffix import Corpus, index
+from tests.drafts import Driven
+from tests.trees import check
 
 SEPARATOR = 6
 Documents = list[list[int]]
@@ -20,7 +22,7 @@ def block(documents: Documents) -> Corpus:
 
 
 def prefixes(documents: Documents, context: list[int], length: int) -> Counter[tuple[int, ...]]:
-    """The beginnings of all continuations of the longest matching ending (2 to 16 tokens), counted."""
+    """Counts the prefixes of all continuations of the longest match (2 to 16 tokens)."""
     for size in range(min(16, len(context)), 1, -1):
         ending = context[len(context) - size :]
         found: Counter[tuple[int, ...]] = Counter()
@@ -41,10 +43,10 @@ documents = st.lists(st.lists(st.integers(0, 3), max_size=40), min_size=1, max_s
 
 @given(documents, st.lists(st.integers(0, 3), max_size=20), st.integers(1, 40))
 def test_the_most_frequent_prefixes_are_drafted(texts: Documents, context: list[int], budget: int) -> None:
-    drafter = RetrievalDrafter([block(texts)], RetrievalOptions(length=5))
+    drafter = Driven(RetrievalDrafter([block(texts)], RetrievalOptions(length=5)))
     drafter.begin(np.array(context, np.int32))
     tree = drafter.propose(budget)
-    tree.check()
+    check(tree)
     wanted = prefixes(texts, context, 5)
     assert len(tree) == min(budget, len(wanted))
     drafted = [wanted[tuple(tree.path(row))] for row in range(len(tree))]
@@ -53,7 +55,7 @@ def test_the_most_frequent_prefixes_are_drafted(texts: Documents, context: list[
 
 def test_several_blocks_are_searched_together() -> None:
     one, two = [[1, 2, 3, 4]], [[1, 2, 3, 5], [0, 2, 3, 1]]
-    drafter = RetrievalDrafter([block(one), block(two)], RetrievalOptions())
+    drafter = Driven(RetrievalDrafter([block(one), block(two)], RetrievalOptions()))
     drafter.begin(np.array([1, 2, 3], np.int32))
     assert sorted(drafter.propose(8).tokens.tolist()) == [4, 5]
     drafter.observe(Verdict(EMPTY, NOTHING, np.array([0, 2, 3], np.int32)))
@@ -61,12 +63,12 @@ def test_several_blocks_are_searched_together() -> None:
 
 
 def test_continuations_stop_at_the_document() -> None:
-    drafter = RetrievalDrafter([block([[1, 2, 3], [4, 5]])], RetrievalOptions())
+    drafter = Driven(RetrievalDrafter([block([[1, 2, 3], [4, 5]])], RetrievalOptions()))
     drafter.begin(np.array([1, 2], np.int32))
     assert drafter.propose(8).tokens.tolist() == [3]
 
 
-def test_without_a_datastore_it_is_silent() -> None:
-    drafter = RetrievalDrafter([], RetrievalOptions())
+def test_without_a_datastore_nothing_is_drafted() -> None:
+    drafter = Driven(RetrievalDrafter([], RetrievalOptions()))
     drafter.begin(np.array([1, 2], np.int32))
     assert drafter.propose(8) is EMPTY

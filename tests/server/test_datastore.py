@@ -12,6 +12,7 @@ from drafters.tables import datastore as store
 from models import TARGET
 from server import datastore
 from server.datastore import DatastoreError
+from tests.drafts import Driven
 from verify.tokenizer import load_tokenizer
 
 TOKENIZER = str(TARGET)
@@ -29,7 +30,7 @@ def corpus(tmp_path: Path) -> Path:
 
 def drafted(folder: Path, text: str) -> set[str]:
     tokenizer = load_tokenizer(TOKENIZER)
-    drafter = RetrievalDrafter(store.load(folder), RetrievalOptions())
+    drafter = Driven(RetrievalDrafter(store.load(folder), RetrievalOptions()))
     drafter.begin(np.array(tokenizer.encode(text), np.int32))
     tree = drafter.propose(32)
     return {tokenizer.decode(tree.path(row)) for row in range(len(tree))}

@@ -1,4 +1,4 @@
-"""The walk accepts exactly the path that plain decoding would have taken."""
+"""The walk accepts exactly the path of plain decoding."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from drafters.interface import EMPTY, DraftTree
 from tests.trees import trees
-from verify.acceptance import accepted, walk
+from verify.acceptance import accepted_rows, walk
 
 
 @given(trees(vocabulary=4, nodes=20), st.lists(st.integers(0, 3), min_size=21, max_size=21))
@@ -23,13 +23,13 @@ def test_walk_follows_the_targets_own_choices(tree: DraftTree, chosen: list[int]
         token = chosen[paths[path] + 1]
     assert rows.tolist() == expected_rows
     assert tokens.tolist() == [*path, token]
-    agreed = accepted(torch.tensor(chosen[: len(tree) + 1]), tree)
+    agreed = accepted_rows(torch.tensor(chosen[: len(tree) + 1]), tree)
     assert agreed[0]
     assert np.flatnonzero(agreed[1:]).tolist() == expected_rows
 
 
-def test_without_a_draft_the_target_alone_speaks() -> None:
+def test_without_a_draft_the_bonus_token_is_emitted() -> None:
     rows, tokens = walk(EMPTY, [7])
     assert rows.tolist() == []
     assert tokens.tolist() == [7]
-    assert accepted(torch.tensor([7]), EMPTY).tolist() == [True]
+    assert accepted_rows(torch.tensor([7]), EMPTY).tolist() == [True]

@@ -1,4 +1,4 @@
-"""The budget takes the nodes that pay, stops where none do, and tries again."""
+"""Budgets select the nodes that pay, stop drafting that does not, and probe again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from drafters.interface import MAX_NODES, DraftTree, Source, chain
-from verify.budget import RARELY, MeasuredBudget, outcome
+from drafters.policy import Promise
+from tests.trees import check
+from verify.budget import PROBE_INTERVAL, MeasuredBudget, outcome
 from verify.cost import NODES, CostCurve
 
 
@@ -22,7 +24,7 @@ def draft(*probabilities: float) -> DraftTree:
 def test_the_nodes_with_the_most_tokens_per_second_are_kept() -> None:
     tree = draft(0.9, 0.9, 0.9, 0.5, 0.2, 0.1)
     for per_node in (0.0, 0.05, 0.2, 0.5):
-        kept = len(MeasuredBudget(curve(per_node)).prune(tree, 0))
+        kept = len(MeasuredBudget(curve(per_node)).select(tree, 0).tree)
         rates = [(1 + tree.probability[:n].sum()) / (1 + per_node * n) for n in range(len(tree) + 1)]
         assert kept == int(np.argmax(rates))
 
@@ -31,56 +33,73 @@ def test_a_branch_is_kept_only_with_its_parent() -> None:
     tokens, parents = np.array([1, 2, 3, 4], np.int32), np.array([-1, 0, 1, 0], np.int32)
     path = np.array([0.9, 0.6, 0.1, 0.3], np.float32)
     tree = DraftTree(tokens, parents, np.array([1, 2, 3, 2], np.int32), path, np.zeros(4, np.uint8))
-    kept = MeasuredBudget(curve(0.15)).prune(tree, 0)
-    kept.check()
+    kept = MeasuredBudget(curve(0.15)).select(tree, 0).tree
+    check(kept)
     assert kept.tokens.tolist() == [1, 2, 4][: len(kept)]
 
 
-def asked(budget: MeasuredBudget, tree: DraftTree, emitted: list[int], steps: int) -> list[int]:
-    """The nodes verified in each of `steps` steps that emit the same."""
-    seen = []
+def verified(budget: MeasuredBudget, tree: DraftTree, emitted: list[int], steps: int) -> list[int]:
+    """The nodes verified in each of `steps` steps with the same outcome."""
+    sizes = []
     for _ in range(steps):
-        proposed = tree if budget.ask() else draft()
-        pruned = budget.prune(proposed, 0)
-        seen.append(len(pruned))
-        budget.record(proposed, pruned, np.array(emitted[: len(pruned) + 1], np.int32), 0.0)
-    return seen
+        proposed = tree if budget.nodes() else draft()
+        selection = budget.select(proposed, 0)
+        sizes.append(len(selection.tree))
+        budget.record(proposed, selection, np.array(emitted[: len(selection.tree) + 1], np.int32), 0.0)
+    return sizes
 
 
-def test_drafts_that_never_come_true_stop_within_a_few_steps_and_come_back_when_they_do() -> None:
+def test_rejected_drafts_stop_within_a_few_steps_and_resume_when_accepted() -> None:
     budget, tree = MeasuredBudget(curve(0.1)), draft(0.8, 0.8, 0.8, 0.8)
-    seen = asked(budget, tree, [9], 100)
+    seen = verified(budget, tree, [9], 100)
     assert seen[0] == 4
     assert sum(seen[12:]) == 0
-    back = asked(budget, tree, [0, 1, 2, 3, 4], 60)
+    back = verified(budget, tree, [0, 1, 2, 3, 4], 60)
     assert back[-1] == 4
 
 
-def test_drafts_that_always_come_true_go_on() -> None:
-    assert asked(MeasuredBudget(curve(0.1)), draft(0.8, 0.8, 0.8, 0.8), [0, 1, 2, 3, 4], 50) == [4] * 50
+def test_accepted_drafts_continue() -> None:
+    assert verified(MeasuredBudget(curve(0.1)), draft(0.8, 0.8, 0.8, 0.8), [0, 1, 2, 3, 4], 50) == [4] * 50
 
 
-def test_where_nodes_cost_a_step_each_nothing_is_drafted_and_the_drafter_is_asked_rarely() -> None:
+def test_nodes_that_cost_a_step_each_are_only_probed() -> None:
     budget = MeasuredBudget(curve(1.5))
-    assert sum(asked(budget, draft(0.9, 0.9), [0, 1, 2], 50)) == 0
-    assert sum(budget.ask() > 0 for _ in range(40)) == 40 // RARELY
+    assert sum(verified(budget, draft(0.9, 0.9), [0, 1, 2], 50)) == 0
+    assert sum(budget.nodes() > 0 for _ in range(40)) == 40 // PROBE_INTERVAL
 
 
-def test_who_fills_the_budget_is_asked_for_as_many_nodes_as_were_worth_it() -> None:
+def select(budget: MeasuredBudget, tree: DraftTree) -> int:
+    """One step of a drafter whose drafts are accepted as expected; returns the nodes that were worth verifying."""
+    selection = budget.select(tree, 0)
+    budget.record(tree, selection, tree.tokens[:1], 0.0)
+    budget._promise = Promise()  # the sizes below are computed for full trust
+    return len(selection.tree)
+
+
+def test_a_drafter_that_fills_its_budget_gets_only_the_useful_size_next_time() -> None:
     budget = MeasuredBudget(curve(0.1))
-    assert budget.ask() == MAX_NODES
-    assert len(budget.prune(draft(*[0.9] * 4, 0.05, *[0.5] * (MAX_NODES - 5)), 0)) == 4
-    assert budget.ask() == 4
-    assert len(budget.prune(draft(0.9, 0.9, 0.6, 0.55), 0)) == 4  # the last one brings 0.27 tokens, barely enough
-    assert budget.ask() == 4
-    assert len(budget.prune(draft(0.9, 0.9, 0.9, 0.9), 0)) == 4  # 0.66 are plenty
-    assert budget.ask() == MAX_NODES
+    assert budget.nodes() == MAX_NODES
+    assert select(budget, draft(*[0.9] * 4, 0.05, *[0.5] * (MAX_NODES - 5))) == 4
+    assert budget.nodes() == 4
+    assert select(budget, draft(0.9, 0.9, 0.6, 0.55)) == 4  # the last node brings 0.27 tokens, barely enough
+    assert budget.nodes() == 4
+    assert select(budget, draft(0.9, 0.9, 0.9, 0.9)) == 4  # 0.66 are plenty
+    assert budget.nodes() == MAX_NODES
 
 
-def test_who_drafts_less_than_asked_is_not_asked_for_less() -> None:
+def test_a_drafter_that_drafts_less_than_its_budget_keeps_it() -> None:
     budget = MeasuredBudget(curve(0.1))
-    assert len(budget.prune(draft(0.9, 0.9, 0.9, 0.9, 0.05, 0.5), 0)) == 4
-    assert budget.ask() == MAX_NODES
+    assert select(budget, draft(0.9, 0.9, 0.9, 0.9, 0.05, 0.5)) == 4
+    assert budget.nodes() == MAX_NODES
+
+
+def test_selecting_has_no_side_effect() -> None:
+    budget = MeasuredBudget(curve(0.1))
+    tree = draft(*[0.9] * 4, 0.05, *[0.5] * (MAX_NODES - 5))
+    first = budget.select(tree, 0)
+    for _ in range(20):
+        assert len(budget.select(tree, 0).tree) == len(first.tree)
+    assert budget.nodes() == MAX_NODES
 
 
 def test_the_outcome_counts_along_the_emitted_path() -> None:

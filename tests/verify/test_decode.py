@@ -1,4 +1,4 @@
-"""The decode loop gives plain decoding's tokens and ends where it must, whatever is drafted."""
+"""The decode loop emits plain decoding's tokens and ends where it must, for any drafter."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_every_drafter_gives_plain_decodings_tokens(tiny_runner: ModelRunner, pa
         assert len(decoded.steps) == 9  # seven tokens a step
 
 
-def test_a_seed_decides_and_seeds_differ(tiny_runner: ModelRunner) -> None:
+def test_a_seed_determines_the_answer_and_seeds_differ(tiny_runner: ModelRunner) -> None:
     def sampled(seed: int) -> list[int]:
         return plain(tiny_runner, DecodeOptions(SamplingParams(seed=seed), max_tokens=20))
 
@@ -78,7 +78,7 @@ def test_the_context_limit_inside_an_accepted_block(tiny_runner: ModelRunner) ->
         assert run(tiny_runner, drafter, options).tokens == expected
 
 
-def test_a_prompt_must_leave_room(tiny_runner: ModelRunner) -> None:
+def test_a_prompt_must_leave_room_in_the_context(tiny_runner: ModelRunner) -> None:
     verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
     options = DecodeOptions(GREEDY, max_tokens=5)
     for size in (0, tiny_runner.context_tokens):
@@ -113,12 +113,12 @@ def test_the_next_turn_reuses_the_prefix_and_gives_the_same_tokens(tiny_runner: 
     again = Generation(verifier, NoDrafter(), turn, options)
     assert again.reused_tokens == len(PROMPT) + len(first) - 1
     assert decode(verifier, Oracle(first), turn, options).tokens == plain(tiny_runner, options, turn)
-    # A conversation that went another way shares only its beginning.
+    # A conversation that takes another turn shares only a prefix.
     other = np.array([*PROMPT, first[0], 90, 91], np.int32)
     assert decode(verifier, NoDrafter(), other, options).tokens == plain(tiny_runner, options, other)
 
 
-def test_tokens_taken_back_are_forgotten(tiny_runner: ModelRunner) -> None:
+def test_tokens_that_are_taken_back_leave_the_text(tiny_runner: ModelRunner) -> None:
     options = DecodeOptions(GREEDY, max_tokens=30)
     expected = plain(tiny_runner, options)
     verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
@@ -128,6 +128,6 @@ def test_tokens_taken_back_are_forgotten(tiny_runner: ModelRunner) -> None:
         step = generation.step()
     generation.take_back(3)
     generation.close()
-    assert verifier.tokens == [*PROMPT.tolist(), *expected[: len(step.tokens) - 3]]
-    turn = np.array([*verifier.tokens, 8, 9], np.int32)
+    assert verifier.sequence.tokens.tolist() == [*PROMPT.tolist(), *expected[: len(step.tokens) - 3]]
+    turn = np.array([*verifier.sequence.tokens, 8, 9], np.int32)
     assert decode(verifier, NoDrafter(), turn, options).tokens == plain(tiny_runner, options, turn)

@@ -1,8 +1,9 @@
-"""Grammars over draft trees: each node's mask is the one that plain decoding has there."""
+"""Grammars over draft trees: each node has the mask of plain decoding."""
 
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ import models
 from drafters.interface import EMPTY, DraftTree, Source, chain
 from drafters.none import NoDrafter
 from drafters.registry import Resources, make
-from tests.trees import trees
+from tests.trees import check, trees
 from verify.decode import DecodeOptions, decode
-from verify.grammar import KEPT, GrammarCompiler, GrammarError
-from verify.model.runner import LoadOptions, ModelRunner, load_model
+from verify.grammar import MAX_CACHED_GRAMMARS, GrammarCompiler, GrammarError
+from verify.model.loading import LoadOptions, load_model
+from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
@@ -44,19 +46,19 @@ def ids(text: str) -> list[int]:
 
 @settings(max_examples=40)
 @given(trees(vocabulary=8, nodes=12))
-def test_every_mask_is_that_of_the_path_alone(tree: DraftTree) -> None:
+def test_every_mask_is_that_of_its_path(tree: DraftTree) -> None:
     letters = np.array([ids(letter)[0] for letter in "abcdefgh"], np.int32)  # the last two are not allowed
     tree = DraftTree(letters[tree.tokens], tree.parents, tree.depths, tree.probability, tree.source)
-    kept, masks = COMPILER.compile(LETTERS).visit(tree, 64)
-    assert masks.shape == (len(kept) + 1, SIZE)
-    kept.check()
+    allowed, masks = COMPILER.compile(LETTERS).visit(tree, 64)
+    assert masks.shape == (len(allowed) + 1, SIZE)
+    check(allowed)
     paths = {tuple(tree.path(row)) for row in range(len(tree))}
     good = {path for path in paths if len(path) <= 6 and all(token in letters[:6] for token in path)}
-    assert {tuple(kept.path(row)) for row in range(len(kept))} == good
-    for row in range(-1, len(kept)):
+    assert {tuple(allowed.path(row)) for row in range(len(allowed))} == good
+    for row in range(-1, len(allowed)):
         alone = COMPILER.compile(LETTERS)
         if row >= 0:
-            alone.commit(np.array(kept.path(row), np.int32))
+            alone.commit(np.array(allowed.path(row), np.int32))
         assert np.array_equal(masks[row + 1], alone.visit(EMPTY, 0)[1][0])
 
 
@@ -69,7 +71,7 @@ def test_forced_tokens_are_a_draft() -> None:
     assert len(grammar.visit(EMPTY, 2)[0]) <= 2
 
 
-def test_a_stop_token_stands_where_the_grammar_may_end_and_is_never_drafted() -> None:
+def test_a_stop_token_is_allowed_where_the_grammar_may_end_and_never_drafted() -> None:
     grammar = COMPILER.compile(LETTERS)
     assert not grammar.visit(EMPTY, 8)[1][0][STOP]
     grammar.commit(np.array(ids("a"), np.int32))
@@ -87,9 +89,9 @@ def test_leaving_the_grammar_is_an_error() -> None:
 
 def test_the_cache_is_bounded() -> None:
     compiler = GrammarCompiler(TOKENIZER, SIZE, [STOP])
-    for number in range(KEPT + 5):
+    for number in range(MAX_CACHED_GRAMMARS + 5):
         compiler.compile(LLMatcher.grammar_from_regex(f"a{{{number + 1}}}"))
-    assert len(compiler._compiled) == KEPT
+    assert len(compiler._compiled) == MAX_CACHED_GRAMMARS
 
 
 @pytest.fixture(scope="module")
@@ -116,10 +118,10 @@ def test_drafts_change_no_constrained_answer(runner: ModelRunner, temperature: f
             assert found.finish == plain.finish == "stop"
 
 
-def test_a_grammar_wins_over_rules_that_leave_nothing(runner: ModelRunner) -> None:
+def test_a_grammar_overrides_rules_that_exclude_all_its_tokens(runner: ModelRunner) -> None:
     compiler = GrammarCompiler(TOKENIZER, runner.vocabulary, [STOP])
     letter = ids("a")[0]
-    params = SamplingParams(temperature=0, bad_words=((letter,),), min_tokens=5)
+    params = SamplingParams(temperature=0, logit_bias={letter: -math.inf}, min_tokens=5)
     options = DecodeOptions(params, 8, frozenset([STOP]))
     grammar = compiler.compile(LLMatcher.grammar_from_regex("a"))
     found = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), np.array([5, 6], np.int32), options, grammar)

@@ -18,7 +18,8 @@ from drafters.tables import ngram
 from server.worker.detokenizer import AnswerText
 from verify.decode import DecodeOptions, Generation, decode
 from verify.draft_model import DraftRunner
-from verify.model.runner import LoadOptions, ModelRunner, load_model, stop_ids
+from verify.model.loading import LoadOptions, load_model, stop_ids
+from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.tokenizer import fingerprint, load_tokenizer
 from verify.verifier import TreeVerifier

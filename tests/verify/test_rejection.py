@@ -17,7 +17,7 @@ from drafters.model.language_model import LanguageModel
 from drafters.none import NoDrafter
 from drafters.options import DraftGraphOptions, DraftOptions, DraftTreeOptions, PearlOptions
 from drafters.pearl import PearlDrafter
-from tests.drafts import Chaos
+from tests.drafts import Chaos, Driven
 from tests.language import ToyModel
 from verify.acceptance import Keyed, Rejection, rule_of
 from verify.decode import DecodeOptions, decode
@@ -102,7 +102,7 @@ TREE = DraftTreeOptions(2, 3, 0.2, 0.3, thrifty=False)
 def test_a_draft_models_drafts_keep_the_distribution(make: Callable[[LanguageModel], Drafter]) -> None:
     """Whole answers of three tokens, step by step, with drafts, merged branches and guesses made in advance."""
     random = np.random.default_rng(5)
-    drafter = make(ToyModel(DRAFT[1:], random))
+    drafter = Driven(make(ToyModel(DRAFT[1:], random)))
     answers, accepted = np.zeros((VOCABULARY,) * 3, np.int64), 0
     for seed in range(4000):
         rule, text = Rejection(SamplingParams(seed=seed)), [0]

@@ -1,4 +1,4 @@
-"""Sampling: the rules against a plain reference, the noise, and the resulting distribution."""
+"""Sampling: filters against a plain reference, the noise, and the resulting distribution."""
 
 import math
 
@@ -12,58 +12,58 @@ from verify.sampling_params import SamplingParams
 
 
 def reference(logits: list[float], params: SamplingParams) -> list[float]:
-    """The rules as prose has them, one row, plain Python."""
+    """Temperature, top-k, top-p and min-p for one row, in plain Python."""
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
     weights = {i: math.exp((logits[i] - max(logits)) / params.temperature) for i in order}
     if params.top_k:
         weights = {i: weights[i] for i in order[: params.top_k]}
     total = sum(weights.values())
-    kept, mass = {}, 0.0
+    shares, mass = {}, 0.0
     for i in order:
         if i in weights and mass < params.top_p:
-            kept[i] = weights[i] / total
-            mass += kept[i]
-    top = max(kept.values())
-    kept = {i: p for i, p in kept.items() if p >= params.min_p * top}
-    total = sum(kept.values())
-    return [kept.get(i, 0.0) / total for i in range(len(logits))]
+            shares[i] = weights[i] / total
+            mass += shares[i]
+    top = max(shares.values())
+    shares = {i: p for i, p in shares.items() if p >= params.min_p * top}
+    total = sum(shares.values())
+    return [shares.get(i, 0.0) / total for i in range(len(logits))]
 
 
 @given(
     st.lists(st.integers(-40, 40).map(lambda x: x / 8), min_size=1, max_size=12),
     st.sampled_from([0.3, 1.0, 1.7]),
-    st.sampled_from([0.05, 0.52, 0.93, 1.0]),  # no share that equal logits add up to: there rounding decides
+    st.sampled_from([0.05, 0.52, 0.93, 1.0]),  # no sum of equal shares, where rounding would decide
     st.integers(0, 6),
     st.sampled_from([0.0, 0.1, 0.6]),
 )
-def test_rules_equal_the_reference(logits: list[float], temperature: float, top_p: float, top_k: int, min_p: float) -> None:
+def test_filters_equal_the_reference(logits: list[float], temperature: float, top_p: float, top_k: int, min_p: float) -> None:
     params = SamplingParams(temperature, top_p, top_k, min_p)
     got = warp_logits(torch.tensor([logits]), params)[0].softmax(-1).tolist()
     assert got == pytest.approx(reference(logits, params), abs=1e-6)
 
 
-def choose(logits: torch.Tensor, params: SamplingParams, positions: list[int]) -> torch.Tensor:
-    return Sampler(params).choose(logits, positions)
+def sample(logits: torch.Tensor, params: SamplingParams, positions: list[int]) -> torch.Tensor:
+    return Sampler(params).sample(logits, positions)
 
 
-def test_greedy_takes_the_likeliest_and_the_first_of_equals() -> None:
-    assert choose(torch.tensor([[0.0, 2.0, 2.0], [3.0, 1.0, 2.0]]), SamplingParams(temperature=0), [0, 1]).tolist() == [1, 0]
+def test_greedy_takes_the_argmax_and_the_first_of_ties() -> None:
+    assert sample(torch.tensor([[0.0, 2.0, 2.0], [3.0, 1.0, 2.0]]), SamplingParams(temperature=0), [0, 1]).tolist() == [1, 0]
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_samples_follow_the_distribution() -> None:
     logits = torch.tensor([[0.0, 1.0, -1.0, 2.0]])
     params = SamplingParams(temperature=1.0, seed=5)
-    draws = 20_000
-    chosen = choose(logits.expand(draws, -1), params, list(range(draws)))
+    samples = 20_000
+    chosen = sample(logits.expand(samples, -1), params, list(range(samples)))
     counts = torch.bincount(chosen, minlength=4).double()
-    expected = logits[0].double().softmax(-1) * draws
+    expected = logits[0].double().softmax(-1) * samples
     chi_square = float(((counts - expected) ** 2 / expected).sum())
     assert chi_square < 16.27  # 3 degrees of freedom, p = 0.001
 
 
-def test_a_rule_never_lets_through_what_it_forbids() -> None:
+def test_excluded_tokens_are_never_sampled() -> None:
     logits = torch.randn(500, 50, generator=torch.Generator().manual_seed(0))
-    chosen = choose(logits, SamplingParams(temperature=2.0, top_k=3, seed=1), list(range(500)))
+    chosen = sample(logits, SamplingParams(temperature=2.0, top_k=3, seed=1), list(range(500)))
     allowed = logits.topk(3).indices
     assert bool((allowed == chosen[:, None]).any(1).all())
 
@@ -71,20 +71,20 @@ def test_a_rule_never_lets_through_what_it_forbids() -> None:
 def test_a_choice_depends_on_its_own_row_and_position_only() -> None:
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
     params = SamplingParams(seed=3)
-    together = choose(logits, params, [4, 5, 5, 6, 6, 7])
-    alone = [int(choose(logits[i : i + 1], params, [p])) for i, p in enumerate([4, 5, 5, 6, 6, 7])]
+    together = sample(logits, params, [4, 5, 5, 6, 6, 7])
+    alone = [int(sample(logits[i : i + 1], params, [p])) for i, p in enumerate([4, 5, 5, 6, 6, 7])]
     assert together.tolist() == alone
-    walked = Sampler(params)
-    assert [int(walked.choose(logits[i : i + 1], [p])) for i, p in enumerate([4, 5, 5, 6, 6, 7])] == alone
+    one_by_one = Sampler(params)
+    assert [int(one_by_one.sample(logits[i : i + 1], [p])) for i, p in enumerate([4, 5, 5, 6, 6, 7])] == alone
 
 
 @given(st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=5), min_size=1, max_size=6))
-def test_kept_noise_is_the_positions_own(steps: list[list[int]]) -> None:
-    """Whatever positions follow one another, also backwards; of so large a vocabulary, few are kept."""
+def test_cached_noise_is_that_of_the_positions(steps: list[list[int]]) -> None:
+    """For any sequence of positions, also backwards; with a large vocabulary, few are cached."""
     vocabulary = 20_000
-    chooser = Sampler(SamplingParams(seed=3))
+    sampler = Sampler(SamplingParams(seed=3))
     for positions in steps:
-        scores = chooser.scores(torch.zeros(len(positions), vocabulary), positions)
+        scores = sampler.scores(torch.zeros(len(positions), vocabulary), positions)
         assert torch.equal(scores, gumbel(3, positions, vocabulary, torch.device("cpu")))
 
 

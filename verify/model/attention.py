@@ -1,8 +1,8 @@
 """Tree attention: the attention function that unmodified transformers models call, over our own KV cache.
 
-The rows of a forward are the last committed token and a draft tree below it (or a chunk of prompt). Each row sees the
-whole committed prefix, itself and its ancestors. Registered with transformers under a name that has no mask function, so
-the model builds no mask of its own.
+The rows of a forward are the last committed token and a draft tree below it, or a chunk of the prompt. Each row attends to
+the committed prefix, its ancestors and itself. transformers has no mask function registered under this name, so the model
+builds no mask of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 import torch
 from transformers import AttentionInterface
 
+from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
 
 NAME = "outrider"
@@ -20,20 +21,20 @@ NAME = "outrider"
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer asks of its attention."""
+    """Attention parameters of one layer."""
 
     index: int
     scaling: float
-    window: int | None = None  # positions that a row sees, itself included
-    softcap: float | None = None  # Gemma 2
-    sinks: torch.Tensor | None = None  # [heads]; gpt-oss
+    window: int | None = None  # sliding window in positions, the row's own included
+    softcap: float | None = None  # bound of the scores (Gemma 2)
+    sinks: torch.Tensor | None = None  # [heads]; logit of a key without a value (gpt-oss)
 
 
 class Attention(Protocol):
-    """What a forward hands to every layer."""
+    """The attention of one forward, called by every layer."""
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Takes the new rows, [heads, N, head_dim] and [kv_heads, N, head_dim], and returns [heads, N, head_dim]."""
+        """Query [heads, N, head_dim], keys and values [kv_heads, N, head_dim] of the new rows to [heads, N, head_dim]."""
 
 
 def tree_attention(
@@ -49,9 +50,9 @@ def tree_attention(
     attention: Attention | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls; returns [1, N, heads, head_dim]."""
+    """The attention function registered with transformers; returns [1, N, heads, head_dim]. Raises ValueError."""
     if attention is None:
-        raise ValueError("This model does not hand keyword arguments on to its attention, so it cannot be served.")
+        raise ValueError("This model does not pass keyword arguments to its attention layers, so it cannot be served.")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = Layer(cast(int, module.layer_idx), scale, sliding_window, softcap, s_aux)
     return attention.attend(layer, query[0], key[0], value[0]).transpose(0, 1)[None], None
@@ -61,24 +62,18 @@ AttentionInterface.register(NAME, tree_attention)
 
 
 class TorchAttention:
-    """One forward over a cache, in plain torch. Implements `Attention`; the reference for every faster one.
+    """Attention of one forward over a cache in plain torch. Implements `Attention`; the reference for the faster ones."""
 
-    `ancestors` is bool [N, N], or None for rows that follow one another (a chunk of prompt, or a single row). The first
-    `known` of the N rows were written by earlier forwards; this one is over the others.
-    """
-
-    def __init__(self, cache: KVCache, rows: int, ancestors: torch.Tensor | None, known: int = 0) -> None:
+    def __init__(self, cache: KVCache, batch: ForwardBatch) -> None:
         self._cache = cache
-        self._rows = rows
-        self._ancestors = ancestors
-        self._known = known
-        self._masks: dict[int | None, torch.Tensor | None] = {}
+        self._batch = batch
+        self._masks: dict[int | None, torch.Tensor | None] = {}  # by window
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        keys, values = self._cache.write(layer.index, key, value, self._known)
+        keys, values = self._cache.write(layer.index, key, value, self._batch.known)
         heads, rows, head_dim = query.shape
         groups = heads // len(key)
-        # The query heads that share a key head become more rows of it: no key or value is ever repeated.
+        # Query heads that share a key head are stacked as rows of it, so no key or value is copied.
         packed = query.reshape(len(key), groups * rows, head_dim)
         mask = self.mask(layer.window, groups, query)
         if layer.softcap is None and layer.sinks is None:
@@ -90,27 +85,25 @@ class TorchAttention:
         return out.reshape(heads, rows, head_dim)
 
     def mask(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
-        """Additive mask [groups * (N - known), length + N] in the dtype of `like`; None where every row sees everything."""
+        """Additive mask [groups * (N - known), length + N] with dtype and device of `like`; None if nothing is masked."""
         if window not in self._masks:
             self._masks[window] = self._build(window, groups, like)
         return self._masks[window]
 
     def _build(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
-        start, rows = self._cache.length, self._rows
-        if rows == 1 and (window is None or start < window):
+        length, rows = self._cache.length, len(self._batch)
+        if rows == 1 and (window is None or length < window):
             return None
-        seen = self._ancestors
-        if seen is None:
-            seen = torch.ones(rows, rows, dtype=torch.bool, device=like.device).tril()
-        allowed = torch.ones(rows, start + rows, dtype=torch.bool, device=like.device)
-        allowed[:, start:] = seen
+        ancestors = self._batch.ancestor_mask().to(like.device)
+        allowed = torch.ones(rows, length + rows, dtype=torch.bool, device=like.device)
+        allowed[:, length:] = ancestors
         if window is not None:
-            depth = seen.sum(1)  # a row's position is start + depth - 1
-            first = start + depth - window
-            prefix = torch.arange(start, device=like.device)
-            allowed[:, :start] &= prefix >= first[:, None]
-            allowed[:, start:] &= (depth - 1) + start >= first[:, None]
-        allowed = allowed[self._known :]
+            position = length + ancestors.sum(1) - 1
+            first = position - window + 1  # of the row's window
+            prefix = torch.arange(length, device=like.device)
+            allowed[:, :length] &= prefix >= first[:, None]
+            allowed[:, length:] &= position >= first[:, None]
+        allowed = allowed[self._batch.known :]
         mask = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device)
         mask.masked_fill_(~allowed, -torch.inf)
         return mask.repeat(groups, 1)
@@ -123,13 +116,13 @@ def _capped(
     values: torch.Tensor,
     mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention with soft-capped scores or sinks, which scaled_dot_product_attention does not have."""
+    """Attention with soft-capped scores or sinks, which scaled_dot_product_attention does not support."""
     scores = (query @ keys.transpose(1, 2)).float() * layer.scaling
     if layer.softcap is not None:
         scores = layer.softcap * torch.tanh(scores / layer.softcap)
     if mask is not None:
         scores = scores + mask
-    if layer.sinks is not None:  # a key without a value
+    if layer.sinks is not None:
         groups = len(layer.sinks) // len(keys)
         sinks = layer.sinks.float().view(len(keys), groups, 1).expand(-1, -1, query.shape[1] // groups)
         scores = torch.cat([scores, sinks.reshape(len(keys), -1, 1)], -1)
@@ -138,15 +131,16 @@ def _capped(
 
 
 class ShapeProbe:
-    """Notes what the layers hand over, so that a cache can be made for any model. Implements `Attention`."""
+    """Records the shapes and windows of all layers, to size the cache of any model. Implements `Attention`."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[torch.Size, torch.Size]] = {}  # of keys and values, by layer
-        self.windows: list[int | None] = []  # all that there are
-        self.groups = 1  # query heads that share a key head
+        self.windows: list[int | None] = []  # distinct
+        self.groups = 1  # query heads per key head
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         self.shapes[layer.index] = (key.shape, value.shape)
-        self.windows += [layer.window] if layer.window not in self.windows else []
+        if layer.window not in self.windows:
+            self.windows.append(layer.window)
         self.groups = len(query) // len(key)
         return torch.zeros_like(query)

@@ -1,24 +1,24 @@
-"""Linear layers in the layout that this CPU multiplies fastest.
+"""Linear layers with weights packed for oneDNN.
 
-A tree of a few dozen rows is too small for the usual matrix product, which rearranges the weights at every call. oneDNN
-lets us do that once. Promises the same layers up to rounding.
+The usual matrix product repacks the weights in every call, which dominates when a forward has only a few dozen rows. Packing
+once avoids that. Results are equal up to rounding.
 """
 
 from __future__ import annotations
 
 import torch
 
-ROWS = 16  # what the layout is chosen for: one token and a small tree
+ROWS = 16  # batch size that the layout is optimised for: one token and a small tree
 
 
 def multiply(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """[..., in_features] to [..., out_features], in the part of Python that TorchScript has; a trace takes no such operator."""
+    """[..., in_features] to [..., out_features]. Scriptable, because torch.jit.trace does not support this operator."""
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
     return result
 
 
 class PackedLinear(torch.nn.Module):
-    """Takes the place of a torch.nn.Linear; its weights are kept packed only."""
+    """Replaces a torch.nn.Linear; only the packed weights are kept."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class PackedLinear(torch.nn.Module):
 
 
 def can_pack(model: torch.nn.Module) -> bool:
-    """The model computes on a CPU, in numbers that oneDNN packs."""
+    """Whether the model is on a CPU and its dtype can be packed by oneDNN."""
     weight = next(model.parameters())
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
@@ -43,9 +43,14 @@ def can_pack(model: torch.nn.Module) -> bool:
 
 
 def pack_layers(model: torch.nn.Module) -> None:
-    """Packs every plain linear layer of the model, in place. The caller has asked `can_pack`."""
+    """Packs every plain linear layer of the model in place. Requires `can_pack`."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            # A subclass, of the layer or of its weights' tensor (a quantised one), computes something else.
+            # Subclasses, of the layer or of the weight tensor (quantised), may compute something else.
             if type(child) is torch.nn.Linear and type(child.weight.data) is torch.Tensor:
                 setattr(parent, name, PackedLinear(child))
+
+
+def packed_layers(model: torch.nn.Module) -> list[PackedLinear]:
+    """The packed layers, in module order."""
+    return [module for module in model.modules() if isinstance(module, PackedLinear)]

@@ -1,29 +1,29 @@
-"""The table that drafts for a draft model."""
+"""The tri-gram table guesses the latest successors, rarely while it is wrong, in bounded memory."""
 
 from __future__ import annotations
 
 from drafters.model.ngram_predraft import CAPACITY, NgramPredraft
-from drafters.policy import RARELY
+from drafters.policy import PROBE_INTERVAL
 
 
-def test_what_followed_last_is_expected() -> None:
+def test_the_latest_successors_are_guessed() -> None:
     table = NgramPredraft(3)
     table.learn([1, 2, 3, 4, 1, 2])
     assert table.guess([]) == [3, 4, 1]
     assert table.guess([3]) == [4, 1, 2]
     assert table.guess([9]) == []
     table.learn([7])
-    assert table.guess([1, 2]) == [7]  # and nothing is known to follow 2, 7
+    assert table.guess([1, 2]) == [7]  # and 2, 7 has no successor
     assert NgramPredraft(0).guess([1, 2]) == []
 
 
-def test_a_table_that_is_wrong_is_asked_rarely() -> None:
+def test_an_inaccurate_table_guesses_rarely() -> None:
     table = NgramPredraft(2)
     table.learn([1, 2] * 5)
     for _ in range(40):
         table.record(2, 0)
-    asked = sum(bool(table.guess([])) for _ in range(10 * RARELY))
-    assert asked == 10
+    guesses = sum(bool(table.guess([])) for _ in range(10 * PROBE_INTERVAL))
+    assert guesses == 10
     for _ in range(40):
         table.record(2, 2)
     assert table.guess([])
@@ -35,3 +35,11 @@ def test_the_table_is_bounded() -> None:
     assert len(table._next) == CAPACITY
     assert table.guess([10, 11]) == []
     assert table.guess([CAPACITY, CAPACITY + 1]) == [CAPACITY + 2]
+
+
+def test_empty_guesses_do_not_change_the_accuracy() -> None:
+    table = NgramPredraft(1)
+    table.learn([1, 2, 3, 1, 2])
+    for _ in range(40):
+        table.record(0, 0)
+    assert all(table.guess([]) == [3] for _ in range(2 * PROBE_INTERVAL))

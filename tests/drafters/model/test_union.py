@@ -1,4 +1,4 @@
-"""Tables and a draft model in one tree."""
+"""The drafts of tables and of a draft model in one tree."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.interface import DraftTree, Source, Verdict, chain
-from drafters.model.union import UnionDrafter, followed, merged
-from tests.drafts import Oracle
-from tests.trees import trees
+from drafters.model.union import UnionDrafter, merge
+from tests.drafts import Driven, Oracle
+from tests.trees import check, trees
 
 
 def paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
@@ -17,9 +17,9 @@ def paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
 
 
 @given(trees(vocabulary=5), trees(vocabulary=5), st.integers(1, 60))
-def test_the_likeliest_nodes_of_both(left: DraftTree, right: DraftTree, budget: int) -> None:
-    tree = merged(left, right, budget)
-    tree.check()
+def test_the_likeliest_nodes_of_both_trees_are_kept(left: DraftTree, right: DraftTree, budget: int) -> None:
+    tree = merge(left, right, budget)
+    check(tree)
     ours, theirs = paths(left), paths(right)
     best = {path: max(ours.get(path, 0), theirs.get(path, 0)) for path in ours.keys() | theirs.keys()}
     assert len(tree) == min(budget, len(best))
@@ -31,23 +31,23 @@ def test_the_likeliest_nodes_of_both(left: DraftTree, right: DraftTree, budget: 
 
 def test_how_far_a_tree_is_followed() -> None:
     tree = chain(np.array([4, 5, 6]), np.array([0.9, 0.8, 0.7]), Source.LOOKUP)
-    assert followed(tree, np.array([4, 5, 7, 6], np.int32)) == 2
-    assert followed(tree, np.array([5], np.int32)) == 0
+    assert tree.follow(np.array([4, 5, 7, 6], np.int32)).tolist() == [0, 1]
+    assert tree.follow(np.array([5], np.int32)).tolist() == []
 
 
-def test_the_model_is_asked_less_where_it_adds_nothing() -> None:
+def test_a_model_that_adds_nothing_is_only_probed() -> None:
     answer = list(range(1, 1001))
 
     class Slow(Oracle):
-        asked = 0
+        calls = 0
 
         def propose(self, budget: int) -> DraftTree:
-            Slow.asked += 1
-            deadline = np.arange(200_000).sum()  # some work
+            Slow.calls += 1
+            deadline = np.arange(200_000).sum()  # takes some time
             assert deadline
             return super().propose(budget)
 
-    drafter = UnionDrafter(Oracle(answer, length=3), Slow(answer, length=3))
+    drafter = Driven(UnionDrafter(Oracle(answer, length=3), Slow(answer, length=3)))
     drafter.begin(np.array([0], np.int32))
     at = 0
     for _ in range(200):
@@ -55,4 +55,4 @@ def test_the_model_is_asked_less_where_it_adds_nothing() -> None:
         tokens = np.array(answer[at : at + 4], np.int32)
         drafter.observe(Verdict(tree, np.arange(3, dtype=np.int32), tokens))
         at += 4
-    assert Slow.asked < 100
+    assert Slow.calls < 100

@@ -1,6 +1,8 @@
-"""Array files refuse what they cannot trust, each with a sentence."""
+"""Array files are read back as saved; unusable files are rejected with a sentence."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 100, b"\x05\0\0\0\0\0\0\0{bad}", b"\x02\0\0\0\0\0\0\0[]"])
-def test_foreign_file(tmp_path: Path, content: bytes) -> None:
+def test_file_of_another_format(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "foreign").write_bytes(content)
     with pytest.raises(ArrayFileError):
         array_file.load(tmp_path / "foreign", "ngram")
@@ -45,3 +47,37 @@ def test_truncated_file(saved: Path) -> None:
 def test_other_kind(saved: Path) -> None:
     with pytest.raises(ArrayFileError, match="not a version"):
         array_file.load(saved, "suffix")
+
+
+def test_other_tokenizer(saved: Path) -> None:
+    with pytest.raises(ArrayFileError, match="another tokenizer; build it again"):
+        array_file.load(saved, "ngram", "another")
+
+
+def test_byte_offsets_locate_the_arrays_in_the_file(saved: Path) -> None:
+    file = array_file.load(saved, "ngram")
+    data = saved.read_bytes()
+    for name, array in file.arrays.items():
+        start = file.byte_offsets[name]
+        assert data[start : start + array.nbytes] == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    "change", [{"dtype": "F8"}, {"data_offsets": [8, 0]}, {"data_offsets": None}, {"shape": [7]}, {"shape": "x"}]
+)
+def test_inconsistent_header(saved: Path, change: dict[str, Any]) -> None:
+    data = saved.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["a"] |= change
+    changed = json.dumps(header).encode()
+    saved.write_bytes(len(changed).to_bytes(8, "little") + changed + data[8 + size :])
+    with pytest.raises(ArrayFileError, match="not a datastore file"):
+        array_file.load(saved, "ngram")
+
+
+def test_saving_does_not_change_a_mapped_file(saved: Path) -> None:
+    before = array_file.load(saved, "ngram").arrays["a"]
+    array_file.save(saved, "ngram", "f", {"a": np.zeros(3, np.uint32)})
+    assert before.tolist() == list(range(1000))
+    assert array_file.load(saved, "ngram").arrays["a"].tolist() == [0, 0, 0]

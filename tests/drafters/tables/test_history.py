@@ -1,4 +1,4 @@
-"""The session's text against brute force."""
+"""Successors in the session's text equal brute force."""
 
 from collections import Counter
 
@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.tables.history import NEWEST, NEWEST_OF_ALL, append, extend_hashes, followers, new_history
+from drafters.tables.history import MAX_OCCURRENCES, MAX_RECENT, append, extend_hashes, followers, new_history
 from drafters.tables.suffix import LONGEST_CONTEXT
 
 
 @given(st.lists(st.integers(0, 3), max_size=200), st.sampled_from([16, 256]))
-def test_followers_are_those_of_the_newest_places(text: list[int], capacity: int) -> None:
+def test_followers_are_those_of_the_latest_occurrences(text: list[int], capacity: int) -> None:
     history = new_history(capacity)
     hashes = np.zeros(LONGEST_CONTEXT + 1, np.uint64)
     for token in text:
@@ -22,7 +22,7 @@ def test_followers_are_those_of_the_newest_places(text: list[int], capacity: int
         context = text[len(text) - length :]
         first = max(length, len(text) - capacity)
         places = [i for i in range(first, len(text)) if text[i - length : i] == context]
-        places = places[-(NEWEST if length else NEWEST_OF_ALL) :]
+        places = places[-(MAX_OCCURRENCES if length else MAX_RECENT) :]
         end, total = followers(history, length, hashes[length], tokens, counts, 0)
         assert total == len(places)
         found = dict(zip(tokens[:end].tolist(), counts[:end].tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Both searches give well-formed trees, the same ones every time, within their bounds."""
+"""Both searches give well-formed, bounded and repeatable trees, with the nodes that brute force gives."""
 
 import numpy as np
 import pytest
@@ -10,11 +10,12 @@ from drafters.tables import ngram
 from drafters.tables.adaptive import learn, new_rows, successors
 from drafters.tables.nodes import draft_tree
 from drafters.tables.search import best_first, monte_carlo, new_pool
+from tests.trees import check
 
 BASE = ngram.empty_base()
 
 
-def search(kind: str, text: list[int], budget: int, depth: int = 4, order: int = 3) -> DraftTree:
+def search(kind: str, text: list[int], budget: int, depth: int = 4, order: int = 3, floor: float = 0.0) -> DraftTree:
     rows, pool = new_rows(1024, 6), new_pool(1 + 6 * 150, 6)
     learn(BASE, rows, np.array(text, np.int32), len(text), order, 1.0, 16.0)
     random = np.array([12345], np.uint64)
@@ -22,7 +23,7 @@ def search(kind: str, text: list[int], budget: int, depth: int = 4, order: int =
     if kind == "mcts":
         size = monte_carlo(BASE, rows, pool, ending, order, depth, 150, 24, 32.0, 8.0, random)
     else:
-        size = best_first(BASE, rows, pool, ending, order, depth, budget, 0.0, 1 if kind == "greedy" else 6)
+        size = best_first(BASE, rows, pool, ending, order, depth, budget, floor, 1 if kind == "greedy" else 6)
     return draft_tree(pool.nodes, size, budget)
 
 
@@ -33,7 +34,7 @@ texts = st.lists(st.integers(0, 9), min_size=2, max_size=200)
 @given(text=texts, budget=st.integers(1, 64), depth=st.integers(1, 6), order=st.integers(2, 4))
 def test_trees_are_well_formed_bounded_and_repeatable(kind: str, text: list[int], budget: int, depth: int, order: int) -> None:
     tree = search(kind, text, budget, depth, order)
-    tree.check()
+    check(tree)
     assert len(tree) <= budget
     assert not len(tree) or tree.depths.max() <= depth
     again = search(kind, text, budget, depth, order)
@@ -69,9 +70,60 @@ def all_paths(text: list[int], depth: int) -> dict[tuple[int, ...], float]:
     return found
 
 
-def test_siblings_stand_likeliest_first() -> None:
+def test_siblings_are_ordered_by_probability() -> None:
     tree = search("mcts", [1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2], 24)
     first_level = tree.probability[tree.parents == -1]
     assert len(first_level) >= 2
     assert np.all(np.diff(first_level) <= 0)
     assert tree.tokens[0] == 3
+
+
+@given(text=texts, floor=st.floats(0.01, 0.9))
+def test_best_first_stops_at_the_floor(text: list[int], floor: float) -> None:
+    tree = search("best-first", text, 64, depth=3, floor=floor)
+    likely = sorted((p for p in all_paths(text, depth=3).values() if p >= floor * 1.001), reverse=True)
+    assert len(tree) >= min(64, len(likely))
+    assert np.all(tree.probability >= np.float32(floor) * 0.999)
+
+
+@given(text=texts)
+def test_greedy_search_is_the_chain_of_likeliest_successors(text: list[int]) -> None:
+    tree = search("greedy", text, 4)
+    rows = new_rows(1024, 6)
+    learn(BASE, rows, np.array(text, np.int32), len(text), 3, 1.0, 16.0)
+    tokens, shares = np.zeros(6, np.int32), np.zeros(6, np.float32)
+    chain = list(text)
+    while len(chain) < len(text) + 4 and successors(BASE, rows, -1, chain[-2], chain[-1], 3, tokens, shares):
+        chain.append(int(tokens[0]))
+    assert tree.tokens.tolist() == chain[len(text) :]
+
+
+def test_monte_carlo_takes_whole_continuations_likeliest_first() -> None:
+    """The text continues 1 with "2 7" three times and with "3 8" once."""
+    text = [1, 2, 7, 0, 1, 2, 7, 0, 1, 3, 8, 0, 1, 2, 7, 0, 1]
+    rows, pool = new_rows(1024, 6), new_pool(1 + 6 * 150, 6)
+    learn(BASE, rows, np.array(text, np.int32), len(text), 3, 1.0, 16.0)
+    chosen = []
+    for candidates in (1, 2):
+        random = np.array([12345], np.uint64)
+        ending = np.array(text[-3:], np.int32)
+        size = monte_carlo(BASE, rows, pool, ending, 3, 2, 150, candidates, 32.0, 8.0, random)
+        tree = draft_tree(pool.nodes, size, 64)
+        leaves = set(range(len(tree))) - set(tree.parents.tolist())
+        chosen.append([tree.path(row) for row in sorted(leaves)])
+    assert chosen == [[[2, 7]], [[2, 7], [3, 8]]]
+
+
+def test_monte_carlo_visits_every_iteration_once() -> None:
+    rows, pool = new_rows(64, 4), new_pool(1 + 4 * 30, 4)
+    learn(BASE, rows, np.array([1, 2, 1, 3, 1], np.int32), 5, 3, 1.0, 16.0)
+    monte_carlo(BASE, rows, pool, np.array([1, 3, 1], np.int32), 3, 3, 30, 8, 32.0, 8.0, np.array([1], np.uint64))
+    assert pool.visits[0] == 30
+    first, count = int(pool.first_child[0]), int(pool.children[0])
+    assert pool.visits[first : first + count].sum() == 30
+    assert 0.0 < pool.reward[0] <= 30.0
+
+
+def test_a_search_without_successors_is_empty() -> None:
+    for kind in ("mcts", "best-first", "greedy"):
+        assert len(search(kind, [1, 2, 3], 8)) == 0

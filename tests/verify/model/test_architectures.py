@@ -1,4 +1,4 @@
-"""Every architecture we name: logits as transformers' own forward has them, trees as their paths, and lossless decoding."""
+"""Supported architectures: logits equal transformers', trees equal their paths, and drafting is lossless."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tests.drafts import Oracle
 from verify.decode import DecodeOptions, decode
 from verify.errors import ModelError
 from verify.model.attention import NAME
-from verify.model.runner import LoadOptions, ModelRunner, load_model, prepare
+from verify.model.batch import ForwardBatch
+from verify.model.loading import LoadOptions, load_model, prepare
+from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
@@ -29,7 +31,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "max_position_embeddings": 128,
-    "initializer_range": 0.3,  # wide, so that the choices of a random model are not near-ties
+    "initializer_range": 0.3,  # wide, so that a random model has no near-ties
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -95,14 +97,14 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make(name: str, attention: str) -> Any:
-    """A random model of that family, float32."""
+    """A random float32 model of the family."""
     family, extra = ARCHITECTURES[name]
     label = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
     sizes = {key: value for key, value in SIZES.items() if family != "GPT2" or "_id" in key or key in ("vocab_size",)}
     config = getattr(transformers, label)(**{**sizes, **extra}, attn_implementation=attention)
     torch.manual_seed(3)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
-    with torch.no_grad():  # biases, norms and sinks start at constants, which would hide that they are left out
+    with torch.no_grad():  # biases, norms and sinks are initialised to constants, which would hide bugs
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -111,22 +113,22 @@ def make(name: str, attention: str) -> Any:
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))
 def pair(request: pytest.FixtureRequest) -> tuple[ModelRunner, Any]:
-    """The model as we run it and as transformers does."""
+    """The model under our runner and under transformers' eager attention."""
     ours, theirs = make(request.param, NAME), make(request.param, "eager")
     theirs.load_state_dict(ours.state_dict())
     prepare(ours, None)
     return ModelRunner(ours, pack=True, traced=True), theirs
 
 
-def test_logits_are_those_of_transformers(pair: tuple[ModelRunner, Any]) -> None:
+def test_logits_equal_transformers(pair: tuple[ModelRunner, Any]) -> None:
     runner, theirs = pair
     text = torch.randint(3, 97, (40,), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         expected = theirs(text[None]).logits[0]
-    assert torch.allclose(runner.forward(runner.new_cache(), text), expected, atol=1e-4)
+    assert torch.allclose(runner.forward(runner.new_cache(), ForwardBatch.chain(text)), expected, atol=1e-4)
     cache = runner.new_cache()
     for start, stop in ((0, 17), (17, 18), (18, 40)):  # in chunks, over the cache
-        found = runner.forward(cache, text[start:stop])
+        found = runner.forward(cache, ForwardBatch.chain(text[start:stop]))
         assert torch.allclose(found, expected[start:stop], atol=1e-4)
         cache.length = stop
 
@@ -139,10 +141,9 @@ def test_a_tree_has_the_logits_of_its_paths(pair: tuple[ModelRunner, Any]) -> No
     tree = DraftTree(tokens, parents, depths, np.linspace(0.9, 0.1, 10, dtype=np.float32), np.zeros(10, np.uint8))
     prefix = torch.randint(3, 97, (23,), generator=torch.Generator().manual_seed(2))
     cache = runner.new_cache()
-    runner.forward(cache, prefix[:-1], logits=False)
+    runner.forward(cache, ForwardBatch.chain(prefix[:-1]), logits=False)
     cache.length = len(prefix) - 1
-    rows = torch.tensor([int(prefix[-1]), *tokens])
-    logits = runner.forward(cache, rows, torch.tensor([0, *depths]), torch.from_numpy(tree.ancestors))
+    logits = runner.forward(cache, ForwardBatch.tree(int(prefix[-1]), tree))
     for row in range(-1, len(tree)):
         path = torch.cat([prefix, torch.tensor(tree.path(row), dtype=torch.long)])
         with torch.inference_mode():

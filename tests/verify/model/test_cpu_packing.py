@@ -1,4 +1,4 @@
-"""Packed layers are the same layers, up to rounding."""
+"""Packed layers give the same results up to rounding."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from verify.model.batch import ForwardBatch
 from verify.model.cpu_packing import PackedLinear, can_pack, pack_layers
 from verify.model.runner import ModelRunner
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 2, 17, 65])
-def test_same_products(bias: bool, rows: int) -> None:
+def test_packed_layer_equals_linear(bias: bool, rows: int) -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(48, 33, bias=bias)
     given = torch.randn(1, rows, 48)
@@ -20,7 +21,7 @@ def test_same_products(bias: bool, rows: int) -> None:
         assert torch.allclose(PackedLinear(linear)(given), linear(given), atol=1e-5)
 
 
-def test_every_plain_layer_is_packed_and_others_are_left() -> None:
+def test_only_plain_linear_layers_are_packed() -> None:
     class Other(torch.nn.Linear):
         pass
 
@@ -32,13 +33,13 @@ def test_every_plain_layer_is_packed_and_others_are_left() -> None:
     assert type(inner[0]) is PackedLinear
 
 
-def test_a_packed_model_can_be_taken_up_again(tiny_config: LlamaConfig) -> None:
+def test_a_packed_model_can_get_another_runner(tiny_config: LlamaConfig) -> None:
     torch.manual_seed(0)
     first = ModelRunner(LlamaForCausalLM(tiny_config), pack=True)
     again = ModelRunner(first.model, 64, pack=True)
     assert again.weight_bytes == first.weight_bytes
-    tokens = torch.arange(5)
-    assert torch.equal(again.forward(again.new_cache(), tokens), first.forward(first.new_cache(), tokens))
+    batch = ForwardBatch.chain(torch.arange(5))
+    assert torch.equal(again.forward(again.new_cache(), batch), first.forward(first.new_cache(), batch))
 
 
 def test_half_precision_is_not_packed() -> None:

@@ -1,4 +1,4 @@
-"""A traced forward says what the model says, to the last bit, at any size; what cannot be traced is not."""
+"""A traced forward is bit-identical to the model's at any size; unsupported models are not traced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from drafters.interface import DraftTree
 from tests.trees import trees
 from tests.verify.model.test_architectures import make
 from verify.model.attention import NAME
-from verify.model.runner import ModelRunner, prepare
+from verify.model.batch import ForwardBatch
+from verify.model.cpu_trace import TracedForward
+from verify.model.loading import prepare
+from verify.model.runner import ModelRunner
 
 TRACED = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "phi3", "phi3, longrope", "gpt2", "olmo2", "granite"]
 
@@ -22,38 +25,41 @@ def runner(name: str, pack: bool, traced: bool) -> ModelRunner:
     return ModelRunner(model, pack=pack, traced=traced)
 
 
+def is_traced(runner: ModelRunner) -> bool:
+    return isinstance(runner._backend, TracedForward)
+
+
 @pytest.fixture(scope="module", params=TRACED)
 def pair(request: pytest.FixtureRequest) -> tuple[ModelRunner, ModelRunner]:
-    """Untraced and traced, both packed."""
+    """The same packed model without and with a trace."""
     plain, traced = runner(request.param, True, False), runner(request.param, True, True)
-    assert traced.is_traced
-    assert not plain.is_traced
+    assert is_traced(traced)
+    assert not is_traced(plain)
     return plain, traced
 
 
 @settings(max_examples=15)
 @given(tree=trees(nodes=20), length=st.integers(0, 60))
 def test_any_tree_after_any_text(pair: tuple[ModelRunner, ModelRunner], tree: DraftTree, length: int) -> None:
-    rows = torch.tensor([7, *tree.tokens.tolist()])
-    depths = torch.tensor([0, *tree.depths.tolist()])
+    batch = ForwardBatch.tree(7, tree)
     found = []
     for each in pair:
         cache = each.new_cache()
         cache.tensor.normal_(generator=torch.Generator().manual_seed(length))
         cache.length = length
-        found.append(each.forward(cache, rows, depths, torch.from_numpy(tree.ancestors)))
-        found.append(cache.tensor[:, :, :, : length + len(rows)].clone())
+        found.append(each.forward(cache, batch))
+        found.append(cache.tensor[:, :, :, : length + len(batch)].clone())
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "mixtral", "qwen3_moe"])
 def test_soft_capping_sinks_and_experts_are_not_traced(name: str) -> None:
-    assert not runner(name, True, True).is_traced
+    assert not is_traced(runner(name, True, True))
 
 
 def test_unpacked_models_are_traced_too() -> None:
     plain, traced = runner("llama", False, False), runner("llama", False, True)
-    assert traced.is_traced
-    tokens = torch.arange(3, 20)
-    assert torch.equal(plain.forward(plain.new_cache(), tokens), traced.forward(traced.new_cache(), tokens))
+    assert is_traced(traced)
+    batch = ForwardBatch.chain(torch.arange(3, 20))
+    assert torch.equal(plain.forward(plain.new_cache(), batch), traced.forward(traced.new_cache(), batch))

@@ -1,4 +1,4 @@
-"""What only a GPU can show: captured graphs decode as the plain forward does, and steps take no memory."""
+"""Tests that need a GPU: captured graphs are lossless, synchronise once per step and allocate no memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from drafters.interface import DraftTree
 from drafters.none import NoDrafter
 from tests.drafts import Oracle
 from verify.decode import DecodeOptions, decode
-from verify.model.runner import LoadOptions, ModelRunner, load_model
+from verify.model.loading import LoadOptions, load_model
+from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
@@ -28,14 +29,14 @@ def runner(request: pytest.FixtureRequest) -> ModelRunner:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafted_answers_are_plain_decodings(runner: ModelRunner, temperature: float) -> None:
+def test_drafted_answers_equal_plain_decoding(runner: ModelRunner, temperature: float) -> None:
     options = DecodeOptions(SamplingParams(temperature=temperature, seed=3), max_tokens=80)
     plain = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), PROMPT, options).tokens
     drafter = Oracle(plain)
     assert decode(TreeVerifier(runner, runner.new_cache()), drafter, PROMPT, options).tokens == plain
 
 
-def test_greedy_text_is_that_of_transformers(runner: ModelRunner) -> None:
+def test_greedy_text_equals_transformers(runner: ModelRunner) -> None:
     theirs = LlamaForCausalLM.from_pretrained(models.TARGET, dtype=torch.float32).to("cuda")
     options = DecodeOptions(SamplingParams(temperature=0), max_tokens=40)
     ours = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), PROMPT, options).tokens
@@ -44,24 +45,24 @@ def test_greedy_text_is_that_of_transformers(runner: ModelRunner) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_step_waits_for_the_device_once(runner: ModelRunner, temperature: float) -> None:
+def test_a_step_synchronises_once(runner: ModelRunner, temperature: float) -> None:
     chain = np.arange(5, dtype=np.int32)
     tree = DraftTree(chain, chain - 1, chain + 1, np.ones(5, np.float32), np.zeros(5, np.uint8))
     verifier = TreeVerifier(runner, runner.new_cache())
-    verifier.begin(PROMPT, SamplingParams(temperature=temperature))
-    list(verifier.prefill(PROMPT))
-    verifier.verify(tree, feedback=4)  # takes its memory
-    with warnings.catch_warnings(record=True) as seen:
+    verifier.begin(PROMPT, SamplingParams(temperature=temperature), max_tokens=100)
+    list(verifier.prefill())
+    verifier.verify(tree, feedback=4)  # allocates memory
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
             verifier.verify(tree, feedback=4)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert sum("called a synchronizing" in str(each.message) for each in seen) == 1
+    assert sum("called a synchronizing" in str(each.message) for each in caught) == 1
 
 
-def test_steps_take_no_memory(runner: ModelRunner) -> None:
+def test_steps_allocate_no_memory(runner: ModelRunner) -> None:
     options = DecodeOptions(SamplingParams(temperature=1.0, seed=1), max_tokens=100)
     segments = []
     for _ in range(4):

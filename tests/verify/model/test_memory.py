@@ -1,4 +1,4 @@
-"""Memory stays flat, however long a session goes on."""
+"""Memory does not grow with the number of steps."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def resident_kilobytes() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
-@pytest.mark.skipif(not STATUS.exists(), reason="the system does not say what is resident")
+@pytest.mark.skipif(not STATUS.exists(), reason="needs /proc/self/status")
 def test_ten_thousand_steps_of_one_session(tiny_runner: ModelRunner) -> None:
-    """Greedy and sampled turns in one session, with a drafter that learns from all of them."""
+    """Greedy and sampled requests in one session, with a drafter that learns from them."""
     verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
     drafter = make("fusion", Resources(vocabulary=98))
     steps, warm, turn = 0, 0, 0

@@ -1,4 +1,4 @@
-"""A quantised checkpoint loads as it is, where its package is installed, and is drafted for exactly."""
+"""A quantised checkpoint loads if its package is installed, and drafting is lossless."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 import models
 from drafters.registry import Resources, make
 from verify.decode import DecodeOptions, decode
-from verify.model.runner import LoadOptions, load_model
+from verify.model.loading import LoadOptions, load_model
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 

@@ -1,4 +1,4 @@
-"""The Triton kernels against the plain torch reference: on a GPU where there is one, else through Triton's interpreter."""
+"""The Triton kernels against the plain torch reference, on a GPU if there is one, else in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import torch
 pytest.importorskip("triton")
 
 from verify.model.attention import Layer, TorchAttention
+from verify.model.batch import ForwardBatch
 from verify.model.cache import CacheShape, KVCache
-from verify.model.triton_attention import DeviceRows, KernelAttention, ancestor_bits
+from verify.model.device_rows import DeviceRows
+from verify.model.triton_attention import KernelAttention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-POSITIONS = 3  # more than the text and its rows need
+SPARE_POSITIONS = 3  # beyond the text and the new rows
 
 # heads, kv_heads, rows, head_dim, length, window, softcap, sinks
 CASES: list[tuple[int, int, int, int, int, int | None, float | None, bool]] = [
@@ -33,7 +35,7 @@ CASES: list[tuple[int, int, int, int, int, int | None, float | None, bool]] = [
 
 
 def random_tree(rows: int, generator: torch.Generator) -> torch.Tensor:
-    """Ancestors, bool [rows, rows], of rows below random earlier ones."""
+    """Ancestors, bool [rows, rows], of a tree with random parents."""
     ancestors = torch.eye(rows, dtype=torch.bool)
     for row in range(1, rows):
         ancestors[row] |= ancestors[int(torch.randint(0, row, (1,), generator=generator))]
@@ -41,7 +43,7 @@ def random_tree(rows: int, generator: torch.Generator) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_kernel_is_the_reference(case: tuple[int, int, int, int, int, int | None, float | None, bool]) -> None:
+def test_the_kernel_equals_the_reference(case: tuple[int, int, int, int, int, int | None, float | None, bool]) -> None:
     heads, kv_heads, rows, head_dim, length, window, softcap, has_sinks = case
     generator = torch.Generator().manual_seed(rows)
 
@@ -49,36 +51,30 @@ def test_the_kernel_is_the_reference(case: tuple[int, int, int, int, int, int | 
         return torch.randn(*shape, generator=generator).to(DEVICE)
 
     shape = CacheShape(2, kv_heads, head_dim, torch.float32, DEVICE)
-    mine, reference = (KVCache(shape, length + rows + POSITIONS) for _ in range(2))
+    mine, reference = (KVCache(shape, length + rows + SPARE_POSITIONS) for _ in range(2))
     mine.tensor[:] = noise(*mine.tensor.shape)
     reference.tensor[:] = mine.tensor
     mine.length = reference.length = length
     ancestors = random_tree(rows, generator)
     query, key, value = (noise(rows, count, head_dim).transpose(0, 1) for count in (heads, kv_heads, kv_heads))  # as models do
     layer = Layer(1, head_dim**-0.5, window, softcap, noise(heads) if has_sinks else None)
-    expected = TorchAttention(reference, rows, ancestors.to(DEVICE)).attend(layer, query, key, value)
+    batch = ForwardBatch(torch.zeros(rows, dtype=torch.int64), ancestors.sum(1) - 1, ancestors)
+    expected = TorchAttention(reference, batch).attend(layer, query, key, value)
     device_rows = DeviceRows(shape, 65)
-    device_rows.set(mine, torch.zeros(rows, dtype=torch.int64), ancestors.sum(1) - 1, ancestors)
+    device_rows.set(mine, batch)
     found = KernelAttention(device_rows, rows, mine.positions).attend(layer, query, key, value)
     assert torch.allclose(found, expected, atol=2e-5 if softcap is None else 1e-4)
-    assert torch.equal(mine.tensor, reference.tensor)  # the new rows stand where they should, and nothing else moved
+    assert torch.equal(mine.tensor, reference.tensor)  # the new rows are written, and nothing else
 
 
-def test_sixty_five_rows_have_bits_for_all() -> None:
-    chain = torch.ones(65, 65, dtype=torch.bool).tril()
-    bits = ancestor_bits(chain)
-    assert bits[0] == 0
-    assert [int(b) & 0xFFFFFFFFFFFFFFFF for b in bits[[1, 2, 64]]] == [1, 3, (1 << 64) - 1]
-
-
-# In a process of its own: here the kernels are the interpreter's.
+# Runs in a subprocess, since this process uses the interpreter.
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from verify.model import triton_attention as tree_kernel
 
-KINDS = {name: "*i64" for name in ("where", "bits", "depths")} | {name: "*fp32" for name in ("parts", "lse")}
+KINDS = {name: "*i64" for name in ("location", "bits", "depths")} | {name: "*fp32" for name in ("parts", "lse")}
 KINDS |= {name: "*bf16" for name in ("query", "key", "value", "anchor", "sinks")} | {"scaling": "fp32", "softcap": "fp32"}
 
 
@@ -96,15 +92,15 @@ def build(kernel, out, **constants):
 for dim, window, capped in ((64, 0, False), (96, 64, False), (128, 0, True), (256, 32, True)):
     padded = triton.next_power_of_2(dim)
     sizes = {"head_dim": dim, "padded_dim": padded}
-    blocks = {"block_rows": 64, "block_keys": 64 if padded <= 128 else 32, "splits": tree_kernel.MOST_SPLITS}
-    build(tree_kernel._attend_part, "*fp32", window=window, capped=capped, **sizes, **blocks)
-    build(tree_kernel._combine, "*bf16", has_sinks=capped, splits=tree_kernel.MOST_SPLITS, padded_splits=64, **sizes)
+    blocks = {"block_rows": 64, "block_keys": 64 if padded <= 128 else 32, "splits": tree_kernel.MAX_SPLITS}
+    build(tree_kernel._attend_split, "*fp32", window=window, capped=capped, **sizes, **blocks)
+    build(tree_kernel._combine, "*bf16", has_sinks=capped, splits=tree_kernel.MAX_SPLITS, padded_splits=64, **sizes)
     build(tree_kernel._write, "", **sizes)
 """
 
 
 def test_the_kernels_compile_for_a_gpu() -> None:
-    """What the interpreter takes, the compiler may refuse; it needs no GPU."""
+    """The compiler may reject what the interpreter accepts; compiling needs no GPU."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,35 @@
+"""Fitting the mixture's prior on a small corpus."""
+
+from pathlib import Path
+
+import numpy as np
+
+from bench import fit
+from drafters.tables import array_file
+from drafters.tables.levels import BUCKETS, DIVERSITIES, LENGTHS, PREDICTION, SIZES, TABLE
+from drafters.tables.mixture import CELLS, MAX_BOOST
+from models import TARGET
+
+
+def test_initial_trust_grows_with_the_tables_certainty_and_the_predictions_run() -> None:
+    trust = fit.initial_trust()
+    assert trust.shape == (BUCKETS,)
+    by_source = trust.reshape(4, LENGTHS, SIZES, DIVERSITIES)
+    assert np.all(by_source[:TABLE] == 0.5)
+    assert np.all(np.diff(by_source[[TABLE, PREDICTION], 0, :, 0]) >= 0)
+    assert by_source.max() < 1
+
+
+def test_the_fit_learns_trust_in_what_repeats_and_writes_a_prior(tmp_path: Path) -> None:
+    text = "def add(a, b):\n    return a + b\n\n\n" * 6
+    for number in range(12):
+        (tmp_path / f"{number}.txt").write_text(text)
+    out = tmp_path / "prior.safetensors"
+    fit.main([tmp_path], str(TARGET), out)
+    prior = array_file.load(out, "prior").arrays
+    assert prior["trust"].shape == (BUCKETS,)
+    assert prior["boost"].shape == (CELLS,)
+    assert np.all((prior["trust"] > 0) & (prior["trust"] < 1))
+    assert 0 < prior["boost"].min() <= prior["boost"].max() <= MAX_BOOST
+    initial = fit.initial_trust()
+    assert prior["trust"].max() > 0.95 > initial[: BUCKETS // 2].max()  # the other documents say the same

@@ -1,0 +1,32 @@
+"""Small sources without a base table, for tests of what reads them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafters.tables.adaptive import new_rows
+from drafters.tables.history import new_history
+from drafters.tables.levels import BUCKETS, Sources
+from drafters.tables.mixture import CELLS
+from drafters.tables.ngram import empty_base
+from drafters.tables.suffix import Corpus
+
+Tokens = NDArray[np.int32]
+NO_PREDICTION = np.zeros(1, np.int32)
+
+
+def new_sources(
+    corpora: tuple[Corpus, ...], trust: float, tries: float, expected: NDArray[np.int32] = NO_PREDICTION
+) -> Sources:
+    """Empty session state over `corpora`; all levels have the same `trust`, from `tries` tokens."""
+    return Sources(
+        corpora=corpora,
+        history=new_history(512),
+        base=empty_base(),
+        rows=new_rows(64, 4),
+        expected=expected,
+        hits=np.full(BUCKETS, trust * tries),
+        tries=np.full(BUCKETS, tries),
+        boost=np.ones(CELLS),
+    )

@@ -1,0 +1,145 @@
+"""Loading: paths, devices, dtypes, stop tokens, RoPE scaling, and errors that are one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import models
+from verify.errors import ModelError
+from verify.model.attention import NAME
+from verify.model.batch import ForwardBatch
+from verify.model.loading import LoadOptions, load_model, prepare, resolve_device, resolve_dtype, stop_ids
+from verify.model.runner import ModelRunner
+from verify.tokenizer import load_tokenizer
+
+CPU = torch.device("cpu")
+
+
+def test_a_trained_model_has_the_logits_of_transformers(stories: Path) -> None:
+    runner = load_model(LoadOptions(str(stories), dtype="float32", device="cpu"))
+    tokenizer = load_tokenizer(str(stories))
+    ids = tokenizer.encode("Once upon a time there was a")
+    plain = AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = plain(torch.tensor([ids])).logits[0]
+    assert torch.allclose(runner.forward(runner.new_cache(), ForwardBatch.chain(torch.tensor(ids))), expected, atol=1e-4)
+    assert tokenizer.eos_token_id in stop_ids(runner.model, tokenizer)
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder", "no-such/model"])
+def test_a_missing_model_is_one_sentence(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match=path) as raised:
+        load_model(LoadOptions(path))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "/no/such/folder", "a/b/c"])
+def test_a_mistyped_folder_is_not_taken_for_a_hub_id(path: str) -> None:
+    for load in (lambda: load_model(LoadOptions(path)), lambda: load_tokenizer(path)):
+        with pytest.raises(ModelError, match="There is no folder"):
+            load()
+
+
+def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="holds no model"):
+        load_model(LoadOptions(str(tmp_path)))
+
+
+def test_truncated_weights_are_one_sentence(tmp_path: Path, tiny_runner: ModelRunner) -> None:
+    tiny_runner.model.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="does not load"):
+        load_model(LoadOptions(str(tmp_path)))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu_is_one_sentence() -> None:
+    with pytest.raises(ModelError, match="sees no GPU"):
+        resolve_device("cuda")
+
+
+def test_compile_on_a_cpu_is_one_sentence() -> None:
+    with pytest.raises(ModelError, match="for GPUs"):
+        load_model(LoadOptions(str(models.TARGET), device="cpu", compile="on"))
+
+
+def test_a_saved_model_loads_with_its_logits(tmp_path: Path, tiny_runner: ModelRunner) -> None:
+    tiny_runner.model.save_pretrained(tmp_path)
+    runner = load_model(LoadOptions(str(tmp_path), device="cpu", context_tokens=64))
+    assert runner.context_tokens == 64
+    batch = ForwardBatch.chain(torch.arange(3, 9))
+    expected = tiny_runner.forward(tiny_runner.new_cache(), batch)
+    assert torch.allclose(runner.forward(runner.new_cache(), batch), expected, atol=1e-4)
+
+
+def test_auto_prefers_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for available, kind in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+        assert resolve_device("auto").type == kind
+    assert resolve_device("cpu") == CPU
+
+
+def test_a_gpu_can_be_chosen_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert resolve_device("cuda:1") == torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "device", "capability", "expected"),
+    [
+        ("float16", torch.float32, "cpu", "AVX2", torch.float16),  # an explicit dtype is used as it is
+        ("auto", torch.bfloat16, "cpu", "AVX2", torch.float32),
+        ("auto", torch.bfloat16, "cpu", "AVX512", torch.bfloat16),
+        ("auto", torch.float16, "cpu", "AVX512", torch.float32),
+        ("auto", torch.float16, "cuda", "AVX2", torch.float16),
+        ("auto", None, "cuda", "AVX2", torch.float32),
+    ],
+)
+def test_dtypes(
+    name: str, stored: Any, device: str, capability: str, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert resolve_dtype(name, SimpleNamespace(dtype=stored), torch.device(device)) == expected
+
+
+@pytest.mark.parametrize(
+    ("configured", "of_tokenizer", "expected"),
+    [(None, None, set()), (7, None, {7}), (None, 2, {2}), (7, 2, {2, 7}), ([7, 8], 7, {7, 8}), ([7, 8], 0, {0, 7, 8})],
+)
+def test_stop_ids_of_the_model_and_its_tokenizer(configured: Any, of_tokenizer: int | None, expected: set[int]) -> None:
+    model: Any = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=configured))
+    tokenizer: Any = SimpleNamespace(eos_token_id=of_tokenizer)
+    assert stop_ids(model, tokenizer) == expected
+
+
+def test_prepare_fixes_frequencies_that_depend_on_the_length(tiny_config: LlamaConfig) -> None:
+    """Without it, a forward beyond the original context changes the frequencies, and with them the keys."""
+    scaling = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+
+    def made(context_tokens: int | None) -> LlamaForCausalLM:
+        config = LlamaConfig(**{**tiny_config.to_dict(), "rope_parameters": scaling}, attn_implementation=NAME)
+        model = LlamaForCausalLM(config)
+        prepare(model, context_tokens)
+        return model
+
+    rotary = made(None).model.rotary_emb
+    before = rotary.inv_freq.clone()
+    rotary(torch.zeros(1, 1, 8), torch.tensor([[500]]))
+    assert torch.equal(rotary.inv_freq, before)
+    assert rotary.rope_type == "default"
+    assert torch.equal(made(4096).model.rotary_emb.inv_freq, before)  # never beyond the model's own limit
+
+
+def test_prepare_leaves_other_scalings_alone(tiny_config: LlamaConfig) -> None:
+    model = LlamaForCausalLM(tiny_config)
+    before = model.model.rotary_emb.inv_freq.clone()
+    prepare(model, 64)
+    assert torch.equal(model.model.rotary_emb.inv_freq, before)

@@ -1,0 +1,32 @@
+"""Sampling parameters: which of them change the logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from verify.sampling_params import SamplingParams
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.01, 1.0])
+def test_only_zero_temperature_is_greedy(temperature: float) -> None:
+    assert SamplingParams(temperature).greedy == (temperature == 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "penalizes", "adjusts"),
+    [
+        ({}, False, False),
+        ({"temperature": 0.3, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "logprobs": 5}, False, False),
+        ({"presence_penalty": -1.0}, True, True),
+        ({"frequency_penalty": 0.1}, True, True),
+        ({"repetition_penalty": 0.9}, True, True),
+        ({"logit_bias": {3: 1.0}}, False, True),
+        ({"min_tokens": 1}, False, True),
+    ],
+)
+def test_penalties_biases_and_min_tokens_change_the_logits(options: dict[str, Any], penalizes: bool, adjusts: bool) -> None:
+    params = SamplingParams(**options)
+    assert params.penalizes == penalizes
+    assert params.adjusts == adjusts

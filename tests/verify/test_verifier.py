@@ -1,0 +1,126 @@
+"""The verifier keeps text and cache in step, whatever is committed, cut, truncated or swapped out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from drafters.interface import EMPTY, DraftTree, Ints, Source, chain
+from verify.model.runner import ModelRunner
+from verify.sampling_params import SamplingParams
+from verify.verifier import TreeVerifier
+
+PROMPT = np.array([5, 17, 42, 5, 17], np.int32)
+GREEDY = SamplingParams(temperature=0)
+
+
+def started(runner: ModelRunner, prompt: Ints = PROMPT, params: SamplingParams = GREEDY) -> TreeVerifier:
+    """A verifier that has read a prompt."""
+    verifier = TreeVerifier(runner, runner.new_cache())
+    verifier.begin(prompt, params, max_tokens=100)
+    for _ in verifier.prefill():
+        pass
+    return verifier
+
+
+def plain(verifier: TreeVerifier, count: int) -> list[int]:
+    """Plain decoding from where the verifier is."""
+    for _ in range(count):
+        verifier.commit(verifier.verify(EMPTY))
+    return [int(token) for token in verifier.sequence.answer[-count:]]
+
+
+def guess(tokens: list[int]) -> DraftTree:
+    return chain(np.array(tokens, np.int32), np.full(len(tokens), 0.5, np.float32), Source.LOOKUP)
+
+
+def test_an_accepted_chain_emits_the_tokens_of_plain_decoding_and_one_more(tiny_runner: ModelRunner) -> None:
+    expected = plain(started(tiny_runner), 8)
+    verifier = started(tiny_runner)
+    verdict = verifier.verify(guess(expected[:4]))
+    assert verdict.rows.tolist() == [0, 1, 2, 3]
+    assert verdict.tokens.tolist() == expected[:5]
+    verifier.commit(verdict)
+    assert verifier.sequence.answer.tolist() == expected[:5]
+    assert plain(verifier, 3) == expected[5:]
+
+
+def test_verifying_changes_nothing_until_the_verdict_is_committed(tiny_runner: ModelRunner) -> None:
+    verifier = started(tiny_runner)
+    first = verifier.verify(guess([1, 2, 3])).tokens.tolist()
+    assert verifier.sequence.tokens.tolist() == PROMPT.tolist()
+    assert verifier.verify(guess([4, 5])).tokens.tolist() == first
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5])
+def test_a_cut_verdict_leaves_the_text_and_cache_of_plain_decoding(tiny_runner: ModelRunner, count: int) -> None:
+    expected = plain(started(tiny_runner), 9)
+    verifier = started(tiny_runner)
+    verifier.commit(verifier.verify(guess(expected[:4])).cut(count))
+    assert verifier.sequence.answer.tolist() == expected[:count]
+    assert plain(verifier, 4) == expected[count : count + 4]
+
+
+def test_a_truncated_text_is_continued_as_if_the_rest_had_never_been(tiny_runner: ModelRunner) -> None:
+    verifier = started(tiny_runner)
+    expected = plain(verifier, 6)
+    verifier.truncate(len(PROMPT) + 2)
+    assert verifier.sequence.answer.tolist() == expected[:2]
+    assert plain(verifier, 4) == expected[2:]
+
+
+def test_a_later_request_reads_only_what_its_prompt_adds(tiny_runner: ModelRunner) -> None:
+    verifier = started(tiny_runner)
+    text = np.concatenate([PROMPT, plain(verifier, 4), [33, 34]]).astype(np.int32)
+    assert verifier.begin(text, GREEDY, max_tokens=10) == len(PROMPT) + 3  # the last emitted token is not in the cache
+    assert list(verifier.prefill()) == [len(text) - 1]
+    assert plain(verifier, 5) == plain(started(tiny_runner, text), 5)
+    assert verifier.begin(PROMPT[:3], GREEDY, max_tokens=10) == 2
+
+
+def test_prompt_scores_are_of_the_whole_prompt(tiny_runner: ModelRunner) -> None:
+    verifier = started(tiny_runner)
+    assert verifier.prompt_logprobs is None
+    params = SamplingParams(temperature=0, logprobs=3)
+    assert verifier.begin(PROMPT, params, max_tokens=1, scores=True) == 0
+    list(verifier.prefill())
+    scores = verifier.prompt_logprobs
+    assert scores is not None
+    assert scores.chosen.shape == (len(PROMPT) - 1,)
+    assert scores.top_ids.shape == (len(PROMPT) - 1, 3)
+    assert (scores.chosen <= scores.top[:, 0] + 1e-6).all()
+
+
+def test_feedback_is_the_targets_distribution_at_every_node(tiny_runner: ModelRunner) -> None:
+    verdict = started(tiny_runner).verify(guess([1, 2]), feedback=4)
+    assert verdict.topk_ids.shape == verdict.topk_probs.shape == (3, 4)
+    assert verdict.tokens[0] == verdict.topk_ids[0, 0]
+    assert (np.diff(verdict.topk_probs, axis=1) <= 0).all()
+
+
+def test_only_allowed_tokens_are_emitted(tiny_runner: ModelRunner) -> None:
+    allowed = np.zeros((1, tiny_runner.vocabulary), np.bool_)
+    allowed[0, 11] = True
+    assert started(tiny_runner).verify(EMPTY, allowed=allowed).tokens.tolist() == [11]
+
+
+def test_a_session_goes_on_after_it_was_swapped_out(tiny_runner: ModelRunner) -> None:
+    expected = plain(started(tiny_runner), 8)
+    verifier = started(tiny_runner)
+    plain(verifier, 3)
+    slot = verifier.swap_out()
+    assert verifier.is_swapped_out
+    other = TreeVerifier(tiny_runner, slot)
+    other.begin(PROMPT[::-1].copy(), GREEDY, max_tokens=5)
+    list(other.prefill())
+    verifier.swap_in(tiny_runner.new_cache())
+    assert not verifier.is_swapped_out
+    assert plain(verifier, 5) == expected[3:]
+
+
+def test_a_released_verifier_has_forgotten_its_text(tiny_runner: ModelRunner) -> None:
+    verifier = started(tiny_runner)
+    slot = verifier.release()
+    assert slot is not None
+    assert slot.length == len(verifier.sequence) == 0
+    assert verifier.release() is None

@@ -1,0 +1,102 @@
+"""Loading a model from a folder or the hub: device, dtype, RoPE scaling and stop tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from verify.errors import ModelError, check_path, first_sentence
+from verify.model.attention import NAME
+from verify.model.runner import Compile, ModelRunner
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded."""
+
+    path: str  # local folder or hub id
+    dtype: str = "auto"  # auto | float32 | bfloat16 | float16
+    device: str = "auto"  # auto | cpu | cuda | cuda:N
+    context_tokens: int | None = None  # None = the model's own limit
+    trust_remote_code: bool = False
+    pack: bool = True  # CPU: pack the weights of linear layers for oneDNN
+    trace: bool = True  # CPU: run forwards as a TorchScript trace
+    compile: Compile = "auto"
+
+
+def load_model(options: LoadOptions) -> ModelRunner:
+    """Loads the model at `options.path`. Raises ModelError with a one-sentence message."""
+    check_path(options.path)
+    try:
+        config = AutoConfig.from_pretrained(options.path, trust_remote_code=options.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"No model at {options.path!r}: {first_sentence(error)}") from None
+    device = resolve_device(options.device)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            options.path,
+            config=config,
+            dtype=resolve_dtype(options.dtype, config, device),
+            attn_implementation=NAME,
+            use_safetensors=True,
+            trust_remote_code=options.trust_remote_code,
+        )
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        raise ModelError(f"The model at {options.path!r} does not load: {first_sentence(error)}") from None
+    if getattr(model, "_is_stateful", False):
+        raise ModelError(
+            f"The model at {options.path!r} keeps a recurrent state, which cannot be rolled back when a draft is rejected;"
+            " serve a model with attention layers only."
+        )
+    prepare(model.to(device), options.context_tokens)
+    return ModelRunner(model, options.context_tokens, pack=options.pack, traced=options.trace, compile=options.compile)
+
+
+def prepare(model: PreTrainedModel, context_tokens: int | None) -> None:
+    """Fixes RoPE frequencies that depend on the forward's length, so that a token's keys do not depend on the draft.
+
+    The dynamic and longrope scalings choose frequencies by the longest position of a forward; they are fixed at those of a
+    full context.
+    """
+    limit = int(model.config.get_text_config().max_position_embeddings)
+    length = min(limit, context_tokens or limit)
+    for module in model.modules():
+        rope_type = getattr(module, "rope_type", None)
+        if isinstance(rope_type, str) and (rope_type == "longrope" or "dynamic" in rope_type):
+            frequencies, module.attention_scaling = ROPE_INIT_FUNCTIONS[rope_type](module.config, model.device, seq_len=length)
+            module.inv_freq = frequencies
+            module.rope_type = "default"
+
+
+def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Token ids that end an answer: the EOS tokens of the generation config and of the tokenizer."""
+    ids = getattr(model.generation_config, "eos_token_id", None)
+    found = set(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    if tokenizer.eos_token_id is not None:
+        found.add(int(cast(Any, tokenizer.eos_token_id)))
+    return frozenset(found)
+
+
+def resolve_device(name: str) -> torch.device:
+    """The torch device for `name`; `auto` is a GPU if there is one. Raises ModelError if the device is not available."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"model.device is {name!r}, but torch sees no GPU; use cpu or auto.")
+    return device
+
+
+def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
+    """The torch dtype for `name`. `auto` is the checkpoint's dtype, but float32 on a CPU without bfloat16 instructions."""
+    if name != "auto":
+        return cast(torch.dtype, getattr(torch, name))
+    stored = getattr(config, "dtype", None) or torch.float32
+    if device.type == "cpu" and (stored != torch.bfloat16 or not torch.backends.cpu.get_cpu_capability().startswith("AVX512")):
+        return torch.float32
+    return cast(torch.dtype, stored)
