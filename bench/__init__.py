@@ -1,1 +1,1 @@
-"""What measures. Every figure that the project claims comes from here, with the command, the machine and the commit."""
+"""Benchmarks: every published figure comes from here, saved with its command, machine and commit."""

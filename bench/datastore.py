@@ -1,4 +1,4 @@
-"""`outrider bench datastore`: builds a suffix datastore and measures what it takes: memory, opening, answering, residence."""
+"""`outrider bench datastore`: time and memory to build, open and query a suffix datastore."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence as Items
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from bench import report
-from bench.decode import BenchError, read_prompts
+from bench.plan import BenchError, read_prompts
 from drafters.fusion import FusionDrafter
 from drafters.interface import Drafter, Ints, Verdict
 from drafters.options import FusionOptions, RetrievalOptions
@@ -25,34 +23,43 @@ from drafters.retrieval import RetrievalDrafter
 from drafters.sequence import Sequence
 from drafters.tables import datastore
 from drafters.tables.ngram import empty_base
-from drafters.tables.suffix import index
+from drafters.tables.suffix import Corpus, index
 from verify.tokenizer import fingerprint, load_tokenizer
 
+DRAFTERS = ("retrieval", "fusion")
+FIGURES = {  # name -> what is printed
+    "tokens": "tokens",
+    "blocks": "blocks",
+    "megabytes": "size (MB)",
+    "build_seconds": "building (s)",
+    "build_peak_memory_mb": "peak memory of building (MB)",
+    "open_seconds": "opening (s)",
+}
 NODES = 64
-STRIDE = 4  # tokens between two questions about one prompt
+STRIDE = 4  # tokens between two queries of one prompt
 
 
-def run(paths: Items[Path], tokenizer: str, prompts: Path, limit: int | None, out: Path | None) -> dict[str, Any]:
-    """Builds in a process of its own, then asks what follows the prompts' texts. Raises BenchError."""
-    loaded = load_tokenizer(tokenizer)
-    texts = [np.array(loaded.encode(prompt), np.int32) for prompt in read_prompts(prompts, limit)]
+def run(paths: Collection[Path], tokenizer: str, prompts: Path, limit: int | None, out: Path | None) -> dict[str, Any]:
+    """Builds a datastore in another process, then drafts continuations of the prompts. Raises BenchError."""
+    encoder = load_tokenizer(tokenizer)
+    texts = [np.array(encoder.encode(prompt), np.int32) for prompt in read_prompts(prompts, limit)]
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         figures = build(paths, tokenizer, store)
-        figures |= ask(store, fingerprint(loaded), len(loaded), texts)
+        figures |= query(store, fingerprint(encoder), len(encoder), texts)
     show(figures)
     if out:
         report.save(out, figures)
     return figures
 
 
-def build(paths: Items[Path], tokenizer: str, store: Path) -> dict[str, Any]:
-    """`outrider datastore build`, its time and its peak memory. Raises BenchError."""
+def build(paths: Collection[Path], tokenizer: str, store: Path) -> dict[str, Any]:
+    """Runs `outrider datastore build`; its time and its peak memory. Raises BenchError."""
     command = [sys.executable, "-m", "server.cli", "datastore", "build", "--kind", "suffix"]
     started = time.perf_counter()
     done = subprocess.run([*command, "--tokenizer", tokenizer, "--out", str(store), *map(str, paths)])
     if done.returncode:
-        raise BenchError("The datastore was not built.")
+        raise BenchError("Building the datastore failed; see the message above.")
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
     described = datastore.describe(store)
@@ -65,40 +72,39 @@ def build(paths: Items[Path], tokenizer: str, store: Path) -> dict[str, Any]:
     }
 
 
-def ask(store: Path, mark: str, vocabulary: int, texts: Items[Ints]) -> dict[str, Any]:
+def query(store: Path, tokenizer_fingerprint: str, vocabulary: int, texts: list[Ints]) -> dict[str, Any]:
     """Opens the datastore and drafts from it at many places of the texts."""
     blocks = len(datastore.block_paths(store))
     small = [index(np.tile(texts[0].astype(np.int64), 2), vocabulary)] * blocks
-    for drafter in drafters(small, vocabulary):  # compiles the kernels, which takes memory of its own
-        microseconds(drafter, texts[:1])
-    before = resident_megabytes()
+    for drafter in make_drafters(small, vocabulary):  # compiles the kernels, which takes memory too
+        step_microseconds(drafter, texts[:1])
+    initial_mb = resident_mb()
     started = time.perf_counter()
-    corpus = datastore.load(store, mark)
-    opened = time.perf_counter() - started
-    found: dict[str, Any] = {"open_seconds": round(opened, 4)}
-    for name, drafter in zip(("retrieval", "fusion"), drafters(corpus, vocabulary), strict=True):
-        times, most = microseconds(drafter, texts)
+    corpus = datastore.load(store, tokenizer_fingerprint)
+    figures: dict[str, Any] = {"open_seconds": round(time.perf_counter() - started, 4)}
+    for name, drafter in zip(DRAFTERS, make_drafters(corpus, vocabulary), strict=True):
+        times, peak_mb = step_microseconds(drafter, texts)
         quantiles = statistics.quantiles(times, n=100)
-        found[name] = {
+        figures[name] = {
             "questions": len(times),
             "propose_and_observe_us": {"p50": round(quantiles[49], 1), "p99": round(quantiles[98], 1)},
-            "resident_growth_mb": round(resident_megabytes() - before, 1),
-            "resident_growth_while_answering_mb": round(most - before, 1),
+            "resident_growth_mb": round(resident_mb() - initial_mb, 1),
+            "resident_growth_while_answering_mb": round(peak_mb - initial_mb, 1),
         }
-    return found
+    return figures
 
 
-def drafters(corpus: Items[Any], vocabulary: int) -> tuple[Drafter, Drafter]:
-    """The two that read a datastore."""
+def make_drafters(corpus: Collection[Corpus], vocabulary: int) -> tuple[Drafter, Drafter]:
+    """The two drafters that read a datastore, in the order of DRAFTERS."""
     return (
         RetrievalDrafter(corpus, RetrievalOptions()),
         FusionDrafter(empty_base(), corpus, FusionOptions(), vocabulary + 1),
     )
 
 
-def microseconds(drafter: Drafter, texts: Items[Ints]) -> tuple[list[float], float]:
-    """Time of each step, the texts taken as answers that are read STRIDE tokens at a time, and the most memory resident."""
-    times, most = [], 0.0
+def step_microseconds(drafter: Drafter, texts: list[Ints]) -> tuple[list[float], float]:
+    """Times of the steps that read the texts STRIDE tokens at a time, and the peak of resident memory in MB."""
+    times, peak_mb = [], 0.0
     for text in texts:
         sequence = Sequence(text[:STRIDE])
         drafter.begin(sequence)
@@ -108,20 +114,33 @@ def microseconds(drafter: Drafter, texts: Items[Ints]) -> tuple[list[float], flo
             sequence.append(text[at : at + STRIDE])
             drafter.observe(Verdict(tree, np.empty(0, np.int32), text[at : at + STRIDE]))
             times.append(1e6 * (time.perf_counter() - started))
-        most = max(most, resident_megabytes())
+        peak_mb = max(peak_mb, resident_mb())
         drafter.end()
-    return times, most
+    return times, peak_mb
 
 
-def resident_megabytes() -> float:
-    """What the process holds in memory now, mapped files included."""
+def resident_mb() -> float:
+    """Resident memory of this process in MB, mapped files included."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1e3
 
 
 def show(figures: dict[str, Any]) -> None:
-    """The figures as a table."""
-    table = Table("figure", "value")
-    for name, value in figures.items():
-        table.add_row(name.replace("_", " "), str(value))
-    Console().print(table)
+    """Prints two tables: the datastore, and its queries."""
+    report.print_table("Datastore", ("figure", "value"), [(label, figures[name]) for name, label in FIGURES.items()])
+    queries = [(name, figures[name]) for name in DRAFTERS]
+    report.print_table(
+        f"Steps of {NODES} draft nodes",
+        ("drafter", "steps", "us p50", "us p99", "growth MB\nat the end", "growth MB\nat most"),
+        [
+            (
+                name,
+                row["questions"],
+                *row["propose_and_observe_us"].values(),
+                row["resident_growth_mb"],
+                row["resident_growth_while_answering_mb"],
+            )
+            for name, row in queries
+        ],
+        "us: drafting and learning from the emitted tokens; growth: of resident memory since before the datastore was opened.",
+    )

@@ -15,7 +15,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from bench.replay import load_corpus, load_encoder
+from bench.recordings import load_corpus, load_encoder
 from drafters.fusion import enter
 from drafters.tables import array_file
 from drafters.tables.adaptive import new_rows

@@ -1,7 +1,7 @@
-"""`outrider verify-lossless`: drafted answers against plain decoding's, and how near a tie it was where they part.
+"""`outrider verify-lossless`: compares drafted answers with plain decoding, and measures the margin where they differ.
 
-In float32 they never part, except where two tokens are so near that rounding decides. In bfloat16 rounding is coarse: the
-margin says whether a divergence is a near-tie or a bug.
+In float32 they are equal unless rounding decides between two nearly equal tokens. In bfloat16 rounding is coarse: the margin
+tells a near-tie from a bug.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from bench.decode import Plan, answer, encode
+from bench import report
+from bench.decode import answer, encode
+from bench.plan import Plan
 from drafters.interface import Ints
 from drafters.options import DrafterName
 from server.settings import Settings
@@ -26,76 +27,90 @@ from verify.sampling_params import SamplingParams
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a drafted answer leaves plain decoding's."""
+    """The first difference between a drafted answer and plain decoding."""
 
     drafter: DrafterName
     temperature: float
-    prompt: int  # its number
+    prompt: int  # index in the plan
     position: int  # in the answer
-    plain: int  # token id
-    drafted: int
-    margin: float  # score of the plain token over the drafted one's: logits, or log-weights with their noise
+    plain: int  # token id; -1 after the end of the answer
+    drafted: int  # the same
+    margin: float  # score of the plain token minus that of the drafted one: logits, with Gumbel noise if sampled
 
 
 def run(settings: Settings, plan: Plan) -> list[Divergence]:
-    """Compares every answer of the plan and prints what it finds."""
-    loaded = load(settings)
-    found: list[Divergence] = []
-    compared = 0
+    """Compares every answer of the plan; prints and returns the divergences."""
+    runtime = load(settings)
+    divergences: list[Divergence] = []
+    prompts = [encode(runtime, text) for text in plan.prompts]
     with Progress() as progress:
-        task = progress.add_task("comparing", total=len(plan.prompts) * len(plan.temperatures))
+        task = progress.add_task("comparing", total=len(prompts) * len(plan.temperatures))
         for temperature in plan.temperatures:
-            for number, prompt in enumerate(encode(loaded, text) for text in plan.prompts):
-                plain = answer(loaded, settings, "none", prompt, temperature, plan).tokens
+            for number, prompt in enumerate(prompts):
+                plain = answer(runtime, settings, "none", prompt, temperature, plan).tokens
                 for drafter in plan.drafters:
-                    drafted = answer(loaded, settings, drafter, prompt, temperature, plan).tokens
-                    compared += 1
-                    place = first_difference(plain, drafted)
-                    if place is not None:
+                    drafted = answer(runtime, settings, drafter, prompt, temperature, plan).tokens
+                    position = first_difference(plain, drafted)
+                    if position is not None:
                         params = SamplingParams(temperature=temperature, seed=plan.seed)
-                        margin = tie_margin(loaded, prompt, plain, drafted, place, params)
-                        tokens = (token_at(plain, place), token_at(drafted, place))
-                        found.append(Divergence(drafter, temperature, number, place, *tokens, margin))
+                        divergences.append(
+                            Divergence(
+                                drafter=drafter,
+                                temperature=temperature,
+                                prompt=number,
+                                position=position,
+                                plain=token_at(plain, position),
+                                drafted=token_at(drafted, position),
+                                margin=tie_margin(runtime, prompt, plain, drafted, position, params),
+                            )
+                        )
                 progress.advance(task)
-    show(found, compared, str(loaded.runner.cache_shape.dtype).removeprefix("torch."))
-    return found
+    compared = len(prompts) * len(plan.temperatures) * len(plan.drafters)
+    show(divergences, compared, str(runtime.runner.cache_shape.dtype).removeprefix("torch."))
+    return divergences
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """Where two answers part; None where they do not."""
-    for place, (a, b) in enumerate(zip(left, right, strict=False)):
+    """The first position where two answers differ; None if they are equal."""
+    for position, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
-            return place
+            return position
     return None if len(left) == len(right) else min(len(left), len(right))
 
 
-def token_at(tokens: Sequence[int], place: int) -> int:
-    """The token there; -1 where the answer has ended."""
-    return tokens[place] if place < len(tokens) else -1
+def token_at(tokens: Sequence[int], position: int) -> int:
+    """The token at `position`, or -1 after the end."""
+    return tokens[position] if position < len(tokens) else -1
 
 
 def tie_margin(
-    loaded: Runtime, prompt: Ints, plain: Sequence[int], drafted: Sequence[int], place: int, params: SamplingParams
+    runtime: Runtime, prompt: Ints, plain: Sequence[int], drafted: Sequence[int], position: int, params: SamplingParams
 ) -> float:
-    """How far plain decoding's token stood above the other after the same text, in one forward; NaN where one has none."""
-    tokens = (token_at(plain, place), token_at(drafted, place))
+    """Score of plain decoding's token minus that of the drafted one, from one forward; NaN if an answer has ended."""
+    tokens = (token_at(plain, position), token_at(drafted, position))
     if min(tokens) < 0:
         return float("nan")
-    text = torch.tensor([*prompt.tolist(), *plain[:place]])
-    logits = loaded.runner.forward(loaded.runner.new_cache(), ForwardBatch.chain(text), logits=False)
+    text = torch.tensor([*prompt.tolist(), *plain[:position]])
+    logits = runtime.runner.forward(runtime.runner.new_cache(), ForwardBatch.chain(text), logits=False)
     scores = logits[0].float()
     if not params.greedy:
-        scores = warp_logits(logits, params)[0] + gumbel(params.seed, [place], logits.shape[-1], logits.device)[0]
+        scores = warp_logits(logits, params)[0] + gumbel(params.seed, [position], logits.shape[-1], logits.device)[0]
     return float(scores[tokens[0]] - scores[tokens[1]])
 
 
-def show(found: Sequence[Divergence], compared: int, dtype: str) -> None:
-    """The verdict in a line, and the divergences in a table."""
-    console = Console()
-    if found:
-        table = Table("drafter", "temperature", "prompt", "position", "plain", "drafted", "margin")
-        for each in found:
-            place = (str(each.prompt), str(each.position), str(each.plain), str(each.drafted))
-            table.add_row(each.drafter, str(each.temperature), *place, f"{each.margin:.6f}")
-        console.print(table)
-    console.print(f"{compared - len(found)} of {compared} drafted answers equal plain decoding's ({dtype}).")
+def show(divergences: Sequence[Divergence], compared: int, dtype: str) -> None:
+    """Prints a table of the divergences, if any, and the verdict."""
+    if divergences:
+        report.print_table(
+            "Divergences",
+            ("drafter", "temp.", "prompt", "position", "plain\ntoken", "drafted\ntoken", "margin"),
+            [
+                (row.drafter, row.temperature, row.prompt, row.position, row.plain, row.drafted, f"{row.margin:.6f}")
+                for row in divergences
+            ],
+            "prompt: index from 0; position: in the answer; token: id, -1 after the end; "
+            "margin: near 0 where rounding decided, larger where there is a bug.",
+        )
+    Console(highlight=False).print(
+        f"{compared - len(divergences)} of {compared} drafted answers equal plain decoding's ({dtype})."
+    )

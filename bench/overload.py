@@ -1,7 +1,7 @@
-"""`python -m bench.overload`: five times as many requests as the server can take, and a worker that is killed under load.
+"""`python -m bench.overload`: five times as many requests as the server can serve, and a worker killed under load.
 
-The first shows what those get who are let in, and how quickly the others are told to come again; the second how long nobody is
-served, and that only what the worker was at is lost.
+The first part shows the times of admitted requests and how quickly the others are refused. The second part shows how long the
+server does not answer, and that only requests in progress are lost.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ import typer
 from rich.console import Console
 
 from bench import report
-from bench.decode import read_prompts
-from bench.http.client import Outcome, metric, model_of, new_client, quantiles, stream, until, whole, worker_of
-from bench.http.serve import Own, server
+from bench.http.client import Outcome, complete, metric, new_client, quantiles, served_model, sleep_until, stream
+from bench.http.process import ServerProcess, find_worker, start_server
+from bench.plan import PROMPTS, read_prompts
 
-PROMPTS = Path(__file__).parent / "prompts.jsonl"
 ACTIVE, WAITING = 4, 16
 FLAGS = [
     *("--model.dtype", "float32", "--model.threads", "1", "--logging.requests", "false"),
@@ -35,91 +34,94 @@ FACTOR = 5
 PROBE_SECONDS = 15.0
 
 
-def asked(model: str, number: int) -> dict[str, Any]:
-    """A request whose answer is always as long."""
-    prompts = read_prompts(PROMPTS, None)
+def request_fields(model: str, number: int) -> dict[str, Any]:
+    """The body of a request whose answer has TOKENS tokens."""
+    prompts = read_prompts(PROMPTS)
     options = {"temperature": 0.9, "seed": number, "max_tokens": TOKENS, "ignore_eos": True}
     return {"model": model, "prompt": prompts[number % len(prompts)], **options}
 
 
 async def capacity(client: httpx.AsyncClient, model: str) -> float:
-    """Requests a second with as many at once as are active."""
-    await asyncio.gather(*(whole(client, asked(model, number)) for number in range(2 * ACTIVE)))  # warms up
+    """Requests per second with ACTIVE concurrent clients."""
+    await asyncio.gather(*(complete(client, request_fields(model, number)) for number in range(2 * ACTIVE)))  # warms up
     end, done = time.perf_counter() + PROBE_SECONDS, 0
 
-    async def keep_asking(first: int) -> None:
+    async def run_client(first: int) -> None:
         nonlocal done
         number = first
         while time.perf_counter() < end:
-            answered = (await whole(client, asked(model, number))).answered
-            done += answered  # in one go: what is read before an await is old after it
+            answered = (await complete(client, request_fields(model, number))).answered
+            done += answered  # not in one statement with the await, which would read `done` before it
             number += ACTIVE
 
     started = time.perf_counter()
-    await asyncio.gather(*(keep_asking(number) for number in range(ACTIVE)))
+    await asyncio.gather(*(run_client(number) for number in range(ACTIVE)))
     return done / (time.perf_counter() - started)
 
 
 async def overload(url: str, seconds: float) -> dict[str, Any]:
     """An open loop at FACTOR times the capacity."""
     async with new_client(url) as client:
-        model = await model_of(client)
+        model = await served_model(client)
         rate = await capacity(client, model)
         started = time.perf_counter()
-        tasks, most_waiting = [], 0.0
+        tasks, max_waiting = [], 0.0
         for number in range(int(seconds * FACTOR * rate)):
-            await until(started + number / (FACTOR * rate))
-            tasks.append(asyncio.ensure_future(stream(client, asked(model, number))))
+            await sleep_until(started + number / (FACTOR * rate))
+            tasks.append(asyncio.ensure_future(stream(client, request_fields(model, number))))
             if number % 20 == 0:
-                most_waiting = max(most_waiting, await metric(client, "outrider_requests_waiting"))
+                max_waiting = max(max_waiting, await metric(client, "outrider_requests_waiting"))
         outcomes: list[Outcome] = await asyncio.gather(*tasks)
-        took = max(out.started + out.seconds for out in outcomes) - started
+        elapsed = max(outcome.started + outcome.seconds for outcome in outcomes) - started
         return {
             "capacity_requests_per_second": round(rate, 2),
             "offered_requests_per_second": round(FACTOR * rate, 2),
             "seconds": seconds,
-            "statuses": dict(Counter(str(out.status) for out in outcomes)),
-            "errors": dict(Counter(out.error for out in outcomes if out.error)),
-            "answered_ms": quantiles([out.seconds for out in outcomes if out.answered]),
-            # All who wait and all at work go first, at the rate of these two minutes.
-            "bound_ms": round(1e3 * (WAITING + 2 * ACTIVE) * took / sum(out.answered for out in outcomes)),
-            "refused_ms": quantiles([out.seconds for out in outcomes if out.status == 429]),
-            "most_waiting": [most_waiting, WAITING],
+            "statuses": dict(Counter(str(outcome.status) for outcome in outcomes)),
+            "errors": dict(Counter(outcome.error for outcome in outcomes if outcome.error)),
+            "answered_ms": quantiles([outcome.seconds for outcome in outcomes if outcome.answered]),
+            # A request waits for all queued and running ones, which are served at the rate of this run.
+            "bound_ms": round(1e3 * (WAITING + 2 * ACTIVE) * elapsed / sum(outcome.answered for outcome in outcomes)),
+            "refused_ms": quantiles([outcome.seconds for outcome in outcomes if outcome.status == 429]),
+            "most_waiting": [max_waiting, WAITING],
         }
 
 
-async def kill(own: Own) -> dict[str, Any]:
-    """Kills the worker while it is at work and others wait."""
-    async with new_client(own.url) as client:
-        model = await model_of(client)
-        busy = [asyncio.ensure_future(stream(client, asked(model, number))) for number in range(ACTIVE)]
+async def kill(server: ServerProcess) -> dict[str, Any]:
+    """Kills the worker while requests run and others wait."""
+    async with new_client(server.url) as client:
+        model = await served_model(client)
+        busy = [asyncio.ensure_future(stream(client, request_fields(model, number))) for number in range(ACTIVE)]
         while await metric(client, "outrider_requests_running") < ACTIVE:
             await asyncio.sleep(0.01)
-        waiting = [asyncio.ensure_future(whole(client, asked(model, 10 + number) | {"max_tokens": 4})) for number in range(8)]
+        waiting = [
+            asyncio.ensure_future(complete(client, request_fields(model, 10 + number) | {"max_tokens": 4}))
+            for number in range(8)
+        ]
         while await metric(client, "outrider_requests_waiting") < len(waiting):
             await asyncio.sleep(0.005)
-        worker = worker_of(own.process.pid)
+        worker = find_worker(server.process.pid)
         assert worker is not None
         killed = time.perf_counter()
         os.kill(worker, signal.SIGKILL)
         lost, served = await asyncio.gather(*busy), await asyncio.gather(*waiting)
-        loads = [float(found[1]) for line in own.log if (found := re.search(r"ready after ([\d.]+) s", line))]
+        loads = [float(match[1]) for line in server.log if (match := re.search(r"ready after ([\d.]+) s", line))]
         return {
-            "at_work": dict(Counter("lost" if not out.answered else "answered" for out in lost)),
-            "waiting": dict(Counter(str(out.status) for out in served)),
-            "next_served_after_seconds": round(min(out.started + out.seconds for out in served) - killed, 2),
+            "at_work": dict(Counter("lost" if not outcome.answered else "answered" for outcome in lost)),
+            "waiting": dict(Counter(str(outcome.status) for outcome in served)),
+            "next_served_after_seconds": round(min(outcome.started + outcome.seconds for outcome in served) - killed, 2),
             "model_load_seconds": loads,
             "restarts": await metric(client, "outrider_worker_restarts_total"),
         }
 
 
 def main(
-    seconds: Annotated[float, typer.Option(help="How long the overload lasts.")] = 120.0,
-    out: Annotated[Path, typer.Option(help="Where the figures go.")] = report.RESULTS / "overload.json",
+    seconds: Annotated[float, typer.Option(help="Duration of the overload.")] = 120.0,
+    out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = report.RESULTS / "overload.json",
 ) -> None:
-    """Overloads a server of its own, and kills its worker."""
-    with server(FLAGS) as own:
-        figures = {"overload": asyncio.run(overload(own.url, seconds)), "kill": asyncio.run(kill(own))}
+    """Overloads a server, and kills its worker."""
+    with start_server(FLAGS) as server:
+        figures = {"overload": asyncio.run(overload(server.url, seconds)), "kill": asyncio.run(kill(server))}
     Console().print(figures)
     report.save(out, figures)
 

@@ -1,4 +1,4 @@
-"""A result with where it comes from: the command, the machine, the commit."""
+"""Results: printed as tables of at most 80 columns, saved as JSON with their provenance."""
 
 from __future__ import annotations
 
@@ -7,21 +7,53 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
+ABSENT = "-"  # printed for a figure that a row does not have
+
+
+def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[Any]], legend: str = "") -> None:
+    """Prints a table with a title, units in the headers, and a legend. Cells never wrap; numbers are aligned right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    cells = [[ABSENT if value is None else str(value) for value in row] for row in rows]
+    for index, header in enumerate(headers):
+        numeric = all(row[index][:1].isdigit() or row[index][:1] == ABSENT for row in cells)
+        table.add_column(header, justify="right" if numeric else "left", no_wrap=True, vertical="bottom")
+    for row in cells:
+        table.add_row(*row)
+    console = Console(highlight=False, markup=False)
+    console.print(f"\n{title}", table, sep="\n")
+    if legend:
+        console.print(legend)
+
+
+def print_figures(title: str, columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]], legend: str = "") -> None:
+    """Prints one line per row; `columns` maps headers to figures with an optional format, such as "tokens_per_step:.3f"."""
+    figures = [column.partition(":")[::2] for column in columns.values()]
+    cells = [[format(row[name], spec) if name in row else None for name, spec in figures] for row in rows]
+    print_table(title, tuple(columns), cells, legend)
+
+
+def save(path: Path, figures: Mapping[str, Any]) -> None:
+    """Writes the figures and their provenance as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**provenance(), **figures}, indent=1) + "\n")
 
 
 def provenance() -> dict[str, Any]:
-    """What a reader needs to run it again and to compare."""
+    """Command, machine, commit, date and versions: what is needed to repeat a run."""
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *(short(argument) for argument in sys.argv[1:])]),
+        "command": " ".join([Path(sys.argv[0]).name, *(without_folder(argument) for argument in sys.argv[1:])]),
         "machine": machine(),
         "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
@@ -31,14 +63,14 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def short(argument: str) -> str:
-    """A file outside the current folder by its name alone: where it lies is the machine's affair."""
+def without_folder(argument: str) -> str:
+    """Reduces the path of a file outside the current folder to its name; other arguments stay as they are."""
     path = Path(argument)
     return path.name if path.exists() and (path.is_absolute() or ".." in path.parts) else argument
 
 
 def machine() -> str:
-    """The processor (and GPU) in words."""
+    """Name of the GPU or the processor, and the number of CPU cores."""
     if torch.cuda.is_available():
         return f"{torch.cuda.get_device_name()} ({os.cpu_count()} CPU cores)"
     name = platform.processor() or platform.machine()
@@ -50,22 +82,15 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The checkout's commit, marked where files differ from it."""
+    """The checkout's commit, with "-dirty" if the code differs from it; "unknown" outside a checkout."""
     root = Path(__file__).parent.parent
     try:
         name = git(root, "rev-parse", "--short=12", "HEAD")
-        # Other results may be new; what counts is the code.
         return name + ("-dirty" if git(root, "status", "--porcelain", "--", ".", ":!bench/results") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
 
 def git(root: Path, *arguments: str) -> str:
-    """What git prints, stripped."""
+    """The stripped output of a git command in `root`."""
     return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True).stdout.strip()
-
-
-def save(path: Path, figures: Mapping[str, Any]) -> None:
-    """Writes the figures and their provenance as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**provenance(), **figures}, indent=1) + "\n")

@@ -1,7 +1,7 @@
-"""Compiles every kernel into numba's cache, once, while the image is built.
+"""Compiles all kernels into numba's cache while the image is built.
 
-Kernels are compiled for the types they meet, and those depend on what is loaded: here the embedded models, with and without
-a datastore, and what builds datastores.
+Kernels are compiled per argument types, which depend on the tables: here the embedded models with and without a datastore, and
+the builders of both kinds of tables.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
         for datastores in ([], [str(store)]):
             flags = {
                 "draft_model.path": str(models.DRAFT),
-                "speculation.max_nodes": 8,  # auto would measure this machine, which says nothing about the next
+                "speculation.max_nodes": 8,  # auto would measure the build machine
                 "speculation.retrieval.datastores": datastores,
             }
             load(load_settings(None, flags))

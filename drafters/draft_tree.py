@@ -61,7 +61,7 @@ class DraftTreeDrafter:
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._sequence = sequence
-        self._model.begin(sequence.tokens, sampling)
+        self._model.begin(sequence, sampling)
         self._greedy = sampling is None or sampling.greedy
 
     def propose(self, budget: int) -> DraftTree:

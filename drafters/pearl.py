@@ -57,7 +57,7 @@ class PearlDrafter:
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._join()
         self._discard()
-        self._model.beside(lambda: self._model.begin(sequence.tokens, sampling)).result()
+        self._model.beside(lambda: self._model.begin(sequence, sampling)).result()
         self._predraft.learn(sequence.tokens.tolist())
 
     def propose(self, budget: int) -> DraftTree:

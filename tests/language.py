@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from drafters.interface import Ints, Sampling
 from drafters.model.language_model import Candidates
+from drafters.sequence import Sequence
 
 T = TypeVar("T")
 
@@ -31,8 +32,8 @@ class ToyModel:
         self.rows: list[int] = []
         self.forwards: list[int] = []  # rows of each
 
-    def begin(self, text: Ints, sampling: Sampling | None = None) -> None:
-        self._text, self.rows = text.tolist(), []
+    def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
+        self._text, self.rows = text.tokens.tolist(), []
 
     @property
     def space(self) -> int:
@@ -43,7 +44,7 @@ class ToyModel:
         self.forwards.append(1)
         return self._candidates(self.rows, count)
 
-    def expand(self, tokens: Sequence[int], parents: Sequence[int], count: int) -> Candidates:
+    def expand(self, tokens: Collection[int], parents: Collection[int], count: int) -> Candidates:
         assert all(0 <= parent < len(self.rows) + number for number, parent in enumerate(parents))
         self.rows += tokens
         self.forwards.append(len(tokens))
@@ -64,7 +65,7 @@ class ToyModel:
         done.set_result(work())
         return done
 
-    def _candidates(self, tokens: Sequence[int], count: int) -> Candidates:
+    def _candidates(self, tokens: Collection[int], count: int) -> Candidates:
         shares = self._table[list(tokens)]
         noise = self._random.gumbel(size=shares.shape) if self._random is not None else 0.0
         best = np.argsort(-(np.log(shares) + noise), axis=1)[:, :count]

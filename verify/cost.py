@@ -1,6 +1,6 @@
-"""What a step costs on this machine, measured: seconds by draft nodes and by context length.
+"""The measured cost of a step on this machine: seconds by draft nodes and by context length.
 
-A tree of 64 nodes is nearly free on a large GPU and ten steps' worth on a laptop; the budget follows this curve.
+A tree of 64 nodes is nearly free on a large GPU and costs ten steps on a laptop; the budget follows this curve.
 """
 
 from __future__ import annotations
@@ -25,25 +25,17 @@ from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
-NODES = (
-    0,
-    1,
-    3,
-    7,
-    15,
-    31,
-    63,
-    MAX_NODES,
-)  # with the last committed token, powers of two: beyond them, matrices take more tiles
+# Powers of two with the last committed token: beyond them, matrix products need another tile.
+NODES = (0, 1, 3, 7, 15, 31, 63, MAX_NODES)
 CONTEXTS = (64, 512, 2048, 8192, 32768)
-FEEDBACK = 8  # of the target's likeliest tokens, what drafters learn from by default
+FEEDBACK = 8  # top tokens per row that drafters learn from by default
 REPEATS = 7
-POINT_SECONDS = 0.4  # no more repeats once a point has taken so long
+POINT_SECONDS = 0.4  # after this long, a point is not repeated
 
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Seconds of a step by draft nodes, at several context lengths."""
+    """Seconds of a step by draft nodes, at several context lengths (tokens)."""
 
     nodes: tuple[int, ...]  # ascending, from 0 to MAX_NODES
     contexts: tuple[int, ...]  # ascending
@@ -53,39 +45,43 @@ class CostCurve:
         """Seconds of a step over 0, 1, ... MAX_NODES draft nodes after `context` tokens, float64 [MAX_NODES + 1]."""
         table = np.array(self.seconds)
         row = np.array([np.interp(context, self.contexts, column) for column in table.T])
-        # More nodes never cost less: where they seem to, that is noise.
+        # More nodes never cost less; a measurement that says so is noise.
         return np.interp(np.arange(MAX_NODES + 1), self.nodes, np.maximum.accumulate(row))
 
 
 def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
-    """Runs steps of every size over an empty cache; takes seconds on a small model, a minute on a slow one.
+    """Times steps of every size over a zeroed cache. Takes a second on a small model, a minute on a slow one.
 
-    Whole steps, sampled and with feedback: on a small model, each node costs as much beside the forward as in it.
+    Times whole steps, sampled and with feedback: on a small model, a node costs as much outside the forward as inside.
     """
     cache = runner.new_cache()
     contexts = tuple(c for c in CONTEXTS if c + MAX_NODES < runner.context_tokens) or (1,)
-    cache.tensor[:, :, :, : contexts[-1]] = 0  # what lies in fresh memory may be slow to compute with
+    cache.tensor[:, :, :, : contexts[-1]] = 0  # denormal numbers in fresh memory would be slow
     verifier = TreeVerifier(runner, cache)
     verifier.begin(np.zeros(contexts[-1] + 1, np.int32), SamplingParams(), max_tokens=MAX_NODES + 1)
 
     def step_seconds(context: int, count: int) -> float:
         tree = chain(np.zeros(count, np.int32), np.ones(count, np.float32), Source.NONE)
-        times: list[float] = []
-        begun = time.perf_counter()
-        while len(times) <= 1 or (len(times) <= REPEATS and time.perf_counter() - begun < POINT_SECONDS):
-            verifier.sequence.begin(np.zeros(context + 1, np.int32))
-            cache.length = context
-            started = time.perf_counter()
-            verifier.commit(verifier.verify(tree, FEEDBACK))
-            times.append(time.perf_counter() - started)
-        return statistics.median(times[1:])  # the first one warms up
+        verifier.sequence.begin(np.zeros(context + 1, np.int32))
+        cache.length = context
+        started = time.perf_counter()
+        verifier.commit(verifier.verify(tree, FEEDBACK))
+        return time.perf_counter() - started
 
-    rows = (tuple(step_seconds(context, count) for count in nodes) for context in contexts)
+    def median_seconds(context: int, count: int) -> float:
+        if context == contexts[0]:
+            step_seconds(context, count)  # warm-up: the first step of a size allocates and chooses algorithms
+        times: list[float] = []
+        while not times or (len(times) < REPEATS and sum(times) < POINT_SECONDS):
+            times.append(step_seconds(context, count))
+        return statistics.median(times)
+
+    rows = (tuple(median_seconds(context, count) for count in nodes) for context in contexts)
     return CostCurve(nodes, contexts, tuple(rows))
 
 
 def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
-    """Seconds of one forward over the last token and a chain of so many nodes, and of its greedy choices."""
+    """Seconds of one forward over the last token and a chain of `nodes`, including the greedy choice at each row."""
     batch = ForwardBatch.chain(torch.zeros(nodes + 1, dtype=torch.long))
     started = time.perf_counter()
     runner.forward(cache, batch).max(-1).indices.cpu()
@@ -93,13 +89,13 @@ def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
 
 
 def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:
-    """The curve of this model on this machine: from `folder` where an earlier start has left it there, else measured."""
+    """The curve of this model on this machine: loaded from `folder`, or measured and saved there."""
     if folder is None:
         return measure(runner)
     path = folder / f"{_key(runner)}.json"
     try:
-        kept = json.loads(path.read_text())
-        return CostCurve(tuple(kept["nodes"]), tuple(kept["contexts"]), tuple(tuple(row) for row in kept["seconds"]))
+        saved = json.loads(path.read_text())
+        return CostCurve(tuple(saved["nodes"]), tuple(saved["contexts"]), tuple(tuple(row) for row in saved["seconds"]))
     except (OSError, ValueError, KeyError, TypeError):
         curve = measure(runner)
     try:
@@ -108,12 +104,12 @@ def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:
         partial.write_text(json.dumps(asdict(curve)))
         partial.replace(path)
     except OSError:
-        pass  # a folder that cannot be written costs the next start a measurement
+        pass  # the next start measures again
     return curve
 
 
 def processor() -> str:
-    """The processor in words, and how many cores there are; not the host's name, which each container has anew."""
+    """The processor's model name and core count; not the host name, which every container changes."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -123,7 +119,7 @@ def processor() -> str:
 
 
 def _key(runner: ModelRunner) -> str:
-    """Equal exactly where steps cost the same: model, numbers, machine, torch."""
+    """A hash of what the cost depends on: model, dtype, machine, torch version and threads."""
     device = runner.device
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     shape = runner.cache_shape

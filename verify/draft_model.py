@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar, cast
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from drafters.interface import MAX_NODES, Floats, Ints, Sampling
 from drafters.model.language_model import Candidates
-from drafters.sequence import common_prefix
+from drafters.sequence import Reader, Sequence
 from verify.cost import timed_forward
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
@@ -96,10 +96,11 @@ class SessionDraft:
 
     def __init__(self, shared: DraftRunner) -> None:
         self._shared = shared
-        self._text: list[int] = []  # committed; the cache holds all but its unread end
+        self._text = Sequence()
+        self._length = 0  # tokens committed here; the verifier may append more while a forward runs
+        self._reader = Reader()
         self._params = SamplingParams(temperature=0)
         self._sampler = Sampler(self._params)
-        self._prompt_length = 0
         self._has_unknown_tokens = False  # the text has token ids outside the draft model's vocabulary
         # The tree below the text: row 0 is the text's last token.
         self._rows: list[int] = []  # tokens
@@ -110,36 +111,36 @@ class SessionDraft:
     def speed_ratio(self) -> float:
         return self._shared.speed_ratio
 
-    def begin(self, text: Ints, sampling: Sampling | None = None) -> None:
+    def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
         self._params = params = SamplingParams(temperature=0) if sampling is None else cast(SamplingParams, sampling)
         if params.rule == "rejection":  # requires drafts that are independent of the target's noise
             params = replace(params, seed=params.seed ^ INDEPENDENT_SEED)
         self._sampler = Sampler(params)
-        shared = common_prefix(np.array(self._text, np.int32), text)
-        self._shared.cache_for(self).truncate(min(shared, len(text) - 1))
-        self._text, self._prompt_length = text.tolist(), len(text)
-        self._has_unknown_tokens = self._any_unknown(text)
+        known = self._reader.begin(text)
+        self._shared.cache_for(self).truncate(min(known, len(text) - 1))
+        self._text, self._length = text, len(text)
+        self._has_unknown_tokens = self._any_unknown(text.tokens)
         self._drop_rows()
 
     @property
     def space(self) -> int:
         if self._has_unknown_tokens:
             return 0
-        return max(0, min(MAX_NODES, self._shared.runner.context_tokens - len(self._text)) - max(0, len(self._rows) - 1))
+        return max(0, min(MAX_NODES, self._shared.runner.context_tokens - self._length) - max(0, len(self._rows) - 1))
 
     def root(self, count: int) -> Candidates:
         cache, runner = self._shared.cache_for(self), self._shared.runner
         self._drop_rows()
-        while len(unread := self._text[cache.length :]) > MAX_NODES:
-            chunk = torch.tensor(unread[:-1][:PREFILL_CHUNK_TOKENS])
+        while len(unread := self._unread(cache)) > MAX_NODES:
+            chunk = unread[:-1][:PREFILL_CHUNK_TOKENS]
             runner.forward(cache, ForwardBatch.chain(chunk), logits=False)
             cache.length += len(chunk)
-        logits = runner.forward(cache, ForwardBatch.chain(torch.tensor(unread)))[-1:]
+        logits = runner.forward(cache, ForwardBatch.chain(unread))[-1:]
         cache.length += len(unread) - 1
-        self._rows, self._depths, self._ancestors = [unread[-1]], [0], np.ones((1, 1), np.bool_)
+        self._rows, self._depths, self._ancestors = [int(unread[-1])], [0], np.ones((1, 1), np.bool_)
         return self._candidates(logits, [0], count)
 
-    def expand(self, tokens: Sequence[int], parents: Sequence[int], count: int) -> Candidates:
+    def expand(self, tokens: Collection[int], parents: Collection[int], count: int) -> Candidates:
         known, size = len(self._rows), len(self._rows) + len(tokens)
         ancestors = np.eye(size, dtype=np.bool_)
         ancestors[:known, :known] = self._ancestors
@@ -158,7 +159,7 @@ class SessionDraft:
 
     def advance(self, tokens: Ints) -> None:
         path = self._follow(tokens.tolist())
-        self._text += tokens.tolist()
+        self._length += len(tokens)
         self._has_unknown_tokens = self._has_unknown_tokens or self._any_unknown(tokens)
         if not path:
             return
@@ -173,11 +174,15 @@ class SessionDraft:
     def beside(self, work: Callable[[], T]) -> Future[T]:
         return self._shared.beside(work)
 
+    def _unread(self, cache: KVCache) -> torch.Tensor:
+        """The committed tokens that are not in the cache, int64 [N]."""
+        return torch.from_numpy(self._text.tokens[cache.length : self._length].astype(np.int64))
+
     def _any_unknown(self, tokens: Ints) -> bool:
         """Whether any id is outside the draft model's vocabulary."""
         return bool(len(tokens)) and int(tokens.max()) >= self._shared.runner.vocabulary
 
-    def _follow(self, tokens: Sequence[int]) -> list[int]:
+    def _follow(self, tokens: Collection[int]) -> list[int]:
         """The rows along `tokens` from row 0 down; empty without rows."""
         if not self._rows:
             return []
@@ -195,10 +200,10 @@ class SessionDraft:
             row for row in range(parent + 1, len(self._rows)) if self._ancestors[row, parent] and self._depths[row] == depth
         )
 
-    def _move_root(self, path: Sequence[int]) -> None:
+    def _move_root(self, path: list[int]) -> None:
         """Makes the last row of `path` row 0 if all later rows are below it and in place; otherwise drops the rows."""
         root = path[-1]
-        if list(path) != list(range(root + 1)) or not self._ancestors[root:, root].all():
+        if path != list(range(root + 1)) or not self._ancestors[root:, root].all():
             self._drop_rows()
             return
         self._rows, self._ancestors = self._rows[root:], self._ancestors[root:, root:]
@@ -207,7 +212,7 @@ class SessionDraft:
     def _drop_rows(self) -> None:
         self._rows, self._depths, self._ancestors = [], [], np.zeros((0, 0), np.bool_)
 
-    def _candidates(self, logits: torch.Tensor, depths: Sequence[int], count: int) -> Candidates:
+    def _candidates(self, logits: torch.Tensor, depths: Collection[int], count: int) -> Candidates:
         """Candidates for R rows at `depths` below the text's end, from logits [R, V]."""
         logits = logits[:, : self._shared.shared_vocabulary].float()
         count = min(count, logits.shape[-1])
@@ -215,7 +220,7 @@ class SessionDraft:
             values, tokens = logits.topk(count, -1)
             return Candidates(as_ints(tokens), as_floats((values - logits.logsumexp(-1, keepdim=True)).exp()))
         weights = warp_logits(logits, self._params)
-        first = len(self._text) - self._prompt_length
+        first = self._length - self._text.prompt_length
         tokens = self._sampler.scores(weights, [first + depth for depth in depths]).topk(count, -1).indices
         probability = weights.softmax(-1)
         q: NDArray[np.float32] | None = None

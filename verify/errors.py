@@ -1,4 +1,4 @@
-"""Errors that end in one sentence for the user."""
+"""Errors with a one-sentence message for the user."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 
 class ModelError(ValueError):
-    """The model cannot be served; the message says why and what to do."""
+    """The model cannot be served; the message says why."""
 
 
 def check_path(path: str) -> None:
-    """Says what is wrong with a path before transformers takes it for a hub id. Raises ModelError."""
+    """Raises ModelError for a path that transformers would mistake for a hub id."""
     folder = Path(path)
     if folder.is_dir():
         if not (folder / "config.json").exists() and not (folder / "tokenizer.json").exists():
@@ -20,4 +20,5 @@ def check_path(path: str) -> None:
 
 
 def first_sentence(error: Exception) -> str:
+    """The first line of an error's message, with at most 300 characters."""
     return " ".join(str(error).split("\n")[0].split())[:300]

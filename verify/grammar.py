@@ -12,17 +12,14 @@ from typing import Any
 
 import llguidance.hf
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from drafters.interface import DraftTree, Ints, Source, chain
+from verify.grammar_limits import LIMITS, first_line
 
 MAX_CACHED_GRAMMARS = 64
-
-
-# Steps of work, so a bound on time: compiling takes at most some 0.1 s, and so does a mask.
-LIMITS = LLParserLimits(initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_grammar_size=500_000)
 
 
 class GrammarError(ValueError):
@@ -111,8 +108,3 @@ class Grammar:
             )
         mask = np.unpackbits(bits, count=min(8 * len(bits), self._vocabulary), bitorder="little").astype(np.bool_)
         return np.pad(mask, (0, self._vocabulary - len(mask)))
-
-
-def first_line(words: str) -> str:
-    """What llguidance says, without its state."""
-    return " ".join(words.split("<state>")[0].split("\n")[0].split())[:300]

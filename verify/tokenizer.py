@@ -1,4 +1,4 @@
-"""Whether a draft model can draft for a target: both must read and write the same tokens."""
+"""Loads tokenizers, and checks whether a draft model and its target share one."""
 
 from __future__ import annotations
 
@@ -23,33 +23,35 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of the vocabulary: equal for two tokenizers exactly when every id means the same token."""
+    """A hash of the vocabulary: equal for two tokenizers if and only if every id is the same token."""
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
 
 
 def check_pair(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
-    """Raises ModelError with the first difference between the tokenizers. Padding behind the vocabulary does not matter."""
+    """Raises ModelError with the first difference between the tokenizers. Ignores padding after the vocabulary."""
     difference = first_difference(target, draft)
     if difference is not None:
-        raise ModelError(f"The draft model cannot draft for this target: {difference}; choose one of the target's own family.")
+        raise ModelError(
+            f"The draft model cannot draft for this target: {difference}; choose one of the target's model family."
+        )
 
 
 def first_difference(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> str | None:
-    """Half a sentence; None where every id means the same token and texts are cut alike."""
-    ours, theirs = ({number: token for token, number in each.get_vocab().items()} for each in (target, draft))
-    for number in sorted(ours.keys() | theirs.keys()):
-        if ours.get(number) != theirs.get(number):
-            words = [f"is {each[number]!r}" if number in each else "does not exist" for each in (ours, theirs)]
-            return f"token {number} {words[0]} for the target and {words[1]} for the draft"
-    for number, (one, other) in enumerate(itertools.zip_longest(merges(target), merges(draft))):
+    """A clause that names the first token or merge that differs; None if the tokenizers agree."""
+    of_target, of_draft = ({id: token for token, id in each.get_vocab().items()} for each in (target, draft))
+    for id in sorted(of_target.keys() | of_draft.keys()):
+        if of_target.get(id) != of_draft.get(id):
+            clauses = [f"is {each[id]!r}" if id in each else "does not exist" for each in (of_target, of_draft)]
+            return f"token {id} {clauses[0]} for the target and {clauses[1]} for the draft"
+    for rank, (one, other) in enumerate(itertools.zip_longest(merges(target), merges(draft))):
         if one != other:
-            return f"merge {number} is {one!r} for the target and {other!r} for the draft"
+            return f"merge {rank} is {one!r} for the target and {other!r} for the draft"
     return None
 
 
 def merges(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-    """The merge rules, in order; none where the tokenizer does not merge."""
+    """The BPE merge rules in order; empty for other kinds of tokenizers."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     model = json.loads(backend.to_str())["model"] if backend is not None else {}
     return list(model.get("merges") or [])

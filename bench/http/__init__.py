@@ -1,1 +1,1 @@
-"""Load on a running server, and what its clients see."""
+"""Benchmarks over HTTP: clients, load, and the front end's own cost."""

@@ -1,6 +1,6 @@
-"""`outrider bench api`: what the front end's own work costs: reading a request, and writing a chunk of an answer.
+"""`outrider bench api`: the front end's own cost of reading a request and of writing a chunk of an answer.
 
-No model and no socket: the engine is a list of events. So it is what HTTP adds to every chunk on the front end's core.
+There is no model and no socket: the engine is a list of events. The figures are what HTTP adds on the front end's core.
 """
 
 from __future__ import annotations
@@ -8,22 +8,19 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 import models
 from bench import report
-from server.chat.prompt import PromptEncoder, Template
+from server.chat.prompt import PromptEncoder, TemplateOptions
 from server.chat.vocabulary import Vocabulary
-from server.engine.engine import Engine
 from server.engine.messages import Request, StepReport, TokenEvent
-from server.openai.answers import Answerer, GenerationTask
-from server.openai.formatters import ChatFormatter
+from server.openai.chat import ChatFormatter
+from server.openai.generation import GenerationRunner, GenerationTask
 from server.openai.schema import ChatBody
 from server.telemetry.metrics import Metrics
 from verify.sampling_params import SamplingParams
@@ -40,37 +37,35 @@ BODY = {
 }
 
 
-class Listed:
-    """An engine that has all its events already, as the front end uses one."""
+class ListEngine:
+    """An engine that yields prepared events."""
 
     def __init__(self, events: list[TokenEvent]) -> None:
         self._events = events
 
-    async def generate(self, request: Request, admitted: bool = False) -> AsyncGenerator[TokenEvent, None]:
-        """The events, and in between a turn of the event loop, as a socket would give."""
+    async def generate(self, request: Request, admitted: bool = False) -> AsyncGenerator[TokenEvent | None, None]:
+        """Yields the events with a turn of the event loop before each, as a socket does."""
         for event in self._events:
             await asyncio.sleep(0)
             yield event
 
 
 def events() -> list[TokenEvent]:
-    """Steps of three tokens, as the embedded model makes them."""
+    """The events of an answer: steps of three tokens, as typical of the embedded model."""
     step = StepReport(1e-4, 5e-3, 1e-4, {"trigram": 8}, {"trigram": 2})
     made = [TokenEvent("r", 0, [40, 41, 42], " some text", None, step) for _ in range(CHUNKS)]
     return [*made, TokenEvent("r", 0, [43], "", "stop", step, last=True)]
 
 
 async def chunk_microseconds() -> list[float]:
-    """Of each chunk: counting it, writing it, and the turn of the event loop."""
+    """Times of chunks: metrics, formatting, and a turn of the event loop."""
     tokenizer = load_tokenizer(str(models.TARGET))
-    engine = cast(Engine, Listed(events()))
-    answers = Answerer(engine, Metrics())
+    runner = GenerationRunner(ListEngine(events()), Metrics())
     request = Request("r", [1, 2, 3], SamplingParams(), 100)
-    asked = GenerationTask(
-        "chatcmpl-x", models.NAME, ChatFormatter(Vocabulary(tokenizer)), [request], time.monotonic(), include_usage=True
-    )
+    body = ChatBody.model_validate(BODY | {"stream_options": {"include_usage": True}})
+    task = GenerationTask([request], ChatFormatter(body, Vocabulary(tokenizer)), time.monotonic())
     times, last = [], time.perf_counter()
-    async for _ in answers.stream(asked):
+    async for _ in runner.stream(task):
         now = time.perf_counter()
         times.append(1e6 * (now - last))
         last = now
@@ -78,28 +73,41 @@ async def chunk_microseconds() -> list[float]:
 
 
 async def request_microseconds() -> list[float]:
-    """Of each request: parsing, checking, rendering the template, tokenizing."""
+    """Times of requests: parsing, validation, rendering the template, tokenizing."""
     prompts = PromptEncoder(load_tokenizer(str(models.TARGET)))
     data = msgspec.json.encode(BODY)
     times = []
     for _ in range(REQUESTS):
         started = time.perf_counter()
         body = ChatBody.model_validate(msgspec.json.decode(data))
-        await prompts.chat([message.rendered() for message in body.messages], Template())
+        await prompts.chat([message.rendered() for message in body.messages], TemplateOptions())
         times.append(1e6 * (time.perf_counter() - started))
     return times
 
 
 def run(out: Path | None) -> dict[str, Any]:
-    """Measures and prints; with `out`, saves the figures there, too."""
-    figures = {}
-    for name, measured in (("chunk", chunk_microseconds), ("request", request_microseconds)):
-        quantiles = statistics.quantiles(asyncio.run(measured()), n=100)
-        figures[f"{name}_us"] = {"p50": round(quantiles[49], 1), "p99": round(quantiles[98], 1)}
-    table = Table("microseconds per", "p50", "p99")
-    for name, row in figures.items():
-        table.add_row(name.removesuffix("_us"), str(row["p50"]), str(row["p99"]))
-    Console().print(table)
+    """Measures, prints, and saves the figures if `out` is given."""
+    figures = {
+        "chunk_us": quantiles(asyncio.run(chunk_microseconds())),
+        "request_us": quantiles(asyncio.run(request_microseconds())),
+    }
+    show(figures)
     if out:
         report.save(out, figures)
     return figures
+
+
+def quantiles(microseconds: Sequence[float]) -> dict[str, float]:
+    """Median and 99th percentile."""
+    cuts = statistics.quantiles(microseconds, n=100)
+    return {"p50": round(cuts[49], 1), "p99": round(cuts[98], 1)}
+
+
+def show(figures: dict[str, dict[str, float]]) -> None:
+    """Prints microseconds per chunk and per request."""
+    report.print_table(
+        "Microseconds of the front end",
+        ("per", "p50", "p99"),
+        [(name.removesuffix("_us"), row["p50"], row["p99"]) for name, row in figures.items()],
+        "chunk: one chunk of a streamed answer; request: parsing and tokenizing a chat request.",
+    )

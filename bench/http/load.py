@@ -1,7 +1,7 @@
-"""`outrider bench serve --rate/--concurrency`: load on a running server, and what each of its clients sees.
+"""`outrider bench serve --rate/--concurrency`: load on a running server, and what its clients see.
 
-Closed loop: so many clients, each asks again when it is answered. Open loop: requests come at a rate by lot (Poisson), however
-the server fares, which is what shows queues. Goodput is the rate of answers whose first token came within the target.
+Closed loop: each client sends its next request when it has its answer. Open loop: requests arrive as a Poisson process at a
+given rate, however slow the server is, which shows queueing. Goodput counts answers whose first token met the target.
 """
 
 from __future__ import annotations
@@ -10,111 +10,112 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from bench import report
-from bench.decode import BenchError
-from bench.http.client import Outcome, model_of, new_client, quantiles, stream, until
+from bench.http.client import Outcome, new_client, quantiles, served_model, sleep_until, stream
+from bench.plan import BenchError
+
+SESSIONS = 4
+TIMES = ("first_token_ms", "between_packets_ms", "end_to_end_ms")
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked."""
+    """The requests to send."""
 
     prompts: Sequence[str]
-    seconds: float  # of each level
+    seconds: float  # per level
     max_tokens: int
     temperature: float
     drafter: str
-    sessions: float  # the share of requests that belong to one of a few sessions
-    target_ms: float  # for the first token
+    sessions: float  # share of requests that belong to one of SESSIONS sessions
+    target_ms: float  # limit of the time to first token
     key: str | None = None
     seed: int = 0
 
 
 class Clients:
-    """Asks, and remembers what came of it."""
+    """Sends requests and collects their outcomes."""
 
     def __init__(self, load: Load, client: httpx.AsyncClient, model: str) -> None:
         self._load = load
         self._client = client
         self._model = model
-        self._lots = random.Random(load.seed)
+        self._rng = random.Random(load.seed)
         self.outcomes: list[Outcome] = []
 
-    async def ask(self) -> None:
-        """One request."""
+    async def send(self) -> None:
+        """Sends one request and waits for its answer."""
         load, number = self._load, len(self.outcomes)
         fields: dict[str, Any] = {
             "model": self._model,
-            "prompt": self._lots.choice(load.prompts),
+            "prompt": self._rng.choice(load.prompts),
             "max_tokens": load.max_tokens,
             "temperature": load.temperature,
             "seed": number,
             "speculation": {"drafter": load.drafter},
         }
-        if self._lots.random() < load.sessions:
-            fields["session_id"] = f"load {self._lots.randrange(4)}"
+        if self._rng.random() < load.sessions:
+            fields["session_id"] = f"load {self._rng.randrange(SESSIONS)}"
         self.outcomes.append(await stream(self._client, fields))
 
     async def closed(self, clients: int) -> None:
-        """So many at once, for the set time."""
+        """Sends requests from `clients` concurrent clients for the time of the level."""
         end = time.perf_counter() + self._load.seconds
 
-        async def one() -> None:
+        async def run_client() -> None:
             while time.perf_counter() < end:
-                await self.ask()
+                await self.send()
 
-        await asyncio.gather(*(one() for _ in range(clients)))
+        await asyncio.gather(*(run_client() for _ in range(clients)))
 
     async def open(self, rate: float) -> None:
-        """So many a second, for the set time; then until all are answered."""
-        start = at = time.perf_counter()
+        """Sends `rate` requests per second for the time of the level, then waits for all answers."""
+        start = arrival = time.perf_counter()
         tasks = []
-        while (at := at + self._lots.expovariate(rate)) < start + self._load.seconds:
-            await until(at)
-            tasks.append(asyncio.ensure_future(self.ask()))
+        while (arrival := arrival + self._rng.expovariate(rate)) < start + self._load.seconds:
+            await sleep_until(arrival)
+            tasks.append(asyncio.ensure_future(self.send()))
         await asyncio.gather(*tasks)
 
 
 def figures(load: Load, kind: str, level: float, outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
-    """One level as it is reported."""
-    answered = [out for out in outcomes if out.answered]
-    good = [out for out in answered if 1e3 * out.first_token <= load.target_ms]
+    """The figures of one level."""
+    answered = [outcome for outcome in outcomes if outcome.answered]
+    in_time = [outcome for outcome in answered if 1e3 * outcome.first_token <= load.target_ms]
     return {
         "loop": kind,
         "level": level,
         "requests": len(outcomes),
-        "statuses": dict(Counter(str(out.status) for out in outcomes)),
-        "errors": sum(bool(out.error) for out in outcomes),
+        "statuses": dict(Counter(str(outcome.status) for outcome in outcomes)),
+        "errors": sum(bool(outcome.error) for outcome in outcomes),
         "answers_per_second": round(len(answered) / seconds, 3),
-        "goodput_per_second": round(len(good) / seconds, 3),
-        "tokens_per_second": round(sum(len(out.tokens) for out in answered) / seconds, 1),
-        "first_token_ms": quantiles([out.first_token for out in answered]),
-        "between_packets_ms": quantiles([gap for out in answered for gap in out.gaps]),
-        "end_to_end_ms": quantiles([out.seconds for out in answered]),
+        "goodput_per_second": round(len(in_time) / seconds, 3),
+        "tokens_per_second": round(sum(len(outcome.tokens) for outcome in answered) / seconds, 1),
+        "first_token_ms": quantiles([outcome.first_token for outcome in answered]),
+        "between_packets_ms": quantiles([gap for outcome in answered for gap in outcome.gaps]),
+        "end_to_end_ms": quantiles([outcome.seconds for outcome in answered]),
     }
 
 
-async def levels(url: str, load: Load, rates: Sequence[float], concurrencies: Sequence[int]) -> list[dict[str, Any]]:
-    """All of them, one after the other."""
+async def run_levels(url: str, load: Load, rates: Sequence[float], concurrencies: Sequence[int]) -> list[dict[str, Any]]:
+    """Runs all levels, one after the other."""
     rows = []
     async with new_client(url) as client:
         if load.key:
             client.headers["Authorization"] = f"Bearer {load.key}"
-        model = await model_of(client)
-        wanted = [("closed", float(count)) for count in concurrencies] + [("open", rate) for rate in rates]
+        model = await served_model(client)
+        levels = [("closed", float(count)) for count in concurrencies] + [("open", rate) for rate in rates]
         with Progress() as progress:
-            task = progress.add_task("load", total=len(wanted))
-            for kind, level in wanted:
+            task = progress.add_task("load", total=len(levels))
+            for kind, level in levels:
                 clients = Clients(load, client, model)
                 started = time.perf_counter()
                 await (clients.closed(int(level)) if kind == "closed" else clients.open(level))
@@ -126,48 +127,66 @@ async def levels(url: str, load: Load, rates: Sequence[float], concurrencies: Se
 def run(
     url: str, load: Load, rates: Sequence[float], concurrencies: Sequence[int], out: Path | None, plot: Path | None
 ) -> list[dict[str, Any]]:
-    """Measures and prints. Raises BenchError where there is no server."""
+    """Measures, prints, and saves figures and plot if asked. Raises BenchError if no server answers."""
     try:
-        rows = asyncio.run(levels(url, load, rates, concurrencies))
+        rows = asyncio.run(run_levels(url, load, rates, concurrencies))
     except (httpx.TransportError, KeyError) as error:
-        raise BenchError(f"No server answers at {url} ({type(error).__name__}); start one, or give the right --url.") from None
+        raise BenchError(f"No server answers at {url} ({type(error).__name__}); start one, or correct --url.") from None
     show(rows, load)
     if out:
-        asked = {name: value for name, value in vars(load).items() if name not in ("prompts", "key")}
-        report.save(out, {**asked, "prompts": len(load.prompts), "results": rows})
+        settings = {name: value for name, value in vars(load).items() if name not in ("prompts", "key")}
+        report.save(out, {**settings, "prompts": len(load.prompts), "results": rows})
     if plot:
         draw(rows, plot)
     return rows
 
 
 def show(rows: Sequence[dict[str, Any]], load: Load) -> None:
-    """The figures as a table."""
-    within = f"within {load.target_ms:g} ms"
-    quantile_names = ("TTFT p50/p99", "ITL p50/p99", "end p50/p99")
-    table = Table("loop", "level", "answers/s", within, "tokens/s", *quantile_names, "statuses")
-    for row in rows:
-        pairs = (
-            f"{row[name].get('p50', '-')} / {row[name].get('p99', '-')}"
-            for name in ("first_token_ms", "between_packets_ms", "end_to_end_ms")
-        )
-        rates = (row["answers_per_second"], row["goodput_per_second"], row["tokens_per_second"])
-        statuses = " ".join(f"{status}: {count}" for status, count in row["statuses"].items())
-        table.add_row(row["loop"], f"{row['level']:g}", *map(str, rates), *pairs, statuses)
-    Console().print(table)
+    """Prints two tables: rates and responses by status, and times."""
+    report.print_table(
+        "Rates per second, by load",
+        ("loop", "level", "answers/s", "goodput/s", "tokens/s", "status\n200", "status\n429", "other\nstatus"),
+        [
+            (
+                row["loop"],
+                f"{row['level']:g}",
+                *(row[f"{name}_per_second"] for name in ("answers", "goodput", "tokens")),
+                *count_statuses(row["statuses"]),
+            )
+            for row in rows
+        ],
+        "level: clients (closed loop) or requests per second (open loop); "
+        f"goodput: answers with a first token within {load.target_ms:g} ms; other status: errors, or no response.",
+    )
+    report.print_table(
+        "Milliseconds, by load",
+        ("loop", "level", *(f"{name}\n{share}" for name in ("TTFT", "ITL", "total") for share in ("p50", "p99"))),
+        [
+            (row["loop"], f"{row['level']:g}", *(row[name].get(share) for name in TIMES for share in ("p50", "p99")))
+            for row in rows
+        ],
+        "TTFT: time to first token; ITL: between two packets; total: the whole answer.",
+    )
+
+
+def count_statuses(statuses: Mapping[str, int]) -> tuple[int, int, int]:
+    """Responses with status 200, with 429, and all others."""
+    answered, refused = statuses.get("200", 0), statuses.get("429", 0)
+    return answered, refused, sum(statuses.values()) - answered - refused
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """First tokens and whole answers by level, p50 and p99, for each kind of loop."""
+    """Plots p50 and p99 of first tokens and whole answers by level as PNG: a panel per kind of loop."""
     import matplotlib.pyplot as plt
 
     kinds = sorted({row["loop"] for row in rows})
     figure, axes = plt.subplots(1, len(kinds), figsize=(5 * len(kinds), 4), squeeze=False)
     for axis, kind in zip(axes[0], kinds, strict=True):
-        mine = [row for row in rows if row["loop"] == kind]
+        selected = [row for row in rows if row["loop"] == kind]
         for name, label in (("first_token_ms", "first token"), ("end_to_end_ms", "whole answer")):
             for share, style in (("p50", "-"), ("p99", ":")):
-                values = [row[name].get(share) for row in mine]
-                axis.plot([row["level"] for row in mine], values, style, marker="o", label=f"{label}, {share}")
+                values = [row[name].get(share) for row in selected]
+                axis.plot([row["level"] for row in selected], values, style, marker="o", label=f"{label}, {share}")
         axis.set_xlabel("clients" if kind == "closed" else "requests per second")
         axis.set_ylabel("ms")
         axis.set_yscale("log")

@@ -1,1 +1,1 @@
-"""What a model's forward costs, and what other libraries make of it."""
+"""Benchmarks of the model: cost of a forward, forced replay, draft models, and peers."""

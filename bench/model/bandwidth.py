@@ -10,15 +10,17 @@ import torch
 from verify.model.cpu_packing import PackedLinear
 from verify.model.runner import ModelRunner
 
-PROBE_BYTES = 1 << 28
+CPU_PROBE_BYTES = 1 << 28
+GPU_PROBE_BYTES = 1 << 32
 REPEATS = 7
 
 
 @torch.inference_mode()
 def read_bytes_per_second(runner: ModelRunner) -> float:
-    """How fast this device reads memory, in the threads that the model has: the best of several sums over much of it."""
-    free = torch.cuda.mem_get_info(runner.device)[0] if runner.device.type == "cuda" else 8 * PROBE_BYTES
-    memory = torch.ones(min(PROBE_BYTES * (16 if runner.device.type == "cuda" else 1), free // 2) // 8, device=runner.device)
+    """Measured read bandwidth of the runner's device with its threads: the best of several sums over a large tensor."""
+    on_gpu = runner.device.type == "cuda"
+    size = min(GPU_PROBE_BYTES, torch.cuda.mem_get_info(runner.device)[0] // 2) if on_gpu else CPU_PROBE_BYTES
+    memory = torch.ones(size // 8, device=runner.device)
     times = []
     for _ in range(REPEATS):
         started = time.perf_counter()
@@ -28,7 +30,7 @@ def read_bytes_per_second(runner: ModelRunner) -> float:
 
 
 def linear_pass(runner: ModelRunner) -> Callable[[], float]:
-    """Runs the model's linear layers alone, one after the other, over one token; returns the seconds that took."""
+    """A function that runs the model's linear layers alone over one token and returns the seconds."""
     layers = [module for module in runner.model.modules() if isinstance(module, (torch.nn.Linear, PackedLinear))]
     dtype = runner.cache_shape.dtype
     inputs = {layer.in_features: torch.zeros(1, 1, layer.in_features, dtype=dtype, device=runner.device) for layer in layers}

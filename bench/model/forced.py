@@ -1,33 +1,45 @@
-"""Forced replay: real forwards of a real shape, the target's choices replaced by a recorded answer.
+"""`outrider bench decode --shape --forced`: real forwards of random weights, whose choices a recorded answer replaces.
 
-So the costs are the machine's and the acceptance is that of the model that wrote the answer. The logits of random weights
-mean nothing, so there is no feedback from them.
+The costs are those of this machine, the acceptance is that of the model that wrote the answer. Logits of random weights are
+meaningless, so drafters get no feedback.
 """
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from rich.progress import Progress
 
-from bench.replay import Line
-from drafters.interface import Drafter, DraftTree, Ints
+from bench import report
+from bench.decode import Tally, peak_memory_mb
+from bench.model.bandwidth import read_bytes_per_second
+from bench.model.steps import make_runner
+from bench.plan import BenchError
+from bench.recordings import Line, Recordings, load_encoder, load_resources, load_stream
+from drafters.interface import MAX_NODES, Drafter, DraftTree, Ints
 from drafters.none import NoDrafter
 from drafters.options import DrafterName
-from drafters.registry import Resources, make
+from drafters.registry import Resources, make, warm
+from server.settings import Settings
 from verify.acceptance import walk
-from verify.cost import CostCurve
+from verify.cost import CostCurve, measure
 from verify.decode import Decoded, DecodeOptions, decode
 from verify.model.runner import ModelRunner
 from verify.model.transfer import to_host
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
+DEFAULT_CONTEXT_TOKENS = 4096
+
 
 class Recorded:
-    """The choices of a recorded answer. Implements `verify.acceptance.Rule`."""
+    """Chooses the tokens of a recorded answer. Implements `verify.acceptance.Rule`."""
 
     def __init__(self, answer: Ints) -> None:
         self._answer = answer.tolist()
@@ -35,7 +47,7 @@ class Recorded:
     def decide(
         self, logits: torch.Tensor, tree: DraftTree, first: int, extra: Sequence[torch.Tensor] = ()
     ) -> tuple[Ints, Ints, list[Any]]:
-        _, *others = to_host(logits.argmax(-1).int(), *extra)  # what a greedy choice would have cost
+        _, *others = to_host(logits.argmax(-1).int(), *extra)  # as costly as a greedy choice
         depths = [0, *tree.depths.tolist()]
         on_record = [True]
         for parent, depth, token in zip(tree.parents.tolist(), depths[1:], tree.tokens.tolist(), strict=True):
@@ -65,7 +77,7 @@ class ForcedVerifier(TreeVerifier):
 def forced_answer(
     runner: ModelRunner, name: DrafterName, resources: Resources, line: Line, max_nodes: int, curve: CostCurve | None
 ) -> Decoded:
-    """Decodes a recorded line: its prompt is read, its answer emitted."""
+    """Reads the prompt of a recorded line and emits its answer."""
     drafter: Drafter = NoDrafter() if name == "none" else make(name, resources)
     drafter.feedback = 0
     options = DecodeOptions(SamplingParams(temperature=0), len(line.answer), max_nodes=max_nodes, curve=curve)
@@ -73,3 +85,76 @@ def forced_answer(
     decoded = decode(ForcedVerifier(runner, line.answer), drafter, prompt, options)
     assert np.array_equal(decoded.tokens, line.answer)
     return decoded
+
+
+def run_forced(
+    shape: str, settings: Settings, recordings: Recordings, drafters: Sequence[DrafterName], repeats: int, out: Path | None
+) -> dict[str, Any]:
+    """Decodes the first stream of `recordings`, drafters in turns; prints, and saves if asked. Raises BenchError."""
+    stream = recordings.streams[0]
+    encoder = load_encoder(recordings.tokenizer)
+    lines, _ = load_stream(stream, encoder, recordings.limit)
+    lines = select_fitting(lines, settings.model.context_tokens or DEFAULT_CONTEXT_TOKENS)
+    resources = load_resources(recordings.corpus, encoder, settings.speculation.options)
+    warm(resources)
+    runner = make_runner(shape, settings)
+    nodes = settings.speculation.max_nodes
+    max_nodes, curve = (MAX_NODES, measure(runner)) if nodes == "auto" else (nodes, None)
+    tallies = {name: Tally() for name in drafters}
+    with Progress() as progress:
+        task = progress.add_task("decoding", total=repeats * len(drafters) * len(lines))
+        for _ in range(repeats):
+            for name, tally in tallies.items():
+                answers, started = [], time.perf_counter()
+                for line in lines:
+                    answers.append(forced_answer(runner, name, resources, line, max_nodes, curve))
+                    progress.advance(task)
+                tally.add(answers, time.perf_counter() - started)
+    figures: dict[str, Any] = {
+        "shape": shape,
+        "dtype": str(runner.cache_shape.dtype),
+        "stream": stream.name,
+        "answers": len(lines),
+        "max_nodes": nodes,
+        "peak_memory_mb": peak_memory_mb(),
+        "results": collect(tallies, runner, drafters[0]),
+    }
+    show(figures["results"], drafters[0])
+    if out:
+        report.save(out, figures)
+    return figures
+
+
+def select_fitting(lines: Sequence[Line], context: int) -> list[Line]:
+    """The lines whose answers take less than half of the context. Raises BenchError if there are none."""
+    selected = [line for line in lines if 1 < len(line.answer) < context // 2]
+    if not selected:
+        raise BenchError("No recorded answer fits the context; increase --model.context_tokens.")
+    return selected
+
+
+def collect(tallies: dict[DrafterName, Tally], runner: ModelRunner, first: DrafterName) -> list[dict[str, Any]]:
+    """The figures of every drafter, and its speed relative to the first one's."""
+    weight_bytes, bandwidth = runner.weight_bytes, read_bytes_per_second(runner)
+    baseline = statistics.median(tallies[first].tokens_per_second)
+    return [
+        {
+            "drafter": name,
+            **tally.figures(weight_bytes, bandwidth),
+            f"times_{first}": round(statistics.median(tally.tokens_per_second) / baseline, 3),
+        }
+        for name, tally in tallies.items()
+    ]
+
+
+def show(rows: Sequence[dict[str, Any]], first: DrafterName) -> None:
+    """Prints the speed of every drafter."""
+    columns = {
+        "drafter": "drafter",
+        "tokens/s": "tokens_per_second:.2f",
+        "tokens\nper step": "tokens_per_step:.3f",
+        "draft ms\nper step": "draft_ms_per_step:.3f",
+        "verify ms\nper step": "verify_ms_per_step:.3f",
+        f"speed over\n{first}": f"times_{first}:.3f",
+    }
+    report.print_figures("Forced replay", columns, rows)

@@ -1,4 +1,4 @@
-"""What else a user could run: transformers' own generate, plain, with prompt lookup, and with an assistant model."""
+"""Peers to compare with: transformers' `generate`, plain, with prompt lookup, and with an assistant model."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from server.worker.runtime import Runtime
 
 PeerName = Literal["transformers", "transformers-lookup", "transformers-assistant"]
 PEERS: tuple[PeerName, ...] = get_args(PeerName)
-LOOKUP_TOKENS = 10  # what transformers' documentation takes
+LOOKUP_TOKENS = 10  # as in transformers' documentation
 
 
 class Transformers:
     """`generate` over the same weights, with transformers' own cache and attention."""
 
-    def __init__(self, loaded: Runtime, settings: Settings, draft: str | None) -> None:
-        """`draft` is the assistant's path; the embedded draft model where the target is the embedded one."""
+    def __init__(self, runtime: Runtime, settings: Settings, draft: str | None) -> None:
+        """`draft` is the assistant's path; the default is the embedded draft model if the target is the embedded one."""
         path = settings.model.path
         if draft is None and path == str(models.TARGET):
             draft = str(models.DRAFT)
-        self._device, self._dtype = loaded.runner.device, loaded.runner.cache_shape.dtype
+        self._device, self._dtype = runtime.runner.device, runtime.runner.cache_shape.dtype
         self._model = self._load(path)
         self._assistant = self._load(draft) if draft else None
-        self._stop_ids = sorted(loaded.stop_ids)
+        self._stop_ids = sorted(runtime.stop_ids)
 
     def _load(self, path: str) -> Any:
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=self._dtype, use_safetensors=True)
@@ -37,12 +37,12 @@ class Transformers:
 
     @property
     def names(self) -> list[PeerName]:
-        """Those that can run here."""
+        """The peers that can run: the assistant needs a draft model."""
         return [name for name in PEERS if self._assistant is not None or name != "transformers-assistant"]
 
     @torch.inference_mode()
     def answer(self, name: PeerName, prompt: Ints, temperature: float, max_tokens: int, seed: int) -> tuple[list[int], float]:
-        """The answer's tokens and its seconds, reading the prompt included."""
+        """The answer's token ids and its seconds, prefill included."""
         options: dict[str, Any] = {
             "use_cache": True,
             "max_new_tokens": max_tokens,

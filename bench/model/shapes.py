@@ -1,4 +1,4 @@
-"""Random weights of known shapes: what a step costs does not depend on what the weights say."""
+"""Models of known shapes with random weights: the cost of a step does not depend on the values of the weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
+from bench.plan import BenchError
 from verify.model.attention import NAME
 from verify.model.loading import prepare, resolve_device
 from verify.model.runner import Compile, ModelRunner
@@ -16,13 +17,13 @@ LLAMA = {"vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddi
 
 
 def llama(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, **extra: Any) -> LlamaConfig:
-    """A Llama of that shape."""
+    """The configuration of a Llama."""
     sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
     return LlamaConfig(**{**LLAMA, **sizes, "num_key_value_heads": kv_heads, "intermediate_size": ffn, **extra})
 
 
 def qwen3(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, **extra: Any) -> Qwen3Config:
-    """A Qwen3 of that shape."""
+    """The configuration of a Qwen3."""
     sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
     window = {"max_position_embeddings": 40960, "vocab_size": 151936, "head_dim": 128}
     return Qwen3Config(**{**sizes, **window, "intermediate_size": ffn, **extra})
@@ -40,6 +41,12 @@ SHAPES: dict[str, Callable[[], Any]] = {
 }
 
 
+def check_shape(shape: str) -> None:
+    """Raises BenchError if `shape` is not in SHAPES."""
+    if shape not in SHAPES:
+        raise BenchError(f"There is no shape {shape!r}; choose from {', '.join(SHAPES)}.")
+
+
 def random_runner(
     shape: str,
     dtype: torch.dtype,
@@ -49,10 +56,10 @@ def random_runner(
     trace: bool = True,
     compile: Compile = "auto",
 ) -> ModelRunner:
-    """A model of that shape, its weights random, made on the device."""
-    place = resolve_device(device)
+    """A runner of random weights, created on the device."""
+    target = resolve_device(device)
     torch.manual_seed(0)
-    with torch.device(place):
+    with torch.device(target):
         model = AutoModelForCausalLM.from_config(SHAPES[shape](), dtype=dtype, attn_implementation=NAME)
     prepare(model, context_tokens)
     return ModelRunner(model, context_tokens, pack, trace, compile)

@@ -1,28 +1,18 @@
-"""`outrider bench decode --shape`: what steps cost at a known shape, and with --forced what a real model would gain by them."""
+"""`outrider bench decode --shape`: the cost of a step of a known shape, against its linear layers and the memory's speed."""
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from bench import report
-from bench.decode import BenchError, Tally, peak_memory_mb
+from bench.decode import peak_memory_mb
 from bench.model.bandwidth import linear_pass, read_bytes_per_second
-from bench.model.forced import forced_answer
-from bench.model.shapes import SHAPES, random_runner
-from bench.replay import Line, load_corpus, load_encoder, load_stream, tables
+from bench.model.shapes import check_shape, random_runner
 from drafters.interface import MAX_NODES
-from drafters.options import DrafterName
-from drafters.registry import warm
 from server.settings import Settings
 from server.worker.runtime import default_threads
 from verify.cost import CONTEXTS, measure, timed_forward
@@ -31,12 +21,24 @@ from verify.model.runner import ModelRunner
 
 STEP_NODES = (0, 1, 2, 4, 8, 16, 32, 63, MAX_NODES)
 ROUNDS = 25
+SUMMARY = {  # printed as a list; the other figures are printed as a matrix
+    "shape": "shape",
+    "dtype": "dtype",
+    "device": "device",
+    "threads": "threads",
+    "weights_mb": "weights (MB)",
+    "peak_memory_mb": "peak memory (MB)",
+    "measured_read_gb_per_second": "measured read bandwidth (GB/s)",
+    "linear_layers_ms": "linear layers alone, one token (ms)",
+    "single_token_step_ms": "step of one token (ms)",
+    "single_token_step_over_linear_layers": "step of one token, over linear layers alone",
+    "single_token_step_share_of_bandwidth": "step of one token, share of read bandwidth",
+}
 
 
 def make_runner(shape: str, settings: Settings) -> ModelRunner:
-    """The shape with the settings' dtype (bfloat16 where that is auto), device, context and threads. Raises BenchError."""
-    if shape not in SHAPES:
-        raise BenchError(f"There is no shape {shape!r}; there are {', '.join(SHAPES)}.")
+    """Random weights of `shape`, with dtype (auto: bfloat16), device and threads of the settings. Raises BenchError."""
+    check_shape(shape)
     chosen = settings.model
     dtype = torch.bfloat16 if chosen.dtype == "auto" else getattr(torch, chosen.dtype)
     runner = random_runner(shape, dtype, chosen.device, chosen.context_tokens, chosen.pack, chosen.trace, chosen.compile)
@@ -45,43 +47,40 @@ def make_runner(shape: str, settings: Settings) -> ModelRunner:
 
 
 def run_steps(shape: str, settings: Settings, out: Path | None) -> dict[str, Any]:
-    """Seconds of a step by nodes and context, beside the linear layers alone and the memory's limit. Raises BenchError."""
+    """Measures, prints, and saves the figures if `out` is given. Raises BenchError."""
     runner = make_runner(shape, settings)
     curve, rounds = measure(runner, STEP_NODES), short_rounds(runner)
-    speed, size = read_bytes_per_second(runner), runner.weight_bytes
+    bandwidth, weight_bytes = read_bytes_per_second(runner), runner.weight_bytes
     single = statistics.median(steps[0] for _, steps in rounds)
     figures = {
         "shape": shape,
         "dtype": str(runner.cache_shape.dtype),
         "device": str(resolve_device(settings.model.device)),
         "threads": torch.get_num_threads(),
-        "weights_mb": round(size / 1e6, 1),
-        "measured_read_gb_per_second": round(speed / 1e9, 2),
+        "weights_mb": round(weight_bytes / 1e6, 1),
+        "measured_read_gb_per_second": round(bandwidth / 1e9, 2),
         "linear_layers_ms": round(1e3 * statistics.median(linear for linear, _ in rounds), 3),
         "single_token_step_ms": round(1e3 * single, 3),
         "single_token_step_over_linear_layers": round(statistics.median(steps[0] / linear for linear, steps in rounds), 3),
-        "single_token_step_share_of_bandwidth": round(size / single / speed, 3),
+        "single_token_step_share_of_bandwidth": round(weight_bytes / single / bandwidth, 3),
         "step_ms": {
             str(context): {str(nodes): round(1e3 * seconds, 3) for nodes, seconds in zip(curve.nodes, row, strict=True)}
             for context, row in zip(curve.contexts, curve.seconds, strict=True)
         },
         "nodes_over_single": {
-            str(nodes): round(statistics.median(steps[at] / steps[0] for _, steps in rounds), 3)
-            for at, nodes in enumerate(STEP_NODES)
+            str(nodes): round(statistics.median(steps[index] / steps[0] for _, steps in rounds), 3)
+            for index, nodes in enumerate(STEP_NODES)
         },
         "peak_memory_mb": peak_memory_mb(),
     }
-    table = Table("figure", "value")
-    for name, value in figures.items():
-        table.add_row(name.replace("_", " "), str(value))
-    Console().print(table)
+    show(figures)
     if out:
         report.save(out, figures)
     return figures
 
 
 def short_rounds(runner: ModelRunner) -> list[tuple[float, list[float]]]:
-    """The linear layers alone and steps of all sizes after a short text, in turns, so that each round is a fair comparison."""
+    """Seconds of the linear layers alone and of a step of each size at a short context, measured in turns."""
     cache, linear = runner.new_cache(), linear_pass(runner)
     cache.length = CONTEXTS[0]
     cache.tensor[:, :, :, : cache.length] = 0
@@ -89,78 +88,16 @@ def short_rounds(runner: ModelRunner) -> list[tuple[float, list[float]]]:
     return rounds[1:]  # the first one warms up
 
 
-def run_forced(
-    shape: str,
-    settings: Settings,
-    stream: Path,
-    tokenizer: str,
-    corpus: Sequence[Path],
-    drafters: Sequence[DrafterName],
-    limit: int | None,
-    repeats: int,
-    out: Path | None,
-) -> dict[str, Any]:
-    """Decodes recorded answers at that shape, drafters in turn. Raises BenchError."""
-    encoder = load_encoder(tokenizer)
-    lines = fitting(load_stream(stream, encoder, limit)[0], make_context(settings))
-    resources = tables(
-        load_corpus(corpus, encoder) if corpus else np.empty(0, np.uint32), len(encoder), settings.speculation.options
-    )
-    warm(resources)
-    runner = make_runner(shape, settings)
-    nodes = settings.speculation.max_nodes
-    curve = measure(runner) if nodes == "auto" else None
-    tallies = {name: Tally() for name in drafters}
-    with Progress() as progress:
-        task = progress.add_task("decoding", total=repeats * len(drafters) * len(lines))
-        for _ in range(repeats):
-            for name, tally in tallies.items():
-                answers, started = [], time.perf_counter()
-                for line in lines:
-                    answers.append(forced_answer(runner, name, resources, line, MAX_NODES if nodes == "auto" else nodes, curve))
-                    progress.advance(task)
-                tally.add(answers, time.perf_counter() - started)
-    size, speed = runner.weight_bytes, read_bytes_per_second(runner)
-    first = statistics.median(tallies[drafters[0]].tokens_per_second)
-    figures: dict[str, Any] = {
-        "shape": shape,
-        "dtype": str(runner.cache_shape.dtype),
-        "stream": stream.name,
-        "answers": len(lines),
-        "max_nodes": nodes,
-        "peak_memory_mb": peak_memory_mb(),
-        "results": [
-            {
-                "drafter": name,
-                **tally.figures(size, speed),
-                f"times_{drafters[0]}": round(statistics.median(tally.tokens_per_second) / first, 3),
-            }
-            for name, tally in tallies.items()
+def show(figures: dict[str, Any]) -> None:
+    """Prints a summary, and milliseconds of a step by draft nodes and context."""
+    report.print_table("Summary", ("figure", "value"), [(label, figures[name]) for name, label in SUMMARY.items()])
+    contexts = list(figures["step_ms"])
+    report.print_table(
+        "Milliseconds of a step that verifies N draft nodes, by context in tokens",
+        ("N", *contexts, "over\nN = 0"),
+        [
+            (nodes, *(f"{figures['step_ms'][context][nodes]:.3f}" for context in contexts), f"{ratio:.3f}")
+            for nodes, ratio in figures["nodes_over_single"].items()
         ],
-    }
-    show_forced(figures["results"], drafters[0])
-    if out:
-        report.save(out, figures)
-    return figures
-
-
-def show_forced(rows: Sequence[dict[str, Any]], first: DrafterName) -> None:
-    """The figures as a table."""
-    table = Table("drafter", "tokens/s", "tokens/step", "verify ms", f"times {first}")
-    for row in rows:
-        cells = (row["tokens_per_second"], row["tokens_per_step"], row["verify_ms_per_step"], row[f"times_{first}"])
-        table.add_row(row["drafter"], *map(str, cells))
-    Console().print(table)
-
-
-def make_context(settings: Settings) -> int:
-    """Tokens that an answer with its prompt may have."""
-    return settings.model.context_tokens or 4096
-
-
-def fitting(lines: Sequence[Line], context: int) -> list[Line]:
-    """The lines whose answers fit the context with at least as much prompt. Raises BenchError where none does."""
-    kept = [line for line in lines if 1 < len(line.answer) < context // 2]
-    if not kept:
-        raise BenchError("No recorded answer fits the context; give a longer --model.context_tokens.")
-    return kept
+        f"over N = 0: forwards alone at a context of {CONTEXTS[0]} tokens; the other columns are whole steps.",
+    )

@@ -5,7 +5,7 @@ The model is passed in; nothing here knows how it computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafters.interface import Floats, Ints, Sampling
+from drafters.sequence import Sequence
 
 T = TypeVar("T")
 
@@ -37,8 +38,8 @@ class LanguageModel(Protocol):
     def speed_ratio(self) -> float:
         """Seconds of a target step over seconds of a step of this model (PEARL's c), measured at start-up."""
 
-    def begin(self, text: Ints, sampling: Sampling | None = None) -> None:
-        """Starts a request with `text`, int32 [P]. A prefix that the model has read already is not read again."""
+    def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
+        """Starts a request whose prompt is the text so far. A prefix that the model has read already is not read again."""
 
     @property
     def space(self) -> int:
@@ -47,14 +48,14 @@ class LanguageModel(Protocol):
     def root(self, count: int) -> Candidates:
         """Reads unread text and drops all rows but the first; returns `count` candidates for the token after it."""
 
-    def expand(self, tokens: Sequence[int], parents: Sequence[int], count: int) -> Candidates:
+    def expand(self, tokens: Collection[int], parents: Collection[int], count: int) -> Candidates:
         """Adds R <= `space` rows below earlier ones with one forward; returns `count` candidates for each."""
 
     def retract(self, rows: int) -> None:
         """Drops all but the first `rows` rows."""
 
     def advance(self, tokens: Ints) -> None:
-        """Commits tokens, int32 [A+1]. Rows along them are kept and not computed again."""
+        """Commits the tokens (int32 [A+1]) that the text ends with now. Rows along them are kept, not computed again."""
 
     def beside(self, work: Callable[[], T]) -> Future[T]:
         """Runs `work` in the model's own thread, concurrently with the target."""

@@ -37,7 +37,9 @@ from drafters.tables.suffix import (
 LENGTHS = LONGEST_CONTEXT + 1  # context lengths 0 to LONGEST_CONTEXT
 CORPUS, SESSION, TABLE, PREDICTION = 0, 1, 2, 3  # sources
 NODE_SOURCES = np.array([Source.RETRIEVAL, Source.LOOKUP, Source.TRIGRAM, Source.PREDICTION], np.uint8)  # by source
-SIZES, DIVERSITIES = 8, 6  # trust buckets by occurrences of a context and by diversity of its successors
+SIZE_EDGES = (1, 2, 3, 5, 9, 20, 100)  # trust buckets by occurrences of a context
+DIVERSITY_EDGES = (0.0, 0.125, 0.25, 0.5, 0.75)  # and by distinct successors per occurrence, of contexts with several
+SIZES, DIVERSITIES = len(SIZE_EDGES) + 1, len(DIVERSITY_EDGES) + 1
 BUCKETS = 4 * LENGTHS * SIZES * DIVERSITIES
 TABLE_ORDER = 3  # the table's n-grams: bi-grams and tri-grams
 DISCOUNT = 0.5  # absolute discount of each count, for contexts that occurred more than once
@@ -139,31 +141,12 @@ def _index(source: int, length: int, size: int, diversity: int) -> int:
 @kernel
 def bucket(source: int, length: int, total: float, distinct: int) -> int:
     """The trust table's entry for a context that occurred `total` times with `distinct` successors."""
-    if total <= 3:
-        size = int(total) - 1
-    elif total <= 5:
-        size = 3
-    elif total <= 9:
-        size = 4
-    elif total <= 20:
-        size = 5
-    elif total <= 100:
-        size = 6
-    else:
-        size = 7
-    ratio = distinct / total
-    if distinct == 1:
-        diversity = 0
-    elif ratio <= 0.125:
-        diversity = 1
-    elif ratio <= 0.25:
-        diversity = 2
-    elif ratio <= 0.5:
-        diversity = 3
-    elif ratio <= 0.75:
-        diversity = 4
-    else:
-        diversity = 5
+    size = 0
+    for edge in SIZE_EDGES:
+        size += total > edge
+    diversity = 0
+    for ratio in DIVERSITY_EDGES:
+        diversity += distinct > 1 and distinct > ratio * total
     return _index(source, length, size, diversity)
 
 

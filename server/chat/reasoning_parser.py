@@ -1,68 +1,73 @@
-"""What a chat answer's growing text is: reasoning, content, tool calls."""
+"""Separates an answer's text into reasoning, content and tool calls while it is generated."""
 
 from __future__ import annotations
 
-from server.chat.tool_parsers import Part, ToolParser, merged
-from server.worker.detokenizer import overlap
+from typing import Literal
+
+from server.chat.tool_parsers import Part, ToolParser, merge_parts
+from server.partial_match import overlap
 
 OPENING, CLOSING = "<think>", "</think>"
 
 
 class ReasoningParser:
-    """Reads one answer. Reasoning stands at its beginning, if anywhere; calls may follow."""
+    """Parses one answer. Reasoning, if any, comes first; tool calls may follow.
 
-    def __init__(self, tools: ToolParser | None = None, reasons: bool = False, reasoning: bool = False) -> None:
-        """`reasons`: the model may begin with reasoning; `reasoning`: the prompt has opened it already."""
+    The parts do not depend on how the text is cut into pieces.
+    """
+
+    def __init__(self, tools: ToolParser | None = None, may_reason: bool = False, reasoning: bool = False) -> None:
+        """`may_reason`: the answer may begin with reasoning; `reasoning`: the prompt has already opened it."""
         self._tools = tools
-        self._state = "reasoning" if reasoning else "start" if reasons else "content"
-        self._held = ""
-        self._told = False  # some reasoning has been passed on
+        self._state: Literal["start", "reasoning", "after_reasoning", "content"]
+        self._state = "reasoning" if reasoning else "start" if may_reason else "content"
+        self._pending = ""  # text whose part is not known yet
+        self._reasoning_emitted = False
 
     def feed(self, text: str) -> list[Part]:
-        """What is certain now."""
-        self._held += text
+        """The parts that are certain after `text`."""
+        self._pending += text
         parts: list[Part] = []
         if self._state == "start":
-            begun = self._held.lstrip()
-            if OPENING.startswith(begun[: len(OPENING)]) and len(begun) < len(OPENING):
+            begin = self._pending.lstrip()
+            if len(begin) < len(OPENING) and OPENING.startswith(begin):
                 return []
-            self._state = "reasoning" if begun.startswith(OPENING) else "content"
+            self._state = "reasoning" if begin.startswith(OPENING) else "content"
             if self._state == "reasoning":
-                self._held = begun.removeprefix(OPENING)
+                self._pending = begin.removeprefix(OPENING)
         if self._state == "reasoning":
-            at = self._held.find(CLOSING)
-            size = at if at >= 0 else len(self._held) - overlap(self._held, CLOSING)
-            thought = self._held[:size]
-            # Spaces wait: those around the reasoning are not part of it.
-            shown = thought.rstrip() if self._told else thought.strip()
-            if shown:
-                self._told = True
-                parts.append(Part("reasoning", shown))
-            self._held = self._held[at + len(CLOSING) :].lstrip() if at >= 0 else self._kept(thought, size)
-            if at >= 0:
-                self._state = "after"
-        if self._state == "after":
-            self._held = self._held.lstrip()
-            self._state = "content" if self._held else "after"
+            parts += self._feed_reasoning()
+        if self._state == "after_reasoning":
+            self._pending = self._pending.lstrip()
+            self._state = "content" if self._pending else "after_reasoning"
         if self._state == "content":
-            text, self._held = self._held, ""
-            parts += self._content(text)
-        return merged(parts)
+            content, self._pending = self._pending, ""
+            parts += self._feed_content(content)
+        return merge_parts(parts)
 
     def finish(self) -> list[Part]:
-        """What is left at the end."""
-        left, self._held = self._held, ""
-        parts = [Part("reasoning", left)] if left and self._state == "reasoning" and left.strip() else []
+        """The parts of the text that was pending at the end of the answer."""
+        rest, self._pending = self._pending, ""
+        parts = [Part("reasoning", rest)] if self._state == "reasoning" and rest.strip() else []
         if self._state in ("start", "content"):
-            parts += self._content(left)
-        return merged(parts + (self._tools.finish() if self._tools else []))
+            parts += self._feed_content(rest)
+        return merge_parts(parts + (self._tools.finish() if self._tools else []))
 
-    def _kept(self, thought: str, size: int) -> str:
-        """What waits of the held text once `thought`, its first `size` characters, has been read."""
-        spaces = len(thought) - len(thought.rstrip()) if self._told else 0
-        return self._held[size - spaces :]
+    def _feed_reasoning(self) -> list[Part]:
+        end = self._pending.find(CLOSING)
+        size = end if end >= 0 else len(self._pending) - overlap(self._pending, CLOSING)
+        reasoning = self._pending[:size]
+        # Leading and trailing spaces are not part of the reasoning, so spaces wait for what follows.
+        emitted = reasoning.rstrip() if self._reasoning_emitted else reasoning.strip()
+        self._reasoning_emitted = self._reasoning_emitted or bool(emitted)
+        if end >= 0:
+            self._pending, self._state = self._pending[end + len(CLOSING) :], "after_reasoning"
+        else:
+            spaces = len(reasoning) - len(reasoning.rstrip()) if self._reasoning_emitted else 0
+            self._pending = self._pending[size - spaces :]
+        return [Part("reasoning", emitted)] if emitted else []
 
-    def _content(self, text: str) -> list[Part]:
+    def _feed_content(self, text: str) -> list[Part]:
         if not text:
             return []
         return self._tools.feed(text) if self._tools else [Part("content", text)]

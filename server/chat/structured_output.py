@@ -1,4 +1,7 @@
-"""Structured output in requests: from the fields that ask for it to one grammar, checked before anything is queued."""
+"""Structured output: from JSON schemas, regexes, grammars and tools to one checked llguidance grammar.
+
+A grammar is compiled before its request is queued, so that an invalid one is an error of that request alone.
+"""
 
 from __future__ import annotations
 
@@ -6,90 +9,98 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
 
-from server.chat.tool_parsers import MOST_CALLS, ToolFormat
+from server.chat.tool_parsers import MAX_CALLS, ToolFormat
 from server.http.errors import APIError
-from server.openai.conversation import NamedTool
-from server.openai.schema import ChatBody, GenerationBody
 from server.settings import Limits
-from verify.grammar import LIMITS, first_line
+from verify.grammar_limits import LIMITS, first_line
 
-KEPT = 256  # grammars known to be good; the least recently used goes first
-# One way to write each value: what a small model could pad for ever with spaces, it cannot.
+CACHED_GRAMMARS = 256  # known to be valid; the oldest are evicted
+# One way to write each value: a small model could otherwise insert spaces until the token limit.
 COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 LENIENT: Any = {**COMPACT, "lenient": True}
 
 
+class Structure(NamedTuple):
+    """A structure that the answer must follow."""
+
+    kind: str  # "json_object", "json_schema", "lenient_json_schema", "regex", "choice" or "grammar"
+    value: Any  # the schema, regex, list of choices, or grammar
+
+
 class GrammarChecker:
-    """Makes grammars of requests, and remembers which are good."""
+    """Builds and checks the grammars of requests."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._good: OrderedDict[str, None] = OrderedDict()
+        self._valid: OrderedDict[str, None] = OrderedDict()
 
-    async def calls(self, body: ChatBody, format: ToolFormat, special: Mapping[str, int]) -> str | None:
-        """The grammar of the tool calls that the answer must be; None where it need not. Raises APIError."""
-        if not body.forced_tools:
-            return None
-        self._bound("tools", [tool.function.parameters for tool in body.forced_tools])
-        most = 1 if body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool) else MOST_CALLS
-        functions = {tool.function.name: tool.function.parameters or {"type": "object"} for tool in body.forced_tools}
-        return await self._checked("tools", LLMatcher.grammar_from_lark(calls_grammar(format, functions, most, special)))
+    async def tool_calls(
+        self, functions: Mapping[str, Any], format: ToolFormat, special: Mapping[str, int], single: bool = False
+    ) -> str:
+        """The grammar of one or more calls of `functions` (schemas of the parameters by name). Raises APIError.
 
-    async def grammar(self, body: GenerationBody) -> str | None:
-        """The grammar that the answer must follow, as llguidance writes it down; None = any text. Raises APIError."""
-        wanted = body.structures
-        if not wanted:
+        With `single`, exactly one call is allowed. `special` are the ids of the tokenizer's special tokens.
+        """
+        self._check_size("tools", list(functions.values()))
+        schemas = {name: parameters or {"type": "object"} for name, parameters in functions.items()}
+        grammar = calls_grammar(format, schemas, 1 if single else MAX_CALLS, special)
+        return await self._checked("tools", LLMatcher.grammar_from_lark(grammar))
+
+    async def grammar(self, structures: Mapping[str, Structure]) -> str | None:
+        """The grammar of a request's structures, by field; None = any text. Raises APIError if there are several."""
+        if not structures:
             return None
-        if len(wanted) > 1:
-            names = " and ".join(f"'{name}'" for name in wanted)
-            raise APIError(400, f"Give only one of {names}.", next(iter(wanted)), "invalid_value")
-        [(name, (kind, value))] = wanted.items()
-        self._bound(name, value)
-        return await self._checked(name, write(kind, value))
+        if len(structures) > 1:
+            names = " and ".join(f"'{name}'" for name in structures)
+            raise APIError(400, f"Give only one of {names}.", next(iter(structures)), "invalid_value")
+        [(name, structure)] = structures.items()
+        self._check_size(name, structure.value)
+        return await self._checked(name, to_grammar(structure))
 
     async def _checked(self, name: str, grammar: str) -> str:
-        """The grammar, if it can be followed. Raises APIError."""
-        if grammar not in self._good:
+        """The grammar, if it is valid. Raises APIError, naming the field `name`."""
+        if grammar not in self._valid:
             reason = await asyncio.to_thread(LLMatcher.validate_grammar, grammar, limits=LIMITS)
             if reason and not reason.startswith("WARNING"):
                 raise APIError(400, f"Invalid '{name}': {first_line(reason)}", name, "invalid_grammar")
-            self._good[grammar] = None
-            if len(self._good) > KEPT:
-                self._good.popitem(last=False)
+            self._valid[grammar] = None
+            if len(self._valid) > CACHED_GRAMMARS:
+                self._valid.popitem(last=False)
         return grammar
 
-    def _bound(self, name: str, value: Any) -> None:
-        """Raises APIError where a structure is larger or deeper than the settings allow."""
-        most = self._limits.grammar_bytes
-        if len(value if isinstance(value, str) else json.dumps(value)) > most:
-            raise APIError(400, f"'{name}' is longer than the {most} bytes that are allowed.", name, "too_long")
-        if depth(value) > self._limits.schema_depth:
-            raise APIError(400, f"'{name}' is deeper than {self._limits.schema_depth} levels.", name, "too_deep")
+    def _check_size(self, name: str, value: Any) -> None:
+        max_bytes, max_depth = self._limits.grammar_bytes, self._limits.schema_depth
+        if len(value if isinstance(value, str) else json.dumps(value)) > max_bytes:
+            raise APIError(400, f"'{name}' is longer than the {max_bytes} bytes that are allowed.", name, "too_long")
+        if depth(value) > max_depth:
+            raise APIError(400, f"'{name}' is deeper than {max_depth} levels; flatten it.", name, "too_deep")
 
 
-def write(kind: str, value: Any) -> str:
-    """One kind of structure as llguidance writes it down."""
-    if kind == "json_object":
-        return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=COMPACT)
-    if kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(json.dumps(value), overrides=COMPACT)
-    if kind == "lenient_json_schema":
-        return LLMatcher.grammar_from_json_schema(json.dumps(value), overrides=LENIENT)
-    if kind == "regex":
-        return LLMatcher.grammar_from_regex(value)
-    if kind == "choice":
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in value))
+def to_grammar(structure: Structure) -> str:
+    """The structure in llguidance's serialization."""
+    value = structure.value
+    match structure.kind:
+        case "json_object":
+            return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=COMPACT)
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(json.dumps(value), overrides=COMPACT)
+        case "lenient_json_schema":
+            return LLMatcher.grammar_from_json_schema(json.dumps(value), overrides=LENIENT)
+        case "regex":
+            return LLMatcher.grammar_from_regex(value)
+        case "choice":
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in value))
     return LLMatcher.grammar_from_lark(value)
 
 
-def calls_grammar(format: ToolFormat, functions: Mapping[str, Any], most: int, special: Mapping[str, int]) -> str:
-    """In llguidance's Lark: one to `most` calls of `functions` (parameters' schemas by name), written as the format has it.
+def calls_grammar(format: ToolFormat, functions: Mapping[str, Any], max_calls: int, special: Mapping[str, int]) -> str:
+    """Lark grammar of one to `max_calls` calls of `functions` (schemas of the parameters by name) in a model's format.
 
-    `special` are the tokenizer's special tokens: a marker that is one is no text.
+    `special` are the ids of the tokenizer's special tokens: a marker that is a special token cannot be matched as text.
     """
 
     def marker(text: str) -> str:
@@ -97,8 +108,9 @@ def calls_grammar(format: ToolFormat, functions: Mapping[str, Any], most: int, s
 
     rules = [f"call: {' | '.join(f'f{number}' for number in range(len(functions)))}"]
     for number, (name, parameters) in enumerate(functions.items()):
-        rules.append(f"f{number}: {_pythonic(name, parameters) if format == 'pythonic' else _object(format, name, parameters)}")
-    more = f"~0..{most - 1}" if most > 1 else "~0"
+        call = pythonic_call(name, parameters) if format == "pythonic" else json_call(format, name, parameters)
+        rules.append(f"f{number}: {call}")
+    more = f"~0..{max_calls - 1}" if max_calls > 1 else "~0"
     match format:
         case "hermes":
             one = f'{marker("<tool_call>")} "\\n" call "\\n" {marker("</tool_call>")}'
@@ -112,7 +124,8 @@ def calls_grammar(format: ToolFormat, functions: Mapping[str, Any], most: int, s
     return "\n".join([start, *rules])
 
 
-def _object(format: ToolFormat, name: str, parameters: Any) -> str:
+def json_call(format: ToolFormat, name: str, parameters: Any) -> str:
+    """Lark expression of a call as a JSON object."""
     key = "parameters" if format == "llama3" else "arguments"
     schema = {
         "x-guidance": COMPACT,
@@ -120,13 +133,13 @@ def _object(format: ToolFormat, name: str, parameters: Any) -> str:
         "properties": {"name": {"const": name}, key: {k: v for k, v in parameters.items() if k != "$defs"}},
         "required": ["name", key],
         "additionalProperties": False,
-        "$defs": parameters.get("$defs", {}),  # references count from the root
+        "$defs": parameters.get("$defs", {}),  # references are resolved from the root
     }
     return f"%json {json.dumps(schema)}"
 
 
-def _pythonic(name: str, parameters: Any) -> str:
-    """Required arguments in their order, then those that may be left out."""
+def pythonic_call(name: str, parameters: Any) -> str:
+    """Lark expression of a Python call: required arguments in order, then optional ones."""
     properties, required = parameters.get("properties", {}), parameters.get("required", [])
     definitions = {"x-guidance": COMPACT, "$defs": parameters.get("$defs", {})}
     parts: list[str] = []
@@ -135,13 +148,13 @@ def _pythonic(name: str, parameters: Any) -> str:
         value = f"{comma}{json.dumps(f'{argument}=')} %json {json.dumps({**definitions, **properties.get(argument, {})})}"
         parts.append(value if argument in required else f"({value})?")
         if argument not in required and len(parts) == 1:
-            break  # without the first one, the next would begin with a comma
+            break  # if the first argument is optional, the comma before a second one could come first
     return " ".join([json.dumps(f"{name}("), *parts, '")"'])
 
 
 def depth(value: Any) -> int:
-    """How deep lists and objects are nested, without recursion: a body may be nested deeper than Python's stack."""
-    level, deepest = [value], 0
+    """Nesting depth of lists and objects. Iterative, because a body may be nested deeper than Python's stack allows."""
+    level, levels = [value], 0
     while level:
         level = [
             inner
@@ -149,5 +162,5 @@ def depth(value: Any) -> int:
             if isinstance(each, (dict, list))
             for inner in (each.values() if isinstance(each, dict) else each)
         ]
-        deepest += 1
-    return deepest
+        levels += 1
+    return levels

@@ -1,6 +1,6 @@
-"""Tool calls: what a model writes, as OpenAI's calls; and the grammars that make it write some.
+"""Tool calls: parses those that models write in their own formats into OpenAI's.
 
-The readers promise the same calls however the text is cut into pieces. A format is told by the model's chat template.
+The parts do not depend on how the text is cut into pieces. The format is detected from the model's chat template.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from server.worker.detokenizer import overlap
+from server.partial_match import overlap
 
 ToolFormat = Literal["hermes", "llama3", "mistral", "pythonic"]
-MOST_CALLS = 8  # that a grammar lets a model make at once
+MAX_CALLS = 8  # in an answer whose calls are enforced by a grammar
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of what the model says: text, or a call's name or some of its arguments."""
+    """A part of an answer: text, the name of a new call, or some of a call's arguments."""
 
     kind: Literal["content", "reasoning", "call", "arguments"]
     text: str
-    call: int = 0  # which one, counted from 0
+    call: int = 0  # the call's number, from 0
 
 
 class ToolParser(Protocol):
-    """Finds calls in growing text."""
+    """Finds tool calls in text that is being generated."""
 
     def feed(self, text: str) -> list[Part]:
-        """What is certain now."""
+        """The parts that are certain after `text`."""
 
     def finish(self) -> list[Part]:
-        """What is left at the end: what never became a call is content."""
+        """The parts of the text that was pending at the end: what did not become a call is content."""
 
 
-def format_of(template: str) -> ToolFormat:
-    """The format that a chat template teaches."""
+def detect_format(template: str) -> ToolFormat:
+    """The format that a chat template instructs the model to use."""
     if "[TOOL_CALLS]" in template:
         return "mistral"
     if "<tool_call>" in template:
@@ -47,36 +47,36 @@ def format_of(template: str) -> ToolFormat:
     return "llama3" if "<|python_tag|>" in template or '"parameters"' in template else "hermes"
 
 
-def reader_of(format: ToolFormat) -> ToolParser:
-    """A reader at the beginning of an answer."""
+def tool_parser(format: ToolFormat) -> ToolParser:
+    """A new parser for one answer."""
     match format:
         case "hermes":
-            return JsonCalls("<tool_call>", "</tool_call>")
+            return JsonToolParser("<tool_call>", "</tool_call>")
         case "mistral":
-            return JsonCalls("[TOOL_CALLS]")
+            return JsonToolParser("[TOOL_CALLS]")
         case "llama3":
-            return JsonCalls("<|python_tag|>", bare=True)
+            return JsonToolParser("<|python_tag|>", bare=True)
         case "pythonic":
-            return PythonicCalls()
+            return PythonicToolParser()
 
 
 class CallScanner:
-    """Reads one JSON object with a name and arguments, a character at a time."""
+    """Scans one JSON object with a name and arguments, character by character."""
 
     def __init__(self, number: int) -> None:
-        self.raw = ""
+        self.raw = ""  # everything scanned
         self.done = False
         self.named = False
         self._number = number
         self._depth = 0
         self._quoted = self._escaped = False
-        self._key: str | None = None  # of the value that is being read
+        self._key: str | None = None  # of the value that is being scanned
         self._token = ""  # the key or value so far
-        self._early = ""  # arguments that came before the name
+        self._early_arguments = ""  # arguments before the name
 
     def feed(self, character: str) -> list[Part]:
         self.raw += character
-        structure = not self._quoted
+        structural = not self._quoted
         if self._quoted:
             self._quoted = self._escaped or character != '"'
             self._escaped = not self._escaped and character == "\\"
@@ -86,157 +86,161 @@ class CallScanner:
             self._depth += 1
         elif character in "}]":
             self._depth -= 1
-        if structure and self._depth == 1 and character == "{":
+        if structural and self._depth == 1 and character == "{":
             return []
-        if structure and (self._depth == 0 or (self._depth == 1 and character == ",")):
+        if structural and (self._depth == 0 or (self._depth == 1 and character == ",")):
             parts = self._end_value()
             self.done = self._depth == 0
             return parts
-        if structure and self._depth == 1 and character == ":" and self._key is None:
-            self._key, self._token = self._loaded(), ""
+        if structural and self._depth == 1 and character == ":" and self._key is None:
+            self._key, self._token = self._parsed_token(), ""
             return []
-        return self._take(character)
+        return self._append(character)
 
-    def _take(self, character: str) -> list[Part]:
+    def _append(self, character: str) -> list[Part]:
         before = self._token
         self._token += character
         if self._key not in ("arguments", "parameters"):
             return []
-        # Spaces around the value are not part of it: they wait for what follows.
-        grown = self._token.strip()[len(before.strip()) :]
+        # Spaces around the value are not part of it, so spaces wait for what follows.
+        new = self._token.strip()[len(before.strip()) :]
         if not self.named:
-            self._early += grown
+            self._early_arguments += new
             return []
-        return [Part("arguments", grown, self._number)] if grown else []
+        return [Part("arguments", new, self._number)] if new else []
 
     def _end_value(self) -> list[Part]:
         parts = []
-        if self._key == "name" and isinstance(name := self._loaded(), str):
+        if self._key == "name" and isinstance(name := self._parsed_token(), str):
             self.named = True
             parts = [Part("call", name, self._number)]
-            if self._early:
-                parts.append(Part("arguments", self._early, self._number))
+            if self._early_arguments:
+                parts.append(Part("arguments", self._early_arguments, self._number))
         self._key, self._token = None, ""
         return parts
 
-    def _loaded(self) -> Any:
+    def _parsed_token(self) -> Any:
         try:
             return json.loads(self._token)
         except ValueError:
             return None
 
 
-class JsonCalls:
-    """Calls as JSON objects after an opening marker: Hermes and Qwen, Mistral, and Llama 3, whose answer may begin with one."""
+class JsonToolParser:
+    """Calls as JSON objects after an opening marker: Hermes and Qwen, Mistral, and Llama 3, which may omit the marker."""
 
     def __init__(self, opening: str, closing: str = "", bare: bool = False) -> None:
+        """With `bare`, an answer that begins with a JSON object consists of calls."""
         self._opening, self._closing = opening, closing
-        self._bare = bare  # an answer that begins with an object is calls
-        self._held = ""
-        self._inside = False
+        self._bare = bare
+        self._pending = ""
+        self._state: Literal["outside", "between_calls"] = "outside"
         self._begun = False  # something other than spaces has been read
-        self._scanner: CallScanner | None = None
+        self._scanner: CallScanner | None = None  # of the call that is being read
         self._calls = 0
 
     def feed(self, text: str) -> list[Part]:
-        self._held += text
+        self._pending += text
         parts: list[Part] = []
         before = None
-        while self._held and before != (before := (self._held, self._inside, self._scanner)):
-            parts += self._in_call() if self._scanner else self._between() if self._inside else self._outside()
-        return merged(parts)
+        while self._pending and before != (before := (self._pending, self._state, self._scanner)):
+            if self._scanner is not None:
+                parts += self._read_call(self._scanner)
+            elif self._state == "between_calls":
+                self._read_between_calls()
+            else:
+                parts += self._read_outside()
+        return merge_parts(parts)
 
     def finish(self) -> list[Part]:
-        left, self._held = self._held, ""
+        content, self._pending = self._pending, ""
         if self._scanner is not None and not self._scanner.named:
-            left = self._scanner.raw + left
-        elif self._inside:
-            left = ""
+            content = self._scanner.raw + content
+        elif self._state == "between_calls":
+            content = ""
         self._scanner = None
-        return [Part("content", left)] if left else []
+        return [Part("content", content)] if content else []
 
-    def _outside(self) -> list[Part]:
+    def _read_outside(self) -> list[Part]:
         if self._bare and not self._begun:
-            start = self._held.lstrip()
+            start = self._pending.lstrip()
             if start.startswith("{"):
-                self._held, self._inside, self._begun = start, True, True
+                self._pending, self._state, self._begun = start, "between_calls", True
                 return []
             if not start:
                 return []
-        at = self._held.find(self._opening)
-        size = at if at >= 0 else len(self._held) - overlap(self._held, self._opening)
-        content = self._held[:size].rstrip()  # the spaces before a call are not content: they wait
+        at = self._pending.find(self._opening)
+        size = at if at >= 0 else len(self._pending) - overlap(self._pending, self._opening)
+        content = self._pending[:size].rstrip()  # spaces before a call are not content, so they wait for what follows
         self._begun = self._begun or bool(content)
         if at >= 0:
-            self._held, self._inside, self._begun = self._held[at + len(self._opening) :], True, True
+            self._pending, self._state, self._begun = self._pending[at + len(self._opening) :], "between_calls", True
         else:
-            self._held = self._held[len(content) :]
+            self._pending = self._pending[len(content) :]
         return [Part("content", content)] if content else []
 
-    def _between(self) -> list[Part]:
-        rest = self._held.lstrip(" \t\r\n,;[]")
+    def _read_between_calls(self) -> None:
+        rest = self._pending.lstrip(" \t\r\n,;[]")
+        self._pending = rest
         if rest.startswith("{"):
-            self._held, self._scanner = rest, CallScanner(self._calls)
+            self._scanner = CallScanner(self._calls)
         elif self._closing and rest.startswith(self._closing):
-            self._held, self._inside = rest[len(self._closing) :].lstrip("\n"), False
+            self._pending, self._state = rest[len(self._closing) :].lstrip("\n"), "outside"
         elif rest and not (self._closing and self._closing.startswith(rest)):
-            self._inside, self._held = False, rest
-        else:
-            self._held = rest
-        return []
+            self._state = "outside"
 
-    def _in_call(self) -> list[Part]:
-        assert self._scanner is not None
+    def _read_call(self, scanner: CallScanner) -> list[Part]:
         parts: list[Part] = []
-        for used, character in enumerate(self._held, start=1):
-            parts += self._scanner.feed(character)
-            if self._scanner.done:
-                if self._scanner.named:
+        for used, character in enumerate(self._pending, start=1):
+            parts += scanner.feed(character)
+            if scanner.done:
+                if scanner.named:
                     self._calls += 1
                 else:
-                    parts = [Part("content", self._scanner.raw)]
+                    parts = [Part("content", scanner.raw)]
                 self._scanner = None
-                self._held = self._held[used:]
+                self._pending = self._pending[used:]
                 return parts
-        self._held = ""
+        self._pending = ""
         return parts
 
 
-class PythonicCalls:
-    """Calls as a list of Python calls, `[f(a=1), g(b="x")]`, where the answer begins with one: Llama 3.2 and 4."""
+class PythonicToolParser:
+    """Calls as a list of Python calls, `[f(a=1), g(b="x")]`, at the beginning of the answer: Llama 3.2 and 4."""
 
     def __init__(self) -> None:
-        self._held = ""
-        self._plain = False
+        self._pending = ""
+        self._plain = False  # the rest is content
         self._calls = 0
 
     def feed(self, text: str) -> list[Part]:
-        self._held += text
+        self._pending += text
         if self._plain:
-            content, self._held = self._held, ""
+            content, self._pending = self._pending, ""
             return [Part("content", content)] if content else []
-        start = self._held.lstrip()
+        start = self._pending.lstrip()
         if start and not start.startswith("[") and not self._calls:
             self._plain = True
             return self.feed("")
         parts: list[Part] = []
-        while (end := call_end(self._held)) is not None:
-            call = parsed_call(self._held[:end].lstrip(" \t\r\n,["))
+        while (end := call_end(self._pending)) is not None:
+            call = parse_call(self._pending[:end].lstrip(" \t\r\n,["))
             if call is None:
                 self._plain = True
                 return parts + self.feed("")
-            parts += [Part("call", call[0], self._calls), Part("arguments", json.dumps(call[1]), self._calls)]
+            name, arguments = call
+            parts += [Part("call", name, self._calls), Part("arguments", json.dumps(arguments), self._calls)]
             self._calls += 1
-            self._held = self._held[end:]
+            self._pending = self._pending[end:]
         return parts
 
     def finish(self) -> list[Part]:
-        left, self._held = self._held, ""
-        return [Part("content", left)] if left and not self._calls else []
+        rest, self._pending = self._pending, ""
+        return [Part("content", rest)] if rest and not self._calls else []
 
 
 def call_end(text: str) -> int | None:
-    """Where the first call ends: behind the bracket that closes its first one, strings left out."""
+    """The end of the first Python call in `text`, that is, of its balanced parentheses; None if it is not complete."""
     depth, quote, escaped = 0, "", False
     for at, character in enumerate(text):
         if quote:
@@ -257,9 +261,9 @@ def call_end(text: str) -> int | None:
     return None
 
 
-def parsed_call(source: str) -> tuple[str, dict[str, Any]] | None:
-    """A call's name and its arguments; None where it is none."""
-    names = {"true": True, "false": False, "null": None}  # as JSON has them
+def parse_call(source: str) -> tuple[str, dict[str, Any]] | None:
+    """The name and the arguments of a Python call with keyword arguments; None if `source` is not one."""
+    json_names = {"true": True, "false": False, "null": None}  # models use them in Python calls, too
     try:
         node = ast.parse(source.strip(), mode="eval").body
         if not isinstance(node, ast.Call) or node.args:
@@ -270,8 +274,8 @@ def parsed_call(source: str) -> tuple[str, dict[str, Any]] | None:
                 return None
             for inner in ast.walk(keyword):
                 for field, value in ast.iter_fields(inner):
-                    if isinstance(value, ast.Name) and value.id in names:
-                        setattr(inner, field, ast.Constant(names[value.id]))
+                    if isinstance(value, ast.Name) and value.id in json_names:
+                        setattr(inner, field, ast.Constant(json_names[value.id]))
             arguments[keyword.arg] = ast.literal_eval(keyword.value)
         json.dumps(arguments)
         return ast.unparse(node.func), arguments
@@ -279,12 +283,12 @@ def parsed_call(source: str) -> tuple[str, dict[str, Any]] | None:
         return None
 
 
-def merged(parts: Sequence[Part]) -> list[Part]:
-    """Neighbours of one kind and call as one."""
-    found: list[Part] = []
+def merge_parts(parts: Sequence[Part]) -> list[Part]:
+    """Joins neighbours of the same kind and call."""
+    merged: list[Part] = []
     for part in parts:
-        if found and part.kind != "call" and (found[-1].kind, found[-1].call) == (part.kind, part.call):
-            found[-1] = Part(part.kind, found[-1].text + part.text, part.call)
+        if merged and part.kind != "call" and (merged[-1].kind, merged[-1].call) == (part.kind, part.call):
+            merged[-1] = Part(part.kind, merged[-1].text + part.text, part.call)
         else:
-            found.append(part)
-    return found
+            merged.append(part)
+    return merged

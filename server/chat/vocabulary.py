@@ -1,49 +1,50 @@
-"""What single tokens are as text and as bytes, for log-probabilities.
+"""Text and bytes of single tokens, for log-probabilities.
 
-A token may be a part of a character: its bytes are exact, its text then has replacement characters.
+A token may be part of a character: its bytes are exact, its text then contains replacement characters.
 """
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-BYTE = re.compile("<0x([0-9A-F]{2})>")
-KEPT = 1 << 17  # tokens remembered
+BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's tokens for single bytes
+CACHED_TOKENS = 1 << 17
 
 
-def printable_bytes() -> dict[str, int]:
-    """The characters that byte-level BPE (GPT-2) writes for each byte."""
-    own = [*range(ord("!"), ord("~") + 1), *range(ord("\xa1"), ord("\xac") + 1), *range(ord("\xae"), ord("\xff") + 1)]
-    others = [byte for byte in range(256) if byte not in own]
-    return {chr(byte): byte for byte in own} | {chr(256 + i): byte for i, byte in enumerate(others)}
+def byte_level_alphabet() -> dict[str, int]:
+    """The byte that each character stands for in byte-level BPE (GPT-2)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("\xa1"), ord("\xac") + 1), *range(ord("\xae"), ord("\xff") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 class Vocabulary:
-    """A tokenizer's tokens, one by one."""
+    """The single tokens of a tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._added = {int(id): str(token) for id, token in added.items()}
-        self.special = {str(token): int(id) for id, token in added.items() if getattr(token, "special", False)}  # by text
+        self.special = {str(token): int(id) for id, token in added.items() if getattr(token, "special", False)}  # ids by text
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-        self._bytes = printable_bytes() if backend is not None and "ByteLevel" in str(backend.decoder) else None
-        self.bytes_of = lru_cache(KEPT)(self._bytes_of)
+        self._alphabet = byte_level_alphabet() if backend is not None and "ByteLevel" in str(backend.decoder) else None
+        self.bytes_of = lru_cache(CACHED_TOKENS)(self._bytes_of)
 
     def text_of(self, token: int) -> str:
-        """The token alone as text."""
+        """The text of a token on its own."""
         return self.bytes_of(token).decode("utf-8", "replace")
 
     def _bytes_of(self, token: int) -> bytes:
         if token in self._added:
             return self._added[token].encode()
         piece = str(self._tokenizer.convert_ids_to_tokens(token))
-        if self._bytes is not None and all(character in self._bytes for character in piece):
-            return bytes(self._bytes[character] for character in piece)
-        if found := BYTE.fullmatch(piece):
+        if self._alphabet is not None and all(character in self._alphabet for character in piece):
+            return bytes(self._alphabet[character] for character in piece)
+        if found := BYTE_TOKEN.fullmatch(piece):
             return bytes([int(found[1], 16)])
-        return piece.replace("\u2581", " ").encode()
+        return piece.replace("\u2581", " ").encode()  # SentencePiece's character for a space

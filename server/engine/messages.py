@@ -1,11 +1,11 @@
-"""What crosses between the front end and the worker process: frozen structs, encoded with msgpack.
+"""Messages between the front end and the worker: frozen structs, encoded with msgpack.
 
 Promises that nothing executable crosses (no pickle). Knows nothing about HTTP or models.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,46 +15,53 @@ from verify.sampling_params import SamplingParams
 Finish = Literal["stop", "length"]
 
 
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """The first message to a worker: what it loads."""
+
+    settings: dict[str, Any]  # Settings as plain data, with the API keys masked
+    started_at: float  # time.monotonic() of the process's start
+
+
 class Request(msgspec.Struct, frozen=True, tag=True):
-    """One request for `choices` answers to one prompt."""
+    """One request: `choices` answers to one prompt."""
 
     id: str
     prompt: list[int]  # token ids
     params: SamplingParams
-    max_tokens: int  # per choice; none where the prompt alone is of interest
+    max_tokens: int  # per choice; 0 scores the prompt alone
     stop: tuple[str, ...] = ()
     choices: int = 1
-    session: str | None = None  # None = nothing is kept
+    session: str | None = None  # None = no state is kept after the request
     drafter: DrafterName | None = None  # None = the configured one
-    max_nodes: int | None = None
-    principal: str = ""  # whose key it came with; sessions and datastores are theirs
-    prediction: list[int] = []  # token ids that the client expects to read
-    stop_token_ids: list[int] = []  # beside the model's own
+    max_nodes: int | None = None  # None = the configured number
+    principal: str = ""  # the API key's name; owner of the session and of the key's datastores
+    prediction: list[int] = []  # token ids of the client's predicted output
+    stop_token_ids: list[int] = []  # in addition to the model's own
     skip_special_tokens: bool = True  # in the text
-    priority: int = 0  # in the queue; lower comes first
-    grammar: str | None = None  # that the answer follows, as llguidance writes it down
-    keep_stop: bool = False  # the text ends with the stop string or token, not before it
-    scores_prompt: bool = False  # log-probabilities of the prompt's tokens, too
+    priority: int = 0  # in the queue; lower runs first
+    grammar: str | None = None  # for the answer, in llguidance's format
+    keep_stop: bool = False  # the text includes the stop string or token
+    scores_prompt: bool = False  # return log-probabilities of the prompt's tokens
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Nobody waits for this request any more."""
+    """Stop working on this request; nobody reads its answer."""
 
     id: str
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """The worker shall end."""
+    """End the worker process."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The worker has loaded its model and warmed its kernels."""
+    """The worker has loaded its model and serves requests."""
 
     context_tokens: int
     device: str
     dtype: str
-    seconds: float  # since the process started
-    slots: int  # contexts that the device holds at once
+    seconds: float  # since the process's start
+    slots: int  # KV caches of a full context on the device
     slot_bytes: int
 
 
@@ -65,21 +72,21 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """What one decoding step cost and brought; sources and positions are counted, never text."""
+    """Times and counts of one decoding step; never text."""
 
     draft_seconds: float
     verify_seconds: float
     commit_seconds: float
-    drafted: dict[str, int]  # nodes by source
-    accepted: dict[str, int]  # accepted nodes by source
+    drafted: dict[str, int]  # verified draft nodes by source
+    accepted: dict[str, int]  # accepted draft nodes by source
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """Of the target's distribution before any sampling rule, at each of an event's tokens."""
+    """Log-probabilities under the target's distribution, before any sampling rule; one entry per token."""
 
-    chosen: list[float]  # the token's own
-    ids: list[list[int]]  # the likeliest ones, the likeliest first
-    values: list[list[float]]
+    chosen: list[float]  # of the token itself
+    ids: list[list[int]]  # the top tokens, most likely first
+    values: list[list[float]]  # of the top tokens
 
 
 class TokenEvent(msgspec.Struct, frozen=True, tag=True):
@@ -90,11 +97,11 @@ class TokenEvent(msgspec.Struct, frozen=True, tag=True):
     tokens: list[int]
     text: str
     finish: Finish | None = None
-    step: StepReport | None = None  # None while the prompt is read
-    cached_tokens: int = 0  # prompt tokens that the session held already
-    last: bool = False  # of the whole request
-    logprobs: TokenLogprobs | None = None  # where the request asks
-    prompt_logprobs: TokenLogprobs | None = None  # with a choice's first tokens: of the prompt's, but for the first
+    step: StepReport | None = None  # None during prefill
+    cached_tokens: int = 0  # prompt tokens found in the session's KV cache
+    last: bool = False  # the last event of the request
+    logprobs: TokenLogprobs | None = None  # if requested
+    prompt_logprobs: TokenLogprobs | None = None  # of the prompt without its first token; in a choice's first event
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -102,7 +109,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
     id: str
     message: str
-    wrong: bool = False  # the request is to blame, not the server
+    wrong: bool = False  # a client error, not a server error
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
@@ -112,7 +119,7 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     kv_cache_usage_ratio: float
 
 
-ToWorker = Request | Cancel | Shutdown
+ToWorker = Start | Request | Cancel | Shutdown
 FromWorker = Ready | Refused | TokenEvent | Failed | Status
 
 encode = msgspec.msgpack.Encoder().encode

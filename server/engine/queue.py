@@ -1,8 +1,8 @@
-"""The queue before the worker: who is at work, who waits, and who comes next. Bounded; knows no text.
+"""The request queue: a bounded, fair queue in front of the worker. Knows nothing about the requests' content.
 
-Promises turns to whoever of the waiting principals has the fewest requests at work, then to the one whose last turn is longest
-ago; of one principal's requests, to the one with the lowest priority number. So neither one client's hundred requests nor the
-priority that it gives itself keep another's first one waiting.
+Promises the next turn to the waiting principal with the fewest running requests; of equals, to the one whose last turn is
+oldest. Among one principal's requests, the lowest priority number runs first. So neither many requests nor a high priority of
+one client delay another client's first request.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-MEMORY = 0.9  # weight of earlier requests in the measured time
+EMA_WEIGHT = 0.9  # of earlier requests in the mean duration
 
 
 class QueueFull(Exception):
-    """There is no room for one more who waits. Come again after `seconds`."""
+    """The queue has no room for the request. Retry after `seconds`."""
 
     def __init__(self, reason: str, message: str, seconds: float) -> None:
         super().__init__(message)
@@ -27,16 +27,16 @@ class QueueFull(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """One request in the queue."""
+    """A waiting request."""
 
     principal: str
-    tokens: int  # of its prompt
-    priority: int  # among its principal's own; lower comes first
+    tokens: int  # prompt length
+    priority: int  # among the principal's own requests; lower runs first
     turn: asyncio.Future[None] = field(compare=False)
 
 
 class Queue:
-    """Closed until `open`: everybody waits."""
+    """Closed until `open`: requests wait but none runs."""
 
     def __init__(
         self, max_active: int, max_waiting: int, max_waiting_tokens: int = 1 << 62, clock: Callable[[], float] = time.monotonic
@@ -45,37 +45,37 @@ class Queue:
         self._max_waiting = max_waiting
         self._max_waiting_tokens = max_waiting_tokens
         self._clock = clock
-        self._waiting: dict[str, Place] = {}  # in the order they came
-        self._active: dict[str, tuple[str, float]] = {}  # principal, and when the turn came
-        self._last_turn: dict[str, int] = {}  # of each principal with requests here, the number of its last turn
+        self._waiting: dict[str, Place] = {}  # in order of arrival
+        self._active: dict[str, tuple[str, float]] = {}  # principal, and the clock's time at its turn
+        self._last_turn: dict[str, int] = {}  # number of the last turn, for each principal with requests here
         self._turns = 0
         self._open = False
-        self.seconds_per_request = 1.0  # in the worker; a decaying mean
+        self.seconds_per_request = 1.0  # in the worker (EMA)
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """The number of waiting requests."""
         return len(self._waiting)
 
     @property
     def waiting_tokens(self) -> int:
-        """How many prompt tokens wait."""
+        """The number of prompt tokens of the waiting requests."""
         return sum(place.tokens for place in self._waiting.values())
 
     @property
     def active(self) -> int:
-        """How many are at work."""
+        """The number of running requests."""
         return len(self._active)
 
     @property
     def seconds_to_halve(self) -> float:
-        """When half of those who wait now will have had their turn, at the measured rate."""
+        """Seconds until half of the waiting requests have had their turn, at the measured rate."""
         return self.seconds_per_request * max(1, math.ceil(self.waiting / 2)) / self._max_active
 
     def enter(
         self, id: str, always: bool = False, priority: int = 0, principal: str = "", tokens: int = 0
     ) -> asyncio.Future[None]:
-        """A future that is done when the turn has come. `leave` in any case. Raises QueueFull, unless `always`."""
+        """A future that is done when the request's turn comes; call `leave` in any case. Raises QueueFull unless `always`."""
         free = self._open and len(self._active) < self._max_active
         if not (always or free):
             self._check(tokens)
@@ -93,29 +93,29 @@ class Queue:
             raise QueueFull("tokens", message, self.seconds_to_halve)
 
     def leave(self, id: str) -> None:
-        """Makes room, if that has not been done yet."""
+        """Removes a waiting or running request; has no effect the second time."""
         place = self._waiting.pop(id, None)
         principal, since = self._active.pop(id, (None, 0.0))
         if principal is not None:
-            took = self._clock() - since
-            self.seconds_per_request = MEMORY * self.seconds_per_request + (1 - MEMORY) * took
-        gone = place.principal if place else principal
-        if gone is not None and not self._has(gone):
-            self._last_turn.pop(gone, None)
+            seconds = self._clock() - since
+            self.seconds_per_request = EMA_WEIGHT * self.seconds_per_request + (1 - EMA_WEIGHT) * seconds
+        owner = place.principal if place else principal
+        if owner is not None and not self._has(owner):
+            self._last_turn.pop(owner, None)
         self._grant()
 
     def open(self) -> None:
-        """There is a worker."""
+        """Lets requests run: a worker is ready."""
         self._open = True
         self._grant()
 
     def close(self) -> list[str]:
-        """The worker is gone: whoever waits goes on waiting. Returns who was at work."""
+        """Stops granting turns: the worker is gone. Waiting requests keep waiting. Returns the running ones."""
         self._open = False
         return list(self._active)
 
     def fail(self, error: Exception) -> None:
-        """There will be no worker: whoever waits gets `error`."""
+        """Fails all waiting requests with `error`: no worker will run."""
         self._open = False
         for place in self._waiting.values():
             if not place.turn.done():
@@ -124,9 +124,9 @@ class Queue:
 
     def _grant(self) -> None:
         while self._open and self._waiting and len(self._active) < self._max_active:
-            id = min(self._waiting, key=self._rank)  # of equals, the one that came first
+            id = min(self._waiting, key=self._rank)  # the earliest of equals
             place = self._waiting.pop(id)
-            if not place.turn.done():  # else its waiter was cancelled
+            if not place.turn.done():  # done here means cancelled
                 self._turns += 1
                 self._last_turn[place.principal] = self._turns
                 self._active[id] = place.principal, self._clock()
@@ -134,9 +134,9 @@ class Queue:
 
     def _rank(self, id: str) -> tuple[int, int, int]:
         place = self._waiting[id]
-        at_work = sum(principal == place.principal for principal, _ in self._active.values())
-        return at_work, self._last_turn.get(place.principal, 0), place.priority
+        running = sum(principal == place.principal for principal, _ in self._active.values())
+        return running, self._last_turn.get(place.principal, 0), place.priority
 
     def _has(self, principal: str) -> bool:
-        waits = any(place.principal == principal for place in self._waiting.values())
-        return waits or any(each == principal for each, _ in self._active.values())
+        waiting = any(place.principal == principal for place in self._waiting.values())
+        return waiting or any(each == principal for each, _ in self._active.values())

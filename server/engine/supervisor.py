@@ -1,130 +1,136 @@
-"""The worker process's keeper: starts it, hears it, and replaces it when it dies or stands still.
+"""Starts the worker; restarts it on crash or stall.
 
-A worker that never got ready is not tried again: what it says is for the owner to mend. One that had been ready is replaced at
-once; when its successors die soon, too, each waits longer.
+A worker that never became ready is not restarted: its error is the owner's to fix. A worker that was ready is restarted at
+once; if its successors fail soon after, the delay before each restart doubles.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 from server.engine import messages
 from server.engine import transport as wire
 from server.engine.messages import FromWorker, Ready, Refused, Shutdown, ToWorker
+from server.engine.worker_process import WorkerProcess
 from server.settings import Settings
-from server.worker import loop as worker
 
 log = logging.getLogger("outrider")
-STOP_SECONDS = 5.0
-WATCH_SECONDS = 0.5
-FIRST_PAUSE_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 30.0
-SOUND_SECONDS = 60.0  # a worker that lived so long after it got ready did not fail at once
+STOP_SECONDS = 5.0  # for the worker to end after a Shutdown message
+WATCH_SECONDS = 0.5  # between two checks for a stall
+MIN_DELAY_SECONDS = 1.0
+MAX_DELAY_SECONDS = 30.0
+STABLE_SECONDS = 60.0  # a worker that ran this long after Ready resets the restart delay
 
 
 class Supervisor:
-    """Owns the worker process. Calls back from the event loop."""
+    """Owns the worker process. All callbacks run on the event loop."""
 
     def __init__(
         self,
         settings: Settings,
         on_message: Callable[[FromWorker], None],
-        on_lost: Callable[[str], None],  # a worker is gone and another one is on its way
-        on_failure: Callable[[str], None],  # there will be no worker
+        on_lost: Callable[[], None],  # the worker is gone and will be restarted
+        on_failure: Callable[[str], None],  # the worker cannot run; one sentence
+        launch: Callable[[Settings], WorkerProcess] = WorkerProcess,
     ) -> None:
         self._settings = settings
         self._on_message = on_message
         self._on_lost = on_lost
         self._on_failure = on_failure
-        self._refused: str | None = None
-        self._ready_at: float | None = None  # time.monotonic() of this worker's Ready
-        self._was_ready = False  # some worker was
-        self._pause = 0.0
-        self._heard = time.monotonic()
+        self._launch = launch
+        self._process: WorkerProcess | None = None
+        self._refusal: str | None = None  # of this worker
+        self._ready_at: float | None = None  # time.monotonic() of this worker's Ready message
+        self._was_ready = False  # a worker has been ready since the server started
+        self._delay = 0.0  # seconds before the next restart
+        self._last_message_at = time.monotonic()
         self._stalled = False
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> None:
-        """Spawns a worker; returns at once."""
-        self._ready_at, self._stalled, self._heard = None, False, time.monotonic()
-        self._side, theirs = await wire.connect(self._take, self._ended)
-        spawn = multiprocessing.get_context("spawn")
-        arguments = (self._settings, theirs, time.monotonic())
-        self._process = spawn.Process(target=worker.main, args=arguments, name="outrider-worker", daemon=True)
-        await asyncio.to_thread(self._process.start)
-        theirs.close()
+    async def start(self, process: WorkerProcess | None = None) -> None:
+        """Starts a worker, or takes over one that has been started; does not wait until it is ready."""
+        self._refusal, self._ready_at, self._stalled, self._last_message_at = None, None, False, time.monotonic()
+        self._process = process or self._launch(self._settings)
+        self._side = await wire.connect(self._process.socket, self._on_data, self._on_end)
 
     async def stop(self) -> None:
-        """Ends the worker, asking it first."""
+        """Ends the worker: with a Shutdown message if it is ready, and by a signal if that does not end it."""
         self._stopping = True
         for task in self._tasks:
             task.cancel()
-        if self._process.is_alive() and self._ready_at is not None:  # one that is loading does not listen
+        process = self._running
+        if process.alive and self._ready_at is not None:  # a worker that is still loading reads no messages
             self.send(Shutdown())
-            await asyncio.to_thread(self._process.join, STOP_SECONDS)
-        if self._process.is_alive():
-            self._process.kill()
+            await asyncio.to_thread(process.wait, STOP_SECONDS)
+        process.kill()
+        await asyncio.to_thread(process.wait, STOP_SECONDS)
         self._side.close()
 
     def send(self, message: ToWorker) -> None:
-        """Never waits; a message to a worker that is gone is dropped, its loss is noticed elsewhere."""
+        """Never blocks. A message to a worker that is gone is dropped; `on_lost` reports the loss."""
         self._side.send(messages.encode(message))
 
     def watch(self, busy: Callable[[], bool]) -> None:
-        """From now on, a worker that is `busy` and silent for the set time is replaced."""
+        """From now on, kills a worker that is `busy` but silent for `scheduling.stall_seconds`."""
+        self._spawn_task(self._watch(busy))
 
-        async def look() -> None:
-            while True:
-                await asyncio.sleep(WATCH_SECONDS)
-                if not busy():
-                    self._heard = time.monotonic()
-                elif time.monotonic() - self._heard > self._settings.scheduling.stall_seconds:
-                    self._stalled = True
-                    self._process.kill()
-                    self._heard = time.monotonic()
+    async def _watch(self, busy: Callable[[], bool]) -> None:
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            if not busy():
+                self._last_message_at = time.monotonic()
+            elif time.monotonic() - self._last_message_at > self._settings.scheduling.stall_seconds:
+                self._stalled = True
+                self._running.kill()
+                self._last_message_at = time.monotonic()
 
-        self._spawn_task(look())
+    @property
+    def _running(self) -> WorkerProcess:
+        assert self._process is not None, "start() has not been called"
+        return self._process
 
-    def _take(self, data: bytes) -> None:
-        self._heard = time.monotonic()
+    def _on_data(self, data: bytes) -> None:
+        self._last_message_at = time.monotonic()
         message = messages.decode_from_worker(data)
         if isinstance(message, Refused):
-            self._refused = message.message
+            self._refusal = message.message
             return
         if isinstance(message, Ready):
-            self._ready_at, self._was_ready = self._heard, True
+            self._ready_at, self._was_ready = self._last_message_at, True
         self._on_message(message)
 
-    def _ended(self) -> None:
+    def _on_end(self) -> None:
         if not self._stopping:
-            self._spawn_task(self._replace())
+            self._spawn_task(self._restart())
 
-    async def _replace(self) -> None:
-        await asyncio.to_thread(self._process.join, STOP_SECONDS)
+    async def _restart(self) -> None:
+        """Restarts the worker after a delay, or reports why there is no point in it."""
+        await asyncio.to_thread(self._running.wait, STOP_SECONDS)
         if self._stalled:
-            why = f"The worker made no progress for {self._settings.scheduling.stall_seconds:g} s."
+            reason = f"The worker made no progress for {self._settings.scheduling.stall_seconds:g} s."
         else:
-            why = f"The worker process ended unexpectedly (exit code {self._process.exitcode})."
+            reason = f"The worker process ended unexpectedly (exit code {self._running.exit_code})."
         if not self._was_ready:
-            self._on_failure(self._refused or why)
+            self._on_failure(self._refusal or reason)
             return
-        sound = self._ready_at is not None and time.monotonic() - self._ready_at > SOUND_SECONDS
-        pause, self._pause = (0.0 if sound else self._pause), self._longer(sound)
-        log.error("%s Starting another one%s.", self._refused or why, f" in {pause:g} s" if pause else "")
-        self._on_lost(why)
-        await asyncio.sleep(pause)
+        delay = self._next_delay()
+        log.error("%s Restarting it%s.", self._refusal or reason, f" in {delay:g} s" if delay else "")
+        self._on_lost()
+        await asyncio.sleep(delay)
         await self.start()
 
-    def _longer(self, sound: bool) -> float:
-        """How long the worker after the next one waits, if the next one fails soon."""
-        return FIRST_PAUSE_SECONDS if sound else min(LONGEST_PAUSE_SECONDS, max(FIRST_PAUSE_SECONDS, 2 * self._pause))
+    def _next_delay(self) -> float:
+        """Seconds to wait before this restart; a later one waits longer unless this worker was stable."""
+        stable = self._ready_at is not None and time.monotonic() - self._ready_at > STABLE_SECONDS
+        delay = 0.0 if stable else self._delay
+        self._delay = min(MAX_DELAY_SECONDS, max(MIN_DELAY_SECONDS, 2 * delay))
+        return delay
 
-    def _spawn_task(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _spawn_task(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,7 +1,7 @@
-"""The socket between the front end and the worker: whole messages, each after its length.
+"""The socket between the front end and the worker: length-prefixed messages.
 
-Promises that the front end's side never blocks, and that each side is told when the other is gone. Knows nothing of what the
-messages say.
+Promises that the front end's side never blocks, and that each side learns when the other is gone. Knows nothing about the
+messages' content.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ READ_BYTES = 1 << 16
 
 
 def framed(message: bytes) -> bytes:
-    """The message as it crosses."""
+    """The message with its length in front."""
     return LENGTH.pack(len(message)) + message
 
 
 class Frames:
-    """Whole messages out of bytes that come in pieces of any size."""
+    """Reassembles messages from a byte stream."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -35,12 +35,13 @@ class Frames:
             end = LENGTH.size + LENGTH.unpack_from(self._bytes)[0]
             if len(self._bytes) < end:
                 return
-            yield bytes(self._bytes[LENGTH.size : end])
+            message = bytes(self._bytes[LENGTH.size : end])
             del self._bytes[:end]
+            yield message
 
 
 class WorkerSide:
-    """Blocking, for the worker's loop."""
+    """The worker's blocking side."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -49,7 +50,7 @@ class WorkerSide:
         self._poll.register(end, select.POLLIN)
 
     def receive(self, seconds: float) -> Iterator[bytes]:
-        """The messages that are there, waiting up to `seconds` for some. Raises EOFError if the other side is gone."""
+        """The messages that have arrived, after waiting up to `seconds` for data. Raises EOFError if the other side is gone."""
         if not self._poll.poll(1e3 * seconds):
             return iter(())
         data = self._socket.recv(READ_BYTES)
@@ -58,16 +59,22 @@ class WorkerSide:
         return self._frames.feed(data)
 
     def send(self, message: bytes) -> None:
-        """Waits until the system has taken the message. Raises OSError if the other side is gone."""
+        """Blocks until the system has taken the message. Raises OSError if the other side is gone."""
         self._socket.sendall(framed(message))
 
+    def wait_closed(self) -> None:
+        """Blocks until the other side is gone; reads nothing. For a thread of its own."""
+        hang_up = select.poll()
+        hang_up.register(self._socket, 0)  # POLLHUP and POLLERR are always reported
+        hang_up.poll()
+
     def close(self) -> None:
-        """Lets what was sent arrive, and ends."""
+        """Closes the socket; messages already sent still arrive."""
         self._socket.close()
 
 
 class FrontSide(asyncio.Protocol):
-    """For the event loop: calls back with each message, and once at the end."""
+    """The front end's side, on the event loop: calls back with each message, and once when the connection ends."""
 
     def __init__(self, on_message: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         self._on_message = on_message
@@ -75,7 +82,7 @@ class FrontSide(asyncio.Protocol):
         self._frames = Frames()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is none by class
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's transport does not subclass it
 
     def data_received(self, data: bytes) -> None:
         for message in self._frames.feed(data):
@@ -85,17 +92,16 @@ class FrontSide(asyncio.Protocol):
         self._on_end()
 
     def send(self, message: bytes) -> None:
-        """Never waits; a message to a worker that is gone is dropped."""
+        """Never blocks. A message to a worker that is gone is dropped."""
         self._transport.write(framed(message))
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self._transport.close()
 
 
-async def connect(on_message: Callable[[bytes], None], on_end: Callable[[], None]) -> tuple[FrontSide, socket.socket]:
-    """The front end's side, and the socket that the worker's side is made of."""
-    ours, theirs = socket.socketpair()
+async def connect(end: socket.socket, on_message: Callable[[bytes], None], on_end: Callable[[], None]) -> FrontSide:
+    """The front end's side over its end of the socket, which it then owns."""
     loop = asyncio.get_running_loop()
-    _, side = await loop.create_unix_connection(lambda: FrontSide(on_message, on_end), sock=ours)
-    return side, theirs
+    _, side = await loop.create_unix_connection(lambda: FrontSide(on_message, on_end), sock=end)
+    return side

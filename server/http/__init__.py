@@ -1,1 +1,1 @@
-"""The HTTP application: routes, keys, errors, middleware and server-sent events."""
+"""HTTP: the application and its routes, authentication, errors, middleware, server-sent events."""

@@ -1,30 +1,50 @@
-"""The HTTP application: routes, and the life of the engine behind them."""
+"""The HTTP application: endpoints, routes, middleware, and the lifespan of the engine."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
-from transformers import PreTrainedTokenizerBase
 
+from server.chat.prompt import PromptEncoder
+from server.chat.structured_output import GrammarChecker
+from server.chat.vocabulary import Vocabulary
+from server.engine.engine import Engine
 from server.http import errors
 from server.http.auth import Authenticator
-from server.http.errors import APIError
-from server.http.headers import RequestHeaders
-from server.http.limits import BodyLimit
-from server.openai.responses import ResponsesBody
-from server.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from server.openai.service import Service
+from server.http.middleware import BodyLimit, CountRequests, LogRequests, ResponseHeaders
+from server.openai.chat import ChatEndpoint
+from server.openai.completions import CompletionsEndpoint
+from server.openai.generation import GenerationRunner
+from server.openai.models import DetokenizeBody, ModelEndpoint, TokenizeBody
+from server.openai.requests import RequestBuilder
+from server.openai.response_store import ResponseStore
+from server.openai.responses import ResponsesEndpoint
+from server.openai.responses_schema import ResponsesBody
+from server.openai.schema import ChatBody, CompletionBody
 from server.settings import Settings
 from server.telemetry import tracing
-from server.telemetry.logs import LogRequests
-from server.telemetry.metrics import CountRequests
+from server.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """The endpoints of the API."""
+
+    chat: ChatEndpoint
+    completions: CompletionsEndpoint
+    responses: ResponsesEndpoint
+    models: ModelEndpoint
 
 
 def create_app(
@@ -32,16 +52,21 @@ def create_app(
     tokenizer: PreTrainedTokenizerBase,
     on_start: Callable[[], None] = lambda: None,
     on_failure: Callable[[str], None] = lambda _: None,
+    new_engine: Callable[[Settings, Metrics], Engine] = Engine,
 ) -> FastAPI:
-    """The application. `on_start` is called when the worker is on its way, `on_failure` told in one sentence if it is lost."""
-    service = Service(settings, tokenizer)
+    """The application. Calls `on_start` when the worker is starting, and `on_failure` with one sentence if it cannot start.
+
+    The engine is `app.state.engine`.
+    """
+    metrics = Metrics()
+    engine = new_engine(settings, metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.engine.start(on_failure)
+        await engine.start(on_failure)
         on_start()
         yield
-        await service.engine.stop()
+        await engine.stop()
 
     app = FastAPI(
         title="Outrider",
@@ -49,112 +74,118 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        responses=errors.DOCUMENTED,
+        responses=errors.RESPONSES,
     )
-    app.openapi = lambda: described(app)  # type: ignore[method-assign]
-    app.state.service = service
-    app.add_middleware(BodyLimit, limit_bytes=settings.limits.body_bytes)
-    app.add_middleware(CountRequests, metrics=service.metrics)
-    app.add_middleware(LogRequests, settings=settings.logging)
-    app.add_middleware(RequestHeaders)
-    tracing.install(app, settings.tracing)
-    if settings.server.cors_origins:
-        allowed = list(settings.server.cors_origins)
-        app.add_middleware(CORSMiddleware, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"])
+    app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
+    app.state.engine = engine
+    add_middleware(app, settings, metrics)
     errors.install(app)
-    add_routes(app, service)
+    guards = [Depends(Authenticator(settings.auth.keys))]
+    endpoints = create_endpoints(settings, tokenizer, engine, metrics)
+    v1 = APIRouter(prefix="/v1", dependencies=guards)
+    add_generation_routes(v1, endpoints)
+    add_model_routes(v1, endpoints.models)
+    app.include_router(v1)
+    tokenization = APIRouter(dependencies=guards)
+    add_tokenization_routes(tokenization, endpoints.models)
+    app.include_router(tokenization)
+    add_status_routes(app, engine, metrics)
     return app
 
 
-def described(app: FastAPI) -> dict[str, Any]:
-    """The API's own description: FastAPI's, but that wrong bodies are a 400 here."""
+def create_endpoints(settings: Settings, tokenizer: PreTrainedTokenizerBase, engine: Engine, metrics: Metrics) -> Endpoints:
+    """The endpoints, with everything that they share."""
+    prompts, vocabulary = PromptEncoder(tokenizer), Vocabulary(tokenizer)
+    grammars = GrammarChecker(settings.limits)
+    requests = RequestBuilder(settings, prompts, grammars, engine.wait_started)
+    runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3)
+    chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner)
+    store = ResponseStore(settings.responses.capacity, settings.responses.ttl_seconds)
+    return Endpoints(
+        chat=chat,
+        completions=CompletionsEndpoint(settings, prompts, vocabulary, requests, runner),
+        responses=ResponsesEndpoint(chat, vocabulary, store, runner),
+        models=ModelEndpoint(settings.model.served_name, prompts, engine.wait_started),
+    )
+
+
+def add_middleware(app: FastAPI, settings: Settings, metrics: Metrics) -> None:
+    """Adds the middleware; the last one added is the outermost."""
+    app.add_middleware(BodyLimit, limit_bytes=settings.limits.body_bytes)
+    app.add_middleware(CountRequests, metrics=metrics)
+    app.add_middleware(LogRequests, settings=settings.logging)
+    app.add_middleware(ResponseHeaders)
+    tracing.install(app, settings.tracing)
+    if settings.server.cors_origins:
+        origins = list(settings.server.cors_origins)
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+
+
+def openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's OpenAPI description without status 422: invalid bodies are answered with 400."""
     if not app.openapi_schema:
-        made = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        for path in made["paths"].values():
+        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        for path in schema["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
-        app.openapi_schema = made
+        app.openapi_schema = schema
     return app.openapi_schema
 
 
-def add_routes(app: FastAPI, service: Service) -> None:
-    """All endpoints; those that cost something ask for a key."""
-    guards = [Depends(Authenticator(service.settings.auth.keys))]
-    v1 = APIRouter(prefix="/v1", dependencies=guards)
-    add_generation(v1, service)
-    add_responses(v1, service)
-    add_models(v1, service)
-    app.include_router(v1)
-    tokens = APIRouter(dependencies=guards)
-    add_tokens(tokens, service)
-    app.include_router(tokens)
-    add_state(app, service)
-
-
-def add_generation(v1: APIRouter, service: Service) -> None:
-    """Chats and completions."""
+def add_generation_routes(v1: APIRouter, endpoints: Endpoints) -> None:
+    """/v1/chat/completions, /v1/completions and /v1/responses."""
 
     @v1.post("/chat/completions")
     async def chat(http: Request, body: ChatBody) -> Response:
-        return await service.chat(http, body)
+        return await endpoints.chat.create(http, body)
 
     @v1.post("/completions")
     async def completions(http: Request, body: CompletionBody) -> Response:
-        return await service.complete(http, body)
-
-
-def add_responses(v1: APIRouter, service: Service) -> None:
-    """/v1/responses."""
+        return await endpoints.completions.create(http, body)
 
     @v1.post("/responses")
     async def responses(http: Request, body: ResponsesBody) -> Response:
-        return await service.respond(http, body)
+        return await endpoints.responses.create(http, body)
 
     @v1.get("/responses/{identity}")
     async def response(http: Request, identity: str) -> dict[str, Any]:
-        return service.responses.get(identity, http.state.principal).response
+        return endpoints.responses.retrieve(http, identity)
 
     @v1.delete("/responses/{identity}")
     async def forget(http: Request, identity: str) -> dict[str, Any]:
-        service.responses.delete(identity, http.state.principal)
-        return {"id": identity, "object": "response", "deleted": True}
+        return endpoints.responses.delete(http, identity)
 
     @v1.post("/responses/{identity}/cancel")
     async def cancel(http: Request, identity: str) -> dict[str, Any]:
-        service.responses.get(identity, http.state.principal)
-        raise APIError(
-            400, "Only a response in the background can be cancelled; close the connection of others.", "response_id"
-        )
+        return endpoints.responses.cancel(http, identity)
 
 
-def add_models(v1: APIRouter, service: Service) -> None:
+def add_model_routes(v1: APIRouter, endpoint: ModelEndpoint) -> None:
     """/v1/models."""
 
     @v1.get("/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [service.card()]}
+        return endpoint.list()
 
     @v1.get("/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        if name != service.settings.model.served_name:
-            raise APIError(404, f"The model {name!r} does not exist here.", "model", "model_not_found")
-        return service.card()
+        return endpoint.retrieve(name)
 
 
-def add_tokens(tokens: APIRouter, service: Service) -> None:
+def add_tokenization_routes(router: APIRouter, endpoint: ModelEndpoint) -> None:
     """/tokenize and /detokenize."""
 
-    @tokens.post("/tokenize")
+    @router.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
-        return await service.tokenize(body)
+        return await endpoint.tokenize(body)
 
-    @tokens.post("/detokenize")
+    @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
-        return {"prompt": await service.prompts.decode(body.tokens)}
+        return await endpoint.detokenize(body)
 
 
-def add_state(app: FastAPI, service: Service) -> None:
-    """How the server is doing."""
+def add_status_routes(app: FastAPI, engine: Engine, server_metrics: Metrics) -> None:
+    """/health, /ready, /version and /metrics; they need no key."""
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -162,7 +193,6 @@ def add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        engine = service.engine
         if engine.ready:
             return JSONResponse({"status": engine.state})
         return JSONResponse({"status": engine.state, "detail": engine.failure}, 503)
@@ -173,4 +203,4 @@ def add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(server_metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,4 +1,4 @@
-"""Who asks: API keys by name. A key's name is the principal that sessions and datastores belong to.
+"""API keys. A key's name is the principal, which owns sessions, datastores and stored responses.
 
 Promises that keys are compared in constant time and appear in no message.
 """
@@ -19,37 +19,38 @@ ANYONE = "anyone"  # the principal of a server without keys
 
 
 class Authenticator:
-    """FastAPI dependency of every /v1 route: finds out the principal, or answers 401."""
+    """FastAPI dependency of every guarded route: identifies the principal, or answers 401."""
 
     def __init__(self, keys: Mapping[str, ApiKey]) -> None:
-        self._names = {name: _digest(key.key.get_secret_value()) for name, key in keys.items()}
+        self._digests = {name: _digest(key.key.get_secret_value()) for name, key in keys.items()}
 
     async def __call__(self, http: Request) -> None:
         """Sets `request.state.principal`. Raises APIError."""
         http.state.principal = self.principal(http.headers.get("authorization"))
 
     def principal(self, header: str | None) -> str:
-        """Whose key an Authorization header holds; ANYONE where the server has no keys. Raises APIError."""
-        if not self._names:
+        """The principal of an Authorization header; ANYONE if the server has no keys. Raises APIError."""
+        if not self._digests:
             return ANYONE
         scheme, _, key = (header or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
-            message = "No API key given; send it in the header `Authorization: Bearer KEY`."
+            message = "The API key is missing; send it in the header `Authorization: Bearer KEY`."
             raise APIError(401, message, code="missing_api_key")
-        given = _digest(key.strip())
-        found = [name for name, expected in self._names.items() if hmac.compare_digest(given, expected)]  # always all of them
-        if not found:
-            raise APIError(401, "The API key is wrong.", code="invalid_api_key")
-        return found[0]
+        digest = _digest(key.strip())
+        # No early exit: the time must not depend on which key matches.
+        matches = [name for name, expected in self._digests.items() if hmac.compare_digest(digest, expected)]
+        if not matches:
+            raise APIError(401, "The API key is wrong; check the `Authorization` header.", code="invalid_api_key")
+        return matches[0]
 
 
 def _digest(key: str) -> bytes:
-    """Equal lengths for all keys, so that a comparison takes the same time for each."""
+    """Digests have equal lengths, so comparing them takes the same time for every key."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def is_loopback(host: str) -> bool:
-    """Nobody outside this machine reaches the address."""
+    """Whether the address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:

@@ -1,43 +1,126 @@
-"""Streams on their way to a client: errors before the first byte, and clients that go away."""
+"""Server-sent events: framing, padding, keep-alives, coalescing, and clients that disconnect.
+
+Knows nothing about what the events contain.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
-from fastapi import Request
-
-from server.openai.answers import KEEP_ALIVE, padded, sse
+import msgspec
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
 
 T = TypeVar("T")
 
-
-async def named_events(events: AsyncGenerator[dict[str, Any] | None, None], padding: int) -> AsyncGenerator[bytes, None]:
-    """Server-sent events that carry their type as their name, too; those with text a multiple of `padding` bytes long."""
-    async with aclosing(events):
-        async for event in events:
-            if event is None:
-                yield KEEP_ALIVE
-                continue
-            shown = padded(event, padding) if padding and event["type"].endswith(".delta") else event
-            yield b"event: " + event["type"].encode() + b"\n" + sse(shown)
+KEEP_ALIVE = b": keep-alive\n\n"
+PADDED_BYTES = 256
+COALESCED_PADDED_BYTES = 2048  # a coalesced event holds the text of a whole tick
+CLIENT_CLOSED_REQUEST = 499  # nginx's status; nobody receives it, but logs and metrics record it
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second turns off buffering in nginx
 
 
-async def exhausted(events: AsyncGenerator[Any, None]) -> bool:
-    """Runs to the end."""
-    async with aclosing(events):
-        async for _ in events:
-            pass
-    return True
+@dataclass(frozen=True, slots=True)
+class ServerSentEvent:
+    """One event of a stream."""
+
+    data: dict[str, Any] | Literal["[DONE]"]
+    name: str | None = None  # the `event:` field
+    padded: bool = False  # contains generated text, so its size is hidden if the client asks for that
+
+    def encode(self, multiple_bytes: int = 0) -> bytes:
+        """The event's bytes. If it is `padded`, its JSON is extended to a multiple of `multiple_bytes`; 0 = no padding."""
+        name = b"" if self.name is None else b"event: " + self.name.encode() + b"\n"
+        if isinstance(self.data, str):
+            return name + b"data: " + self.data.encode() + b"\n\n"
+        data = pad(self.data, multiple_bytes) if self.padded and multiple_bytes else self.data
+        return name + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
-async def started(chunks: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-    """The stream with its first chunk already there, so that an early error still gets a status of its own."""
+DONE = ServerSentEvent("[DONE]")  # the last event of OpenAI's chat and completion streams
+
+
+def pad(data: dict[str, Any], multiple_bytes: int) -> dict[str, Any]:
+    """Adds random text as `obfuscation`, so that the JSON's size is a multiple of `multiple_bytes`."""
+    size = len(msgspec.json.encode(data)) + len(',"obfuscation":""')
+    return data | {"obfuscation": secrets.token_hex(multiple_bytes)[: -size % multiple_bytes]}
+
+
+async def singly(source: AsyncGenerator[T | None, None]) -> AsyncGenerator[list[T], None]:
+    """Each item as a batch of its own; an empty batch for each None."""
+    async with aclosing(source):
+        async for item in source:
+            yield [] if item is None else [item]
+
+
+async def coalesce(source: AsyncGenerator[T | None, None], tick_seconds: float) -> AsyncGenerator[list[T], None]:
+    """Batches the items at fixed intervals, so that the times of packets do not depend on the times of items.
+
+    The first item is passed on at once; from then on there is one batch per tick, empty or not. Before the first item,
+    each None becomes an empty batch. An error of `source` is raised at a tick, after the items before it.
+
+    The number and the times of packets reveal how many draft tokens were accepted at each step, which reveals what the text
+    is about (arXiv 2411.01076). Coalescing hides both, padding hides the sizes; the total time still shows.
+    """
+    pending: list[T] = []
+    changed = asyncio.Event()
+
+    async def pump() -> None:
+        async with aclosing(source):
+            async for item in source:
+                if item is not None:
+                    pending.append(item)
+                changed.set()
+
+    loop = asyncio.get_running_loop()
+    pumping = asyncio.ensure_future(pump())
+    pumping.add_done_callback(lambda _: changed.set())
+    try:
+        while not pending and not pumping.done():
+            changed.clear()
+            await changed.wait()
+            if not pending and not pumping.done():
+                yield []
+        due = loop.time()
+        while True:
+            finished = pumping.done()
+            batch, pending[:] = list(pending), []
+            if batch or not finished:
+                yield batch
+            if finished:
+                pumping.result()
+                return
+            due += tick_seconds
+            await asyncio.sleep(due - loop.time())
+    finally:
+        pumping.cancel()
+        await asyncio.wait({pumping})
+
+
+async def json_response(http: Request, body: Awaitable[dict[str, Any]]) -> Response:
+    """Answers with a JSON body; if the client disconnects, `body` is cancelled."""
+    content = await cancel_on_disconnect(http, body)
+    return Response(status_code=CLIENT_CLOSED_REQUEST) if content is None else JSONResponse(content)
+
+
+async def stream_response(http: Request, chunks: AsyncGenerator[bytes, None]) -> Response:
+    """Answers with a stream of events. Raises what `chunks` raises before its first chunk, so that it gets its own status."""
+    started = await cancel_on_disconnect(http, start(chunks))
+    if started is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return StreamingResponse(started, media_type="text/event-stream", headers=HEADERS)
+
+
+async def start(chunks: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    """Waits for the first chunk, and returns the whole stream, that chunk included."""
     first = await anext(chunks, b"")
 
-    async def rest() -> AsyncIterator[bytes]:
+    async def stream() -> AsyncIterator[bytes]:
         try:
             yield first
             async for chunk in chunks:
@@ -45,22 +128,22 @@ async def started(chunks: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
         finally:
             await chunks.aclose()
 
-    return rest()
+    return stream()
 
 
-async def unless_gone(http: Request, work: Awaitable[T]) -> T | None:
-    """What `work` returns, or None as soon as the client is gone: then `work` is cancelled."""
+async def cancel_on_disconnect(http: Request, work: Awaitable[T]) -> T | None:
+    """What `work` returns. When the client disconnects first, cancels `work` and returns None."""
     task = asyncio.ensure_future(work)
 
-    async def gone() -> None:
+    async def disconnect() -> None:
         while (await http.receive())["type"] != "http.disconnect":
             pass
 
-    watch = asyncio.ensure_future(gone())
+    watcher = asyncio.ensure_future(disconnect())
     try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         return await task if task.done() else None
     finally:
-        for each in (task, watch):
+        for each in (task, watcher):
             each.cancel()
-        await asyncio.wait({task, watch})
+        await asyncio.wait({task, watcher})

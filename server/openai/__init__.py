@@ -1,1 +1,1 @@
-"""OpenAI's protocol: chat completions, completions and responses."""
+"""OpenAI's API: request bodies, one module per endpoint, and what the endpoints share."""

@@ -1,18 +1,20 @@
-"""The bodies that clients send, validated as OpenAI does: unknown fields are ignored, wrong types name the field."""
+"""Request bodies of chats and completions, validated as OpenAI does.
+
+Unknown fields are ignored, unsupported ones are rejected by name, and errors of type or range name the field.
+"""
 
 from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
 from drafters.interface import MAX_NODES
 from drafters.options import DrafterName
-from server.openai.conversation import Body, Message, NamedTool, TextPart, Tool
+from server.chat.structured_output import Structure
+from server.openai.conversation import NAME_PATTERN, Body, Message, NamedTool, TextPart, Tool, reject_unsupported
 from verify.sampling_params import SamplingParams
 
 UINT64 = (1 << 64) - 1
@@ -25,13 +27,13 @@ class StreamOptions(Body):
 
 
 class PredictionBody(Body):
-    """What the client expects to read, such as the file that it asks to be edited."""
+    """Text that the client expects in the answer, such as the file that is being edited."""
 
     type: Literal["content"]
     content: str | list[TextPart]
 
 
-# What OpenAI's API has and this server does not do, with the values that ask for nothing.
+# Fields of OpenAI's API that this server does not support, with the values that have no effect and are accepted.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
@@ -42,46 +44,38 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def refuse_unsupported(body: Any, unsupported: Mapping[str, tuple[Any, ...]]) -> Any:
-    """The body, if none of the fields asks for what this server does not do; by name the values that ask for nothing."""
-    for name, harmless in unsupported.items():
-        if isinstance(body, dict) and body.get(name) not in harmless:
-            sentence = "'{name}' is not supported by this server; leave it out"
-            raise PydanticCustomError("unsupported", sentence, {"name": name})
-    return body
-
-
 class JsonSchema(Body):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
     description: str | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
 class ResponseFormat(Body):
-    """What form the answer has."""
+    """The format of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
     @model_validator(mode="after")
-    def _schema_where_it_belongs(self) -> ResponseFormat:
+    def _schema_matches_type(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("'json_schema' goes with type 'json_schema', and only with it")
+            raise ValueError("'json_schema' is required with type 'json_schema', and not allowed with any other type")
         return self
 
 
 class SpeculationBody(Body):
-    """Outrider's own field: which drafter, how many nodes, by which rule, and whether to report what it did."""
+    """Outrider's extension: drafter, draft size and acceptance rule of this request, and whether to report its speculation."""
 
     drafter: DrafterName | None = None
     max_nodes: Annotated[int, Field(ge=0, le=MAX_NODES)] | None = None
-    rule: Literal["keyed", "rejection"] | None = None  # by the second, not the tokens but their distribution is the target's
+    # "keyed" gives the same tokens with any drafter; "rejection" preserves only the target's distribution.
+    rule: Literal["keyed", "rejection"] | None = None
     report: bool | None = None
 
 
 class GenerationBody(Body):
-    """What both endpoints share."""
+    """The fields that chats and completions share."""
 
     model: str
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -110,77 +104,99 @@ class GenerationBody(Body):
     prediction: PredictionBody | None = None
     response_format: ResponseFormat | None = None
     regex: str | None = None
-    grammar: str | None = None  # in llguidance's dialect of Lark
+    grammar: str | None = None  # llguidance's dialect of Lark
     choice: Annotated[list[str], Field(min_length=1)] | None = None
-    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None  # in the queue; lower comes first
-    user: str | None = None  # this and the next are taken and change nothing
+    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None  # lower values are scheduled first
+    user: str | None = None  # accepted without effect, like the next two
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _nothing_unsupported(cls, body: Any) -> Any:
-        return refuse_unsupported(body, UNSUPPORTED)
+    def _reject_unsupported(cls, body: Any) -> Any:
+        return reject_unsupported(body, UNSUPPORTED)
 
     @field_validator("logit_bias")
     @classmethod
-    def _biases_name_tokens(cls, biases: dict[str, float] | None) -> dict[str, float] | None:
-        for name in biases or {}:
-            if not (name.isascii() and name.isdecimal()):
-                raise ValueError(f"its keys are token ids, and {name[:20]!r} is none")
+    def _keys_are_token_ids(cls, biases: dict[str, float] | None) -> dict[str, float] | None:
+        for key in biases or {}:
+            if not (key.isascii() and key.isdecimal()):
+                raise ValueError(f"its keys must be token ids, not {key[:20]!r}")
         return biases
 
     @property
-    def obfuscates(self) -> bool:
-        """The stream's chunks are padded, so that their sizes do not show what is in them."""
-        return bool(self.stream_options and self.stream_options.include_obfuscation)
+    @abstractmethod
+    def token_limit(self) -> int | None:
+        """The longest answer, in tokens; None = up to the end of the context."""
 
     @property
-    def structures(self) -> dict[str, tuple[str, Any]]:
-        """The fields that ask for structured output: each with what kind of structure it is, and the structure."""
-        found: dict[str, tuple[str, Any]] = {}
-        wanted = self.response_format
-        if wanted is not None and wanted.type == "json_object":
-            found["response_format"] = ("json_object", None)
-        elif wanted is not None and wanted.json_schema is not None:
-            kind = "json_schema" if wanted.json_schema.strict else "lenient_json_schema"
-            found["response_format"] = (kind, wanted.json_schema.schema_ or {})
-        for name in ("regex", "grammar", "choice"):
-            if getattr(self, name) is not None:
-                found[name] = (name, getattr(self, name))
-        return found
+    def candidates(self) -> int:
+        """Number of answers generated per prompt."""
+        return self.n or 1
 
     @property
     @abstractmethod
-    def top_logprobs_wanted(self) -> int | None:
-        """How many likeliest tokens are computed beside each chosen one; None = nothing is."""
+    def num_logprobs(self) -> int | None:
+        """Number of most likely tokens to compute besides the chosen one, at each position; None = no log-probabilities."""
 
     @property
-    def shows_logprobs(self) -> bool:
-        """The answer has log-probabilities."""
-        return self.top_logprobs_wanted is not None
+    def returns_logprobs(self) -> bool:
+        """Whether the answer contains the log-probabilities that are computed."""
+        return self.num_logprobs is not None
 
     @property
-    def scores_prompt(self) -> bool:
-        """The prompt's tokens get log-probabilities, too."""
+    def returns_prompt_logprobs(self) -> bool:
+        """Whether the prompt's tokens get log-probabilities, too."""
         return False
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings, however they were given."""
-        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return tuple(stop for stop in given if stop)
+    def includes_usage(self) -> bool:
+        """Whether the stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
-    def sampling(self) -> SamplingParams:
-        """How tokens are chosen; without a seed, a fresh one."""
-        seed = secrets.randbits(64) if self.seed is None else self.seed & UINT64
+    def pads_stream(self) -> bool:
+        """Whether chunks are padded, so that their sizes do not reveal their content."""
+        return bool(self.stream_options and self.stream_options.include_obfuscation)
+
+    @property
+    def reports_speculation(self) -> bool:
+        """Whether the answer ends with a `speculation` block."""
+        return bool(self.speculation and self.speculation.report)
+
+    @property
+    def hides_special_tokens(self) -> bool:
+        """Whether special tokens are left out of the answer's text."""
+        return self.skip_special_tokens is not False
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(stop for stop in stops if stop)
+
+    @property
+    def structures(self) -> dict[str, Structure]:
+        """The structured outputs that the request asks for, by field."""
+        structures: dict[str, Structure] = {}
+        wanted = self.response_format
+        if wanted is not None and wanted.type == "json_object":
+            structures["response_format"] = Structure("json_object", None)
+        elif wanted is not None and wanted.json_schema is not None:
+            kind = "json_schema" if wanted.json_schema.strict else "lenient_json_schema"
+            structures["response_format"] = Structure(kind, wanted.json_schema.schema_ or {})
+        for field in ("regex", "grammar", "choice"):
+            if getattr(self, field) is not None:
+                structures[field] = Structure(field, getattr(self, field))
+        return structures
+
+    def sampling_params(self) -> SamplingParams:
+        """The sampling parameters. Draws a random seed if the request has none."""
         return SamplingParams(
-            1.0 if self.temperature is None else float(self.temperature),
-            1.0 if self.top_p is None else float(self.top_p),
-            max(0, self.top_k or 0),
-            float(self.min_p or 0.0),
-            seed,
+            temperature=1.0 if self.temperature is None else float(self.temperature),
+            top_p=1.0 if self.top_p is None else float(self.top_p),
+            top_k=max(0, self.top_k or 0),
+            min_p=float(self.min_p or 0.0),
+            seed=secrets.randbits(64) if self.seed is None else self.seed & UINT64,
             presence_penalty=float(self.presence_penalty or 0.0),
             frequency_penalty=float(self.frequency_penalty or 0.0),
             repetition_penalty=float(self.repetition_penalty or 1.0),
@@ -188,13 +204,8 @@ class GenerationBody(Body):
             min_tokens=self.min_tokens or 0,
             ignore_eos=bool(self.ignore_eos),
             rule=(self.speculation and self.speculation.rule) or "keyed",
-            logprobs=self.top_logprobs_wanted,
+            logprobs=self.num_logprobs,
         )
-
-    @property
-    def include_usage(self) -> bool:
-        """The stream ends with a usage chunk."""
-        return bool(self.stream_options and self.stream_options.include_usage)
 
 
 class ChatBody(GenerationBody):
@@ -213,7 +224,7 @@ class ChatBody(GenerationBody):
     continue_final_message: bool | None = None
 
     @model_validator(mode="after")
-    def _the_choice_is_a_tool(self) -> ChatBody:
+    def _choice_is_a_tool(self) -> ChatBody:
         names = [tool.function.name for tool in self.tools or ()]
         if self.tool_choice not in (None, "none", "auto") and not names:
             raise ValueError("'tool_choice' needs 'tools'")
@@ -222,24 +233,28 @@ class ChatBody(GenerationBody):
         return self
 
     @property
-    def usable_tools(self) -> list[Tool]:
+    def enabled_tools(self) -> list[Tool]:
         """The tools that the model may call."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
-    def forced_tools(self) -> list[Tool]:
-        """The tools of which it must call one; empty where it need not."""
+    def required_tools(self) -> list[Tool]:
+        """The tools of which the model must call one; empty if no call is required."""
         if isinstance(self.tool_choice, NamedTool):
             return [tool for tool in self.tools or () if tool.function.name == self.tool_choice.function.name]
         return self.tools or [] if self.tool_choice == "required" else []
 
     @property
-    def top_logprobs_wanted(self) -> int | None:
+    def hides_special_tokens(self) -> bool:
+        # The markers of tool calls may be special tokens.
+        return not self.enabled_tools if self.skip_special_tokens is None else self.skip_special_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def token_limit(self) -> int | None:
-        """At most so many tokens of answer; None = as many as the context holds."""
         return self.max_completion_tokens or self.max_tokens
 
 
@@ -247,32 +262,31 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: Annotated[int, Field(ge=0)] | None = None  # 0 asks for the prompt alone, with `echo`
+    max_tokens: Annotated[int, Field(ge=0)] | None = None  # 0 returns the prompt alone, with `echo`
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None  # generate this number of answers, return the best `n`
     suffix: str | None = None
 
     @property
-    def top_logprobs_wanted(self) -> int | None:
-        return 0 if self.logprobs is None and self.candidates > (self.n or 1) else self.logprobs
+    def num_logprobs(self) -> int | None:
+        return 0 if self.logprobs is None and self.candidates > (self.n or 1) else self.logprobs  # `best_of` ranks by them
 
     @property
-    def shows_logprobs(self) -> bool:
+    def returns_logprobs(self) -> bool:
         return self.logprobs is not None
 
     @property
-    def scores_prompt(self) -> bool:
+    def returns_prompt_logprobs(self) -> bool:
         return bool(self.echo) and self.logprobs is not None
 
     @property
     def candidates(self) -> int:
-        """How many answers are made for each prompt; `n` of them are returned."""
         return self.best_of or self.n or 1
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts one by one."""
+        """The prompts as a list, each as text or token ids."""
         prompt = self.prompt
         if isinstance(prompt, str) or all(isinstance(token, int) for token in prompt):
             return [cast(str | list[int], prompt)]
@@ -280,26 +294,4 @@ class CompletionBody(GenerationBody):
 
     @property
     def token_limit(self) -> int:
-        """At most so many tokens of answer."""
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
-
-
-class TokenizeBody(Body):
-    """POST /tokenize: a text, or messages."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> TokenizeBody:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either 'prompt' or 'messages'")
-        return self
-
-
-class DetokenizeBody(Body):
-    """POST /detokenize."""
-
-    model: str | None = None
-    tokens: list[int]

@@ -1,1 +1,1 @@
-"""Logs, metrics and traces."""
+"""Logs, Prometheus metrics and OpenTelemetry traces."""

@@ -1,12 +1,11 @@
-"""The Prometheus metrics, all of them; every name is defined here and nowhere else.
+"""All Prometheus metrics; every name is defined here.
 
-Each server has its own registry, so that two in one process do not mix. No label holds a user's value.
+Each server has its own registry, so two servers in one process do not share counters. No label holds a client's value.
 """
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drafters.interface import MAX_NODES
 from server.engine.messages import Status, StepReport
@@ -18,7 +17,7 @@ LATENCY_BUCKETS = (
 )
 PHASE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0003, *LATENCY_BUCKETS)
 TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
-REFUSALS = ("queue_full", "tokens", "concurrency", "rate", "deadline", "draining")  # why a request does not reach the worker
+REFUSALS = ("queue_full", "tokens", "concurrency", "rate", "deadline", "draining")  # why a request did not reach the worker
 FAILURES = ("500", "503")
 
 
@@ -46,29 +45,31 @@ class Metrics:
         self.step = latency("step_seconds", "One decoding step, by phase.", PHASE_BUCKETS, ("phase",))
         self._draft, self._verify, self._commit = (self.step.labels(phase) for phase in ("draft", "verify", "commit"))
         self.tokens_per_step = latency("tokens_per_step", "Tokens emitted per target forward.", TOKEN_BUCKETS)
-        self.requests = counter("requests_total", "Requests answered.", "endpoint", "status")
+        self.requests = counter("requests_total", "Requests answered, by endpoint and status.", "endpoint", "status")
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of all requests.")
-        self.cached_prompt_tokens = counter("cached_prompt_tokens_total", "Prompt tokens that a session held already.")
+        self.cached_prompt_tokens = counter("cached_prompt_tokens_total", "Prompt tokens found in a session's KV cache.")
         self.generated_tokens = counter("generated_tokens_total", "Tokens emitted.")
-        self.steps = counter("steps_total", "Target forwards that emitted tokens.")
-        self.draft_tokens = counter("draft_tokens_total", "Draft nodes verified.", "drafter")
-        self.accepted_tokens = counter("accepted_tokens_total", "Draft nodes accepted.", "drafter")
+        self.steps = counter("steps_total", "Decoding steps: target forwards that emitted tokens.")
+        self.draft_tokens = counter("draft_tokens_total", "Draft nodes verified, by drafter.", "drafter")
+        self.accepted_tokens = counter("accepted_tokens_total", "Draft nodes accepted, by drafter.", "drafter")
         self.accepted_per_position = counter(
-            "accepted_tokens_per_position_total", "Accepted draft tokens by their place in the block.", "position"
+            "accepted_tokens_per_position_total", "Accepted draft tokens by position in the block.", "position"
         )
         self._positions = [self.accepted_per_position.labels(str(1 + i)) for i in range(MAX_NODES)]
-        self.worker_restarts = counter("worker_restarts_total", "Times the worker process was replaced.")
-        self.rejected_requests = counter("rejected_requests_total", "Requests refused before the worker.", "reason")
-        for reason in REFUSALS:  # zeros from the start, so that the first refusal is a rise and not a new series
+        self.worker_restarts = counter("worker_restarts_total", "Restarts of the worker process.")
+        self.rejected_requests = counter(
+            "rejected_requests_total", "Requests refused before they reached the worker.", "reason"
+        )
+        for reason in REFUSALS:  # start at zero, so that the first refusal shows as an increase
             self.rejected_requests.labels(reason)
-        self.running = gauge("requests_running", "Requests at work.")
-        self.waiting = gauge("requests_waiting", "Requests in the queue.")
-        self.sessions = gauge("sessions", "Sessions kept.")
-        self.kv_cache_usage = gauge("kv_cache_usage_ratio", "Share of the kept sessions' positions in use.")
-        self.last_progress = gauge("last_progress_timestamp_seconds", "When the worker was last heard of, Unix time.")
+        self.running = gauge("requests_running", "Running requests.")
+        self.waiting = gauge("requests_waiting", "Waiting requests.")
+        self.sessions = gauge("sessions", "Sessions in the worker.")
+        self.kv_cache_usage = gauge("kv_cache_usage_ratio", "Share of the KV cache positions in use.")
+        self.last_progress = gauge("last_progress_timestamp_seconds", "Unix time of the worker's last message.")
 
     def record_answer(self, endpoint: str, status: int) -> None:
-        """Counts an answer. From its first one on, an endpoint's failures are zeros, so that its first failure is a rise."""
+        """Counts an answer. Failures of its endpoint start at zero, so that the first one shows as an increase."""
         for failure in FAILURES:
             self.requests.labels(endpoint, failure)
         self.requests.labels(endpoint, str(status)).inc()
@@ -83,47 +84,20 @@ class Metrics:
         self.tokens_per_step.observe(tokens)
         for drafter, nodes in step.drafted.items():
             self.draft_tokens.labels(drafter).inc(nodes)
-            self.accepted_tokens.labels(drafter).inc(step.accepted.get(drafter, 0))  # nothing is a count, too
+            self.accepted_tokens.labels(drafter).inc(step.accepted.get(drafter, 0))  # zero also creates the series
         for position in self._positions[: sum(step.accepted.values())]:
             position.inc()
 
     def record_queue(self, queue: Queue) -> None:
-        """Takes over who is at work and who waits."""
+        """Sets the queue's gauges."""
         self.running.set(queue.active)
         self.waiting.set(queue.waiting)
 
     def record_status(self, status: Status) -> None:
-        """Takes over the worker's gauges."""
+        """Sets the worker's gauges."""
         self.sessions.set(status.sessions)
         self.kv_cache_usage.set(status.kv_cache_usage_ratio)
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
-
-
-class CountRequests:
-    """ASGI middleware: counts answers by route and status. A path that matches no route counts as "other"."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def watched(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                self._metrics.record_answer(getattr(scope.get("route"), "path", "other"), message["status"])
-            await send(message)
-
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        try:
-            await self._app(scope, receive, watched)
-        except Exception:  # answered with a 500 further out
-            if not started:
-                self._metrics.record_answer(getattr(scope.get("route"), "path", "other"), 500)
-            raise

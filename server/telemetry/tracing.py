@@ -1,6 +1,6 @@
-"""OpenTelemetry: a span for each request, with its time in the queue and to the first token. Needs the extra `otel`.
+"""OpenTelemetry tracing: one span per request, with its queue time and time to first token. Needs the extra `otel`.
 
-Continues the trace of a client that sends `traceparent`. Promises that no span holds what clients say.
+Continues the trace of a client that sends `traceparent`. Promises that no span holds what clients send.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from server.settings import Tracing
 
 
 class TracingError(ValueError):
-    """Traces are wanted and cannot be made; the message says what to do."""
+    """Tracing is set but cannot run; the message says what to do."""
 
 
 def install(app: FastAPI, settings: Tracing, exporters: Sequence[Any] = ()) -> None:
-    """Makes `app` send spans to the collector, and to further span exporters. Raises TracingError."""
+    """Makes `app` export spans to the configured collector and to `exporters`. Raises TracingError."""
     if settings.endpoint is None and not exporters:
         return
     try:
@@ -34,13 +34,13 @@ def install(app: FastAPI, settings: Tracing, exporters: Sequence[Any] = ()) -> N
 
         exporter = OTLPSpanExporter(endpoint=f"{settings.endpoint.rstrip('/')}/v1/traces")
         provider.add_span_processor(BatchSpanProcessor(exporter))
-    for each in exporters:
-        provider.add_span_processor(SimpleSpanProcessor(each))
+    for extra in exporters:
+        provider.add_span_processor(SimpleSpanProcessor(extra))
     app.add_middleware(TraceRequests, tracer=provider.get_tracer("outrider"))
 
 
 class TraceRequests:
-    """ASGI middleware: one span for each request of the API, from its arrival to its last byte."""
+    """ASGI middleware: one span per request under /v1/, from its arrival to its last byte."""
 
     def __init__(self, app: ASGIApp, tracer: Any) -> None:
         self._app = app
@@ -55,7 +55,7 @@ class TraceRequests:
         carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         with self._tracer.start_as_current_span("request", context=extract(carrier), kind=SpanKind.SERVER) as span:
 
-            async def said(message: Message) -> None:
+            async def send_traced(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     span.set_attribute("http.response.status_code", message["status"])
                     span.add_event("first byte")
@@ -64,7 +64,7 @@ class TraceRequests:
                 await send(message)
 
             try:
-                await self._app(scope, receive, said)
+                await self._app(scope, receive, send_traced)
             finally:
                 state = scope.get("state", {})
                 route = getattr(scope.get("route"), "path", "other")

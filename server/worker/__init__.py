@@ -1,1 +1,1 @@
-"""The worker process: the decode loop over its sessions."""
+"""The worker process: loads the model and runs the decode loop over its sessions."""

@@ -1,10 +1,10 @@
-"""What a worker loads before it serves: model, tokenizer, tables, compiled kernels and the machine's cost curve."""
+"""What a worker loads before it serves: model, tokenizer, tables, kernels and the machine's cost curve."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -12,14 +12,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-import models
 from drafters.interface import MAX_NODES
-from drafters.options import DrafterName, Options
-from drafters.registry import Resources, warm
-from drafters.tables import datastore, ngram
-from drafters.tables.array_file import ArrayFileError
-from drafters.tables.suffix import Corpus
+from drafters.options import DrafterName
+from drafters.registry import Resources
 from server.settings import Settings
+from server.worker.kernels import Kernels
+from server.worker.resources import Tables, distinct, load_resources
 from verify.cost import CostCurve, load_or_measure
 from verify.draft_model import DraftRunner
 from verify.errors import ModelError
@@ -33,7 +31,7 @@ SMALL_MODEL_BYTES = 64_000_000
 
 
 class Budget(TypedDict):
-    """The part of DecodeOptions that says how much is drafted."""
+    """The fields of DecodeOptions that set the draft budget."""
 
     max_nodes: int
     curve: CostCurve | None
@@ -47,110 +45,135 @@ class Runtime:
     tokenizer: PreTrainedTokenizerBase
     stop_ids: frozenset[int]
     resources: Resources
-    own_resources: dict[str, Resources]  # of the principals that have datastores of their own
-    slots: int  # contexts that the device holds at once
+    own_resources: dict[str, Resources]  # of the principals with datastores of their own
+    slots: int  # KV caches of a full context on the device
     grammars: GrammarCompiler
-    curve: CostCurve | None  # where the settings leave the nodes of a step to it
+    curve: CostCurve | None  # None unless speculation.max_nodes is auto
+    kernels: Kernels
 
     def resources_of(self, principal: str) -> Resources:
-        """What the drafters of a principal's requests read."""
+        """The drafters' resources for a principal's requests."""
         return self.own_resources.get(principal, self.resources)
 
     def budget(self, drafter: DrafterName, max_nodes: int | Literal["auto"]) -> Budget:
-        """How many nodes a step may have, as DecodeOptions take it."""
+        """The draft budget of a request, as DecodeOptions takes it."""
         if max_nodes != "auto":
             return {"max_nodes": max_nodes, "curve": None}
-        # Lookahead's window is no guess: its nodes are there for what the target says of them.
+        # Window nodes carry Jacobi state; never prune them.
         return {"max_nodes": MAX_NODES, "curve": None if drafter == "lookahead" else self.curve}
 
 
-def load(settings: Settings) -> Runtime:
-    """Loads model, tokenizer and tables and warms the kernels. Raises ModelError or ArrayFileError with one sentence."""
-    chosen = settings.model
+def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
+    """Loads everything that requests need. Raises ModelError or ArrayFileError with one sentence.
+
+    Compiles the kernels that are not cached, unless `kernels` does so in the background.
+    """
     disable_progress_bar()
-    options = LoadOptions(
-        *(chosen.path, chosen.dtype, chosen.device, chosen.context_tokens, chosen.trust_remote_code),
-        *(chosen.pack, chosen.trace, chosen.compile),
-    )
-    runner = load_model(options)
-    beside = settings.draft_model.threads if settings.draft_model.path else 0
-    torch.set_num_threads(chosen.threads or default_threads(runner, beside))
-    tokenizer = load_tokenizer(chosen.path, chosen.trust_remote_code)
+    runner = load_target(settings)
+    tokenizer = load_tokenizer(settings.model.path, settings.model.trust_remote_code)
     draft = load_draft(settings, tokenizer)
     slots = plan_slots(runner, draft, settings)
-    vocabulary = max(runner.vocabulary, len(tokenizer)) + 1
-    mark = fingerprint(tokenizer)
-    resources = load_resources(settings.speculation.options, mark, vocabulary)
+    model = None
     if draft is not None:
-        shared = DraftRunner(draft, runner.vocabulary, slots, settings.draft_model.threads)
-        shared.measure(runner)
-        resources = replace(resources, model=shared.session)
-    own = {
-        name: replace(resources, corpus=[*resources.corpus, *load_corpus(key.datastores, mark)])
-        for name, key in settings.auth.keys.items()
-        if key.datastores
-    }
-    for each in {len(each.corpus): each for each in (resources, *own.values())}.values():
-        warm(each)  # kernels are compiled for a number of blocks
-    folder = settings.speculation.cost_folder
-    measured = settings.speculation.max_nodes == "auto"
-    curve = load_or_measure(runner, folder and folder.expanduser()) if measured else None
+        shared_draft = DraftRunner(draft, runner.vocabulary, slots, settings.draft_model.threads)
+        shared_draft.measure(runner)
+        model = shared_draft.session
+    curve = load_curve(runner, settings)
+    tables = Tables(fingerprint(tokenizer), vocabulary=max(runner.vocabulary, len(tokenizer)) + 1)
+    resources, own = load_resources(settings, tables, model)
+    kernels = kernels or Kernels(settings, background=False)
+    # After the measurements, which a compiling process would disturb.
+    kernels.load(distinct([resources, *own.values()]), tables)
     ends = stop_ids(runner.model, tokenizer)
-    grammars = GrammarCompiler(tokenizer, runner.vocabulary, ends)
-    return Runtime(runner, tokenizer, ends, resources, own, slots, grammars, curve)
+    return Runtime(
+        runner=runner,
+        tokenizer=tokenizer,
+        stop_ids=ends,
+        resources=resources,
+        own_resources=own,
+        slots=slots,
+        grammars=GrammarCompiler(tokenizer, runner.vocabulary, ends),
+        curve=curve,
+        kernels=kernels,
+    )
+
+
+def load_target(settings: Settings) -> ModelRunner:
+    """The target model. Sets torch's thread count. Raises ModelError."""
+    model = settings.model
+    if checkpoint_bytes(model.path) < SMALL_MODEL_BYTES:
+        torch.set_num_threads(1)  # while other processes start, a second thread slows down the loading
+    runner = load_model(
+        LoadOptions(
+            path=model.path,
+            dtype=model.dtype,
+            device=model.device,
+            context_tokens=model.context_tokens,
+            trust_remote_code=model.trust_remote_code,
+            pack=model.pack,
+            trace=model.trace,
+            compile=model.compile,
+        )
+    )
+    reserved = settings.draft_model.threads if settings.draft_model.path else 0
+    torch.set_num_threads(model.threads or default_threads(runner, reserved))
+    return runner
 
 
 def load_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase) -> ModelRunner | None:
-    """The draft model, where there is one. Raises ModelError where it does not go with the target's tokenizer."""
-    chosen = settings.draft_model
-    if chosen.path is None:
+    """The draft model, if one is set. Raises ModelError if it does not share the target's tokenizer."""
+    draft, target = settings.draft_model, settings.model
+    if draft.path is None:
         return None
-    check_pair(tokenizer, load_tokenizer(chosen.path, chosen.trust_remote_code))
-    target = settings.model
+    check_pair(tokenizer, load_tokenizer(draft.path, draft.trust_remote_code))
     return load_model(
         LoadOptions(
-            *(chosen.path, chosen.dtype, chosen.device, target.context_tokens, chosen.trust_remote_code),
-            *(target.pack, target.trace, target.compile),
+            path=draft.path,
+            dtype=draft.dtype,
+            device=draft.device,
+            context_tokens=target.context_tokens,
+            trust_remote_code=draft.trust_remote_code,
+            pack=target.pack,
+            trace=target.trace,
+            compile=target.compile,
         )
     )
 
 
+def load_curve(runner: ModelRunner, settings: Settings) -> CostCurve | None:
+    """The machine's cost curve, if speculation.max_nodes is auto."""
+    if settings.speculation.max_nodes != "auto":
+        return None
+    folder = settings.speculation.cost_folder
+    return load_or_measure(runner, folder and folder.expanduser())
+
+
 def plan_slots(runner: ModelRunner, draft: ModelRunner | None, settings: Settings) -> int:
-    """How many contexts the device holds: the settings' number, else what sessions need and memory has. Raises ModelError."""
-    least = settings.scheduling.max_active
-    beside = 0 if draft is None else draft.cache_shape.bytes_for(draft.context_tokens)
-    fitting = slots_that_fit(runner.cache_shape, runner.context_tokens, beside)
-    wanted = settings.sessions.slots or min(fitting, settings.sessions.capacity + least)
-    if min(fitting, wanted) < least:
+    """The number of KV caches on the device: sessions.slots, or as many as sessions need and memory holds.
+
+    Raises ModelError if they are too few for scheduling.max_active.
+    """
+    min_slots = settings.scheduling.max_active
+    draft_bytes = 0 if draft is None else draft.cache_shape.bytes_for(draft.context_tokens)
+    fitting = slots_that_fit(runner.cache_shape, runner.context_tokens, draft_bytes)
+    slots = settings.sessions.slots or min(fitting, settings.sessions.capacity + min_slots)
+    if min(fitting, slots) < min_slots:
         size = runner.cache_shape.bytes_for(runner.context_tokens) / 1e9
         raise ModelError(
-            f"{least} requests at once need {least} contexts of {size:.1f} GB each, but {min(fitting, wanted)} fit;"
+            f"{min_slots} concurrent requests need {min_slots} KV caches of {size:.1f} GB each, but {min(fitting, slots)} fit;"
             " lower model.context_tokens or scheduling.max_active, or raise sessions.slots."
         )
-    return wanted
+    return slots
 
 
-def default_threads(runner: ModelRunner, beside: int = 0) -> int:
-    """All cores but those of the draft model, which may run at the same time.
+def checkpoint_bytes(path: str) -> float:
+    """The size of a local model's weight files; infinite for a hub id."""
+    return sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) or math.inf
+
+
+def default_threads(runner: ModelRunner, reserved: int = 0) -> int:
+    """All cores but the `reserved` ones of a draft model, which may run at the same time.
 
     One for a small model: its forwards gain little from a second, and the front end needs it more.
     """
-    return 1 if runner.weight_bytes < SMALL_MODEL_BYTES else max(1, (os.cpu_count() or 1) - beside)
-
-
-def load_resources(options: Options, tokenizer_fingerprint: str, vocabulary: int) -> Resources:
-    """Maps the tables that drafters read. Raises ArrayFileError with one sentence."""
-    corpus = load_corpus(options.retrieval.datastores, tokenizer_fingerprint)
-    try:
-        table = options.trigram.table
-        base = ngram.load(models.BASE_TABLE if table is None else Path(table), tokenizer_fingerprint)
-    except ArrayFileError:
-        if table is not None:
-            raise
-        base = ngram.empty_base()  # the embedded table belongs to the embedded tokenizer only
-    return Resources(options, base, corpus, vocabulary)
-
-
-def load_corpus(datastores: Iterable[str], tokenizer_fingerprint: str) -> list[Corpus]:
-    """Maps all blocks of the datastores at these paths. Raises ArrayFileError with one sentence."""
-    return [block for folder in datastores for block in datastore.load(Path(folder), tokenizer_fingerprint)]
+    return 1 if runner.weight_bytes < SMALL_MODEL_BYTES else max(1, (os.cpu_count() or 1) - reserved)

@@ -1,40 +1,22 @@
-"""The decoding benchmarks on the embedded model: peers say the same tokens, forced answers come out, differences are found."""
+"""The decoding benchmark on the embedded model: peers emit the same tokens, and the arithmetic of its figures."""
 
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
-from bench.decode import BenchError, Plan, encode, run
-from bench.lossless import first_difference, tie_margin
-from bench.lossless import run as verify_lossless
-from bench.model.forced import forced_answer
-from bench.model.shapes import SHAPES
-from bench.model.steps import fitting, make_runner
-from bench.replay import Line
-from drafters.none import NoDrafter
-from drafters.registry import Resources
-from server.settings import Settings, load_settings
-from server.worker.runtime import load
-from verify.decode import DecodeOptions, decode
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from bench.decode import Tally, count_equal, run, show
+from bench.plan import Plan
+from server.settings import Settings
 
 PROMPT = "def read_file(path):\n"
 
 
-@pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    costs = str(tmp_path_factory.mktemp("costs"))
-    return load_settings(None, {"model.dtype": "float32", "speculation.cost_folder": costs, "model.threads": "1"})
-
-
-def test_peers_say_the_same_when_greedy(exact: Settings, tmp_path: Path) -> None:
+def test_peers_say_the_same_when_greedy(exact: Settings, tmp_path: Path, printed: Callable[[], str]) -> None:
     plan = Plan(["none", "fusion"], [PROMPT], [0.0], 24, 1)
     figures = run(exact, plan, tmp_path / "r.json", with_peers=True)
     rows = {row["drafter"]: row for row in figures["results"]}
@@ -43,38 +25,38 @@ def test_peers_say_the_same_when_greedy(exact: Settings, tmp_path: Path) -> None
     assert rows["fusion"]["tokens_per_step"] > rows["none"]["tokens_per_step"] == 1.0
     assert rows["none"]["weights_read_gb_per_second"] > 0
     assert json.loads((tmp_path / "r.json").read_text())["results"] == figures["results"]
+    assert "transformers-assistant" in printed()
 
 
-def test_nothing_diverges_in_float32(exact: Settings) -> None:
-    assert verify_lossless(exact, Plan(["trigram", "fusion"], [PROMPT], [0.0, 0.8], 24, 1)) == []
+def test_figures_are_medians_and_means() -> None:
+    tally = Tally(tokens_per_second=[10.0, 30.0, 20.0], tokens=120, steps=40)
+    tally.seconds = {"draft": 0.4, "verify": 2.0, "commit": 0.04}
+    figures = tally.figures(weight_bytes=100_000_000, read_bytes_per_second=8e9)
+    assert figures["tokens_per_second"] == 20.0
+    assert figures["tokens_per_step"] == 3.0
+    assert (figures["draft_ms_per_step"], figures["verify_ms_per_step"], figures["commit_ms_per_step"]) == (10.0, 50.0, 1.0)
+    assert figures["weights_read_gb_per_second"] == 2.0  # 40 steps of 0.1 GB in 2 s
+    assert figures["share_of_measured_bandwidth"] == 0.25
 
 
-def test_a_divergence_is_placed_and_weighed(exact: Settings) -> None:
-    assert first_difference([1, 2, 3], [1, 2, 3]) is None
-    assert first_difference([1, 2, 3], [1, 4, 3]) == 1
-    assert first_difference([1, 2, 3], [1, 2]) == 2
-    loaded = load(exact)
-    prompt = encode(loaded, PROMPT)
-    for params in (SamplingParams(temperature=0), SamplingParams(temperature=1.0, seed=3)):
-        verifier = TreeVerifier(loaded.runner, loaded.runner.new_cache())
-        plain = decode(verifier, NoDrafter(), prompt, DecodeOptions(params, 6)).tokens
-        other = [*plain[:4], (plain[4] + 1) % 4096]
-        assert tie_margin(loaded, prompt, plain, other, 4, params) > 0  # plain decoding took the higher one
-        assert math.isnan(tie_margin(loaded, prompt, plain, plain[:5], 5, params))
+def test_a_peer_has_no_steps() -> None:
+    tally = Tally()
+    tally.add_tokens([[1, 2], [3]], 2.0)
+    assert tally.figures(1, 1.0) == {"tokens_per_second": 1.5, "tokens_per_second_runs": [1.5]}
+    assert count_equal([[1, 2], [4]], tally.answers) == "1/2"
 
 
-@pytest.mark.parametrize("name", ["none", "lookup", "fusion"])
-def test_a_forced_answer_comes_out_in_fewer_steps(tiny_runner: ModelRunner, name: str) -> None:
-    answer = np.array([5, 6, 7, 8, 9, 10] * 6, np.int32)
-    line = Line(np.array([5, 6, 7, 8, 9, 10, 5], np.int32), answer)
-    decoded = forced_answer(tiny_runner, name, Resources(vocabulary=98), line, 16, None)  # type: ignore[arg-type]
-    assert decoded.tokens == answer.tolist()
-    assert len(decoded.steps) == len(answer) if name == "none" else len(decoded.steps) < 20
+def test_tables_fit_80_columns(printed: Callable[[], str]) -> None:
+    steps: dict[str, Any] = {f"{phase}_ms_per_step": 1234.5678 for phase in ("draft", "verify", "commit")}
+    steps |= {"tokens_per_step": 12.3456, "weights_read_gb_per_second": 1234.56, "share_of_measured_bandwidth": 1.0}
+    row = {"temperature": 0.75, "tokens_per_second": 123456.78, "same_tokens_as_first": "1319/1319"}
+    rows = [row | steps | {"drafter": "draft-graph"}, row | {"drafter": "transformers-assistant"}]
+    show({"results": rows, "weights_mb": 16060.5, "measured_read_gb_per_second": 3350.25, "peak_memory_mb": 81920})
+    text = printed()
+    assert all(cell in text for cell in ("transformers-assistant", "1319/1319", "1234.568", "123456.8", "1234.6", "100%"))
 
 
-def test_mistakes_are_sentences(exact: Settings) -> None:
-    with pytest.raises(BenchError, match="no shape 'huge'"):
-        make_runner("huge", exact)
-    with pytest.raises(BenchError, match="fits the context"):
-        fitting([Line(np.zeros(3, np.int32), np.zeros(100, np.int32))], 100)
-    assert all(shape().num_hidden_layers > 1 for shape in SHAPES.values())
+@pytest.mark.parametrize("expected", [[[1]], [[1], [2], [3]]])
+def test_answers_are_compared_one_by_one(expected: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="zip"):
+        count_equal(expected, [[1], [2]])

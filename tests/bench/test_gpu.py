@@ -1,7 +1,9 @@
-"""The command for GPUs, as far as it goes without one: its comparison of the kernel, and what it makes of figures."""
+"""The GPU command without a GPU: its comparison of the kernel, its claims, and how it keeps going after a failure."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from bench.gpu import KERNEL_ERROR, claims, kernel_error
+from bench.gpu import KERNEL_ERROR, TESTS, claims, kernel_error, measure_parts
 
 FIGURES: dict[str, dict[str, Any]] = {
     "kernel": {"largest_error_by_context": {"1": 0.01, "63": 0.004}},
@@ -44,3 +46,19 @@ def test_good_figures_bear_out_every_claim() -> None:
 def test_a_worse_figure_breaks_one_claim_and_a_failed_part_makes_none(part: str) -> None:
     assert list(claims(FIGURES | {part: WORSE[part]}).values()).count(False) == 1
     assert len(claims(FIGURES | {part: {"error": "RuntimeError: out of memory"}})) == (5 if part == "steps" else 6)
+
+
+def test_the_tests_that_it_runs_exist() -> None:
+    root = Path(__file__).parents[2]
+    assert [name for name in TESTS if not (root / name).is_file()] == []
+
+
+def test_a_part_that_raises_is_saved_and_the_others_run(tmp_path: Path) -> None:
+    def fail() -> dict[str, Any]:
+        raise RuntimeError("out of memory")
+
+    parts = {"memory": fail, "lossless": lambda: {"divergences": 0}}
+    assert measure_parts(parts, tmp_path / "gpu.json") == {"drafted answers are plain decoding's": True}
+    saved = json.loads((tmp_path / "gpu.json").read_text())
+    assert saved["memory"]["error"] == "RuntimeError: out of memory"
+    assert saved["claims"] == {"drafted answers are plain decoding's": True}

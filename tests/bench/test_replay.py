@@ -1,13 +1,18 @@
 """Replay counts what a verifier would accept: by hand on a made-up stream."""
 
+from __future__ import annotations
+
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bench.decode import BenchError, parse_names
-from bench.replay import Line, Tally, load_encoder, load_stream, replay, run
+from bench.plan import BenchError, parse_drafters
+from bench.recordings import Line, Recordings, load_encoder, load_stream
+from bench.replay import REFERENCE, Tally, quantiles, replay, run, show
 from drafters.none import NoDrafter
 from drafters.options import Options
 from models import TARGET
@@ -31,23 +36,53 @@ def stream(tmp_path: Path) -> Path:
     return tmp_path / "s.jsonl"
 
 
-def test_the_whole_command(stream: Path, tmp_path: Path) -> None:
+def test_the_whole_command(stream: Path, tmp_path: Path, printed: Callable[[], str]) -> None:
     (tmp_path / "corpus.txt").write_text("def add(a, b):\n    return a + b\n")
-    names = parse_names("none,lookup,fusion")
+    names = parse_drafters("none,lookup,fusion")
     out, plot = tmp_path / "r.json", tmp_path / "r.png"
     corpus = [tmp_path / "corpus.txt"]
-    figures = run([stream], str(TARGET), names, corpus, [8, 16], None, Options(), out, plot)
+    figures = run(Recordings([stream], str(TARGET), corpus), names, [8, 16], Options(), out, plot)
     rows = {(row["drafter"], row["nodes"]): row["tokens_per_step"] for row in figures["results"]}
     assert rows["REST's own run", 64] == 1.5
     assert rows["none", 8] == 1.0
     assert rows["fusion", 16] >= rows["fusion", 8] > 1.5
     assert json.loads(out.read_text())["results"] == figures["results"]
     assert plot.read_bytes().startswith(b"\x89PNG")
+    assert REFERENCE in printed()
+
+
+def test_tables_fit_80_columns(printed: Callable[[], str]) -> None:
+    times = {f"{call}_us": {"p50": 12345.6, "p99": 99999.9} for call in ("propose", "observe")}
+    rows: list[dict[str, Any]] = [
+        {"stream": "gpt-4-0613-arena-hard", "drafter": REFERENCE, "nodes": 64, "tokens_per_step": 2.0045},
+        *(
+            {
+                "stream": "gpt-4-0613-arena-hard",
+                "drafter": "prediction",
+                "nodes": nodes,
+                "tokens_per_step": 12.3456,
+                "memory_mb": 1234.56,
+                "accepted_per_position": [0.9876] * 16,
+                **times,
+            }
+            for nodes in (16, 64)
+        ),
+    ]
+    show(rows)
+    text = printed()
+    budgets = [line.split()[1] for line in text.splitlines() if line.startswith("prediction")]
+    assert budgets == ["16", "64"] * 2
+    assert all(cell in text for cell in ("12.346", "99999.9", "1234.56", "0.99"))
+
+
+def test_few_values_have_no_quantiles() -> None:
+    assert quantiles([1.0]) == {"p50": 0.0, "p99": 0.0}
+    assert quantiles([1e-6] * 50) == {"p50": 1.0, "p99": 1.0}
 
 
 def test_mistakes_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="no drafter magic"):
-        parse_names("none,magic")
+        parse_drafters("none,magic")
     (tmp_path / "bad.jsonl").write_text("{}\n")
-    with pytest.raises(BenchError, match=r"bad\.jsonl is no stream"):
+    with pytest.raises(BenchError, match=r"Cannot read .*bad\.jsonl"):
         load_stream(tmp_path / "bad.jsonl", load_encoder(str(TARGET)), None)

@@ -11,7 +11,8 @@ import pydantic
 import pytest
 
 from server.http.errors import APIError
-from server.openai.responses import ResponseStore, Stored, messages_of
+from server.openai.response_store import ResponseStore, StoredResponse
+from server.openai.responses_schema import to_messages
 from tests.integration.conftest import Served
 from tests.integration.test_calls import CLOCK, WEATHER
 
@@ -147,12 +148,12 @@ def test_only_background_responses_are_cancelled(served: Served) -> None:
 def test_the_store_is_bounded_and_everybodys_own() -> None:
     store = ResponseStore(capacity=2, ttl_seconds=60)
     for identity in "abc":
-        store.put(Stored("alice", {"id": identity}, messages_of("x"), identity))
+        store.put(StoredResponse("alice", {"id": identity}, to_messages("x"), identity))
     assert store.get("c", "alice").messages[0].content == "x"
     for identity, principal in (("a", "alice"), ("c", "bob")):
         with pytest.raises(APIError):
             store.get(identity, principal)
     short = ResponseStore(capacity=2, ttl_seconds=0)
-    short.put(Stored("alice", {"id": "a"}, [], "a"))
+    short.put(StoredResponse("alice", {"id": "a"}, [], "a"))
     with pytest.raises(APIError):
         short.get("a", "alice")

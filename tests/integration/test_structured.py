@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 import models
 from drafters.none import NoDrafter
 from server.chat.structured_output import calls_grammar
-from server.chat.tool_parsers import ToolFormat, reader_of
+from server.chat.tool_parsers import ToolFormat, tool_parser
 from tests.integration.conftest import Served
 from tests.integration.test_server import MESSAGES, complete, text
 from verify.decode import DecodeOptions, decode
@@ -134,7 +134,7 @@ def test_enforced_calls_are_read_back_in_every_format(format: ToolFormat) -> Non
         options = DecodeOptions(SamplingParams(seed=seed), 300, stops)
         decoded = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, options, compiler.compile(lark))
         assert decoded.finish == "stop"
-        reader = reader_of(format)
+        reader = tool_parser(format)
         parts = [*reader.feed(str(tokenizer.decode(decoded.tokens[:-1]))), *reader.finish()]
         assert {part.kind for part in parts} == {"call", "arguments"}
         for number, name in [(part.call, part.text) for part in parts if part.kind == "call"]:

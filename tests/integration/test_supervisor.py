@@ -29,7 +29,7 @@ def worker_of(server: Served) -> int:
     """The process id of the worker: of the server's children, the one that was started to run it."""
     threads = Path(f"/proc/{server.process.pid}/task").glob("*/children")
     for child in (int(child) for children in threads for child in children.read_text().split()):
-        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+        if b"server.worker.main" in Path(f"/proc/{child}/cmdline").read_bytes():
             return child
     raise AssertionError("no worker")
 

@@ -39,7 +39,7 @@ def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["datastore", "build", "/no/such/text", "--out", "/tmp/x"], "no file or folder"),
         (["datastore", "build", "--kind", "magic", "x", "--out", "/tmp/x"], "no datastore kind"),
         (["bench", "decode", "--drafter", "magic"], "no drafter magic"),
-        (["bench", "decode", "--prompts", "/no/such.jsonl"], "no file of prompts"),
+        (["bench", "decode", "--prompts", "/no/such.jsonl"], "Cannot read prompts"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments: list[str], words: str) -> None:

@@ -1,9 +1,10 @@
-"""A real draft model: rows that grow, a cache that follows the text, draws that are the target's, and exact answers."""
+"""Draft models: incremental rows, cache reuse, noise shared with the target, and lossless answers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from drafters.interface import Ints
 from drafters.none import NoDrafter
 from drafters.options import NEED_A_MODEL, DrafterName, DraftGraphOptions, DraftOptions, DraftTreeOptions, Options, PearlOptions
 from drafters.registry import Resources, make
+from drafters.sequence import Sequence
 from verify.decode import DecodeOptions, decode
 from verify.draft_model import DraftRunner, SessionDraft
 from verify.model.attention import NAME
@@ -36,7 +38,7 @@ EAGER = Options(
 
 
 def close_relative(runner: ModelRunner, config: LlamaConfig, vocabulary: int = 97) -> ModelRunner:
-    """The runner's model with its weights a little off, and as many rows of vocabulary as wanted."""
+    """A copy of the runner's model with noise added to the weights and another vocabulary size."""
     torch.manual_seed(1)
     changed = LlamaConfig(**{**config.to_dict(), "vocab_size": vocabulary})
     changed._attn_implementation = config._attn_implementation
@@ -47,6 +49,25 @@ def close_relative(runner: ModelRunner, config: LlamaConfig, vocabulary: int = 9
             size = min(len(mine), len(theirs[name]))
             mine[:size] = theirs[name][:size] + 0.02 * torch.randn_like(mine[:size])
     return ModelRunner(model)
+
+
+class Driven:
+    """A session's draft model with its text, called as a drafter calls it."""
+
+    def __init__(self, session: SessionDraft) -> None:
+        self._session = session
+        self._text = Sequence()
+
+    def begin(self, prompt: Ints) -> None:
+        self._text.begin(prompt)
+        self._session.begin(self._text)
+
+    def advance(self, tokens: Ints) -> None:
+        self._text.append(tokens)
+        self._session.advance(tokens)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
 
 
 @pytest.fixture(scope="module", params=[97, 80, 128], ids=lambda size: f"vocabulary {size}")
@@ -68,7 +89,7 @@ def count_rows(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner) -> list[int
 
 
 @pytest.mark.parametrize("window", [None, 4])
-def test_rows_that_grow_are_rows_at_once(tiny_config: LlamaConfig, window: int | None) -> None:
+def test_incremental_rows_equal_one_forward(tiny_config: LlamaConfig, window: int | None) -> None:
     if window:
         from transformers import MistralConfig, MistralForCausalLM
 
@@ -93,8 +114,8 @@ def test_rows_that_grow_are_rows_at_once(tiny_config: LlamaConfig, window: int |
     assert torch.allclose(torch.cat(found), expected, atol=1e-5)
 
 
-def test_candidates_are_the_models_likeliest(draft: DraftRunner) -> None:
-    session = draft.session()
+def test_candidates_are_the_top_tokens(draft: DraftRunner) -> None:
+    session = Driven(draft.session())
     session.begin(PROMPT)
     root = session.root(3)
     below = session.expand([int(root.tokens[0, 0]), int(root.tokens[0, 1])], [0, 0], 3)
@@ -112,7 +133,7 @@ def test_candidates_are_the_models_likeliest(draft: DraftRunner) -> None:
 
 
 def test_the_cache_follows_the_accepted_path(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = draft.session()
+    session = Driven(draft.session())
     session.begin(PROMPT)
     root = session.root(2)
     rows = count_rows(monkeypatch, draft.runner)
@@ -124,15 +145,15 @@ def test_the_cache_follows_the_accepted_path(draft: DraftRunner, monkeypatch: py
     rows.clear()
     after = session.root(4)
     assert rows == [2]
-    fresh = draft.session()
+    fresh = Driven(draft.session())
     fresh.begin(np.concatenate([PROMPT, [first, second, 7, 8]]).astype(np.int32))
     again = fresh.root(4)
     assert after.tokens.tolist() == again.tokens.tolist()
     assert np.allclose(after.probability, again.probability, atol=1e-5)
 
 
-def test_a_chain_goes_on_below_what_was_accepted(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = draft.session()
+def test_a_chain_continues_below_the_accepted_rows(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Driven(draft.session())
     session.begin(PROMPT)
     guess = [int(session.root(1).tokens[0, 0])]
     for row in range(4):
@@ -141,13 +162,13 @@ def test_a_chain_goes_on_below_what_was_accepted(draft: DraftRunner, monkeypatch
     rows = count_rows(monkeypatch, draft.runner)
     found = session.expand(guess[-1:], [2], 1)
     assert rows == [1]
-    fresh = draft.session()
+    fresh = Driven(draft.session())
     fresh.begin(np.concatenate([PROMPT, guess]).astype(np.int32))
     assert found.tokens.tolist() == fresh.root(1).tokens.tolist()
 
 
-def test_the_next_turn_reads_what_is_new(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = draft.session()
+def test_the_next_request_reads_only_new_tokens(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Driven(draft.session())
     session.begin(PROMPT)
     session.root(1)
     rows = count_rows(monkeypatch, draft.runner)
@@ -156,9 +177,9 @@ def test_the_next_turn_reads_what_is_new(draft: DraftRunner, monkeypatch: pytest
     assert sum(rows) == 3
 
 
-def test_a_cache_that_was_lent_on_is_filled_again(tiny_runner: ModelRunner) -> None:
+def test_an_evicted_cache_is_filled_again(tiny_runner: ModelRunner) -> None:
     shared = DraftRunner(tiny_runner, tiny_runner.vocabulary, slots=1)
-    one, other = shared.session(), shared.session()
+    one, other = Driven(shared.session()), Driven(shared.session())
     one.begin(PROMPT)
     expected = one.root(3)
     other.begin(PROMPT[::-1].copy())
@@ -167,8 +188,8 @@ def test_a_cache_that_was_lent_on_is_filled_again(tiny_runner: ModelRunner) -> N
     assert one.root(3).tokens.tolist() == expected.tokens.tolist()
 
 
-def test_shared_noise_draws_what_the_target_draws(tiny_runner: ModelRunner) -> None:
-    """A draft model that is the target, sampling, is never rejected: coupled draws agree where distributions do."""
+def test_shared_noise_samples_the_targets_tokens(tiny_runner: ModelRunner) -> None:
+    """Sampling, a draft model equal to the target is never rejected: equal distributions give equal samples."""
     shared = DraftRunner(tiny_runner, tiny_runner.vocabulary)
     drafter = make("draft", Resources(EAGER, model=shared.session))
     options = DecodeOptions(SamplingParams(temperature=1.3, seed=5), 50)
@@ -178,14 +199,14 @@ def test_shared_noise_draws_what_the_target_draws(tiny_runner: ModelRunner) -> N
 
 @pytest.mark.parametrize("name", NEED_A_MODEL)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_answers_are_plain_decodings(
+def test_answers_equal_plain_decoding(
     draft: DraftRunner, tiny_runner: ModelRunner, name: DrafterName, temperature: float
 ) -> None:
     resources = Resources(EAGER, model=draft.session)
     drafter, plain, drafted = make(name, resources), *(TreeVerifier(tiny_runner, tiny_runner.new_cache()) for _ in range(2))
     prompt: Ints = PROMPT
     accepted = 0
-    for turn in range(3):  # a conversation: what was answered becomes part of the prompt
+    for turn in range(3):  # each answer becomes part of the next prompt
         options = DecodeOptions(SamplingParams(temperature=temperature, seed=turn), 25, max_nodes=20)
         expected = decode(plain, NoDrafter(), prompt, options)
         found = decode(drafted, drafter, prompt, options)
@@ -204,7 +225,7 @@ def test_answers_are_plain_decodings(
     st.integers(0, 64),
     st.integers(1, 40),
 )
-def test_whatever_is_asked_answers_are_plain_decodings(
+def test_answers_equal_plain_decoding_for_any_request(
     name: DrafterName, prompt: list[int], temperature: float, seed: int, nodes: int, tokens: int
 ) -> None:
     target, draft = random_pair()
@@ -218,7 +239,7 @@ def test_whatever_is_asked_answers_are_plain_decodings(
 
 @lru_cache
 def random_pair() -> tuple[ModelRunner, DraftRunner]:
-    """A random target, and a random draft model that has nothing to do with it, with another vocabulary."""
+    """A random target and an unrelated random draft model with another vocabulary."""
     runners = []
     for seed, vocabulary, layers in ((3, 97, 2), (4, 110, 1)):
         torch.manual_seed(seed)
@@ -230,7 +251,9 @@ def random_pair() -> tuple[ModelRunner, DraftRunner]:
 
 
 @pytest.mark.parametrize("name", NEED_A_MODEL)
-def test_up_to_the_end_of_the_shorter_context(tiny_runner: ModelRunner, tiny_config: LlamaConfig, name: DrafterName) -> None:
+def test_decoding_continues_beyond_the_draft_models_context(
+    tiny_runner: ModelRunner, tiny_config: LlamaConfig, name: DrafterName
+) -> None:
     short = ModelRunner(close_relative(tiny_runner, tiny_config).model, 40)
     resources = Resources(EAGER, model=DraftRunner(short, tiny_runner.vocabulary).session)
     options = DecodeOptions(SamplingParams(temperature=0), 1000)
@@ -241,7 +264,7 @@ def test_up_to_the_end_of_the_shorter_context(tiny_runner: ModelRunner, tiny_con
 
 
 @pytest.mark.parametrize("name", NEED_A_MODEL)
-def test_rejection_is_reproducible_and_keeps_to_top_k(tiny_runner: ModelRunner, draft: DraftRunner, name: DrafterName) -> None:
+def test_rejection_is_reproducible_and_respects_top_k(tiny_runner: ModelRunner, draft: DraftRunner, name: DrafterName) -> None:
     resources = Resources(EAGER, model=draft.session)
     params = SamplingParams(temperature=1.0, seed=2, rule="rejection")
 
@@ -249,15 +272,15 @@ def test_rejection_is_reproducible_and_keeps_to_top_k(tiny_runner: ModelRunner, 
         verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
         return decode(verifier, make(name, resources), PROMPT, DecodeOptions(params, 30)).tokens
 
-    if name != "pearl":  # how far a guess goes depends on time there
+    if name != "pearl":  # its draft length depends on timing
         assert answer(params) == answer(params)
     greedy = DecodeOptions(SamplingParams(temperature=0), 30)
     plain = decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), PROMPT, greedy).tokens
     assert answer(replace(params, top_k=1)) == plain
 
 
-def test_a_token_that_the_model_does_not_know_ends_its_drafts(tiny_runner: ModelRunner, tiny_config: LlamaConfig) -> None:
-    session = SessionDraft(DraftRunner(close_relative(tiny_runner, tiny_config, 80), 97))
+def test_a_token_outside_the_vocabulary_ends_drafting(tiny_runner: ModelRunner, tiny_config: LlamaConfig) -> None:
+    session = Driven(SessionDraft(DraftRunner(close_relative(tiny_runner, tiny_config, 80), 97)))
     session.begin(np.array([5, 90], np.int32))
     assert session.space == 0
     session.begin(np.array([5, 6], np.int32))

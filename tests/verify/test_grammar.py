@@ -46,19 +46,19 @@ def ids(text: str) -> list[int]:
 
 @settings(max_examples=40)
 @given(trees(vocabulary=8, nodes=12))
-def test_every_mask_is_that_of_the_path_alone(tree: DraftTree) -> None:
+def test_every_mask_is_that_of_its_path(tree: DraftTree) -> None:
     letters = np.array([ids(letter)[0] for letter in "abcdefgh"], np.int32)  # the last two are not allowed
     tree = DraftTree(letters[tree.tokens], tree.parents, tree.depths, tree.probability, tree.source)
-    kept, masks = COMPILER.compile(LETTERS).visit(tree, 64)
-    assert masks.shape == (len(kept) + 1, SIZE)
-    check(kept)
+    allowed, masks = COMPILER.compile(LETTERS).visit(tree, 64)
+    assert masks.shape == (len(allowed) + 1, SIZE)
+    check(allowed)
     paths = {tuple(tree.path(row)) for row in range(len(tree))}
     good = {path for path in paths if len(path) <= 6 and all(token in letters[:6] for token in path)}
-    assert {tuple(kept.path(row)) for row in range(len(kept))} == good
-    for row in range(-1, len(kept)):
+    assert {tuple(allowed.path(row)) for row in range(len(allowed))} == good
+    for row in range(-1, len(allowed)):
         alone = COMPILER.compile(LETTERS)
         if row >= 0:
-            alone.commit(np.array(kept.path(row), np.int32))
+            alone.commit(np.array(allowed.path(row), np.int32))
         assert np.array_equal(masks[row + 1], alone.visit(EMPTY, 0)[1][0])
 
 

@@ -21,7 +21,8 @@ from drafters.interface import MAX_NODES
 from verify.model.attention import Attention
 from verify.model.batch import ForwardBatch
 from verify.model.cache import CacheShape, KVCache
-from verify.model.triton_attention import DeviceRows, KernelAttention
+from verify.model.device_rows import DeviceRows
+from verify.model.triton_attention import KernelAttention
 
 log = logging.getLogger("outrider.worker")
 ROWS = (1, 2, 4, 8, 16, 32, 64, MAX_NODES + 1)  # captured batch sizes: the last committed token and the draft's nodes
@@ -71,7 +72,7 @@ class GraphedForward:
     @torch.inference_mode()
     def _run(self, count: int) -> torch.Tensor:
         rows = self._rows
-        return self._forward(rows.tokens[:count], rows.depths[:count] + rows.where[0], self._attention[count])
+        return self._forward(rows.tokens[:count], rows.depths[:count] + rows.location[0], self._attention[count])
 
     def capture(self, cache: KVCache) -> None:
         """Captures all graphs, the largest first so that the others reuse its memory. `cache` is any empty slot."""

@@ -1,8 +1,8 @@
 """Tree attention on a GPU in Triton, split along the keys as in FlashDecoding.
 
-Each program computes attention over one split of the committed prefix, without a mask, for the query heads of one key head;
-another program computes it over the N new rows, masked by ancestor bits. A second kernel combines the partial results by
-log-sum-exp. The text length is read on the device, so one launch and one captured graph serve every length.
+Each program computes attention over one split of the committed prefix, unmasked except by a sliding window, for the query
+heads of one key head; one more covers the N new rows, masked by ancestor bits. A second kernel combines the partial results
+by log-sum-exp. The text length is read on the device, so one launch and one captured graph serve every length.
 `verify.model.attention.TorchAttention` is the reference. Triton is an optional dependency: import this module lazily.
 """
 
@@ -15,16 +15,14 @@ import triton
 import triton.language as tl
 
 from verify.model.attention import Layer
-from verify.model.batch import ForwardBatch
-from verify.model.cache import CacheShape, KVCache
-from verify.model.transfer import to_device
+from verify.model.device_rows import ALIGNMENT, DeviceRows
 
 MAX_SPLITS = 32  # of the prefix
 PROGRAMS = 512  # target number of programs: several per multiprocessor of a large GPU
 BLOCK_KEYS = 64
 MIN_BLOCK_ROWS = 16  # tile size of the tensor cores
 MAX_BLOCK_ROWS = 64
-ALIGNED = tl.constexpr(16)  # elements that slots are aligned to; lets the compiler vectorise loads
+ALIGNED = tl.constexpr(ALIGNMENT)
 
 
 @triton.jit
@@ -85,7 +83,7 @@ def _attend_split(
     query_head,  # stride between heads
     query_row,  # stride between rows
     anchor,  # base address of slot offsets
-    where,  # int64 [2]; text length, and offset of the slot from the anchor in elements
+    location,  # int64 [2]; text length, and offset of the slot from the anchor in elements
     bits,  # int64 [N]; bit j: the row attends to row j + 1; all attend to row 0
     depths,  # int64 [N]; a row's position is length + its depth
     out,  # float32 [kv_heads, splits + 1, M, D], M = groups * N; not written for rows that attend to nothing
@@ -94,9 +92,9 @@ def _attend_split(
     softcap,
     rows,
     groups,
-    layer_at,  # offset of the layer in the slot
+    layer_offset,  # offset of the layer in the slot
     head_stride,  # between key heads
-    values_at,  # offset of a value from its key
+    value_offset,  # offset of a value from its key
     head_dim: tl.constexpr,
     padded_dim: tl.constexpr,
     window: tl.constexpr,  # 0 = none
@@ -112,8 +110,8 @@ def _attend_split(
     in_head = dim < head_dim
     place = (head * groups + row // rows) * query_head + node * query_row
     q = tl.load(query + place[:, None] + dim[None, :], real[:, None] & in_head[None, :], 0.0)
-    length = tl.load(where)
-    keys = anchor + tl.multiple_of(tl.load(where + 1), ALIGNED) + layer_at + head.to(tl.int64) * head_stride
+    length = tl.load(location)
+    keys = anchor + tl.multiple_of(tl.load(location + 1), ALIGNED) + layer_offset + head.to(tl.int64) * head_stride
     largest = tl.full([block_rows], -float("inf"), tl.float32)
     total = tl.zeros([block_rows], tl.float32)
     summed = tl.zeros([block_rows, padded_dim], tl.float32)
@@ -125,7 +123,7 @@ def _attend_split(
         inside = at < end
         element = at.to(tl.int64)[:, None] * head_dim + dim[None, :]
         k = tl.load(keys + element, inside[:, None] & in_head[None, :], 0.0)
-        v = tl.load(keys + values_at + element, inside[:, None] & in_head[None, :], 0.0)
+        v = tl.load(keys + value_offset + element, inside[:, None] & in_head[None, :], 0.0)
         scores = _scores(q, k, scaling, softcap, capped)
         allowed = inside[None, :] & real[:, None]
         if split == splits:
@@ -182,19 +180,19 @@ def _write(
     value_head,
     value_row,
     anchor,  # from here on as for `_attend_split`
-    where,
-    layer_at,
+    location,
+    layer_offset,
     head_stride,
-    values_at,
+    value_offset,
     head_dim: tl.constexpr,
     padded_dim: tl.constexpr,
 ):
     head, row = tl.program_id(0), tl.program_id(1)
     dim = tl.arange(0, padded_dim)
-    keys = anchor + tl.multiple_of(tl.load(where + 1), ALIGNED) + layer_at + head.to(tl.int64) * head_stride
-    target = keys + (tl.load(where) + row) * head_dim + dim
+    keys = anchor + tl.multiple_of(tl.load(location + 1), ALIGNED) + layer_offset + head.to(tl.int64) * head_stride
+    target = keys + (tl.load(location) + row) * head_dim + dim
     tl.store(target, tl.load(key + head * key_head + row * key_row + dim, dim < head_dim), dim < head_dim)
-    tl.store(target + values_at, tl.load(value + head * value_head + row * value_row + dim, dim < head_dim), dim < head_dim)
+    tl.store(target + value_offset, tl.load(value + head * value_head + row * value_row + dim, dim < head_dim), dim < head_dim)
 
 
 @torch.library.custom_op("outrider::tree_attention", mutates_args=())  # the slot that it writes is not an argument
@@ -203,12 +201,12 @@ def tree_attention(
     key: torch.Tensor,  # [kv_heads, N, head_dim]
     value: torch.Tensor,
     anchor: torch.Tensor,  # any tensor of the cache's dtype on the device
-    where: torch.Tensor,  # int64 [2]: text length, and offset of the slot from the anchor in elements
-    bits: torch.Tensor,  # int64 [N], from `ancestor_bits`
+    location: torch.Tensor,  # int64 [2]: text length, and offset of the slot from the anchor in elements
+    bits: torch.Tensor,  # int64 [N], from `verify.model.device_rows.ancestor_bits`
     depths: torch.Tensor,  # int64 [N]
-    layer_at: int,
+    layer_offset: int,
     head_stride: int,
-    values_at: int,
+    value_offset: int,
     scaling: float,
     window: int,  # 0 = none
     softcap: float,  # 0 = none
@@ -216,8 +214,8 @@ def tree_attention(
 ) -> torch.Tensor:
     """Writes the new keys and values; returns attention over the prefix, each row's ancestors and itself, [heads, N, head_dim].
 
-    The slot is [layers, 2, kv_heads, positions, head_dim]. `layer_at`, `head_stride` and `values_at` are the offset of the
-    layer, the stride between its heads and the offset of its values from its keys, in elements. N <= 65.
+    The slot is [layers, 2, kv_heads, positions, head_dim]. In elements, `layer_offset` is the layer's offset in the slot,
+    `head_stride` the stride between its heads, and `value_offset` the offset of its values from its keys. N <= 65.
     """
     query, key, value = (each if each.stride(2) == 1 else each.contiguous() for each in (query, key, value))
     heads, rows, head_dim = query.shape
@@ -229,7 +227,13 @@ def tree_attention(
     splits = splits_for(kv_heads * row_blocks)
     padded_dim = max(16, triton.next_power_of_2(head_dim))
     sizes: dict[str, Any] = {"head_dim": head_dim, "padded_dim": padded_dim}
-    slot = {"anchor": anchor, "where": where, "layer_at": layer_at, "head_stride": head_stride, "values_at": values_at}
+    slot = {
+        "anchor": anchor,
+        "location": location,
+        "layer_offset": layer_offset,
+        "head_stride": head_stride,
+        "value_offset": value_offset,
+    }
     keys = {"key": key, "key_head": key.stride(0), "key_row": key.stride(1)}
     values = {"value": value, "value_head": value.stride(0), "value_row": value.stride(1)}
     _write[kv_heads, rows](**keys, **values, **slot, **sizes)
@@ -286,38 +290,18 @@ def splits_for(programs: int) -> int:
     return min(MAX_SPLITS, 1 << max(1, PROGRAMS // programs).bit_length() - 1)
 
 
-class DeviceRows:
-    """A forward's inputs in device memory: slot, text length, tokens, depths and ancestor bits."""
-
-    def __init__(self, shape: CacheShape, max_rows: int) -> None:
-        """For up to `max_rows` rows over slots of `shape`."""
-        self.shape = shape
-        self.anchor = torch.empty(ALIGNED.value, dtype=shape.dtype, device=shape.device)
-        self._packed = torch.zeros(2 + 3 * max_rows, dtype=torch.int64, device=shape.device)
-        self.where = self._packed[:2]
-        self.tokens, self.depths, self.bits = self._packed[2:].view(3, max_rows)
-
-    def set(self, cache: KVCache, batch: ForwardBatch) -> None:
-        """Uploads a forward's inputs in one copy. Padding rows attend to the prefix and root; nothing attends to them."""
-        offset_bytes = cache.tensor.data_ptr() - self.anchor.data_ptr()
-        packed = torch.zeros(len(self._packed), dtype=torch.int64)
-        packed[0] = cache.length
-        packed[1] = offset_bytes // self.shape.dtype.itemsize
-        rows = packed[2:].view(3, -1)[:, : len(batch)]
-        rows[0] = batch.tokens
-        rows[1] = batch.depths
-        if len(batch) > 1:
-            rows[2] = ancestor_bits(batch.ancestor_mask())
-        self._packed.copy_(to_device(packed, self.shape.device))
-
-
 class KernelAttention:
     """Tree attention of the first `count` rows in slots of `positions`. Implements `verify.model.attention.Attention`."""
 
     def __init__(self, rows: DeviceRows, count: int, positions: int) -> None:
-        self._inputs = {"anchor": rows.anchor, "where": rows.where, "bits": rows.bits[:count], "depths": rows.depths[:count]}
+        self._inputs = {
+            "anchor": rows.anchor,
+            "location": rows.location,
+            "bits": rows.bits[:count],
+            "depths": rows.depths[:count],
+        }
         self._head_stride = positions * rows.shape.head_dim
-        self._values_at = rows.shape.kv_heads * self._head_stride
+        self._value_offset = rows.shape.kv_heads * self._head_stride
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         out = tree_attention(
@@ -325,18 +309,12 @@ class KernelAttention:
             key=key,
             value=value,
             **self._inputs,
-            layer_at=2 * layer.index * self._values_at,
+            layer_offset=2 * layer.index * self._value_offset,
             head_stride=self._head_stride,
-            values_at=self._values_at,
+            value_offset=self._value_offset,
             scaling=layer.scaling,
             window=layer.window or 0,
             softcap=layer.softcap or 0.0,
             sinks=layer.sinks,
         )
         return cast(torch.Tensor, out)
-
-
-def ancestor_bits(ancestors: torch.Tensor) -> torch.Tensor:
-    """bool [N, N] to int64 [N], on the host: bit j says that the row attends to row j + 1; all attend to row 0. N <= 65."""
-    powers = torch.ones(1, dtype=torch.int64) << torch.arange(len(ancestors) - 1)
-    return (ancestors[:, 1:] * powers).sum(1)

@@ -1,59 +1,80 @@
-"""What load and soak make of what they saw, and that hostile bodies are as odd as they claim."""
+"""Levels of load: what is sent, what counts as goodput, and the tables in 80 columns."""
 
 from __future__ import annotations
 
-import json
-import random
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
-from bench.hostile import HARMLESS, encode, mutated, nested
-from bench.http.client import Outcome, quantiles
-from bench.http.load import Load, figures
-from bench.soak import growth
+from bench.http import load as module
+from bench.http.client import Outcome
+from bench.http.load import TIMES, Clients, Load, count_statuses, draw, figures, run, show
+from bench.plan import BenchError
+
+LOAD = Load(("a", "b"), 0.05, 8, 0.0, "fusion", 1.0, target_ms=100.0)
+QUANTILES = dict.fromkeys(("p50", "p90", "p99", "max"), 12345.67)
 
 
-def test_quantiles_are_of_the_values() -> None:
-    assert quantiles([]) == {}
-    assert quantiles([number / 1000 for number in range(1, 101)]) == {"p50": 51.0, "p90": 91.0, "p99": 100.0, "max": 100.0}
+def row(kind: str, level: float) -> dict[str, Any]:
+    rates = dict.fromkeys(("answers_per_second", "goodput_per_second", "tokens_per_second"), 12345.678)
+    statuses = {"200": 123456, "429": 123456, "503": 1234, "0": 4}
+    return {"loop": kind, "level": level, "statuses": statuses, **rates, **dict.fromkeys(TIMES, QUANTILES)}
 
 
 def test_goodput_counts_what_came_in_time() -> None:
     load = Load((), 10.0, 8, 0.0, "fusion", 0.0, target_ms=100.0)
-    seen = [
+    outcomes = [
         Outcome(200, 0.0, 1.0, 0.05, [0.1], [1, 2]),
         Outcome(200, 0.0, 2.0, 0.2, [0.3], [1]),
         Outcome(200, 0.0, 1.0, 0.01, error="lost"),
         Outcome(429, 0.0, 0.01),
     ]
-    found = figures(load, "open", 2.0, seen, 10.0)
+    found = figures(load, "open", 2.0, outcomes, 10.0)
     assert (found["answers_per_second"], found["goodput_per_second"], found["tokens_per_second"]) == (0.2, 0.1, 0.3)
     assert (found["statuses"], found["errors"]) == ({"200": 3, "429": 1}, 1)
     assert found["end_to_end_ms"]["max"] == 2000.0
 
 
-def test_growth_is_of_the_last_process_once_it_has_settled() -> None:
-    first = [(float(at), 1, 500.0) for at in range(0, 100, 5)]
-    last = [(100.0 + at, 2, 100.0 + (at < 60) * 50 + (at > 150) * 10) for at in range(0, 200, 5)]
-    assert growth(first + last) == {"early_mb": 100.0, "late_mb": 110.0, "ratio": 1.1}
+@pytest.mark.parametrize("kind", ["open", "closed"])
+def test_requests_of_a_level(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def stream(client: httpx.AsyncClient, fields: dict[str, Any]) -> Outcome:
+        sent.append(fields)
+        await asyncio.sleep(0.001)
+        return Outcome(200)
+
+    monkeypatch.setattr(module, "stream", stream)
+    clients = Clients(LOAD, httpx.AsyncClient(), "m")
+    asyncio.run(clients.open(200.0) if kind == "open" else clients.closed(2))
+    assert len(clients.outcomes) == len(sent) > 1
+    assert {fields["prompt"] for fields in sent} <= {"a", "b"}
+    assert all(fields["session_id"].startswith("load ") for fields in sent)
+    assert {fields["speculation"]["drafter"] for fields in sent} == {"fusion"}
 
 
-def test_bodies_as_careless_clients_write_them() -> None:
-    assert encode({"a": nested(3), "b": float("nan")}) == b'{"a": [[[]]], "b": NaN}'
-    assert encode({"a": "\ud800"}) == b'{"a": "\\ud800"}'
-    lots = random.Random(0)
-    bodies = [mutated(lots, path, "m") for path in HARMLESS for _ in range(50)]
-    readable = 0
-    for body in bodies:
-        try:
-            json.loads(body)
-            readable += 1
-        except (ValueError, RecursionError):
-            pass
-    assert len(bodies) // 2 < readable < len(bodies)
+def test_no_server_is_a_sentence() -> None:
+    with pytest.raises(BenchError, match=r"No server answers at http://127\.0\.0\.1:9"):
+        run("http://127.0.0.1:9", LOAD, [1.0], [], None, None)
 
 
-@pytest.mark.parametrize("status", [0, 200, 429, 503])
-def test_an_outcome_is_an_answer_only_if_it_is_whole(status: int) -> None:
-    assert Outcome(status).answered == (status == 200)
-    assert not Outcome(status, error="lost").answered
+def test_tables_fit_80_columns(printed: Callable[[], str]) -> None:
+    show([row("closed", 1024.0), row("open", 0.0625)], LOAD)
+    text = printed()
+    assert text.count("12345.67 ") + text.count("12345.67\n") == 12
+    assert text.count("123456  123456    1238") == 2
+
+
+def test_a_level_without_answers_has_no_times(printed: Callable[[], str]) -> None:
+    show([figures(LOAD, "open", 1.0, [Outcome()], 1.0)], LOAD)
+    assert printed().count("  -") >= 6
+    assert count_statuses({"0": 1}) == (0, 0, 1)
+
+
+def test_a_plot_has_a_panel_per_loop(tmp_path: Path) -> None:
+    draw([row("closed", 1.0), row("closed", 2.0), row("open", 0.5)], tmp_path / "new" / "load.png")
+    assert (tmp_path / "new" / "load.png").read_bytes().startswith(b"\x89PNG")

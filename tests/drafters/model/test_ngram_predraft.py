@@ -6,14 +6,14 @@ from drafters.model.ngram_predraft import CAPACITY, NgramPredraft
 from drafters.policy import PROBE_INTERVAL
 
 
-def test_what_followed_last_is_expected() -> None:
+def test_the_latest_successors_are_guessed() -> None:
     table = NgramPredraft(3)
     table.learn([1, 2, 3, 4, 1, 2])
     assert table.guess([]) == [3, 4, 1]
     assert table.guess([3]) == [4, 1, 2]
     assert table.guess([9]) == []
     table.learn([7])
-    assert table.guess([1, 2]) == [7]  # and nothing is known to follow 2, 7
+    assert table.guess([1, 2]) == [7]  # and 2, 7 has no successor
     assert NgramPredraft(0).guess([1, 2]) == []
 
 

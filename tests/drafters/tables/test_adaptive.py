@@ -1,4 +1,4 @@
-"""The adaptive rows against a dictionary model, and their memory bound."""
+"""Adaptive rows equal a dictionary model within bounded memory."""
 
 from collections import defaultdict
 
@@ -29,18 +29,18 @@ def test_probabilities_equal_a_dictionary_model(text: list[int]) -> None:
         counts[-1, text[i - 1]][text[i]] += 1
         if i >= 2:
             counts[text[i - 2], text[i - 1]][text[i]] += 1
-    got = lookup(rows, text[-2], text[-1])
-    wanted: dict[int, float] = defaultdict(float)
-    left = 1.0
+    found_rows = lookup(rows, text[-2], text[-1])
+    expected: dict[int, float] = defaultdict(float)
+    remaining = 1.0
     for context in ((text[-2], text[-1]), (-1, text[-1])):
         found = counts.get(context, {})
-        total = 1.0 + sum(found.values())  # 1 = the missing mass of a context that the base table does not know
+        total = 1.0 + sum(found.values())  # 1 = missing mass of a context that is not in the base table
         for token, count in found.items():
-            wanted[token] += left * count / total
-        left -= left * sum(found.values()) / total
-    assert got.keys() == wanted.keys()
-    assert all(abs(got[t] - wanted[t]) < 1e-5 for t in wanted)
-    assert sum(got.values()) < 1.0
+            expected[token] += remaining * count / total
+        remaining -= remaining * sum(found.values()) / total
+    assert found_rows.keys() == expected.keys()
+    assert all(abs(found_rows[t] - expected[t]) < 1e-5 for t in expected)
+    assert sum(found_rows.values()) < 1.0
 
 
 def test_weights_stop_at_the_maximum() -> None:
@@ -50,17 +50,17 @@ def test_weights_stop_at_the_maximum() -> None:
     assert rows.weights.max() == 4.0
 
 
-def test_memory_is_bounded_and_the_stale_go_first() -> None:
+def test_memory_is_bounded_and_stale_rows_are_evicted_first() -> None:
     rows = new_rows(64, 4)
     size = sum(array.nbytes for array in rows)
     for i in range(5000):
         raise_weight(BASE, rows, context_key(-1, i % 1000, (i * 7) % 1000), 5, 1.0, 4.0)
-        raise_weight(BASE, rows, context_key(-1, 1, 2), 3, 1.0, 4.0)  # used all the time: it stays
+        raise_weight(BASE, rows, context_key(-1, 1, 2), 3, 1.0, 4.0)  # updated in every iteration, so never evicted
     assert sum(array.nbytes for array in rows) == size
     assert 3 in lookup(rows, 1, 2)
 
 
-def test_a_full_row_gives_up_its_lightest_token() -> None:
+def test_a_full_row_evicts_its_lightest_token() -> None:
     rows = new_rows(16, 2)
     for token, times in ((1, 3), (2, 1), (3, 2)):
         for _ in range(times):
@@ -68,7 +68,7 @@ def test_a_full_row_gives_up_its_lightest_token() -> None:
     assert set(lookup(rows, 7, 8)) == {1, 3}
 
 
-def test_the_targets_word_counts_at_every_node() -> None:
+def test_the_targets_distribution_is_absorbed_at_every_node() -> None:
     rows = new_rows(64, 8)
     text = np.array([-1, 1, 2], np.int32)
     tokens, parents = np.array([3, 4, 5], np.int32), np.array([-1, 0, -1], np.int32)
@@ -78,13 +78,13 @@ def test_the_targets_word_counts_at_every_node() -> None:
     assert list(lookup(rows, 1, 2)) == [3, 5]
     assert list(lookup(rows, 2, 3)) == [4, 9]
     assert list(lookup(rows, 3, 4)) == [6, 7]
-    assert set(lookup(rows, 2, 5)) == {8, 0}  # a rejected node teaches, too
-    assert list(lookup(rows, 0, 3)) == [4, 9]  # an unseen context falls back to its last token
+    assert set(lookup(rows, 2, 5)) == {8, 0}  # rejected nodes are absorbed, too
+    assert list(lookup(rows, 0, 3)) == [4, 9]  # an unseen context backs off to its last token
     assert lookup(rows, 0, 3)[4] < lookup(rows, 2, 3)[4]
     assert sum(lookup(rows, 1, 2).values()) <= 1.0 + 1e-6
 
 
-def test_four_grams_know_more_and_fall_back() -> None:
+def test_four_grams_distinguish_contexts_and_back_off() -> None:
     rows = new_rows(256, 8)
     text = np.array([1, 7, 8, 2, 3, 7, 8, 4, 1, 7, 8], np.int32)
     learn(BASE, rows, text, len(text), 4, 1.0, 16.0)
@@ -94,4 +94,4 @@ def test_four_grams_know_more_and_fall_back() -> None:
     assert successors(BASE, rows, 3, 7, 8, 4, tokens, probabilities) == 2
     assert tokens[0] == 4
     assert successors(BASE, rows, 5, 7, 8, 4, tokens, probabilities) == 2
-    assert probabilities[0] == probabilities[1]  # the tri-gram saw each once
+    assert probabilities[0] == probabilities[1]  # each followed the tri-gram context once

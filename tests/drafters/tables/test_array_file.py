@@ -32,7 +32,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 100, b"\x05\0\0\0\0\0\0\0{bad}", b"\x02\0\0\0\0\0\0\0[]"])
-def test_foreign_file(tmp_path: Path, content: bytes) -> None:
+def test_file_of_another_format(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "foreign").write_bytes(content)
     with pytest.raises(ArrayFileError):
         array_file.load(tmp_path / "foreign", "ngram")
@@ -65,7 +65,7 @@ def test_byte_offsets_locate_the_arrays_in_the_file(saved: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"dtype": "F8"}, {"data_offsets": [8, 0]}, {"data_offsets": None}, {"shape": [7]}, {"shape": "x"}]
 )
-def test_a_header_that_contradicts_itself(saved: Path, change: dict[str, Any]) -> None:
+def test_inconsistent_header(saved: Path, change: dict[str, Any]) -> None:
     data = saved.read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
@@ -76,7 +76,7 @@ def test_a_header_that_contradicts_itself(saved: Path, change: dict[str, Any]) -
         array_file.load(saved, "ngram")
 
 
-def test_saving_replaces_a_file_that_is_mapped(saved: Path) -> None:
+def test_saving_does_not_change_a_mapped_file(saved: Path) -> None:
     before = array_file.load(saved, "ngram").arrays["a"]
     array_file.save(saved, "ngram", "f", {"a": np.zeros(3, np.uint32)})
     assert before.tolist() == list(range(1000))

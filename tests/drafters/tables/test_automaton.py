@@ -1,4 +1,4 @@
-"""The suffix automaton against brute force."""
+"""The suffix automaton equals brute force."""
 
 import numpy as np
 from hypothesis import given
@@ -20,7 +20,7 @@ def longest_repeated_ending(text: list[int]) -> tuple[int, set[int]]:
 
 
 @given(texts, st.integers(1, 10))
-def test_the_longest_repeated_ending_and_its_latest_place(text: list[int], piece: int) -> None:
+def test_the_longest_repeated_ending_and_its_latest_occurrence(text: list[int], piece: int) -> None:
     automaton = new_automaton(64)
     for at in range(0, len(text), piece):
         append(automaton, np.array(text[at : at + piece], np.int32))
@@ -33,7 +33,7 @@ def test_the_longest_repeated_ending_and_its_latest_place(text: list[int], piece
 
 
 @given(texts)
-def test_it_knows_exactly_the_texts_strings(text: list[int]) -> None:
+def test_it_accepts_exactly_the_substrings_of_the_text(text: list[int]) -> None:
     automaton = new_automaton(64)
     append(automaton, np.array(text, np.int32))
     for start in range(len(text)):
@@ -53,7 +53,7 @@ def test_it_knows_exactly_the_texts_strings(text: list[int]) -> None:
             raise AssertionError("a string that is not in the text was found")
 
 
-def test_a_full_automaton_goes_on_with_its_newest_half() -> None:
+def test_a_full_automaton_is_rebuilt_from_its_newest_half() -> None:
     automaton = new_automaton(100)
     size = sum(array.nbytes for array in automaton)
     phrase = np.arange(30, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Datastores on disk: built, appended to, merged, resumed, and refused where they are not whole."""
+"""Datastores on disk are built, appended to, merged and resumed; incomplete ones are rejected."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ from drafters.tables.array_file import ArrayFileError
 from drafters.tables.suffix import KIND
 from tests.drafts import Driven
 
-SEPARATOR = 70_000  # beyond uint16: ids must survive
+SEPARATOR = 70_000  # does not fit in uint16
 
 
 def tokens(*documents: list[int]) -> Ints:
@@ -53,7 +53,7 @@ def test_append_and_merge(store: Path, tmp_path: Path) -> None:
         datastore.merge(tmp_path / "mixed", [store, tmp_path / "foreign"])
 
 
-def test_an_interrupted_build_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_build_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [tokens([1, 2, 3]), tokens([1, 2, 4])]
 
     def broken() -> Iterator[Ints]:
@@ -63,27 +63,27 @@ def test_an_interrupted_build_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt):
         datastore.build(tmp_path / "d", broken(), SEPARATOR, "f", "plan")
     assert not (tmp_path / "d").exists()
-    sorted_again: list[str] = []
+    saved_blocks: list[str] = []
     save = datastore.save_block
 
-    def noted(path: Path, *rest: Any) -> None:
-        sorted_again.append(path.name)
+    def recorded(path: Path, *rest: Any) -> None:
+        saved_blocks.append(path.name)
         save(path, *rest)
 
-    monkeypatch.setattr(datastore, "save_block", noted)
+    monkeypatch.setattr(datastore, "save_block", recorded)
     datastore.build(tmp_path / "d", blocks, SEPARATOR, "f", "plan")
-    assert sorted_again == ["000001.block"]
+    assert saved_blocks == ["000001.block"]
     assert followers(tmp_path / "d", [1, 2]) == [3, 4]
 
 
-def test_a_leftover_of_another_build_is_not_mixed_in(tmp_path: Path) -> None:
+def test_the_leftovers_of_another_build_are_deleted(tmp_path: Path) -> None:
     (tmp_path / "d.partial").mkdir()
     datastore.save_block(tmp_path / "d.partial" / "000000.block", tokens([1, 2, 7]), SEPARATOR, "f")
     datastore.build(tmp_path / "d", [tokens([1, 2, 3])], SEPARATOR, "f", "plan")
     assert followers(tmp_path / "d", [1, 2]) == [3]
 
 
-def test_what_is_not_a_datastore_is_refused(store: Path, tmp_path: Path) -> None:
+def test_unusable_datastores_are_rejected(store: Path, tmp_path: Path) -> None:
     with pytest.raises(ArrayFileError, match="not a datastore folder"):
         datastore.load(tmp_path / "nothing")
     with pytest.raises(ArrayFileError, match="another tokenizer"):
@@ -95,7 +95,7 @@ def test_what_is_not_a_datastore_is_refused(store: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["tokens", "order", "first", "slots", "rows"])
-def test_a_block_that_contradicts_itself_is_refused(store: Path, name: str) -> None:
+def test_an_inconsistent_block_is_rejected(store: Path, name: str) -> None:
     path = next(store.glob("*.block"))
     arrays = dict(array_file.load(path, KIND).arrays)
     array_file.save(path, KIND, "f", arrays | {name: arrays[name][:0]}, separator=str(SEPARATOR))

@@ -1,4 +1,4 @@
-"""The session's text against brute force."""
+"""Successors in the session's text equal brute force."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ from drafters.tables.suffix import LONGEST_CONTEXT
 
 
 @given(st.lists(st.integers(0, 3), max_size=200), st.sampled_from([16, 256]))
-def test_followers_are_those_of_the_newest_places(text: list[int], capacity: int) -> None:
+def test_followers_are_those_of_the_latest_occurrences(text: list[int], capacity: int) -> None:
     history = new_history(capacity)
     hashes = np.zeros(LONGEST_CONTEXT + 1, np.uint64)
     for token in text:

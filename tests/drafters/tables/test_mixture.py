@@ -32,18 +32,18 @@ def session(corpus: list[int], trust: float = 0.5) -> tuple[Sources, Contexts, S
     return sources, contexts, new_scratch(VOCABULARY + 1, 1, 8)
 
 
-def said(sources: Sources, contexts: Contexts, scratch: Scratch) -> dict[int, float]:
+def predicted(sources: Sources, contexts: Contexts, scratch: Scratch) -> dict[int, float]:
     size = predict(sources, contexts, 0, scratch, MIN_MASS)
     return dict(zip(scratch.out[:size].tolist(), scratch.probability[:size].tolist(), strict=True))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_probabilities_are_probabilities(seed: int) -> None:
+def test_probabilities_sum_to_at_most_one_and_match_commit(seed: int) -> None:
     random = np.random.default_rng(seed)
     corpus = random.zipf(1.5, 4000).clip(1, 40).tolist()
     sources, contexts, scratch = session([VOCABULARY, *corpus])
     for token in random.zipf(1.5, 500).clip(1, 40).tolist():
-        found = said(sources, contexts, scratch)
+        found = predicted(sources, contexts, scratch)
         assert all(p > 0 for p in found.values())
         assert sum(found.values()) <= 1 + 1e-9
         score = commit(sources, contexts, scratch, token)
@@ -51,41 +51,41 @@ def test_probabilities_are_probabilities(seed: int) -> None:
             assert score == pytest.approx(np.log(found[token]), abs=0.2)
 
 
-def test_it_is_the_formula() -> None:
-    """A session of its own, by hand: contexts of all lengths down to the empty one, equal trust, absolute discount."""
+def test_probabilities_equal_the_formula() -> None:
+    """One session without a corpus: contexts of all lengths, equal trust, absolute discount."""
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2]
     sources, contexts, scratch = session([VOCABULARY], trust=0.5)
-    sources.tries[:] = 1e9  # trust stays where it is
+    sources.tries[:] = 1e9  # too many tries for the trust to change
     sources.hits[:] = 0.5e9
     for token in text:
         commit(sources, contexts, scratch, token)
     expected: dict[int, float] = {}
-    left, same = 1.0, -1
+    remaining, longer_total = 1.0, -1
     for length in range(LONGEST_CONTEXT, -1, -1):
         context = text[len(text) - length :]
         after = [text[i] for i in range(length, len(text)) if text[i - length : i] == context]
-        if not after or len(after) == same:
+        if not after or len(after) == longer_total:
             continue
-        same = len(after)
+        longer_total = len(after)
         kinds = len(set(after))
         cut = DISCOUNT if len(after) > 1 and len(after) > DISCOUNT * kinds else 0.0
         for token in set(after):
             share = (after.count(token) - cut) / (len(after) - cut * kinds)
-            expected[token] = expected.get(token, 0.0) + left * 0.5 * share
-        left *= 0.5
-    assert said(sources, contexts, scratch) == pytest.approx(expected)
+            expected[token] = expected.get(token, 0.0) + remaining * 0.5 * share
+        remaining *= 0.5
+    assert predicted(sources, contexts, scratch) == pytest.approx(expected)
 
 
-def test_trust_grows_where_it_is_earned() -> None:
+def test_trust_grows_with_correct_levels() -> None:
     sources, contexts, scratch = session([VOCABULARY])
     for token in list(range(1, 11)) * 20:
         commit(sources, contexts, scratch, token)
     sure = bucket(SESSION, LONGEST_CONTEXT, 8, 1)
     assert sources.hits[sure] / sources.tries[sure] > 0.9
-    assert max(said(sources, contexts, scratch).values()) > 0.9
+    assert max(predicted(sources, contexts, scratch).values()) > 0.9
 
 
-def test_the_fitted_prior_is_there_and_sane() -> None:
+def test_the_fitted_prior_has_valid_values() -> None:
     trust, boost = load_prior()
     assert trust.shape == (BUCKETS,)
     assert boost.shape == (CELLS,)
@@ -107,7 +107,7 @@ def test_committing_is_one_step_of_em() -> None:
     assert commit(sources, contexts, scratch, 9) == pytest.approx(np.log(0.5e-6))  # the session's empty context lists 7 only
 
 
-def test_tokens_remember_their_first_level_and_who_agrees() -> None:
+def test_predicted_tokens_record_their_first_level_and_agreement() -> None:
     sources, contexts, scratch = session([VOCABULARY, 1, 2, 3, 1, 2, 4])
     for token in (1, 2, 3, 1, 2):
         commit(sources, contexts, scratch, token)

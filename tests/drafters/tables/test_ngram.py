@@ -1,4 +1,4 @@
-"""The base table against a dictionary model."""
+"""The base table equals a dictionary model; unusable files are rejected."""
 
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -66,13 +66,13 @@ def test_a_size_bound_drops_rare_contexts_only(tmp_path: Path) -> None:
     assert ngram.find(ngram.load(tmp_path / "some"), common) >= 0
 
 
-def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_another_tokenizer_is_rejected(tmp_path: Path) -> None:
     ngram.build(tmp_path / "t", [np.arange(5, dtype=np.uint32)], "mine", 99)
     with pytest.raises(ArrayFileError, match="another tokenizer"):
         ngram.load(tmp_path / "t", "yours")
 
 
-def test_the_end_of_a_text_is_no_successor(tmp_path: Path) -> None:
+def test_the_end_of_a_text_is_not_a_successor(tmp_path: Path) -> None:
     ngram.build(tmp_path / "t", [np.array([9, 1, 2, 9, 1, 2, 9, 1, 3], np.uint32)], "f", 9)
     base = ngram.load(tmp_path / "t")
     assert 9 not in base.tokens
@@ -80,7 +80,7 @@ def test_the_end_of_a_text_is_no_successor(tmp_path: Path) -> None:
     assert [t for t, _ in rows(base, (-1, -1, 1))] == [2, 3]
 
 
-def test_a_table_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+def test_an_inconsistent_table_is_rejected(tmp_path: Path) -> None:
     ngram.build(tmp_path / "t", [np.array([1, 2, 3, 1, 2, 4], np.uint32)], "f", 9)
     arrays = dict(array_file.load(tmp_path / "t", ngram.KIND).arrays)
     for name, changed in (

@@ -10,7 +10,7 @@ from tests.trees import check, trees
 
 
 def shuffled(tree: DraftTree, seed: int) -> Nodes:
-    """The tree's nodes in another order that still puts parents first."""
+    """The tree's nodes in a random order with parents before children."""
     size = len(tree)
     nodes = new_nodes(size + 1)
     reset(nodes, 0)

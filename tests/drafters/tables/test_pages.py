@@ -1,4 +1,4 @@
-"""Words come out as they stand in the file, whatever the order they are asked in and however small the cache."""
+"""Words equal the file's in any order of access and with any cache size."""
 
 import os
 from pathlib import Path
@@ -24,8 +24,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_large_file_is_read_through_a_small_cache(large: Path) -> None:
     opened = open_pages(large)
     assert opened.words.nbytes <= 4 * SIZE / 4
-    asked = [*np.random.default_rng(0).integers(0, SIZE, 5000).tolist(), 0, SIZE - 1]
-    assert [word(opened, at) for at in asked] == asked
+    indices = [*np.random.default_rng(0).integers(0, SIZE, 5000).tolist(), 0, SIZE - 1]
+    assert [word(opened, at) for at in indices] == indices
     os.close(opened.file)
 
 
@@ -34,7 +34,7 @@ def test_memory_stays_within_a_tenth() -> None:
         assert pages.cache_bytes(size) <= size / 10
 
 
-def test_what_was_cut_off_is_zeros(tmp_path: Path) -> None:
+def test_truncated_pages_read_as_zeros(tmp_path: Path) -> None:
     path = tmp_path / "cut"
     np.full(4 * PAGE_WORDS, 7, np.uint32).tofile(path)
     opened = open_pages(path)
@@ -44,7 +44,7 @@ def test_what_was_cut_off_is_zeros(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, (1 << 16) - 1), max_size=700), min_size=1, max_size=4))
-def test_arrays_in_memory_stand_one_behind_another(values: list[list[int]]) -> None:
+def test_arrays_in_memory_are_concatenated(values: list[list[int]]) -> None:
     arrays = {str(i): np.array(list_, np.uint16 if i % 2 else np.uint32) for i, list_ in enumerate(values)}
     opened, places = in_memory(arrays)
     for name, array in arrays.items():

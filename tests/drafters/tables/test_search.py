@@ -1,4 +1,4 @@
-"""Both searches give well-formed, bounded, repeatable trees of the nodes that their definitions ask for."""
+"""Both searches give well-formed, bounded and repeatable trees, with the nodes that brute force gives."""
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def all_paths(text: list[int], depth: int) -> dict[tuple[int, ...], float]:
     return found
 
 
-def test_siblings_stand_likeliest_first() -> None:
+def test_siblings_are_ordered_by_probability() -> None:
     tree = search("mcts", [1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2], 24)
     first_level = tree.probability[tree.parents == -1]
     assert len(first_level) >= 2
@@ -99,7 +99,7 @@ def test_greedy_search_is_the_chain_of_likeliest_successors(text: list[int]) -> 
 
 
 def test_monte_carlo_takes_whole_continuations_likeliest_first() -> None:
-    """After "1": 2 in three of four cases, 3 in one; each is followed by one token, the rest is missing mass."""
+    """The text continues 1 with "2 7" three times and with "3 8" once."""
     text = [1, 2, 7, 0, 1, 2, 7, 0, 1, 3, 8, 0, 1, 2, 7, 0, 1]
     rows, pool = new_rows(1024, 6), new_pool(1 + 6 * 150, 6)
     learn(BASE, rows, np.array(text, np.int32), len(text), 3, 1.0, 16.0)

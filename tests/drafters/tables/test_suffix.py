@@ -1,4 +1,4 @@
-"""The suffix index against brute force."""
+"""The suffix index equals brute force."""
 
 from collections import Counter
 
@@ -93,7 +93,7 @@ def test_frequent_contexts_are_counted(seed: int, kinds: int) -> None:
             assert all(expected[token] == count for token, count, _ in entries)
             assert row[TOTAL] == expected.total()
             assert row[DISTINCT] == len(expected)
-            for token in range(kinds):  # those that the row lists, and the others
+            for token in range(kinds):  # in the row or not
                 found = narrow(corpus, low, high, length, token)
                 positions = {position_at(corpus, place) for place in range(*found)}
                 assert positions == {i for i in range(len(whole)) if whole[i : i + length + 1] == [*context, token]}

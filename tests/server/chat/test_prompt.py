@@ -1,4 +1,4 @@
-"""From messages to ids: special tokens in a user's text stay text, in calls and tools too; filling in between two texts."""
+"""Prompts: special tokens in a user's text stay text, also in calls and tools; fill-in-the-middle prompts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import models
-from server.chat.prompt import PromptEncoder, Template
+from server.chat.prompt import PromptEncoder, TemplateOptions
 from server.http.errors import APIError
 
 SHOW = (
@@ -25,7 +25,7 @@ def encoder(**changes: Any) -> PromptEncoder:
     return PromptEncoder(tokenizer)
 
 
-def test_what_users_write_never_becomes_a_special_token() -> None:
+def test_user_text_never_becomes_a_special_token() -> None:
     tokenizer = AutoTokenizer.from_pretrained(models.TARGET)
     evil = str(tokenizer.eos_token)
     messages: list[dict[str, Any]] = [
@@ -33,16 +33,16 @@ def test_what_users_write_never_becomes_a_special_token() -> None:
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"x": evil}}}]},
     ]
     tools = [{"type": "function", "function": {"name": "f", "description": evil}}]
-    ids = asyncio.run(encoder(chat_template=SHOW).chat(messages, Template(tools=tools)))
+    ids = asyncio.run(encoder(chat_template=SHOW).chat(messages, TemplateOptions(tools=tools)))
     assert tokenizer.eos_token_id not in ids
-    assert tokenizer.decode(ids).count(evil) == 3  # as text, it is all there
+    assert tokenizer.decode(ids).count(evil) == 3  # all of them as text
 
 
-def test_filling_in() -> None:
+def test_fill_in_the_middle() -> None:
     tokenizer = AutoTokenizer.from_pretrained(models.TARGET)
-    marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
-    tokenizer.add_tokens(marks, special_tokens=True)
-    first, second, third = tokenizer.convert_tokens_to_ids(marks)
+    names = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    tokenizer.add_tokens(names, special_tokens=True)
+    first, second, third = tokenizer.convert_tokens_to_ids(names)
     ids = asyncio.run(PromptEncoder(tokenizer).fill_in("def f(", "):\n"))
     before = tokenizer.encode("def f(", add_special_tokens=False)
     after = tokenizer.encode("):\n", add_special_tokens=False)

@@ -1,11 +1,11 @@
-"""Reasoning, content and calls are told apart, however the text is cut."""
+"""Reasoning, content and calls are separated, however the text is cut into pieces."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from server.chat.reasoning_parser import ReasoningParser
-from server.chat.tool_parsers import JsonCalls, Part, merged
+from server.chat.tool_parsers import JsonToolParser, Part, merge_parts
 
 CASES: list[tuple[bool, str, list[Part]]] = [
     (False, "<think>\nAdd them.\n</think>\n\n42", [Part("reasoning", "Add them."), Part("content", "42")]),
@@ -25,17 +25,17 @@ CASES: list[tuple[bool, str, list[Part]]] = [
 @pytest.mark.parametrize(("opened", "text", "parts"), CASES)
 def test_parts(opened: bool, text: str, parts: list[Part]) -> None:
     for pieces in ([text], list(text)):
-        reader = ReasoningParser(JsonCalls("<tool_call>", "</tool_call>"), True, opened)
-        assert merged([part for piece in pieces for part in reader.feed(piece)] + reader.finish()) == parts
+        parser = ReasoningParser(JsonToolParser("<tool_call>", "</tool_call>"), True, opened)
+        assert merge_parts([part for piece in pieces for part in parser.feed(piece)] + parser.finish()) == parts
 
 
 @given(st.text(st.sampled_from("ab <>/think\n"), max_size=40), st.integers(0, 40), st.booleans())
-def test_any_pieces_read_alike(text: str, at: int, opened: bool) -> None:
+def test_parts_do_not_depend_on_the_pieces(text: str, at: int, opened: bool) -> None:
     whole, halves = ReasoningParser(None, True, opened), ReasoningParser(None, True, opened)
-    expected = merged(whole.feed(text) + whole.finish())
-    assert merged(halves.feed(text[:at]) + halves.feed(text[at:]) + halves.finish()) == expected
+    expected = merge_parts(whole.feed(text) + whole.finish())
+    assert merge_parts(halves.feed(text[:at]) + halves.feed(text[at:]) + halves.finish()) == expected
 
 
 def test_without_reasoning_everything_is_content() -> None:
-    reader = ReasoningParser()
-    assert reader.feed("<think>x") + reader.finish() == [Part("content", "<think>x")]
+    parser = ReasoningParser()
+    assert parser.feed("<think>x") + parser.finish() == [Part("content", "<think>x")]

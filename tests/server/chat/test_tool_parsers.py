@@ -1,4 +1,4 @@
-"""Tool calls are read the same however the text is cut, and what is no call stays text."""
+"""Tool calls are parsed the same however the text is cut into pieces, and everything else stays content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.chat.tool_parsers import Part, ToolFormat, format_of, merged, reader_of
+from server.chat.tool_parsers import Part, ToolFormat, detect_format, merge_parts, tool_parser
 
 Call = tuple[str, dict[str, Any]]
 names = st.from_regex(r"[a-z_][a-z_0-9]{0,8}", fullmatch=True).filter(lambda name: not iskeyword(name))
@@ -25,7 +25,7 @@ calls = st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), m
 
 
 def written(format: ToolFormat, made: list[Call], indent: int | None) -> str:
-    """Calls as a model of that format writes them."""
+    """Calls in the format of a model."""
     key = "parameters" if format == "llama3" else "arguments"
     objects = [json.dumps({"name": name, key: arguments}, indent=indent) for name, arguments in made]
     match format:
@@ -41,12 +41,12 @@ def written(format: ToolFormat, made: list[Call], indent: int | None) -> str:
 
 
 def read(format: ToolFormat, pieces: list[str]) -> list[Part]:
-    reader = reader_of(format)
-    return merged([part for piece in pieces for part in reader.feed(piece)] + reader.finish())
+    parser = tool_parser(format)
+    return merge_parts([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
 
 
 def found(parts: list[Part]) -> tuple[str, list[Call]]:
-    """The content, and the calls with their arguments parsed."""
+    """The content, and the calls with parsed arguments."""
     content = "".join(part.text for part in parts if part.kind == "content")
     named = {part.call: part.text for part in parts if part.kind == "call"}
     texts = {number: "".join(p.text for p in parts if p.kind == "arguments" and p.call == number) for number in named}
@@ -63,7 +63,7 @@ FORMATS: list[ToolFormat] = ["hermes", "llama3", "mistral", "pythonic"]
 
 @pytest.mark.parametrize("format", FORMATS)
 @given(made=calls, places=st.lists(st.integers(0, 1000), max_size=12), indent=st.sampled_from([None, 2]))
-def test_any_pieces_give_the_calls(format: ToolFormat, made: list[Call], places: list[int], indent: int | None) -> None:
+def test_calls_do_not_depend_on_the_pieces(format: ToolFormat, made: list[Call], places: list[int], indent: int | None) -> None:
     text = written(format, made, indent)
     assert found(read(format, cut(text, places))) == ("", made)
     assert read(format, list(text)) == read(format, [text])
@@ -74,12 +74,12 @@ def test_any_pieces_give_the_calls(format: ToolFormat, made: list[Call], places:
     text=st.text(st.sampled_from("ab <>[]{}()\"'\\:,tool_call/=1\n"), max_size=40),
     places=st.lists(st.integers(0, 40), max_size=6),
 )
-def test_any_pieces_of_any_text_read_alike(format: ToolFormat, text: str, places: list[int]) -> None:
+def test_parts_of_any_text_do_not_depend_on_the_pieces(format: ToolFormat, text: str, places: list[int]) -> None:
     assert read(format, cut(text, places)) == read(format, [text])
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_plain_text_stays(format: ToolFormat) -> None:
+def test_plain_text_is_content(format: ToolFormat) -> None:
     for text in ("Hello there, no call < here [maybe].", "1 < 2 <tool", "x = [1, 2]", ""):
         assert found(read(format, list(text))) == (text, [])
 
@@ -89,13 +89,13 @@ def test_text_before_a_call() -> None:
     assert found(read("hermes", list(text))) == ("Let me see.", [("f", {})])
 
 
-def test_arguments_grow() -> None:
-    reader = reader_of("hermes")
-    parts = [reader.feed(piece) for piece in ('<tool_call>{"name": "f", "argu', 'ments": {"a": [1,', " 2]}", "}</tool_call>")]
+def test_arguments_are_streamed() -> None:
+    parser = tool_parser("hermes")
+    parts = [parser.feed(piece) for piece in ('<tool_call>{"name": "f", "argu', 'ments": {"a": [1,', " 2]}", "}</tool_call>")]
     assert parts[0] == [Part("call", "f")]
     assert parts[1] == [Part("arguments", '{"a": [1,')]
     assert parts[2] == [Part("arguments", " 2]}")]
-    assert parts[3] == reader.finish() == []
+    assert parts[3] == parser.finish() == []
 
 
 def test_arguments_before_the_name_wait_for_it() -> None:
@@ -103,14 +103,14 @@ def test_arguments_before_the_name_wait_for_it() -> None:
     assert parts == [Part("call", "f"), Part("arguments", '{"a": 1}')]
 
 
-def test_json_that_is_no_call_is_content() -> None:
+def test_json_without_a_call_is_content() -> None:
     assert found(read("llama3", list('{"answer": 42}'))) == ('{"answer": 42}', [])
     assert found(read("pythonic", list("[1, 2](3)")))[1] == []
 
 
-def test_the_template_tells_the_format() -> None:
-    assert format_of("... <tool_call> ...") == "hermes"
-    assert format_of("... [TOOL_CALLS] ...") == "mistral"
-    assert format_of("... <|python_tag|> ...") == "llama3"
-    assert format_of("[func_name1(params_name1=params_value1 ...)]") == "pythonic"
-    assert format_of("") == "hermes"
+def test_the_format_is_detected_from_the_template() -> None:
+    assert detect_format("... <tool_call> ...") == "hermes"
+    assert detect_format("... [TOOL_CALLS] ...") == "mistral"
+    assert detect_format("... <|python_tag|> ...") == "llama3"
+    assert detect_format("[func_name1(params_name1=params_value1 ...)]") == "pythonic"
+    assert detect_format("") == "hermes"

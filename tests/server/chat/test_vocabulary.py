@@ -1,4 +1,4 @@
-"""Single tokens as bytes: together they are the text."""
+"""Bytes of single tokens: joined, they are the text."""
 
 import pytest
 from hypothesis import given
@@ -6,26 +6,26 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import models
-from server.chat.vocabulary import Vocabulary, printable_bytes
+from server.chat.vocabulary import Vocabulary, byte_level_alphabet
 from tests.conftest import SHARED
 
 EMBEDDED = AutoTokenizer.from_pretrained(models.TARGET)
 
 
 @given(st.text(max_size=60))
-def test_the_bytes_of_all_tokens_are_the_text(text: str) -> None:
+def test_the_bytes_of_all_tokens_join_to_the_text(text: str) -> None:
     vocabulary = Vocabulary(EMBEDDED)
     ids = EMBEDDED.encode(text, add_special_tokens=False, split_special_tokens=True)
     assert b"".join(vocabulary.bytes_of(id) for id in ids) == text.encode()
 
 
 def test_every_byte_has_a_character() -> None:
-    table = printable_bytes()
+    table = byte_level_alphabet()
     assert sorted(table.values()) == list(range(256))
     assert table["Ġ"] == ord(" ")
 
 
-def test_special_tokens_are_written_out() -> None:
+def test_special_tokens_have_their_text() -> None:
     vocabulary = Vocabulary(EMBEDDED)
     assert vocabulary.text_of(EMBEDDED.eos_token_id) == EMBEDDED.eos_token
 

@@ -1,6 +1,7 @@
-"""Messages cross whole and in order, whatever pieces the bytes come in, and each side hears when the other is gone."""
+"""Messages arrive whole and in order, however the bytes are split, and each side learns when the other is gone."""
 
 import asyncio
+import socket
 
 import pytest
 from hypothesis import given
@@ -20,8 +21,9 @@ def test_any_pieces_give_the_same_messages(messages: list[bytes], piece: int) ->
 
 def test_both_sides() -> None:
     async def talk() -> None:
-        heard: asyncio.Queue[bytes | None] = asyncio.Queue()
-        front, theirs = await wire.connect(heard.put_nowait, lambda: heard.put_nowait(None))
+        received_by_front: asyncio.Queue[bytes | None] = asyncio.Queue()
+        ours, theirs = socket.socketpair()
+        front = await wire.connect(ours, received_by_front.put_nowait, lambda: received_by_front.put_nowait(None))
         worker = WorkerSide(theirs)
         assert list(worker.receive(0)) == []
         large = bytes(1 << 20)  # more than the system holds between the two: the front end must not wait for it
@@ -32,16 +34,17 @@ def test_both_sides() -> None:
             received += await asyncio.to_thread(lambda: list(worker.receive(5)))
         assert received == [large, b"small"]
         worker.send(b"answer")
-        assert await heard.get() == b"answer"
+        assert await received_by_front.get() == b"answer"
         worker.close()
-        assert await heard.get() is None
+        assert await received_by_front.get() is None
 
     asyncio.run(talk())
 
 
-def test_the_worker_hears_that_the_front_end_is_gone() -> None:
+def test_the_worker_learns_that_the_front_end_is_gone() -> None:
     async def talk() -> None:
-        front, theirs = await wire.connect(lambda _: None, lambda: None)
+        ours, theirs = socket.socketpair()
+        front = await wire.connect(ours, lambda _: None, lambda: None)
         worker = WorkerSide(theirs)
         front.close()
         await asyncio.sleep(0.01)

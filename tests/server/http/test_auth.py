@@ -1,4 +1,4 @@
-"""Keys: who is let in, and what belongs to whom."""
+"""API keys: authentication, and ownership of datastores and sessions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_key_names_its_principal() -> None:
 
 
 @pytest.mark.parametrize("header", [None, "", ALICE, "Bearer", "Bearer  ", f"Basic {ALICE}", f"Bearer {ALICE}x", "Bearer \xff"])
-def test_no_key_or_a_wrong_one_is_a_401(header: str | None) -> None:
+def test_missing_and_wrong_keys_are_a_401(header: str | None) -> None:
     with pytest.raises(APIError) as raised:
         authenticator(alice=ALICE).principal(header)
     assert raised.value.status_code == 401
@@ -47,7 +47,7 @@ def test_loopback(host: str, local: bool) -> None:
     assert is_loopback(host) == local
 
 
-def test_keys_come_from_settings_and_a_file(tmp_path: Path) -> None:
+def test_keys_are_read_from_settings_and_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text(f"alice: {ALICE}\nbob: {{key: {BOB}, datastores: [a, b]}}\n")
     auth = load_settings(None, {"auth.file": str(file), "auth.keys": {"carol": "carols-secret"}}).auth
@@ -80,7 +80,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield server
 
 
-def test_every_v1_route_asks_for_a_key_and_the_others_do_not(guarded: Served) -> None:
+def test_v1_routes_need_a_key_and_status_routes_do_not(guarded: Served) -> None:
     for method, path in (("GET", "/v1/models"), ("GET", "/v1/models/x"), ("POST", "/v1/completions")):
         answer = guarded.http.request(method, path, headers={"Authorization": "Bearer wrong"}, json={"model": guarded.model})
         assert answer.status_code == 401, path

@@ -95,7 +95,7 @@ def test_sessions_take_turns_in_a_slot_and_keep_their_text(tiny_runner: ModelRun
             assert answer == decode(alone[key], NoDrafter(), text, options).tokens
             store.release(session)
             texts[key] = np.concatenate([text, np.array(answer, np.int32)])
-        assert [key for key, kept in store._kept.items() if kept.verifier.is_swapped_out] == ["a", "b"], turn
+        assert [key for key, kept in store._sessions.items() if kept.verifier.is_swapped_out] == ["a", "b"], turn
     session = store.acquire("a")
     assert session is not None
     generation = Generation(session.verifier, NoDrafter(), texts["a"], options)

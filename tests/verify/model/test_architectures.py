@@ -120,7 +120,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[ModelRunner, Any]:
     return ModelRunner(ours, pack=True, traced=True), theirs
 
 
-def test_logits_are_those_of_transformers(pair: tuple[ModelRunner, Any]) -> None:
+def test_logits_equal_transformers(pair: tuple[ModelRunner, Any]) -> None:
     runner, theirs = pair
     text = torch.randint(3, 97, (40,), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():

@@ -133,7 +133,7 @@ def test_one_row_needs_a_mask_only_beyond_its_window(window: int | None, masked:
     assert (attention.mask(window, GROUPS, torch.empty(0)) is not None) == masked
 
 
-def test_masks_have_the_dtype_asked_for_and_are_built_once() -> None:
+def test_masks_have_the_requested_dtype_and_are_cached() -> None:
     attention = TorchAttention(cache_of(5), batch_of(CHAIN))
     mask = attention.mask(3, GROUPS, torch.empty(0, dtype=torch.bfloat16))
     assert mask is not None and mask.dtype == torch.bfloat16

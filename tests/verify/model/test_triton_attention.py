@@ -14,7 +14,8 @@ pytest.importorskip("triton")
 from verify.model.attention import Layer, TorchAttention
 from verify.model.batch import ForwardBatch
 from verify.model.cache import CacheShape, KVCache
-from verify.model.triton_attention import DeviceRows, KernelAttention, ancestor_bits
+from verify.model.device_rows import DeviceRows
+from verify.model.triton_attention import KernelAttention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPARE_POSITIONS = 3  # beyond the text and the new rows
@@ -66,13 +67,6 @@ def test_the_kernel_equals_the_reference(case: tuple[int, int, int, int, int, in
     assert torch.equal(mine.tensor, reference.tensor)  # the new rows are written, and nothing else
 
 
-def test_sixty_five_rows_have_bits_for_all() -> None:
-    chain = torch.ones(65, 65, dtype=torch.bool).tril()
-    bits = ancestor_bits(chain)
-    assert bits[0] == 0
-    assert [int(b) & 0xFFFFFFFFFFFFFFFF for b in bits[[1, 2, 64]]] == [1, 3, (1 << 64) - 1]
-
-
 # Runs in a subprocess, since this process uses the interpreter.
 COMPILE = """
 import triton
@@ -80,7 +74,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from verify.model import triton_attention as tree_kernel
 
-KINDS = {name: "*i64" for name in ("where", "bits", "depths")} | {name: "*fp32" for name in ("parts", "lse")}
+KINDS = {name: "*i64" for name in ("location", "bits", "depths")} | {name: "*fp32" for name in ("parts", "lse")}
 KINDS |= {name: "*bf16" for name in ("query", "key", "value", "anchor", "sinks")} | {"scaling": "fp32", "softcap": "fp32"}
 
 

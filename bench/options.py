@@ -1,0 +1,39 @@
+"""Command-line options that several benchmarks share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from server.command import fail
+
+Config = Annotated[Path | None, typer.Option(help="YAML file of settings; configs/ has examples.")]
+Prompts = Annotated[Path, typer.Option(help="A .jsonl or .jsonl.gz file; every line has a `prompt` field.")]
+Drafters = Annotated[str, typer.Option(help="Drafter names, separated by commas.")]
+Temperatures = Annotated[str, typer.Option(help="Temperatures, separated by commas.")]
+Limit = Annotated[int | None, typer.Option(help="Use only the first LIMIT prompts.", min=1)]
+MaxTokens = Annotated[int, typer.Option(help="Tokens per answer.", min=1)]
+Repeats = Annotated[int, typer.Option(help="Measured rounds; one more warms up.", min=1)]
+Corpus = Annotated[list[Path] | None, typer.Option(help="Texts to index before the replay; repeatable.")]
+StreamTokenizer = Annotated[str, typer.Option(help="Folder, Hugging Face id, or a sentencepiece .model file.")]
+TextTokenizer = Annotated[str, typer.Option(help="Folder or Hugging Face id; default: the embedded model's tokenizer.")]
+Out = Annotated[Path | None, typer.Option(help="Save the figures as JSON.")]
+Plot = Annotated[Path | None, typer.Option(help="Save a plot as PNG.")]
+
+
+@contextmanager
+def errors_as_sentences() -> Iterator[None]:
+    """Ends the command with exit code 2 and one sentence if a benchmark cannot run."""
+    from bench.plan import BenchError
+    from drafters.tables.array_file import ArrayFileError
+    from server.settings import SettingsError
+    from verify.errors import ModelError
+
+    try:
+        yield
+    except (SettingsError, BenchError, ModelError, ArrayFileError) as error:
+        raise fail(str(error)) from None

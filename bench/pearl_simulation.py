@@ -1,0 +1,248 @@
+"""`outrider bench pearl --simulate`: PEARL's loop over two models that only sleep, compared with theory.
+
+A draft token is accepted with probability a, independently, and the window is g = c tokens, so drafting a window and one
+verification take the same time T. A pre-verify step emits one token; its first guess is right with probability a. A
+post-verify step verifies the g - 1 remaining guesses: it emits 1 + a + ... + a^(g-1) tokens, and all of them and the next
+guess are right with probability a^g. So a share p = a / (1 + a - a^g) of the steps is post-verify, and the ideal timeline
+emits (1 - p) + p (1 - a^g) / (1 - a) tokens per T.
+
+Between two rejections k tokens are accepted with probability (1 - a) a^k, a / (1 - a) on average: the sum in the proof of the
+paper's Theorem 2. The theorem evaluates it to 1 / (1 - a) and adds one for the target's own token; the correct value is
+a / (1 - a) + 1 = 1 / (1 - a), which is compared here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.progress import Progress
+
+from bench import report
+from drafters.interface import DraftTree, Ints, Logprobs, Sampling, Verdict
+from drafters.model.language_model import Candidates
+from drafters.options import PearlOptions
+from drafters.pearl import PearlDrafter
+from drafters.sequence import Sequence
+from verify.acceptance import walk
+from verify.decode import DecodeOptions, Generation, finish
+from verify.sampling_params import SamplingParams
+
+T = TypeVar("T")
+RATIOS = (3, 5, 8)  # c
+RATES = (0.5, 0.7, 0.9)  # a
+WRONG = 1  # added to a token to have it rejected
+
+
+def ideal_tokens_per_step(rate: float, window: int) -> float:
+    """Expected tokens per verification of the ideal timeline."""
+    post = rate / (1 + rate - rate**window)
+    return (1 - post) + post * (1 - rate**window) / (1 - rate)
+
+
+def ideal_steps(right: NDArray[np.bool_], tokens: int, window: int) -> int:
+    """Verifications that the ideal timeline needs for `tokens` tokens; `right`: which guesses are right, bool [>= tokens]."""
+    position, steps, post_verify = 0, 0, False
+    while position < tokens:
+        steps += 1
+        size = window - 1 if post_verify else 0
+        wrong = np.flatnonzero(~right[position : position + size + 1])
+        post_verify = not len(wrong)  # all guesses are right, and the next one too
+        position += size + 1 if post_verify else int(wrong[0]) + 1
+    return steps
+
+
+def agreement(rate: float, tokens: int, seed: int) -> NDArray[np.bool_]:
+    """Where the draft model is right, bool [tokens]: exactly a share `rate` of the positions, in random order."""
+    right = np.arange(tokens) < round(rate * tokens)
+    np.random.default_rng(seed).shuffle(right)
+    return right
+
+
+def spoil(answer: Ints, right: NDArray[np.bool_]) -> Ints:
+    """Guesses at `answer`, wrong except where `right`, int32 [tokens]. All tokens of `answer` must be even."""
+    return np.where(right, answer, answer + WRONG).astype(np.int32)
+
+
+@dataclass
+class Clock:
+    """When each of the two models was busy."""
+
+    spans: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: {"draft": [], "verify": []})
+
+    def spend(self, model: str, work: Callable[[], T]) -> T:
+        """Runs `work`, records its time and returns its result."""
+        started = time.perf_counter()
+        result = work()
+        self.spans[model].append((started, time.perf_counter()))
+        return result
+
+    def shares(self, seconds: float) -> dict[str, float]:
+        """Shares of `seconds` in which each model and both models were busy."""
+        busy = {model: sum(stop - start for start, stop in spans) for model, spans in self.spans.items()}
+        busy["both"] = self._overlap()
+        return {f"{model}_busy": round(each / seconds, 3) for model, each in busy.items()}
+
+    def _overlap(self) -> float:
+        """Seconds in which both models were busy. Both lists are in order of time."""
+        total, first = 0.0, 0
+        verifications = self.spans["verify"]
+        for start, stop in self.spans["draft"]:
+            while first < len(verifications) and verifications[first][1] <= start:
+                first += 1
+            index = first
+            while index < len(verifications) and verifications[index][0] < stop:
+                total += min(stop, verifications[index][1]) - max(start, verifications[index][0])
+                index += 1
+        return total
+
+
+class SleepingModel:
+    """A draft model that sleeps for each forward and returns given guesses. Implements `LanguageModel`."""
+
+    def __init__(self, guesses: Ints, seconds: float, ratio: float, clock: Clock) -> None:
+        self._guesses = guesses
+        self._seconds = seconds
+        self._clock = clock
+        self.speed_ratio = ratio
+        self._emitted = 0
+        self._rows = 0  # drafted rows, the root not counted
+        self._thread = ThreadPoolExecutor(1)
+
+    def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
+        self._emitted, self._rows = 0, 0
+
+    @property
+    def space(self) -> int:
+        return len(self._guesses) - self._emitted - self._rows - 1
+
+    def root(self, count: int) -> Candidates:
+        self._rows = 0
+        return self._forward()
+
+    def expand(self, tokens: Collection[int], parents: Collection[int], count: int) -> Candidates:
+        self._rows += 1
+        return self._forward()
+
+    def retract(self, rows: int) -> None:
+        self._rows = rows - 1
+
+    def advance(self, tokens: Ints) -> None:
+        self._emitted += len(tokens)
+        self._rows = max(0, self._rows - len(tokens))
+
+    def beside(self, work: Callable[[], T]) -> Future[T]:
+        return self._thread.submit(work)
+
+    def _forward(self) -> Candidates:
+        self._clock.spend("draft", lambda: time.sleep(self._seconds))
+        guess = self._guesses[self._emitted + self._rows]
+        return Candidates(np.array([[guess]], np.int32), np.full((1, 1), 0.5, np.float32))
+
+
+class SleepingVerifier:
+    """A target that sleeps for each step and emits a given answer. Implements `verify.verifier.Verifier`."""
+
+    context_tokens = 1 << 30
+    prompt_logprobs: Logprobs | None = None
+
+    def __init__(self, answer: Ints, seconds: float, clock: Clock) -> None:
+        self.sequence = Sequence()
+        self._answer = answer
+        self._seconds = seconds
+        self._clock = clock
+
+    def begin(
+        self, prompt: Ints, params: SamplingParams, max_tokens: int, stop_ids: Collection[int] = (), scores: bool = False
+    ) -> int:
+        self.sequence.begin(prompt, max_tokens, stop_ids)
+        return 0
+
+    def prefill(self) -> Iterator[int]:
+        yield from ()
+
+    def verify(self, tree: DraftTree, feedback: int = 0, allowed: NDArray[np.bool_] | None = None) -> Verdict:
+        self._clock.spend("verify", lambda: time.sleep(self._seconds))
+        choices = self._answer[self.sequence.emitted :][[0, *tree.depths.tolist()]]
+        rows, tokens = walk(tree, choices.tolist())
+        return Verdict(tree, rows, tokens, seconds=self._seconds)
+
+    def commit(self, verdict: Verdict) -> None:
+        self.sequence.append(verdict.tokens)
+
+    def truncate(self, length: int) -> None:
+        self.sequence.truncate(length)
+
+
+def simulate(ratio: int, rate: float, tokens: int, token_seconds: float) -> dict[str, Any]:
+    """One run of the loop, with the ideal figures."""
+    clock = Clock()
+    margin = 2 * ratio + 2  # positions that are guessed but not reached
+    answer = 2 * np.random.default_rng(1).integers(0, 1000, tokens + margin).astype(np.int32)  # odd tokens are wrong
+    right = np.pad(agreement(rate, tokens, seed=ratio), (0, margin), constant_values=True)
+    model = SleepingModel(spoil(answer, right), token_seconds, ratio, clock)
+    drafter = PearlDrafter(model, PearlOptions(window=ratio, ahead=0))
+    options = DecodeOptions(SamplingParams(temperature=0), tokens, max_nodes=ratio)
+    prompt = np.zeros(1, np.int32)
+    started = time.perf_counter()
+    decoded = finish(Generation(SleepingVerifier(answer, ratio * token_seconds, clock), drafter, prompt, options))
+    seconds = time.perf_counter() - started
+    assert decoded.tokens == answer[:tokens].tolist()
+    ideal = tokens / (ideal_steps(right, tokens, ratio) * ratio * token_seconds)
+    accepted = drafter.accepted_tokens / max(1, drafter.rejections)
+    return {
+        "c": ratio,
+        "alpha": rate,
+        "tokens_per_second": round(tokens / seconds, 2),
+        "ideal_tokens_per_second": round(ideal, 2),
+        "expected_ideal_tokens_per_second": round(ideal_tokens_per_step(rate, ratio) / (ratio * token_seconds), 2),
+        "share_of_ideal": round(tokens / seconds / ideal, 4),
+        "mean_accepted": round(accepted, 4),
+        "theory_accepted": round(rate / (1 - rate), 4),
+        "accepted_over_theory": round(accepted / (rate / (1 - rate)), 4),
+        **clock.shares(seconds),
+    }
+
+
+def run_simulation(tokens: int, token_ms: float, out: Path | None) -> list[dict[str, Any]]:
+    """Simulates all ratios and rates; prints, and saves the figures if `out` is given."""
+    rows: list[dict[str, Any]] = []
+    with Progress() as progress:
+        task = progress.add_task("simulating", total=len(RATIOS) * len(RATES))
+        for ratio in RATIOS:
+            for rate in RATES:
+                rows.append(simulate(ratio, rate, tokens, token_ms / 1e3))
+                progress.advance(task)
+    show(rows)
+    if out:
+        report.save(out, {"tokens": tokens, "draft_token_ms": token_ms, "results": rows})
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Prints the figures of every ratio and rate."""
+    columns = {
+        "c": "c",
+        "a": "alpha",
+        "tokens/s": "tokens_per_second:.2f",
+        "ideal\ntokens/s": "ideal_tokens_per_second:.2f",
+        "share\nof ideal": "share_of_ideal:.3f",
+        "accepted": "mean_accepted:.3f",
+        "accepted\nin theory": "theory_accepted:.3f",
+        "draft\nbusy": "draft_busy:.3f",
+        "verify\nbusy": "verify_busy:.3f",
+        "both\nbusy": "both_busy:.3f",
+    }
+    report.print_figures(
+        "PEARL's loop over models that sleep",
+        columns,
+        rows,
+        "c: draft tokens in the time of a verification; a: acceptance rate; accepted: "
+        "tokens between two rejections; busy: share of the time.",
+    )

@@ -1,0 +1,105 @@
+"""Recorded answers of other models, the texts to index before they are replayed, and the tokenizers that read both."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.plan import BenchError
+from drafters.interface import Ints
+from drafters.options import Options
+from drafters.registry import Resources
+from drafters.tables import ngram, suffix
+from server.datastore_builder import DatastoreError, find_files, read_texts
+from verify.errors import ModelError
+from verify.tokenizer import load_tokenizer
+
+
+class Encoder(Protocol):
+    """The part of a tokenizer that benchmarks need."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Line:
+    """A prompt and its recorded answer."""
+
+    prompt: Ints  # int32 [P]
+    answer: Ints  # int32 [A]
+
+
+@dataclass(frozen=True)
+class Recordings:
+    """Files of recorded answers and how to read them."""
+
+    streams: Sequence[Path]  # .jsonl files
+    tokenizer: str
+    corpus: Sequence[Path] = ()  # texts to index
+    limit: int | None = None  # lines per stream
+
+
+def load_encoder(path: str) -> Encoder:
+    """A sentencepiece .model file, or a tokenizer folder or Hugging Face id. Raises BenchError."""
+    if path.endswith(".model"):
+        import sentencepiece
+
+        try:
+            return cast(Encoder, sentencepiece.SentencePieceProcessor(model_file=path))
+        except (OSError, RuntimeError):  # versions of sentencepiece differ
+            raise BenchError(f"{path} is not a sentencepiece model.") from None
+    try:
+        return cast(Encoder, load_tokenizer(path))
+    except ModelError as error:
+        raise BenchError(str(error)) from None
+
+
+def load_stream(path: Path, encoder: Encoder, limit: int | None) -> tuple[list[Line], float | None]:
+    """The lines of a stream, and the tokens per step of its recorded REST run, or None. Raises BenchError."""
+    lines: list[Line] = []
+    reference_tokens = reference_steps = 0
+    try:
+        for text in path.read_text().splitlines()[:limit]:
+            record = json.loads(text)
+            pair = (np.array(encoder.encode(record[name]), np.int32) for name in ("prompt", "response"))
+            lines.append(Line(*pair))
+            reference = record.get("rest_reference") or {}
+            reference_tokens += reference.get("new_tokens", 0)
+            reference_steps += reference.get("steps", 0)
+    except (OSError, ValueError, KeyError) as error:
+        raise BenchError(f"Cannot read {path} ({error}); give .jsonl lines with `prompt` and `response`.") from None
+    return lines, reference_tokens / reference_steps if reference_steps else None
+
+
+def load_corpus(paths: Sequence[Path], encoder: Encoder) -> NDArray[np.uint32]:
+    """Token ids of all texts, each preceded by the separator `len(encoder)`. Raises BenchError."""
+    separator = len(encoder)
+    parts = [np.empty(0, np.uint32)]
+    try:
+        for file in find_files(paths):
+            parts += [np.array([separator, *encoder.encode(text)], np.uint32) for text in read_texts(file)]
+    except DatastoreError as error:
+        raise BenchError(str(error)) from None
+    return np.concatenate(parts)
+
+
+def load_resources(corpus: Sequence[Path], encoder: Encoder, options: Options) -> Resources:
+    """The corpus as n-gram table and suffix index for the drafters; empty tables for an empty corpus. Raises BenchError."""
+    separator = len(encoder)
+    tokens = load_corpus(corpus, encoder) if corpus else np.empty(0, np.uint32)
+    if not len(tokens):
+        return Resources(options, vocabulary=separator + 1)
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "table"
+        ngram.build(table, [tokens], "replay", separator, options.trigram.successors, order=options.trigram.order)
+        base = ngram.load(table)
+        return Resources(options, base, [suffix.index(tokens, separator)], separator + 1)

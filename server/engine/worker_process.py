@@ -1,0 +1,84 @@
+"""The operating-system process of a worker: starts it, waits for it and kills it.
+
+The worker is a program of its own, not a multiprocessing child: the front end never imports the worker's modules, and the
+worker does not import the front end's main module. It ends by itself when its socket closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+from server.engine import messages
+from server.engine.messages import Start
+from server.engine.transport import framed
+from server.settings import Settings
+
+# The program gets this process's module search path, so that both run the same code wherever it is installed. Ctrl-C reaches
+# the whole process group; only the front end acts on it.
+PROGRAM = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.path[:] = sys.argv[2:]
+from {module} import main
+main(sys.argv[1])
+"""
+
+
+def command(module: str, argument: str) -> list[str]:
+    """The command line that calls `main(argument)` of a module of this project in a new Python process."""
+    return [sys.executable, "-P", "-c", PROGRAM.format(module=module), argument, *sys.path]
+
+
+class WorkerProcess:
+    """A running worker and the front end's end of the socket to it."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Starts the process; returns at once. The settings cross the socket without the API keys."""
+        started_at = time.monotonic()
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            program = command("server.worker.main", str(theirs.fileno()))
+            self._process = subprocess.Popen(program, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        with contextlib.suppress(ConnectionError):  # a worker that has ended already is reported when its socket closes
+            self.socket.sendall(framed(messages.encode(Start(encode_settings(settings), started_at))))
+
+    @property
+    def alive(self) -> bool:
+        """The process has not ended."""
+        return self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, negative for a signal's number; None while the process runs."""
+        return self._process.poll()
+
+    def wait(self, seconds: float) -> None:
+        """Waits up to `seconds` for the process to end. Blocks; call it in a thread."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+    def kill(self) -> None:
+        """Ends the process at once, if it still runs."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Kills the process, waits for its end and closes the socket."""
+        self._process.kill()
+        self._process.wait()
+        self.socket.close()
+
+
+def encode_settings(settings: Settings) -> dict[str, Any]:
+    """The settings as plain data, with the API keys masked."""
+    return settings.model_dump(mode="json")
+
+
+def decode_settings(plain: dict[str, Any]) -> Settings:
+    """The settings that `encode_settings` wrote. Reads neither files nor the environment."""
+    sections = {name: field.annotation for name, field in Settings.model_fields.items()}
+    return Settings.model_construct(**{name: section.model_validate(plain[name]) for name, section in sections.items()})  # type: ignore[union-attr]

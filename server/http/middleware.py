@@ -1,0 +1,147 @@
+"""ASGI middleware: size limit of bodies, headers of answers, request metrics, request log."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.http.errors import APIError
+from server.settings import Logging
+from server.telemetry.metrics import Metrics
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # ids that are safe to log and to send back
+PROBES = ("/health", "/ready", "/metrics")  # polled every few seconds, so logged at level debug only
+log = logging.getLogger("outrider.requests")
+
+
+def route_of(scope: Scope) -> str:
+    """The matched route's path template, or "other". Never the path itself, which may contain anything."""
+    return getattr(scope.get("route"), "path", "other")
+
+
+class BodyLimit:
+    """Answers 413 to bodies larger than `limit_bytes`, whether or not they announce their size, before they are in memory."""
+
+    def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
+        self._app = app
+        self._limit_bytes = limit_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > self._limit_bytes:
+            return await self._error().response()(scope, receive, send)
+        received_bytes = 0
+
+        async def counting_receive() -> Message:
+            nonlocal received_bytes
+            message = await receive()
+            received_bytes += len(message.get("body", b""))
+            if received_bytes > self._limit_bytes:
+                raise self._error()
+            return message
+
+        await self._app(scope, counting_receive, send)
+
+    def _error(self) -> APIError:
+        return APIError(413, f"The body is larger than {self._limit_bytes} bytes; send less.", code="body_too_large")
+
+
+class ResponseHeaders:
+    """Adds `x-request-id` (the client's if it is safe, else a new one) and `openai-processing-ms` to every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        started = time.monotonic()
+        requested = dict(scope["headers"]).get(b"x-request-id", b"")
+        request_id = requested if REQUEST_ID.fullmatch(requested) else f"req_{uuid.uuid4().hex}".encode()
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                milliseconds = str(round(1e3 * (time.monotonic() - started))).encode()
+                added = [(b"x-request-id", request_id), (b"openai-processing-ms", milliseconds)]
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+class CountRequests:
+    """Counts answers by route and status."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        counted = False
+
+        async def counting_send(message: Message) -> None:
+            nonlocal counted
+            if message["type"] == "http.response.start":
+                counted = True
+                self._metrics.record_answer(route_of(scope), message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counting_send)
+        except Exception:  # an outer handler answers with a 500
+            if not counted:
+                self._metrics.record_answer(route_of(scope), 500)
+            raise
+
+
+class LogRequests:
+    """Logs one line per request after its answer: route, status, timings. Bodies only with `logging.prompts`."""
+
+    def __init__(self, app: ASGIApp, settings: Logging) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._settings.requests:
+            return await self._app(scope, receive, send)
+        started, body = time.monotonic(), bytearray()
+        status: dict[str, Any] = {"status": 499}  # no answer: the client disconnected
+
+        async def recording_receive() -> Message:
+            message = await receive()
+            if self._settings.prompts:
+                body.extend(message.get("body", b""))
+            return message
+
+        async def timing_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                status["status"] = message["status"]
+                status["first_byte_ms"] = round(1e3 * (time.monotonic() - started), 1)
+            await send(message)
+
+        try:
+            await self._app(scope, recording_receive, timing_send)
+        finally:
+            state, route = scope.get("state", {}), route_of(scope)
+            fields = {
+                "request_id": state.get("request_id", ""),
+                "method": scope["method"],
+                "route": route,
+                **status,
+                "principal": state.get("principal", ""),
+                **state.get("spent", {}),
+                "ms": round(1e3 * (time.monotonic() - started), 1),
+            }
+            if body:
+                fields["body"] = body.decode("utf-8", "replace")
+            log.log(logging.DEBUG if route in PROBES else logging.INFO, "request", extra={"fields": fields})

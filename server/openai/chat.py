@@ -1,0 +1,210 @@
+"""/v1/chat/completions: the endpoint, and the format of its answers."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request as HTTPRequest
+from fastapi import Response
+
+from server.chat.prompt import PromptEncoder, TemplateOptions
+from server.chat.reasoning_parser import OPENING, ReasoningParser
+from server.chat.structured_output import GrammarChecker
+from server.chat.tool_parsers import Part, ToolFormat, detect_format, tool_parser
+from server.chat.vocabulary import Vocabulary
+from server.engine.messages import Request
+from server.http.errors import APIError
+from server.openai.choices import ChoicesFormatter
+from server.openai.conversation import NamedTool
+from server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask
+from server.openai.logprobs import content_logprobs
+from server.openai.output_parser import OutputParser
+from server.openai.requests import RequestBuilder, check_count
+from server.openai.schema import ChatBody
+from server.settings import Settings
+
+
+@dataclass(frozen=True)
+class PreparedChat:
+    """A chat that is ready to run."""
+
+    requests: list[Request]
+    new_parser: Callable[[], ReasoningParser]  # a parser for one choice
+
+
+class ChatEndpoint:
+    """POST /v1/chat/completions. Endpoints whose bodies convert to chats use `prepare`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        prompts: PromptEncoder,
+        vocabulary: Vocabulary,
+        grammars: GrammarChecker,
+        requests: RequestBuilder,
+        runner: GenerationRunner,
+    ) -> None:
+        self._limits = settings.limits
+        self._prompts = prompts
+        self._vocabulary = vocabulary
+        self._grammars = grammars
+        self._requests = requests
+        self._runner = runner
+        configured = settings.model.tool_format
+        self._tool_format: ToolFormat = detect_format(prompts.template) if configured == "auto" else configured
+        self._model_reasons = OPENING in prompts.template
+
+    async def create(self, http: HTTPRequest, body: ChatBody) -> Response:
+        """Answers a chat. Raises APIError and EngineError."""
+        arrived = time.monotonic()
+        chat = await self.prepare(http, body)
+        formatter = ChatFormatter(body, self._vocabulary, chat.new_parser)
+        task = GenerationTask(chat.requests, formatter, arrived, padded=body.pads_stream)
+        return await self._runner.respond(http, task, bool(body.stream))
+
+    async def prepare(self, http: HTTPRequest, body: ChatBody) -> PreparedChat:
+        """Checks the body, renders and encodes its prompt, and compiles its grammar. Raises APIError."""
+        self._requests.check(body)
+        check_count("messages", len(body.messages), self._limits.messages, "messages")
+        if body.top_logprobs is not None and not body.logprobs:
+            raise APIError(400, "'top_logprobs' needs 'logprobs': true.", "top_logprobs", "invalid_value")
+        prompt = await self._prompts.chat([message.rendered() for message in body.messages], self._template_options(body))
+        grammar = await self._tool_grammar(body)
+        requests = await self._requests.build(http, body, [prompt], grammar)
+        # A grammar of tool calls leaves no room for reasoning.
+        reasoning = self._model_reasons and not body.required_tools and self._prompts.ends_with(prompt, OPENING)
+
+        def new_parser() -> ReasoningParser:
+            tools = tool_parser(self._tool_format) if body.enabled_tools else None
+            return ReasoningParser(tools, self._model_reasons, reasoning)
+
+        return PreparedChat(requests, new_parser)
+
+    async def _tool_grammar(self, body: ChatBody) -> str | None:
+        """The grammar that enforces tool calls, if the request requires one. Raises APIError."""
+        if not body.required_tools:
+            return None
+        functions = {tool.function.name: tool.function.parameters for tool in body.required_tools}
+        single = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
+        return await self._grammars.tool_calls(functions, self._tool_format, self._vocabulary.special, single)
+
+    def _template_options(self, body: ChatBody) -> TemplateOptions:
+        """The request's options of the chat template. Raises APIError."""
+        arguments = dict(body.chat_template_kwargs or {})
+        unknown = sorted(set(arguments) - set(self._limits.template_arguments))
+        if unknown:
+            allowed = ", ".join(self._limits.template_arguments)
+            message = f"'chat_template_kwargs' may hold {allowed}, not {unknown[0]!r}."
+            raise APIError(400, message, "chat_template_kwargs", "invalid_value")
+        if body.reasoning_effort is not None:
+            arguments["reasoning_effort"] = body.reasoning_effort
+        continues = bool(body.continue_final_message)
+        adds_prompt = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+        if continues and (adds_prompt or body.messages[-1].role != "assistant"):
+            message = (
+                "'continue_final_message' requires that the last message is the assistant's, and no 'add_generation_prompt'."
+            )
+            raise APIError(400, message, "continue_final_message", "invalid_value")
+        tools = [tool.model_dump(exclude_none=True) for tool in body.enabled_tools]
+        return TemplateOptions(arguments, adds_prompt, continues, tools)
+
+
+class ChatFormatter(ChoicesFormatter):
+    """Writes chat completions and their chunks."""
+
+    id_prefix = "chatcmpl-"
+    body_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(
+        self, request: ChatBody, vocabulary: Vocabulary, new_parser: Callable[[], ReasoningParser] = ReasoningParser
+    ) -> None:
+        super().__init__(request)
+        self._vocabulary = vocabulary
+        self._names_tool = isinstance(request.tool_choice, NamedTool)
+        self._parser = OutputParser(new_parser)
+        self._called: set[int] = set()  # choices with tool calls
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._parser.reasoning_tokens
+
+    def opening(self, index: int) -> dict[str, Any]:
+        return chunk_choice(index, {"role": "assistant", "content": "", "refusal": None})
+
+    def choice_deltas(self, output: ChoiceOutput) -> list[dict[str, Any]]:
+        parts = self._parser.parse(output)
+        if any(part.kind == "call" for part in parts):
+            self._called.add(output.index)
+        logprobs, token_ids = self._logprobs(output), self._token_ids(output)
+        deltas = [delta(part) for part in parts] or ([{}] if logprobs or token_ids else [])
+        choices = [chunk_choice(output.index, each) for each in deltas]
+        if choices:
+            choices[0] |= {"logprobs": logprobs, **token_ids}
+        if output.finish is not None:
+            reason = self._finish_reason(output.finish, output.index in self._called)
+            choices.append(chunk_choice(output.index, {}, reason))
+        return choices
+
+    def choice(self, output: ChoiceOutput) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": []}
+        calls: list[dict[str, Any]] = []
+        for part in self._parser.parse(output):
+            match part.kind:
+                case "content":
+                    message["content"] = (message["content"] or "") + part.text
+                case "reasoning":
+                    message["reasoning_content"] = message.get("reasoning_content", "") + part.text
+                case "call":
+                    function = {"name": part.text, "arguments": ""}
+                    calls.append({"id": new_call_id(), "type": "function", "function": function})
+                case "arguments":
+                    calls[part.call]["function"]["arguments"] += part.text
+        if calls:
+            message["tool_calls"] = calls
+        elif message["content"] is None:
+            message["content"] = ""
+        return {
+            "index": output.index,
+            "message": message,
+            "logprobs": self._logprobs(output),
+            "finish_reason": self._finish_reason(output.finish, bool(calls)),
+            **self._token_ids(output),
+        }
+
+    def _finish_reason(self, finish: str | None, called: bool) -> str | None:
+        """OpenAI's rule: "tool_calls" after a call, unless the request named the tool."""
+        return "tool_calls" if finish == "stop" and called and not self._names_tool else finish
+
+    def _logprobs(self, output: ChoiceOutput) -> dict[str, Any] | None:
+        if output.logprobs is None or not self._request.returns_logprobs:
+            return None
+        return {"content": content_logprobs(self._vocabulary, output), "refusal": None}
+
+
+def chunk_choice(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    """A choice of a chunk."""
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+def delta(part: Part) -> dict[str, Any]:
+    """A part of the answer as a chunk's `delta`."""
+    match part.kind:
+        case "content":
+            return {"content": part.text}
+        case "reasoning":
+            return {"reasoning_content": part.text}
+        case "call":
+            function = {"name": part.text, "arguments": ""}
+            return {"tool_calls": [{"index": part.call, "id": new_call_id(), "type": "function", "function": function}]}
+        case "arguments":
+            return {"tool_calls": [{"index": part.call, "function": {"arguments": part.text}}]}
+
+
+def new_call_id() -> str:
+    """A new id of a tool call."""
+    return f"call_{uuid.uuid4().hex[:24]}"

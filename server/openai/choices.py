@@ -1,0 +1,102 @@
+"""The format that chats and completions share: an envelope around `choices`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any, ClassVar
+
+from server.http.errors import APIError
+from server.http.sse import DONE, ServerSentEvent
+from server.openai.generation import ChoiceOutput
+from server.openai.schema import GenerationBody
+from server.openai.usage import Usage
+
+FINGERPRINT = f"outrider-{version('outrider')}"
+
+
+class ChoicesFormatter(ABC):
+    """A `Formatter` whose bodies and chunks have `choices`; subclasses write the choices."""
+
+    id_prefix: ClassVar[str]
+    body_object: ClassVar[str]
+    chunk_object: ClassVar[str]
+
+    def __init__(self, request: GenerationBody) -> None:
+        self._request = request
+        self._id = f"{self.id_prefix}{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._opened: set[int] = set()  # choices that have started to stream
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of reasoning in the choices written so far."""
+        return 0
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The choice of the first chunk, before any output; None = there is no such chunk."""
+        return None
+
+    @abstractmethod
+    def choice_deltas(self, output: ChoiceOutput) -> list[dict[str, Any]]:
+        """The choices of the chunks for new output, one chunk each."""
+
+    @abstractmethod
+    def choice(self, output: ChoiceOutput) -> dict[str, Any]:
+        """A complete choice."""
+
+    def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
+        choices = [self.choice(output) for output in outputs]
+        body = self._envelope(self.body_object) | {
+            "choices": choices,
+            "usage": usage.completion_body(self.reasoning_tokens),
+        }
+        return self._with_report(body, usage)
+
+    def start(self) -> list[ServerSentEvent]:
+        return []
+
+    def deltas(self, output: ChoiceOutput) -> list[ServerSentEvent]:
+        events = []
+        opening = self.opening(output.index)
+        if opening is not None and output.index not in self._opened:
+            events.append(ServerSentEvent(self._chunk(opening)))
+        self._opened.add(output.index)
+        return events + [ServerSentEvent(self._chunk(choice), padded=True) for choice in self.choice_deltas(output)]
+
+    def heartbeat(self) -> ServerSentEvent:
+        return ServerSentEvent(self._chunk(), padded=True)
+
+    def end(self, usage: Usage) -> list[ServerSentEvent]:
+        last = self._chunk()
+        if self._request.includes_usage:
+            last["usage"] = usage.completion_body(self.reasoning_tokens)
+        has_last = self._request.includes_usage or self._request.reports_speculation
+        return [ServerSentEvent(self._with_report(last, usage)), DONE] if has_last else [DONE]
+
+    def error(self, error: APIError) -> list[ServerSentEvent]:
+        return [ServerSentEvent(error.body)]
+
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._request.model,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
+        # With `include_usage`, all chunks but the last have a null `usage`.
+        usage = {"usage": None} if self._request.includes_usage else {}
+        return self._envelope(self.chunk_object) | usage | {"choices": list(choices)}
+
+    def _with_report(self, body: dict[str, Any], usage: Usage) -> dict[str, Any]:
+        return body | {"speculation": usage.speculation_body()} if self._request.reports_speculation else body
+
+    def _token_ids(self, output: ChoiceOutput) -> dict[str, Any]:
+        """The field `token_ids`, if the client asked for it; without the echoed prompt."""
+        return {"token_ids": output.tokens[output.echoed_tokens :]} if self._request.return_token_ids else {}

@@ -1,0 +1,110 @@
+"""/v1/completions: the endpoint, and the format of its answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request as HTTPRequest
+from fastapi import Response
+
+from server.chat.prompt import PromptEncoder
+from server.chat.vocabulary import Vocabulary
+from server.http.errors import APIError
+from server.openai.choices import ChoicesFormatter
+from server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask
+from server.openai.logprobs import completion_logprobs
+from server.openai.requests import RequestBuilder, check_count
+from server.openai.schema import CompletionBody
+from server.openai.usage import Usage
+from server.settings import Settings
+
+
+class CompletionsEndpoint:
+    """POST /v1/completions."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        prompts: PromptEncoder,
+        vocabulary: Vocabulary,
+        requests: RequestBuilder,
+        runner: GenerationRunner,
+    ) -> None:
+        self._max_prompts = settings.limits.prompts
+        self._prompts = prompts
+        self._vocabulary = vocabulary
+        self._requests = requests
+        self._runner = runner
+
+    async def create(self, http: HTTPRequest, body: CompletionBody) -> Response:
+        """Completes the prompts. Raises APIError and EngineError."""
+        arrived = time.monotonic()
+        self._requests.check(body)
+        check_count("prompt", len(body.prompts), self._max_prompts, "prompts")
+        if body.best_of is not None and (body.best_of < (body.n or 1) or body.stream):
+            raise APIError(400, "'best_of' must be at least 'n', and cannot be streamed.", "best_of", "invalid_value")
+        if body.suffix:
+            prompts = [await self._prompts.fill_in(prompt, body.suffix) for prompt in body.prompts]
+        else:
+            prompts = [await self._prompts.text(prompt) for prompt in body.prompts]
+        echoes = [await self._prompts.decode(prompt) for prompt in body.prompts] if body.echo else []
+        requests = await self._requests.build(http, body, prompts)
+        formatter = CompletionFormatter(body, self._vocabulary)
+        task = GenerationTask(requests, formatter, arrived, padded=body.pads_stream, echoes=echoes)
+        return await self._runner.respond(http, task, bool(body.stream))
+
+
+class CompletionFormatter(ChoicesFormatter):
+    """Writes completions and their chunks."""
+
+    id_prefix = "cmpl-"
+    body_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(self, request: CompletionBody, vocabulary: Vocabulary) -> None:
+        super().__init__(request)
+        self._vocabulary = vocabulary
+        self._best_of = request.best_of
+        self._returned = request.n or 1  # per prompt
+
+    def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
+        if self._best_of is not None:
+            outputs = best_outputs(outputs, self._best_of, self._returned)
+        return super().body(outputs, usage)
+
+    def choice_deltas(self, output: ChoiceOutput) -> list[dict[str, Any]]:
+        choices = []
+        logprobs, token_ids = self._logprobs(output), self._token_ids(output)
+        if output.text or logprobs or token_ids:
+            choices.append(choice(output.index, output.text, logprobs) | token_ids)
+        if output.finish is not None:
+            choices.append(choice(output.index, finish_reason=output.finish))
+        return choices
+
+    def choice(self, output: ChoiceOutput) -> dict[str, Any]:
+        return choice(output.index, output.text, self._logprobs(output), output.finish) | self._token_ids(output)
+
+    def _logprobs(self, output: ChoiceOutput) -> dict[str, Any] | None:
+        if output.logprobs is None or not self._request.returns_logprobs:
+            return None
+        return completion_logprobs(self._vocabulary, output)
+
+
+def choice(
+    index: int, text: str = "", logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
+) -> dict[str, Any]:
+    """A choice of a completion or of a chunk."""
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def best_outputs(outputs: Sequence[ChoiceOutput], candidates: int, returned: int) -> list[ChoiceOutput]:
+    """Of each prompt's `candidates`, the `returned` ones with the highest mean log-probability, best first, renumbered."""
+    best: list[ChoiceOutput] = []
+    for start in range(0, len(outputs), candidates):
+        ranked = sorted(outputs[start : start + candidates], key=lambda output: -output.mean_logprob)
+        best += ranked[:returned]
+    for index, output in enumerate(best):
+        output.index = index
+    return best

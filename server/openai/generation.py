@@ -1,0 +1,253 @@
+"""Runs a request on the engine and writes its answer, whole or as a stream, in any API's format.
+
+Knows nothing about JSON: a `Formatter` turns outputs into bodies and events. Usage, metrics, keep-alives, coalescing, padding
+and errors are handled here, once for all endpoints.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Protocol
+
+import msgspec
+from fastapi import Request as HTTPRequest
+from fastapi import Response
+
+from server.engine.engine import EngineError
+from server.engine.messages import Finish, Request, TokenEvent, TokenLogprobs
+from server.http import sse
+from server.http.errors import APIError, from_engine
+from server.http.sse import ServerSentEvent
+from server.openai.usage import Usage
+from server.telemetry.metrics import Metrics
+
+
+@dataclass
+class ChoiceOutput:
+    """New output of one choice, or all of it. Begins with the prompt if that is echoed."""
+
+    index: int
+    text: str = ""
+    finish: Finish | None = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: TokenLogprobs | None = None  # of `tokens`; a stop token at the end may have none
+    offset: int = 0  # characters of the choice before `text`
+    echoed_tokens: int = 0  # of `tokens`, the first ones
+    pieces: list[tuple[str, int]] = field(default_factory=list)  # of each event: its text, and its number of tokens
+
+    def add(self, event: TokenEvent) -> None:
+        """Appends an event of the same choice."""
+        self.text += event.text
+        self.pieces.append((event.text, len(event.tokens)))
+        self.finish = event.finish
+        self.tokens += event.tokens
+        if event.logprobs is not None:
+            known, new = self.logprobs or TokenLogprobs([], [], []), event.logprobs
+            self.logprobs = TokenLogprobs(known.chosen + new.chosen, known.ids + new.ids, known.values + new.values)
+
+    def split(self) -> Iterator[ChoiceOutput]:
+        """The output of each event."""
+        start, offset = 0, self.offset
+        for number, (text, size) in enumerate(self.pieces, start=1):
+            part, found = slice(start, start + size), self.logprobs
+            yield ChoiceOutput(
+                self.index,
+                text,
+                finish=self.finish if number == len(self.pieces) else None,
+                tokens=self.tokens[part],
+                logprobs=found and TokenLogprobs(found.chosen[part], found.ids[part], found.values[part]),
+                offset=offset,
+                pieces=[(text, size)],
+            )
+            start, offset = start + size, offset + len(text)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Mean log-probability of the generated tokens."""
+        chosen = self.logprobs.chosen[self.echoed_tokens :] if self.logprobs else []
+        return sum(chosen) / max(1, len(chosen))
+
+
+class Formatter(Protocol):
+    """Writes one answer in an API's format, and holds the state of that answer.
+
+    For a whole answer, `body` is called. For a stream: `start`, `deltas` for each output, then `end` or `error`.
+    """
+
+    def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
+        """The whole answer; `outputs` has one element per choice."""
+
+    def start(self) -> list[ServerSentEvent]:
+        """The events before the first output."""
+
+    def deltas(self, output: ChoiceOutput) -> list[ServerSentEvent]:
+        """The events of new output."""
+
+    def heartbeat(self) -> ServerSentEvent | None:
+        """A padded event without content, which looks like one with content; None if the API has none."""
+
+    def end(self, usage: Usage) -> list[ServerSentEvent]:
+        """The last events, after the engine has finished."""
+
+    def error(self, error: APIError) -> list[ServerSentEvent]:
+        """The last events of a stream that cannot be completed."""
+
+
+class TokenSource(Protocol):
+    """The engine as seen from here."""
+
+    def generate(self, request: Request, admitted: bool = False) -> AsyncGenerator[TokenEvent | None, None]:
+        """The events of a request; None after each keep-alive interval without one. Raises EngineError."""
+
+
+@dataclass(frozen=True)
+class GenerationTask:
+    """One HTTP request to be answered."""
+
+    requests: Sequence[Request]  # one per prompt; choices are numbered through all of them
+    formatter: Formatter
+    arrived: float  # time.monotonic()
+    padded: bool = False  # stream events with content have sizes that do not reveal it
+    echoes: Sequence[str] = ()  # text of each prompt, if choices begin with it
+    on_complete: Callable[[], None] = lambda: None  # called after the engine has finished, before the answer's last byte
+    spent: dict[str, float] = field(default_factory=dict)  # times and counts for the request log and traces
+
+
+class GenerationRunner:
+    """Runs tasks on the engine."""
+
+    def __init__(self, engine: TokenSource, metrics: Metrics, tick_seconds: float = 0.0) -> None:
+        """With `tick_seconds` > 0, streams are coalesced into one batch of events per tick."""
+        self._engine = engine
+        self._metrics = metrics
+        self._tick_seconds = tick_seconds
+
+    async def respond(self, http: HTTPRequest, task: GenerationTask, stream: bool) -> Response:
+        """The HTTP answer. Cancels the request if the client disconnects. Raises EngineError before the first byte."""
+        http.state.spent = task.spent
+        if stream:
+            return await sse.stream_response(http, self.stream(task))
+        return await sse.json_response(http, self.body(task))
+
+    async def body(self, task: GenerationTask) -> dict[str, Any]:
+        """The whole answer. Raises EngineError."""
+        outputs: dict[int, ChoiceOutput] = {}
+        usage = Usage()
+        async with aclosing(self._events(task, usage)) as events:
+            async for event in events:
+                if event is not None:
+                    if event.choice not in outputs:
+                        outputs[event.choice] = new_output(task, event)
+                    outputs[event.choice].add(event)
+        body = task.formatter.body([outputs[index] for index in sorted(outputs)], usage)
+        task.on_complete()
+        return body
+
+    async def stream(self, task: GenerationTask) -> AsyncGenerator[bytes, None]:
+        """The answer as server-sent events. Raises EngineError before the first byte; later errors become events."""
+        formatter, usage = task.formatter, Usage()
+        padding_bytes = self._padding_bytes(task)
+        offsets: dict[int, int] = {}  # characters sent of each choice that has started
+        started = False
+        try:
+            async with aclosing(self._batches(task, usage)) as batches:
+                async for batch in batches:
+                    if not started:
+                        started = True
+                        for event in formatter.start():
+                            yield event.encode()
+                    if not batch:
+                        heartbeat = formatter.heartbeat() if padding_bytes and offsets else None
+                        yield heartbeat.encode(padding_bytes) if heartbeat else sse.KEEP_ALIVE
+                    for output in outputs_of(task, batch, offsets):
+                        offsets[output.index] = output.offset + len(output.text)
+                        for event in formatter.deltas(output):
+                            yield event.encode(padding_bytes)
+        except EngineError as error:
+            if not started:
+                raise
+            for event in formatter.error(from_engine(error)):
+                yield event.encode()
+            return
+        last = formatter.end(usage)
+        task.on_complete()
+        for event in last:
+            yield event.encode()
+
+    def _padding_bytes(self, task: GenerationTask) -> int:
+        if not task.padded:
+            return 0
+        return sse.COALESCED_PADDED_BYTES if self._tick_seconds else sse.PADDED_BYTES
+
+    def _batches(self, task: GenerationTask, usage: Usage) -> AsyncGenerator[list[TokenEvent], None]:
+        events = self._events(task, usage)
+        return sse.coalesce(events, self._tick_seconds) if self._tick_seconds else sse.singly(events)
+
+    async def _events(self, task: GenerationTask, usage: Usage) -> AsyncGenerator[TokenEvent | None, None]:
+        """The events of all prompts in order, recorded in `usage` and the metrics; None after each keep-alive interval."""
+        last_token = task.arrived
+        for number, request in enumerate(task.requests):
+            prompt_recorded = False
+            async with aclosing(self._engine.generate(request, admitted=number > 0)) as events:
+                async for event in events:
+                    if event is None:
+                        yield None
+                        continue
+                    if not prompt_recorded:
+                        prompt_recorded = True
+                        self._record_prompt(usage, len(request.prompt), event.cached_tokens)
+                    now = time.monotonic()
+                    task.spent.setdefault("first_token_ms", round(1e3 * (now - task.arrived), 1))
+                    self._record_latency(usage.completion_tokens == 0, now - last_token, len(event.tokens))
+                    last_token = now
+                    usage.record_event(event)
+                    task.spent.update(completion_tokens=usage.completion_tokens, steps=usage.steps)
+                    if event.step is not None:
+                        self._metrics.record_step(event.step, len(event.tokens))
+                    yield msgspec.structs.replace(event, choice=number * request.choices + event.choice)
+        self._metrics.request_duration.observe(time.monotonic() - task.arrived)
+
+    def _record_prompt(self, usage: Usage, tokens: int, cached_tokens: int) -> None:
+        usage.prompt_tokens += tokens
+        usage.cached_tokens += cached_tokens
+        self._metrics.prompt_tokens.inc(tokens)
+        self._metrics.cached_prompt_tokens.inc(cached_tokens)
+
+    def _record_latency(self, first: bool, seconds: float, tokens: int) -> None:
+        if first:
+            self._metrics.time_to_first_token.observe(seconds)
+            return
+        for _ in range(tokens):
+            self._metrics.inter_token_latency.observe(seconds / tokens)
+
+
+def new_output(task: GenerationTask, event: TokenEvent) -> ChoiceOutput:
+    """The output of a choice before its first event: empty, or the echoed prompt."""
+    if not task.echoes:
+        return ChoiceOutput(event.choice)
+    number = event.choice // task.requests[0].choices
+    echo, tokens, logprobs = task.echoes[number], task.requests[number].prompt, event.prompt_logprobs
+    if logprobs is not None:  # they begin at the second token
+        logprobs = TokenLogprobs([0.0, *logprobs.chosen], [[], *logprobs.ids], [[], *logprobs.values])
+    return ChoiceOutput(
+        event.choice,
+        echo,
+        tokens=list(tokens),
+        logprobs=logprobs,
+        echoed_tokens=len(tokens),
+        pieces=[(echo, len(tokens))],
+    )
+
+
+def outputs_of(task: GenerationTask, batch: Sequence[TokenEvent], offsets: Mapping[int, int]) -> Iterator[ChoiceOutput]:
+    """Joins consecutive events of a choice. `offsets` are the characters sent of each choice that has started."""
+    for index, group in groupby(batch, key=lambda event: event.choice):
+        events = list(group)
+        output = ChoiceOutput(index, offset=offsets[index]) if index in offsets else new_output(task, events[0])
+        for event in events:
+            output.add(event)
+        yield output

@@ -1,0 +1,68 @@
+"""The served model: /v1/models, and its tokenizer at /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from server.chat.prompt import PromptEncoder, TemplateOptions
+from server.engine.messages import Ready
+from server.http.errors import APIError
+from server.openai.conversation import Body, Message
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: text, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _prompt_or_messages(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either 'prompt' or 'messages'")
+        return self
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class ModelEndpoint:
+    """The endpoints about the served model."""
+
+    def __init__(self, served_name: str, prompts: PromptEncoder, wait_started: Callable[[], Awaitable[Ready]]) -> None:
+        self._card = {"id": served_name, "object": "model", "created": int(time.time()), "owned_by": "outrider"}
+        self._prompts = prompts
+        self._wait_started = wait_started
+
+    def list(self) -> dict[str, Any]:
+        """GET /v1/models."""
+        return {"object": "list", "data": [self._card]}
+
+    def retrieve(self, name: str) -> dict[str, Any]:
+        """GET /v1/models/{name}. Raises APIError."""
+        if name != self._card["id"]:
+            message = f"The model {name!r} does not exist here; this server serves {self._card['id']!r}."
+            raise APIError(404, message, "model", "model_not_found")
+        return self._card
+
+    async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
+        """The token ids of a text, or of a rendered conversation. Raises APIError and EngineError."""
+        if body.messages is not None:
+            tokens = await self._prompts.chat([message.rendered() for message in body.messages], TemplateOptions())
+        else:
+            tokens = await self._prompts.text(body.prompt or "")
+        context_tokens = (await self._wait_started()).context_tokens
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": context_tokens}
+
+    async def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
+        """The text of token ids. Raises APIError."""
+        return {"prompt": await self._prompts.decode(body.tokens)}

@@ -1,0 +1,113 @@
+"""From a validated body to the engine's requests; checks the bounds that the settings and the model impose."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+
+from fastapi import Request as HTTPRequest
+
+from drafters.options import NEED_A_MODEL
+from server.chat.prompt import PromptEncoder
+from server.chat.structured_output import GrammarChecker
+from server.engine.messages import Ready, Request
+from server.http.errors import APIError
+from server.openai.conversation import content_text
+from server.openai.schema import GenerationBody
+from server.settings import Settings
+
+SESSION_CHARACTERS = 256
+
+
+class RequestBuilder:
+    """Checks bodies and builds the engine's requests."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        prompts: PromptEncoder,
+        grammars: GrammarChecker,
+        wait_started: Callable[[], Awaitable[Ready]],
+    ) -> None:
+        """`wait_started` returns the properties of the worker once it has loaded, and may raise EngineError."""
+        self._served_name = settings.model.served_name
+        self._has_draft_model = settings.draft_model.path is not None
+        self._limits = settings.limits
+        self._prompts = prompts
+        self._grammars = grammars
+        self._wait_started = wait_started
+
+    def check(self, body: GenerationBody) -> None:
+        """Checks the fields that all endpoints share. Raises APIError."""
+        if body.model != self._served_name:
+            message = f"The model {body.model!r} does not exist here; this server serves {self._served_name!r}."
+            raise APIError(404, message, "model", "model_not_found")
+        drafter = body.speculation and body.speculation.drafter
+        if drafter in NEED_A_MODEL and not self._has_draft_model:
+            message = f"The drafter {drafter!r} needs a draft model, and this server has none; choose another drafter."
+            raise APIError(400, message, "speculation", "no_draft_model")
+        for name in ("n", "best_of"):
+            check_count(name, getattr(body, name, None) or 1, self._limits.choices, "choices")
+        check_count("stop", len(body.stop_strings), self._limits.stop_strings, "stop strings")
+        limit = self._limits.stop_characters
+        if any(len(stop) > limit for stop in body.stop_strings):
+            raise APIError(400, f"A stop string may have at most {limit} characters.", "stop", "too_long")
+        check_count("logit_bias", len(body.logit_bias or {}), self._limits.logit_biases, "biases")
+        self._check_tokens("logit_bias", [int(token) for token in body.logit_bias or {}])
+        self._check_tokens("stop_token_ids", body.stop_token_ids or [])
+
+    async def build(
+        self, http: HTTPRequest, body: GenerationBody, prompts: Sequence[list[int]], grammar: str | None = None
+    ) -> list[Request]:
+        """One request per prompt (token ids). `grammar` overrides the body's structured output. Raises APIError."""
+        context_tokens = (await self._wait_started()).context_tokens
+        for prompt in prompts:
+            check_prompt(prompt, context_tokens)
+        session = body.session_id or http.headers.get("x-session-id") or body.prompt_cache_key
+        prediction = await self._prompts.plain(content_text(body.prediction.content)) if body.prediction else []
+        grammar = grammar or await self._grammars.grammar(body.structures)
+        max_tokens = context_tokens if body.token_limit is None else body.token_limit
+        request_id = uuid.uuid4().hex
+        return [
+            Request(
+                id=f"{request_id}-{number}",
+                prompt=prompt,
+                params=body.sampling_params(),
+                max_tokens=min(max_tokens, context_tokens - len(prompt)),
+                stop=body.stop_strings,
+                choices=body.candidates,
+                principal=http.state.principal,
+                session=session[:SESSION_CHARACTERS] if session else None,
+                drafter=body.speculation.drafter if body.speculation else None,
+                max_nodes=body.speculation.max_nodes if body.speculation else None,
+                prediction=prediction[:context_tokens],
+                stop_token_ids=body.stop_token_ids or [],
+                skip_special_tokens=body.hides_special_tokens,
+                priority=body.priority or 0,
+                grammar=grammar,
+                keep_stop=bool(body.include_stop_str_in_output),
+                scores_prompt=body.returns_prompt_logprobs,
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+
+    def _check_tokens(self, name: str, tokens: Sequence[int]) -> None:
+        invalid = next((token for token in tokens if token >= self._prompts.size), None)
+        if invalid is not None:
+            message = f"Invalid '{name}': token ids must be from 0 to {self._prompts.size - 1}, not {invalid}."
+            raise APIError(400, message, name, "invalid_value")
+
+
+def check_count(name: str, count: int, limit: int, unit: str) -> None:
+    """Raises APIError if the field `name` has more than `limit` elements."""
+    if count > limit:
+        raise APIError(400, f"Invalid '{name}': at most {limit} {unit} are allowed, not {count}.", name, "too_many")
+
+
+def check_prompt(prompt: Sequence[int], context_tokens: int) -> None:
+    """Raises APIError if the prompt is empty or does not leave room for an answer."""
+    if not prompt:
+        raise APIError(400, "The prompt is empty; give at least one token.", "prompt", "invalid_value")
+    if len(prompt) >= context_tokens:
+        message = f"The prompt has {len(prompt)} tokens, but this model's context holds {context_tokens}; shorten the prompt."
+        raise APIError(400, message, "prompt", "context_length_exceeded")

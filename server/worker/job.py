@@ -1,0 +1,143 @@
+"""A request at work, and how a decoding step becomes a TokenEvent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafters.interface import Logprobs, Source
+from server.engine.messages import Finish, Request, StepReport, TokenEvent, TokenLogprobs
+from server.settings import Settings
+from server.worker.detokenizer import AnswerText
+from server.worker.runtime import Runtime
+from server.worker.sessions import Session
+from verify.decode import DecodeOptions, Generation, Step
+from verify.sampling_params import SamplingParams
+
+LABELS = {int(source): source.label for source in Source}
+SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that the choices' seeds differ
+
+
+class Job:
+    """A request at work: its choices one after another, in one session's KV cache."""
+
+    def __init__(self, request: Request, session: Session, runtime: Runtime, settings: Settings) -> None:
+        self.request = request
+        self.session = session
+        self._runtime = runtime
+        self._drafter = request.drafter or settings.speculation.drafter
+        self._max_nodes = settings.speculation.max_nodes if request.max_nodes is None else request.max_nodes
+        self._choice = 0
+        self._cached_tokens: int | None = None  # set when the first choice begins
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begins the current choice."""
+        request, runtime = self.request, self._runtime
+        params = choice_params(request.params, self._choice)
+        name = self._drafter if runtime.kernels.ready else "none"
+        options = DecodeOptions(
+            params=params,
+            max_tokens=request.max_tokens,
+            stop_ids=runtime.stop_ids.union(request.stop_token_ids),
+            prediction=tuple(request.prediction),
+            scores_prompt=request.scores_prompt,
+            **runtime.budget(name, self._max_nodes),
+        )
+        drafter = self.session.drafter(name, runtime.resources_of(request.principal))
+        grammar = None if request.grammar is None else runtime.grammars.compile(request.grammar)
+        self._generation = Generation(self.session.verifier, drafter, np.array(request.prompt, np.int32), options, grammar)
+        if self._cached_tokens is None:
+            self._cached_tokens = self._generation.reused_tokens
+        self._text = AnswerText(
+            tokenizer=runtime.tokenizer,
+            stops=request.stop,
+            skip_special_tokens=request.skip_special_tokens,
+            keep_stop=request.keep_stop,
+            min_tokens=params.min_tokens,
+        )
+        self._first_event = True  # of this choice
+
+    def step(self) -> TokenEvent | None:
+        """Runs one step; None during prefill."""
+        step = self._generation.step()
+        if step.tree is None and step.finish is None:
+            return None
+        text, used, finish = self._read(step)
+        tokens = step.tokens if used == self._visible(step) else step.tokens[:used]
+        logprobs = None if step.logprobs is None else token_logprobs(step.logprobs, used)
+        scores = self._generation.prompt_logprobs if self._first_event else None
+        prompt_logprobs = None if scores is None else token_logprobs(scores, len(scores.chosen))
+        self._first_event = False
+        choice = self._choice
+        last = finish is not None and choice + 1 == self.request.choices
+        if finish is not None:
+            self._generation.close()
+            if not last:
+                self._choice += 1
+                self._begin()
+        return TokenEvent(
+            id=self.request.id,
+            choice=choice,
+            tokens=tokens,
+            text=text,
+            finish=finish,
+            step=step_report(step),
+            cached_tokens=self._cached_tokens or 0,
+            last=last,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _read(self, step: Step) -> tuple[str, int, Finish | None]:
+        """The step's text, how many of its visible tokens the text uses, and the finish reason, if the answer ends."""
+        finish = step.finish
+        text, used = self._text.feed(step.tokens[: self._visible(step)])
+        if self._text.stopped:
+            self._generation.take_back(len(step.tokens) - used)
+            return text, used, "stop"
+        if finish is not None:
+            text += self._text.finish()
+            finish = "stop" if self._text.stopped else finish
+        return text, used, finish
+
+    def _visible(self, step: Step) -> int:
+        """The number of tokens with text: a final stop token has none, unless the request keeps it."""
+        return len(step.tokens) - (step.finish == "stop" and not self.request.keep_stop)
+
+    def close(self) -> None:
+        """Ends the request for the drafter; the session keeps the KV cache."""
+        self._generation.close()
+
+
+def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
+    """The parameters of a choice: the request's, with a seed of its own for every choice but the first (number 0)."""
+    return replace(params, seed=params.seed + choice * SEED_STRIDE & (1 << 64) - 1) if choice else params
+
+
+def token_logprobs(logprobs: Logprobs, count: int) -> TokenLogprobs:
+    """The log-probabilities of the first `count` tokens, as a message."""
+    return TokenLogprobs(
+        chosen=logprobs.chosen[:count].tolist(), ids=logprobs.top_ids[:count].tolist(), values=logprobs.top[:count].tolist()
+    )
+
+
+def step_report(step: Step) -> StepReport | None:
+    """The step's times and counts; None if the target ran no step."""
+    if step.tree is None:
+        return None
+    sources = step.tree.source
+    return StepReport(
+        draft_seconds=step.draft_seconds,
+        verify_seconds=step.verify_seconds,
+        commit_seconds=step.commit_seconds,
+        drafted=count_sources(sources),
+        accepted=count_sources(sources[step.accepted]),
+    )
+
+
+def count_sources(sources: NDArray[np.uint8]) -> dict[str, int]:
+    """The number of nodes (uint8 [N]) of each source, by label."""
+    return {LABELS[i]: count for i, count in enumerate(np.bincount(sources).tolist()) if count}

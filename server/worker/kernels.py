@@ -1,0 +1,120 @@
+"""The drafters' compiled kernels. Compiling them takes half a minute, loading them from numba's cache a fraction of a second.
+
+At the first start on a machine, a background process compiles them into the cache while the worker already serves: until it is
+done, answers are decoded without drafts. Drafts never change an answer, so only its speed differs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from numba.core.event import Event, Listener, install_listener
+
+from drafters.registry import Resources, warm
+from server.engine.worker_process import command, decode_settings, encode_settings
+from server.settings import Settings
+from server.worker.resources import Tables, distinct, load_resources
+
+log = logging.getLogger("outrider.worker")
+NICENESS = 5  # requests run first
+
+
+class NotCached(Exception):
+    """A kernel is not in numba's cache."""
+
+
+class CompileRefusal(Listener):  # type: ignore[misc]
+    """While installed, a kernel that would have to be compiled raises NotCached instead."""
+
+    def on_start(self, event: Event) -> None:
+        raise NotCached
+
+    def on_end(self, event: Event) -> None:
+        """Nothing was compiled."""
+
+
+class Kernels:
+    """Whether the drafters can be used without compiling. Owns the process that compiles their kernels."""
+
+    def __init__(self, settings: Settings, background: bool = True) -> None:
+        """Without `background`, `load` compiles what is not cached, however long that takes."""
+        self.ready = False
+        self._settings = settings
+        self._background = background
+        self._process: subprocess.Popen[str] | None = None
+        self._started_at = 0.0  # time.monotonic() of the process's start
+        self._resources: Sequence[Resources] = ()
+
+    def load(self, resources: Sequence[Resources], tables: Tables) -> None:
+        """Loads the kernels for each of `resources`, or starts compiling them.
+
+        `tables` opens the same tables in the background process.
+        """
+        self._resources = resources
+        self.ready = not self._background or self._try_cache()
+        if not self._background:
+            self._warm()
+        elif not self.ready:
+            log.info("compiling the drafters' kernels for this machine; until then, answers are decoded without drafts")
+            self._started_at = time.monotonic()
+            self._process = subprocess.Popen(
+                command(__name__, json.dumps(asdict(tables))), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+            )
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(encode_settings(self._settings)) + "\n")
+            self._process.stdin.flush()
+
+    def poll(self) -> None:
+        """Loads the kernels once the background process has compiled them. Cheap; call it between two steps."""
+        if self._process is None or self._process.poll() is None:
+            return
+        self._process.communicate()
+        exit_code, self._process = self._process.returncode, None
+        if exit_code == 0 and self._try_cache():
+            log.info("the drafters' kernels are compiled after %.1f s", time.monotonic() - self._started_at)
+        else:
+            log.warning("the drafters' kernels could not be cached (exit code %d): compiling them in the worker", exit_code)
+            self._warm()
+        self.ready = True
+
+    def close(self) -> None:
+        """Ends the background process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()  # waits, and closes the pipe
+
+    def _try_cache(self) -> bool:
+        try:
+            with install_listener("numba:compile", CompileRefusal()):
+                self._warm()
+        except NotCached:
+            return False
+        return True
+
+    def _warm(self) -> None:
+        for each in self._resources:
+            warm(each)
+
+
+def main(tables: str) -> None:
+    """The background process: compiles every kernel for the settings on stdin. Ends when stdin closes."""
+    os.nice(NICENESS)
+    settings = decode_settings(json.loads(sys.stdin.readline()))
+    threading.Thread(target=end_with_worker, daemon=True).start()
+    shared, own = load_resources(settings, Tables(**json.loads(tables)))
+    for each in distinct([shared, *own.values()]):
+        warm(each)
+
+
+def end_with_worker() -> None:
+    """Ends this process when the worker does."""
+    sys.stdin.read()
+    os._exit(1)

@@ -1,0 +1,81 @@
+"""The worker process's entry point: loads what the settings name, reports Ready or Refused, and runs the decode loop.
+
+Imports torch only after the hang-up watch runs, so that the process ends with the front end from the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import socket
+import threading
+import time
+
+from server.engine import messages
+from server.engine.messages import Ready, Refused, Start
+from server.engine.transport import WorkerSide
+from server.engine.worker_process import decode_settings
+from server.imports import frozen_imports
+from server.settings import Settings
+from server.telemetry.logs import configure
+
+START_SECONDS = 60.0  # to wait for the Start message
+
+
+def main(file_descriptor: str) -> None:
+    """Runs a worker over the inherited socket with this number, until the front end ends it or goes away."""
+    wire = WorkerSide(socket.socket(fileno=int(file_descriptor)))
+    threading.Thread(target=end_with_front_end, args=(wire,), daemon=True).start()
+    start = receive_start(wire)
+    settings = decode_settings(start.settings)
+    configure(settings.logging)
+    run(settings, wire, start.started_at)
+    logging.shutdown()
+    os._exit(0)  # a regular exit spends seconds on torch's teardown
+
+
+def end_with_front_end(wire: WorkerSide) -> None:
+    """Ends this process, whatever it is doing, when the front end closes the socket or dies."""
+    wire.wait_closed()
+    os._exit(1)
+
+
+def receive_start(wire: WorkerSide) -> Start:
+    """The first message. Raises EOFError if the front end is gone."""
+    while True:
+        for data in wire.receive(START_SECONDS):
+            message = messages.decode_to_worker(data)
+            assert isinstance(message, Start)
+            return message
+
+
+def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
+    """Loads and serves. A model or table that cannot be loaded is reported as Refused."""
+    with frozen_imports():
+        from drafters.tables.array_file import ArrayFileError
+        from server.worker.kernels import Kernels
+        from server.worker.loop import Worker
+        from server.worker.runtime import load
+        from verify.errors import ModelError
+
+    try:
+        runtime = load(settings, Kernels(settings))
+    except (ModelError, ArrayFileError) as error:
+        wire.send(messages.encode(Refused(str(error))))
+        return
+    shape, context_tokens = runtime.runner.cache_shape, runtime.runner.context_tokens
+    ready = Ready(
+        context_tokens=context_tokens,
+        device=str(shape.device),
+        dtype=str(shape.dtype).removeprefix("torch."),
+        seconds=time.monotonic() - started_at,
+        slots=runtime.slots,
+        slot_bytes=shape.bytes_for(context_tokens),
+    )
+    wire.send(messages.encode(ready))
+    gc.freeze()  # excludes the model and the tables from every later collection
+    with contextlib.suppress(EOFError, ConnectionError):  # the front end is gone
+        Worker(settings, runtime, wire).run()
+    runtime.kernels.close()

@@ -1,0 +1,91 @@
+"""The measuring client: what it makes of a stream, of errors, and of /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from bench.http.client import Outcome, complete, metric, quantiles, served_model, sleep_until, stream
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def client(handler: Handler) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url="http://server", transport=httpx.MockTransport(handler))
+
+
+def events(*chunks: dict[str, Any]) -> Handler:
+    lines = [": comment", *(f"data: {json.dumps(chunk)}" for chunk in chunks), "data: [DONE]"]
+    return lambda request: httpx.Response(200, text="\n\n".join(lines) + "\n\n")
+
+
+def tokens(*ids: int) -> dict[str, Any]:
+    return {"choices": [{"token_ids": list(ids)}]}
+
+
+def test_a_stream_is_counted_by_packets() -> None:
+    outcome = asyncio.run(stream(client(events(tokens(1, 2), tokens(3), {"choices": []})), {}))
+    assert outcome.answered
+    assert outcome.tokens == [1, 2, 3]
+    assert len(outcome.gaps) == 2
+    assert 0 < outcome.first_token <= outcome.seconds
+
+
+def test_a_client_disconnects_after_some_packets() -> None:
+    outcome = asyncio.run(stream(client(events(*(tokens(number) for number in range(9)))), {}, disconnect_after=2))
+    assert outcome.tokens == [0, 1]
+
+
+def test_an_error_in_the_stream_is_recorded() -> None:
+    outcome = asyncio.run(stream(client(events(tokens(1), {"error": {"message": "the worker was replaced"}})), {}))
+    assert (outcome.status, outcome.error, outcome.answered) == (200, "the worker was replaced", False)
+
+
+@pytest.mark.parametrize("send", [stream, complete])
+def test_refusals_and_lost_connections_are_outcomes(send: Callable[..., Any]) -> None:
+    refused = asyncio.run(send(client(lambda request: httpx.Response(429, json={})), {}))
+    assert (refused.status, refused.answered) == (429, False)
+
+    def lose(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    lost = asyncio.run(send(client(lose), {}))
+    assert (lost.status, lost.error, lost.answered) == (0, "ConnectError", False)
+
+
+def test_an_answer_in_one_piece() -> None:
+    outcome = asyncio.run(complete(client(lambda request: httpx.Response(200, json=tokens(4, 5))), {}))
+    assert (outcome.answered, outcome.tokens) == (True, [4, 5])
+
+
+def test_a_metric_is_summed_over_its_labels() -> None:
+    text = 'queue_waiting{kind="a"} 2.0\nqueue_waiting{kind="b"} 3.0\nqueue_waiting_total 9.0\n'
+    assert asyncio.run(metric(client(lambda request: httpx.Response(200, text=text)), "queue_waiting")) == 5.0
+
+
+def test_the_served_model_is_the_first() -> None:
+    listed = httpx.Response(200, json={"data": [{"id": "one"}, {"id": "two"}]})
+    assert asyncio.run(served_model(client(lambda request: listed))) == "one"
+
+
+def test_quantiles_are_of_the_values() -> None:
+    assert quantiles([]) == {}
+    assert quantiles([number / 1000 for number in range(1, 101)]) == {"p50": 51.0, "p90": 91.0, "p99": 100.0, "max": 100.0}
+
+
+@pytest.mark.parametrize("status", [0, 200, 429, 503])
+def test_an_outcome_is_an_answer_only_if_it_is_whole(status: int) -> None:
+    assert Outcome(status).answered == (status == 200)
+    assert not Outcome(status, error="lost").answered
+
+
+def test_a_deadline_in_the_past_is_now() -> None:
+    started = time.perf_counter()
+    asyncio.run(sleep_until(started - 10))
+    assert time.perf_counter() - started < 1

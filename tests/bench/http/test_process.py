@@ -1,0 +1,44 @@
+"""Processes are found in /proc, and a server that ends before it is ready is an error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from bench.http.process import children, find_worker, resident_mb, start_server, wait_until_ready
+from bench.plan import BenchError
+
+
+def test_a_worker_is_found_among_the_children() -> None:
+    command = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'input() # spawn_main'], stdin=0); p.wait()"
+    parent = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE)
+    try:
+        assert parent.pid in children(os.getpid())
+        while (worker := find_worker(parent.pid)) is None:
+            assert parent.poll() is None
+        assert worker in children(parent.pid)
+        assert find_worker(worker) is None
+    finally:
+        parent.communicate(b"\n", timeout=30)
+
+
+def test_memory_is_that_of_a_running_process() -> None:
+    assert 1 < resident_mb(os.getpid()) < 100_000
+    assert resident_mb(1 << 30) == 0.0
+
+
+def test_a_server_that_ends_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(httpx, "get", lambda url: httpx.Response(503))
+    with subprocess.Popen([sys.executable, "-c", ""], text=True) as process:
+        process.wait(30)
+        with pytest.raises(BenchError, match="not ready"):
+            wait_until_ready("http://server", process)
+
+
+def test_a_wrong_flag_is_a_sentence() -> None:
+    with pytest.raises(BenchError, match=r"did not start: .*--prot"), start_server(["--prot", "1"]):
+        pass

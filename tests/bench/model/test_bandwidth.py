@@ -1,0 +1,18 @@
+"""The probes of the memory and of the linear layers run on a tiny model."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.model import bandwidth
+from verify.model.runner import ModelRunner
+
+
+def test_a_read_has_a_speed(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandwidth, "CPU_PROBE_BYTES", 1 << 20)
+    assert bandwidth.read_bytes_per_second(tiny_runner) > 1e6
+
+
+def test_the_linear_layers_run_alone(tiny_runner: ModelRunner) -> None:
+    once = bandwidth.linear_pass(tiny_runner)
+    assert 0 < min(once() for _ in range(3)) < 1

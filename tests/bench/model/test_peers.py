@@ -1,0 +1,65 @@
+"""Which of transformers' ways to generate can run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+import models
+from bench.model.peers import Transformers
+from server.settings import Settings, load_settings
+from server.worker.runtime import Runtime
+
+
+class FakeModel:
+    """Appends token 7 until `max_new_tokens`, and keeps the options."""
+
+    def generate(self, ids: torch.Tensor, **options: Any) -> torch.Tensor:
+        self.options = options
+        return torch.cat([ids, torch.full((1, options["max_new_tokens"]), 7)], 1)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that were loaded."""
+    paths: list[str] = []
+
+    def load(self: Transformers, path: str) -> FakeModel:
+        paths.append(path)
+        return FakeModel()
+
+    monkeypatch.setattr(Transformers, "_load", load)
+    return paths
+
+
+def peers(settings: Settings, draft: str | None = None) -> Transformers:
+    cache_shape = SimpleNamespace(dtype=torch.float32)
+    runner = SimpleNamespace(device=torch.device("cpu"), cache_shape=cache_shape)
+    return Transformers(cast(Runtime, SimpleNamespace(runner=runner, stop_ids={3, 2})), settings, draft)
+
+
+def test_the_embedded_model_has_an_assistant(loads: list[str]) -> None:
+    assert peers(load_settings()).names == ["transformers", "transformers-lookup", "transformers-assistant"]
+    assert loads == [str(models.TARGET), str(models.DRAFT)]
+
+
+def test_another_model_has_one_if_it_is_given(loads: list[str]) -> None:
+    other = load_settings(None, {"model.path": "/models/other"})
+    assert peers(other).names == ["transformers", "transformers-lookup"]
+    assert "transformers-assistant" in peers(other, "/models/small").names
+
+
+def test_options_of_generate(loads: list[str]) -> None:
+    peer = peers(load_settings())
+    tokens, seconds = peer.answer("transformers-lookup", np.array([1, 2], np.int32), 0.5, 3, seed=1)
+    assert tokens == [7, 7, 7]
+    assert seconds > 0
+    options = peer._model.options
+    assert (options["do_sample"], options["temperature"], options["eos_token_id"]) == (True, 0.5, [2, 3])
+    assert "prompt_lookup_num_tokens" in options
+    peer.answer("transformers", np.array([1], np.int32), 0.0, 3, seed=1)
+    assert not peer._model.options["do_sample"]

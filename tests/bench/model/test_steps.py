@@ -1,0 +1,40 @@
+"""Steps of a known shape: every node count is timed, and the tables fit 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bench.model import steps
+from bench.model.steps import STEP_NODES, SUMMARY, make_runner, short_rounds, show
+from bench.plan import BenchError
+from server.settings import Settings
+from verify.model.runner import ModelRunner
+
+
+def test_an_unknown_shape_is_a_sentence(exact: Settings) -> None:
+    with pytest.raises(BenchError, match="no shape 'huge'"):
+        make_runner("huge", exact)
+
+
+def test_a_round_times_the_layers_and_every_step(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "ROUNDS", 2)
+    monkeypatch.setattr(steps, "STEP_NODES", (0, 4))
+    monkeypatch.setattr(steps, "CONTEXTS", (16,))
+    rounds = short_rounds(tiny_runner)
+    assert [len(seconds) for _, seconds in rounds] == [2, 2]
+    assert all(linear > 0 and min(seconds) > 0 for linear, seconds in rounds)
+
+
+def test_tables_fit_80_columns(printed: Callable[[], str]) -> None:
+    figures: dict[str, Any] = dict.fromkeys(SUMMARY, 123456.789)
+    figures |= {"shape": "qwen3-0.6b", "dtype": "torch.bfloat16"}
+    contexts = ("64", "512", "2048", "8192", "32768")
+    figures["step_ms"] = {context: {str(nodes): 12345.678 for nodes in STEP_NODES} for context in contexts}
+    figures["nodes_over_single"] = {str(nodes): 123.456 for nodes in STEP_NODES}
+    show(figures)
+    text = printed()
+    assert text.count("12345.678") == len(contexts) * len(STEP_NODES)
+    assert all(label in text for label in SUMMARY.values())

@@ -1,0 +1,47 @@
+"""Divergences are found, placed and weighed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from bench.decode import encode
+from bench.lossless import Divergence, first_difference, run, show, tie_margin, token_at
+from bench.plan import Plan
+from drafters.none import NoDrafter
+from server.settings import Settings
+from server.worker.runtime import load
+from verify.decode import DecodeOptions, decode
+from verify.sampling_params import SamplingParams
+from verify.verifier import TreeVerifier
+
+PROMPT = "def read_file(path):\n"
+
+
+def test_nothing_diverges_in_float32(exact: Settings) -> None:
+    assert run(exact, Plan(["trigram", "fusion"], [PROMPT], [0.0, 0.8], 24, 1)) == []
+
+
+def test_a_divergence_is_placed_and_weighed(exact: Settings) -> None:
+    assert first_difference([1, 2, 3], [1, 2, 3]) is None
+    assert first_difference([1, 2, 3], [1, 4, 3]) == 1
+    assert first_difference([1, 2, 3], [1, 2]) == 2
+    runtime = load(exact)
+    prompt = encode(runtime, PROMPT)
+    for params in (SamplingParams(temperature=0), SamplingParams(temperature=1.0, seed=3)):
+        verifier = TreeVerifier(runtime.runner, runtime.runner.new_cache())
+        plain = decode(verifier, NoDrafter(), prompt, DecodeOptions(params, 6)).tokens
+        other = [*plain[:4], (plain[4] + 1) % 4096]
+        assert tie_margin(runtime, prompt, plain, other, 4, params) > 0  # plain decoding took the higher one
+        assert math.isnan(tie_margin(runtime, prompt, plain, plain[:5], 5, params))
+
+
+def test_there_is_no_token_after_the_end() -> None:
+    assert [token_at([7, 8], position) for position in (0, 1, 2)] == [7, 8, -1]
+
+
+def test_the_table_fits_80_columns(printed: Callable[[], str]) -> None:
+    show([Divergence("draft-graph", 0.75, 1318, 16383, 151935, 151934, -1234.5)], 1319, "bfloat16")
+    text = printed()
+    assert all(cell in text for cell in ("draft-graph", "151935", "151934", "-1234.500000", "16383"))
+    assert "1318 of 1319 drafted answers equal plain decoding's (bfloat16)." in text

@@ -1,0 +1,41 @@
+"""What the soak test counts, and how it measures growth."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bench.http.client import Outcome
+from bench.soak import Question, Sample, Soak, growth
+
+QUESTION = Question({"prompt": "x", "seed": 4}, [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind"),
+    [
+        (Outcome(200, tokens=[1, 2, 3]), "right answers"),
+        (Outcome(429), "refused"),
+        (Outcome(200, error="the worker was replaced"), "failed"),
+        (Outcome(0, error="ReadError"), "failed"),
+    ],
+)
+def test_an_answer_is_compared_with_plain_decoding(outcome: Outcome, kind: str) -> None:
+    soak = Soak("http://server", 1, [QUESTION], 10.0)
+    asyncio.run(soak._check(QUESTION, outcome))
+    assert soak.record.counts[kind] == 1
+    assert not soak.record.wrong
+    assert len(soak.record.failed_at) == (kind == "failed")
+
+
+def test_a_wrong_answer_is_recorded() -> None:
+    soak = Soak("http://server", 1, [QUESTION], 10.0)
+    asyncio.run(soak._check(QUESTION, Outcome(200, tokens=[1, 2, 4])))
+    assert soak.record.wrong == ["4: [1, 2, 4]... for [1, 2, 3]..."]
+
+
+def test_growth_is_of_the_last_process_once_it_has_settled() -> None:
+    first = [Sample(float(at), 1, 500.0) for at in range(0, 100, 5)]
+    last = [Sample(100.0 + at, 2, 100.0 + (at < 60) * 50 + (at > 150) * 10) for at in range(0, 200, 5)]
+    assert growth(first + last) == {"early_mb": 100.0, "late_mb": 110.0, "ratio": 1.1}

@@ -1,0 +1,129 @@
+"""Structures become grammars that accept what they describe and nothing else; invalid ones are rejected at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import llguidance
+import pytest
+from llguidance import LLMatcher
+
+from server.chat.structured_output import GrammarChecker, Structure, calls_grammar, depth, to_grammar
+from server.chat.tool_parsers import ToolFormat, tool_parser
+from server.http.errors import APIError
+from server.settings import Limits
+
+BYTES = llguidance.LLTokenizer("byte")
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+
+
+def accepts(grammar: str, text: str) -> bool:
+    """Whether `text` is a complete answer under the grammar."""
+    matcher = LLMatcher(BYTES, grammar)
+    return matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
+
+
+def checked(structures: Mapping[str, Structure], **limits: int) -> str | None:
+    return asyncio.run(GrammarChecker(Limits.model_validate(limits)).grammar(structures))
+
+
+@pytest.mark.parametrize(
+    ("structure", "valid", "invalid"),
+    [
+        (Structure("json_object", None), '{"a": 1}', "[1]"),
+        (Structure("json_schema", POINT), '{"x": 1}', '{"x":  1}'),
+        (Structure("lenient_json_schema", POINT | {"unknown": 1}), '{"x": 1}', '{"y": 1}'),
+        (Structure("regex", "[ab]+c"), "abc", "abd"),
+        (Structure("choice", ["yes", 'no "never"']), 'no "never"', "no"),
+        (Structure("grammar", 'start: "a" ("," "a")*'), "a,a", "a,"),
+    ],
+)
+def test_structures(structure: Structure, valid: str, invalid: str) -> None:
+    grammar = to_grammar(structure)
+    assert accepts(grammar, valid)
+    assert not accepts(grammar, invalid)
+    assert checked({"field": structure}) == grammar
+
+
+def test_at_most_one_structure() -> None:
+    assert checked({}) is None
+    with pytest.raises(APIError, match="only one of 'regex' and 'choice'"):
+        checked({"regex": Structure("regex", "a"), "choice": Structure("choice", ["b"])})
+
+
+@pytest.mark.parametrize(
+    ("structure", "code"),
+    [
+        (Structure("regex", "a" * 101), "too_long"),
+        (Structure("json_schema", {"a": {"b": {"c": {}}}}), "too_deep"),
+        (Structure("regex", "("), "invalid_grammar"),
+        (Structure("json_schema", {"type": "array", "uniqueItems": True}), "invalid_grammar"),
+    ],
+)
+def test_invalid_structures_name_their_field(structure: Structure, code: str) -> None:
+    with pytest.raises(APIError) as raised:
+        checked({"field": structure}, grammar_bytes=100, schema_depth=3)
+    assert (raised.value.code, raised.value.param) == (code, "field")
+
+
+def test_a_valid_grammar_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checker, structures = GrammarChecker(Limits()), {"regex": Structure("regex", "a+")}
+    first = asyncio.run(checker.grammar(structures))
+    monkeypatch.setattr(LLMatcher, "validate_grammar", None)
+    assert asyncio.run(checker.grammar(structures)) == first
+
+
+CALLS: list[tuple[ToolFormat, str, str]] = [
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>', "\n"),
+    ("llama3", '{"name": "f", "parameters": {"x": 1}}', "; "),
+    ("mistral", '{"name": "f", "arguments": {"x": 1}}', ", "),
+    ("pythonic", "f(x=1)", ", "),
+]
+
+
+@pytest.mark.parametrize(("format", "call", "separator"), CALLS)
+def test_enforced_calls_are_those_that_the_parser_reads(format: ToolFormat, call: str, separator: str) -> None:
+    start, end = {"mistral": ("[TOOL_CALLS][", "]"), "pythonic": ("[", "]")}.get(format, ("", ""))
+    one, two = start + call + end, start + call + separator + call + end
+    schemas: dict[str, Any] = {"f": POINT}
+    several = LLMatcher.grammar_from_lark(calls_grammar(format, schemas, 8, {}))
+    single = LLMatcher.grammar_from_lark(calls_grammar(format, schemas, 1, {}))
+    assert accepts(several, one) and accepts(several, two)
+    assert accepts(single, one) and not accepts(single, two)
+    assert not accepts(several, "Hello.")
+    parser = tool_parser(format)
+    parts = [*parser.feed(two), *parser.finish()]
+    assert [part.text for part in parts if part.kind == "call"] == ["f", "f"]
+    assert all(json.loads(part.text) == {"x": 1} for part in parts if part.kind == "arguments")
+
+
+def test_tool_calls_are_checked_and_bounded() -> None:
+    checker = GrammarChecker(Limits(grammar_bytes=60))
+    grammar = asyncio.run(checker.tool_calls({"f": None}, "hermes", {}))
+    assert accepts(grammar, '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
+    with pytest.raises(APIError) as raised:
+        asyncio.run(checker.tool_calls({"f": POINT}, "hermes", {}))
+    assert (raised.value.param, raised.value.code) == ("tools", "too_long")
+
+
+def test_markers_that_are_special_tokens_are_matched_by_id() -> None:
+    assert "<[7]>" in calls_grammar("hermes", {"f": {}}, 1, {"<tool_call>": 7})
+    assert "<[7]>" not in calls_grammar("hermes", {"f": {}}, 1, {})
+
+
+def test_optional_arguments_may_be_left_out() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a"]}
+    grammar = LLMatcher.grammar_from_lark(calls_grammar("pythonic", {"f": schema}, 1, {}))
+    assert accepts(grammar, "[f(a=1)]") and accepts(grammar, "[f(a=1, b=2)]")
+    assert not accepts(grammar, "[f(b=2)]")
+
+
+def test_depth_needs_no_recursion() -> None:
+    nested: Any = 1
+    for _ in range(100_000):
+        nested = [nested]
+    assert depth(nested) == 100_001
+    assert depth({"a": [1, {"b": 2}]}) == 4

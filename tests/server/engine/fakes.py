@@ -1,0 +1,59 @@
+"""A worker process that exists only as the other end of a socket."""
+
+from __future__ import annotations
+
+import socket
+from typing import cast
+
+from server.engine import messages
+from server.engine.messages import FromWorker, Ready, ToWorker
+from server.engine.transport import WorkerSide
+from server.engine.worker_process import WorkerProcess
+from server.settings import Settings
+
+READY = Ready(context_tokens=100, device="cpu", dtype="float32", seconds=0.1, slots=2, slot_bytes=1000)
+
+
+class FakeProcess:
+    """Stands in for a WorkerProcess; a test plays the worker through `receive`, `send` and `die`."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair()
+        self._wire = WorkerSide(theirs)
+        self.exit_code: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.exit_code is None
+
+    def wait(self, seconds: float) -> None:
+        """A fake ends at once or never."""
+
+    def kill(self) -> None:
+        if self.alive:
+            self.die(-9)
+
+    def close(self) -> None:
+        self.kill()
+
+    def die(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self._wire.close()
+
+    def send(self, message: FromWorker) -> None:
+        self._wire.send(messages.encode(message))
+
+    def receive(self) -> list[ToWorker]:
+        """The messages that have arrived."""
+        return [messages.decode_to_worker(data) for data in self._wire.receive(0.01)]
+
+
+class Launcher:
+    """Starts fake workers; remembers them in order."""
+
+    def __init__(self) -> None:
+        self.started: list[FakeProcess] = []
+
+    def __call__(self, settings: Settings) -> WorkerProcess:
+        self.started.append(FakeProcess())
+        return cast(WorkerProcess, self.started[-1])

@@ -1,0 +1,146 @@
+"""The supervisor reports what the worker says, restarts it on crash or stall, and gives up on one that never was ready."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from server.engine import supervisor
+from server.engine.messages import FromWorker, Refused, Shutdown, Status
+from server.engine.supervisor import MAX_DELAY_SECONDS, Supervisor
+from server.settings import Settings, load_settings
+from tests.server.engine.fakes import READY, Launcher
+
+
+class Watched:
+    """A supervisor of fake workers, and what it has reported."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.messages: list[FromWorker] = []
+        self.lost = 0
+        self.failures: list[str] = []
+        self.launcher = Launcher()
+        self.supervisor = Supervisor(
+            settings or load_settings(), self.messages.append, self._on_lost, self.failures.append, self.launcher
+        )
+
+    def _on_lost(self) -> None:
+        self.lost += 1
+
+
+def run(body: Callable[[Watched], Awaitable[None]], settings: Settings | None = None) -> None:
+    async def whole() -> None:
+        await body(Watched(settings))
+
+    asyncio.run(whole())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Waits for the event loop to bring `condition` about."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def test_messages_are_passed_on() -> None:
+    async def body(watched: Watched) -> None:
+        await watched.supervisor.start()
+        [worker] = watched.launcher.started
+        worker.send(READY)
+        worker.send(Status(1, 0.5))
+        await until(lambda: len(watched.messages) == 2)
+        assert watched.messages == [READY, Status(1, 0.5)]
+        stopping = asyncio.ensure_future(watched.supervisor.stop())
+        await stopping
+        assert not worker.alive
+        assert not watched.failures
+
+    run(body)
+
+
+def test_a_started_worker_is_taken_over() -> None:
+    async def body(watched: Watched) -> None:
+        mine = watched.launcher(load_settings())
+        await watched.supervisor.start(mine)
+        [worker] = watched.launcher.started
+        worker.send(READY)
+        await until(lambda: watched.messages)
+        watched.supervisor.send(Shutdown())
+        assert await asyncio.to_thread(worker.receive) == [Shutdown()]
+        await watched.supervisor.stop()
+
+    run(body)
+
+
+def test_a_worker_that_refuses_is_not_restarted() -> None:
+    async def body(watched: Watched) -> None:
+        await watched.supervisor.start()
+        [worker] = watched.launcher.started
+        worker.send(Refused("No model at 'x'."))
+        worker.die(0)
+        await until(lambda: watched.failures)
+        assert watched.failures == ["No model at 'x'."]
+        assert len(watched.launcher.started) == 1
+
+    run(body)
+
+
+def test_a_worker_that_dies_before_it_is_ready_is_not_restarted() -> None:
+    async def body(watched: Watched) -> None:
+        await watched.supervisor.start()
+        watched.launcher.started[0].die(-11)
+        await until(lambda: watched.failures)
+        assert watched.failures == ["The worker process ended unexpectedly (exit code -11)."]
+
+    run(body)
+
+
+def test_a_crashed_worker_is_restarted_at_once_and_its_successor_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "MIN_DELAY_SECONDS", 0.05)
+
+    async def body(watched: Watched) -> None:
+        await watched.supervisor.start()
+        for number in range(1, 3):
+            watched.launcher.started[-1].send(READY)
+            await until(lambda number=number: len(watched.messages) == number)  # type: ignore[misc]
+            watched.launcher.started[-1].die(-9)
+            await until(lambda number=number: len(watched.launcher.started) == number + 1)  # type: ignore[misc]
+            assert watched.lost == number
+        assert watched.supervisor._next_delay() == pytest.approx(0.1)
+        assert not watched.failures
+        await watched.supervisor.stop()
+
+    run(body)
+
+
+def test_the_delay_is_bounded_and_a_stable_worker_resets_it() -> None:
+    async def body(watched: Watched) -> None:
+        delays = [watched.supervisor._next_delay() for _ in range(8)]
+        assert delays == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, MAX_DELAY_SECONDS, MAX_DELAY_SECONDS]
+        watched.supervisor._ready_at = -1e9
+        assert [watched.supervisor._next_delay() for _ in range(2)] == [0.0, 0.0]
+
+    run(body)
+
+
+def test_a_silent_busy_worker_is_killed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(supervisor, "WATCH_SECONDS", 0.01)
+
+    async def body(watched: Watched) -> None:
+        await watched.supervisor.start()
+        busy = False
+        watched.supervisor.watch(lambda: busy)
+        worker = watched.launcher.started[0]
+        worker.send(READY)
+        await asyncio.sleep(0.15)
+        assert worker.alive  # silence without work is no stall
+        busy = True
+        await until(lambda: len(watched.launcher.started) == 2)
+        busy = False
+        assert not worker.alive
+        await watched.supervisor.stop()
+
+    run(body, load_settings(None, {"scheduling.stall_seconds": 0.1}))
+    assert "made no progress for 0.1 s" in caplog.text

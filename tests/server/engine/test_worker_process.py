@@ -1,0 +1,59 @@
+"""Settings cross without the keys; a process reports its exit; the worker ends with its front end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from server.engine.worker_process import WorkerProcess, command, decode_settings, encode_settings
+from server.settings import load_settings
+
+
+def test_settings_arrive_whole_but_for_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings(
+        None,
+        {
+            "auth.keys": {"one": {"key": "a-long-secret", "datastores": ["some/folder"]}},
+            "speculation.retrieval.datastores": ["a", "b"],
+            "scheduling.queue_seconds": "inf",
+        },
+    )
+    plain = encode_settings(settings)
+    assert "a-long-secret" not in str(plain)
+    monkeypatch.setenv("OUTRIDER_SERVER__PORT", "9")
+    decoded = decode_settings(plain)
+    assert decoded.auth.keys["one"].datastores == ("some/folder",)
+    assert decoded.model_copy(update={"auth": settings.auth}) == settings
+
+
+def test_a_program_is_started_with_this_process_s_search_path() -> None:
+    program = command("tests.server.engine.echo", "hello")
+    done = subprocess.run(program, capture_output=True, text=True, cwd="/")
+    assert done.stdout == f"hello {len(sys.path)}\n", done.stderr
+
+
+def test_a_killed_process_reports_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = WorkerProcess(load_settings())
+    assert process.alive and process.exit_code is None
+    process.kill()
+    process.wait(10)
+    assert process.exit_code == -signal.SIGKILL
+    process.close()
+
+
+def test_the_worker_ends_with_its_front_end_and_ignores_ctrl_c() -> None:
+    """From its first moments on, while it imports and loads."""
+    process = WorkerProcess(load_settings())
+    os.kill(process._process.pid, 0)
+    time.sleep(0.5)  # the interpreter has started
+    process._process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    assert process.alive
+    process.socket.close()  # as the death of this process would
+    process.wait(20)
+    assert process.exit_code == 1

@@ -1,0 +1,111 @@
+"""The application with a scripted engine, in this process: no worker, no model, no socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import httpx
+from fastapi import FastAPI
+
+import models
+from server.chat.vocabulary import Vocabulary
+from server.engine.engine import Engine, EngineError
+from server.engine.messages import Finish, Ready, Request, StepReport, TokenEvent, TokenLogprobs
+from server.http.app import create_app
+from server.settings import load_settings
+from verify.tokenizer import load_tokenizer
+
+TOKENIZER = load_tokenizer(str(models.TARGET))
+VOCABULARY = Vocabulary(TOKENIZER)
+CONTEXT_TOKENS = 128
+FIRST_TOKEN = 40  # the id of an answer's first token; the others follow
+
+
+class FakeEngine:
+    """Answers every request with the same pieces of text, one event of one token each; None is a keep-alive interval.
+
+    Choice `n` of several gets `n` exclamation marks at its end. `error` is raised after the pieces.
+    """
+
+    ready, state = True, "ready"
+    failure: str | None = None
+
+    def __init__(self, *pieces: str | None, finish: Finish = "stop", error: EngineError | None = None) -> None:
+        self.pieces, self.finish, self.error = pieces, finish, error
+        self.requests: list[Request] = []
+        self.admitted: list[bool] = []
+
+    async def start(self, on_failure: Any) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def wait_started(self) -> Ready:
+        return Ready(CONTEXT_TOKENS, "cpu", "float32", seconds=0.1, slots=1, slot_bytes=1)
+
+    async def generate(self, request: Request, admitted: bool = False) -> AsyncGenerator[TokenEvent | None, None]:
+        self.requests.append(request)
+        self.admitted.append(admitted)
+        for choice in range(request.choices):
+            for number, piece in enumerate(self.pieces):
+                await asyncio.sleep(0)
+                yield None if piece is None else self._event(request, choice, number, piece)
+            if self.error is not None:
+                raise self.error
+            yield self._event(request, choice, len(self.pieces), "!" * choice, self.finish)
+
+    def _event(self, request: Request, choice: int, number: int, text: str, finish: Finish | None = None) -> TokenEvent:
+        token, top = FIRST_TOKEN + number, request.params.logprobs
+        scored = finish is None and top is not None
+        logprobs = TokenLogprobs([-0.5 / (1 + choice)], [[token, 7][:top]], [[-0.5, -2.0][:top]]) if scored else None
+        known = len(request.prompt) - 1
+        return TokenEvent(
+            request.id,
+            choice,
+            [token],
+            text,
+            finish,
+            step=StepReport(1e-4, 1e-3, 1e-4, {"trigram": 3}, {"trigram": 1}),
+            cached_tokens=2 if number == 0 else 0,
+            last=finish is not None and choice == request.choices - 1,
+            logprobs=logprobs,
+            prompt_logprobs=TokenLogprobs([-1.0] * known, [[]] * known, [[]] * known) if request.scores_prompt else None,
+        )
+
+
+def app_with(engine: FakeEngine, template: str | None = None, **settings: Any) -> FastAPI:
+    """The application; settings are named with `__` for a dot. `template` replaces the model's chat template."""
+    tokenizer = load_tokenizer(str(models.TARGET))
+    if template is not None:
+        tokenizer.chat_template = template
+    flags = {name.replace("__", "."): value for name, value in settings.items()}
+    return create_app(load_settings(None, flags), tokenizer, new_engine=lambda *_: cast(Engine, engine))
+
+
+def ask(app: FastAPI, method: str, path: str, body: Any = None, **options: Any) -> httpx.Response:
+    """One HTTP request; a dict as body gets the served model's name."""
+    if isinstance(body, dict):
+        body = {"model": models.NAME, **body}
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, json=body, **options)
+
+    return asyncio.run(run())
+
+
+def post(engine: FakeEngine, path: str, body: dict[str, Any], **settings: Any) -> httpx.Response:
+    """A POST to a new application."""
+    return ask(app_with(engine, **settings), "POST", path, body)
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The data of a stream's events, parsed; "[DONE]" and comments as text."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    blocks = [block for block in response.text.split("\n\n") if block]
+    lines = [block.splitlines()[-1].removeprefix("data: ") for block in blocks]
+    return [json.loads(line) if line.startswith("{") else line for line in lines]

@@ -1,0 +1,98 @@
+"""Every exception becomes an error in OpenAI's format, with its status and headers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from server.engine.engine import DeadlineExceeded, EngineError, Impossible, Overloaded, WorkerLost
+from server.http.errors import APIError, from_engine, install
+
+
+class Thing(BaseModel):
+    stop: str | list[str]
+
+
+def answer(error: Exception | None = None, method: str = "POST", path: str = "/thing", **options: Any) -> httpx.Response:
+    """What an application answers whose only route raises `error`."""
+    app = FastAPI()
+    install(app)
+
+    @app.post("/thing")
+    async def thing(body: Thing) -> None:
+        if error is not None:
+            raise error
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, **({"json": {"stop": "x"}} | options))
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "kind"),
+    [
+        (Overloaded("full", "queue_full", 2.2), 429, "queue_full", "rate_limit_error"),
+        (Overloaded("full", "rate", 2.2), 429, "rate_limit_exceeded", "rate_limit_error"),
+        (Impossible("no"), 400, "invalid_value", "invalid_request_error"),
+        (WorkerLost("gone"), 503, "worker_unavailable", "service_unavailable_error"),
+        (DeadlineExceeded("late"), 503, "deadline_exceeded", "service_unavailable_error"),
+        (EngineError("odd"), 500, "internal_error", "server_error"),
+    ],
+)
+def test_engine_errors(error: EngineError, status: int, code: str, kind: str) -> None:
+    response = answer(error)
+    assert response.status_code == status == from_engine(error).status_code
+    assert response.json() == {"error": {"message": str(error), "type": kind, "param": None, "code": code}}
+    assert response.headers.get("retry-after") == {429: "3", 503: "1"}.get(status)
+
+
+def test_api_errors_keep_their_fields() -> None:
+    response = answer(APIError(413, "Too large; send less.", "body", "body_too_large"))
+    assert response.json()["error"] == {
+        "message": "Too large; send less.",
+        "type": "invalid_request_error",
+        "param": "body",
+        "code": "body_too_large",
+    }
+    assert response.headers["connection"] == "close"
+
+
+def test_validation_errors_name_the_field_as_clients_know_it() -> None:
+    response = answer(json={"stop": 5})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, "stop", "invalid_value")
+    assert error["message"].startswith("Invalid 'stop': ")
+    missing = answer(json={}).json()["error"]
+    assert missing["param"] == "stop"
+
+
+def test_bodies_that_are_no_json() -> None:
+    response = answer(json=None, content=b"{no", headers={"content-type": "application/json"})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
+
+
+def test_paths_and_methods_that_do_not_exist() -> None:
+    assert answer(path="/other").json()["error"]["message"] == "There is nothing at POST /other."
+    wrong = answer(method="GET")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert wrong.json()["error"]["message"] == "/thing does not support GET."
+
+
+def test_unpaired_surrogates_are_the_clients_error() -> None:
+    surrogate = UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+    response = answer(surrogate)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_unicode")
+
+
+def test_anything_else_is_a_500_that_tells_nothing() -> None:
+    response = answer(RuntimeError("a secret"))
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+    assert "secret" not in response.text

@@ -1,0 +1,124 @@
+"""Body limits, headers, request metrics and the request log, each around a small application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+
+from server.http import errors
+from server.http.middleware import BodyLimit, CountRequests, LogRequests, ResponseHeaders
+from server.settings import Logging
+from server.telemetry.metrics import Metrics
+
+
+def app_with(middleware: Any, **options: Any) -> FastAPI:
+    app = FastAPI()
+    app.add_middleware(middleware, **options)
+    errors.install(app)
+
+    @app.post("/things/{name}")
+    async def thing(http: Request, name: str) -> int:
+        size = len(await http.body())
+        if name == "broken":
+            raise RuntimeError("broken")
+        http.state.principal, http.state.spent = "alice", {"steps": 3}
+        return size
+
+    @app.get("/health")
+    async def health() -> None: ...
+
+    return app
+
+
+def ask(app: FastAPI, path: str = "/things/a", method: str = "POST", **options: Any) -> httpx.Response:
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(run())
+
+
+async def chunks(count: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield b"x" * 10
+
+
+def test_bodies_up_to_the_limit_pass() -> None:
+    app = app_with(BodyLimit, limit_bytes=100)
+    assert ask(app, content=b"x" * 100).json() == 100
+    assert ask(app, content=chunks(10)).json() == 100
+
+
+def test_larger_bodies_are_refused_whether_announced_or_not() -> None:
+    app = app_with(BodyLimit, limit_bytes=100)
+    for content in (b"x" * 101, chunks(11)):
+        response = ask(app, content=content)
+        assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def test_an_announced_size_is_refused_before_the_body_is_read() -> None:
+    read = []
+
+    async def body() -> AsyncIterator[bytes]:
+        read.append(True)
+        yield b"x"
+
+    response = ask(app_with(BodyLimit, limit_bytes=100), content=body(), headers={"content-length": "1000000000"})
+    assert response.status_code == 413
+    assert not read
+
+
+@pytest.mark.parametrize(
+    ("requested", "is_kept"), [("my-id_7.x", True), ("a b", False), ("x" * 129, False), ("<script>", False), ("", False)]
+)
+def test_request_ids_are_kept_if_they_are_safe(requested: str, is_kept: bool) -> None:
+    response = ask(app_with(ResponseHeaders), headers={"x-request-id": requested})
+    found = response.headers["x-request-id"]
+    assert (found == requested) is is_kept
+    assert is_kept or found.startswith("req_")
+    assert int(response.headers["openai-processing-ms"]) >= 0
+
+
+def test_answers_are_counted_by_route_and_status() -> None:
+    metrics = Metrics()
+    app = app_with(CountRequests, metrics=metrics)
+    for path in ("/things/a", "/things/b", "/things/broken", "/secret"):
+        ask(app, path)
+    text = metrics.render().decode()
+    for endpoint, status, count in (("/things/{name}", 200, 2), ("/things/{name}", 500, 1), ("other", 404, 1)):
+        assert f'outrider_requests_total{{endpoint="{endpoint}",status="{status}"}} {count}.0' in text
+    assert "secret" not in text
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[int, dict[str, Any]]]:
+    return [(record.levelno, record.__dict__["fields"]) for record in caplog.records if record.name == "outrider.requests"]
+
+
+def test_requests_are_logged_without_their_content(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "outrider.requests")
+    app = app_with(LogRequests, settings=Logging())
+    ask(app, "/things/private", content=b"secret")
+    ask(app, "/private", content=b"secret")
+    ask(app, "/health", "GET")
+    (level, fields), (_, unmatched), (probe_level, probe) = logged(caplog)
+    assert (fields["route"], fields["status"], fields["principal"], fields["steps"]) == ("/things/{name}", 200, "alice", 3)
+    assert 0 <= fields["first_byte_ms"] <= fields["ms"]
+    assert (unmatched["route"], unmatched["status"]) == ("other", 404)
+    assert (level, probe_level, probe["route"]) == (logging.INFO, logging.DEBUG, "/health")
+    assert not any(word in str(logged(caplog)) for word in ("secret", "private"))
+
+
+def test_bodies_are_logged_on_request_and_nothing_if_it_is_off(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "outrider.requests")
+    ask(app_with(LogRequests, settings=Logging(prompts=True)), content=b"a prompt")
+    assert logged(caplog)[0][1]["body"] == "a prompt"
+    caplog.clear()
+    ask(app_with(LogRequests, settings=Logging(requests=False)))
+    assert not logged(caplog)

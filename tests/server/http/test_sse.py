@@ -1,0 +1,278 @@
+"""Server-sent events: framing, padding, coalescing, disconnects; and what the sizes and times of packets reveal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+
+from server.http.sse import (
+    COALESCED_PADDED_BYTES,
+    DONE,
+    ServerSentEvent,
+    cancel_on_disconnect,
+    coalesce,
+    json_response,
+    singly,
+    stream_response,
+)
+from tests.integration.conftest import serving
+
+TICK_SECONDS = 0.02
+
+
+async def source(pattern: list[tuple[float, int]], error: Exception | None = None) -> AsyncGenerator[int | None, None]:
+    """Yields each number of tokens after its delay in seconds, None for 0 tokens; raises `error` at the end."""
+    for seconds, tokens in pattern:
+        await asyncio.sleep(seconds)
+        yield tokens or None
+    if error:
+        raise error
+
+
+class Timeless(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next scheduled callback."""
+
+    _now = 0.0
+
+    def time(self) -> float:
+        return self._now
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+            self._now = max(self._now, self._scheduled[0]._when)  # type: ignore[attr-defined]
+        super()._run_once()  # type: ignore[misc]
+
+
+def collect(stream: AsyncGenerator[list[int], None]) -> list[tuple[float, list[int]]]:
+    """The batches and their times."""
+
+    async def run() -> list[tuple[float, list[int]]]:
+        loop = asyncio.get_running_loop()
+        return [(loop.time(), batch) async for batch in stream]
+
+    with asyncio.Runner(loop_factory=Timeless) as runner:
+        return runner.run(run())
+
+
+def test_singly_passes_every_item() -> None:
+    assert [batch for _, batch in collect(singly(source([(0, 3), (0, 0), (0, 2)])))] == [[3], [], [2]]
+
+
+def test_coalescing_keeps_all_items_in_order() -> None:
+    pattern = [(0.003, number) for number in range(1, 40)]
+    batches = [batch for _, batch in collect(coalesce(source(pattern), TICK_SECONDS))]
+    assert batches[0] == [1]  # the first token does not wait
+    assert [number for batch in batches for number in batch] == list(range(1, 40))
+    assert [len(batch) for batch in batches[1:3]] == [6, 7]
+
+
+def test_a_tick_without_items_is_an_empty_batch() -> None:
+    batches = [batch for _, batch in collect(coalesce(source([(0, 1), (5 * TICK_SECONDS, 2)]), TICK_SECONDS))]
+    assert [len(batch) for batch in batches] == [1, 0, 0, 0, 0, 1]
+
+
+def test_keep_alives_pass_before_the_first_item() -> None:
+    batches = [batch for _, batch in collect(coalesce(source([(0, 0), (0.001, 0), (0.001, 7)]), TICK_SECONDS))]
+    assert batches == [[], [], [7]]
+
+
+def test_errors_are_raised_after_the_items_before_them() -> None:
+    async def run() -> list[list[int]]:
+        found: list[list[int]] = []
+        with pytest.raises(ValueError, match="broken"):
+            async for batch in coalesce(source([(0, 1), (0, 2)], ValueError("broken")), TICK_SECONDS):
+                found.append(batch)
+        return found
+
+    assert [number for batch in asyncio.run(run()) for number in batch] == [1, 2]
+
+
+def test_closing_the_stream_closes_the_source() -> None:
+    ended = []
+
+    async def endless() -> AsyncGenerator[int | None, None]:
+        try:
+            while True:
+                await asyncio.sleep(0.001)
+                yield 1
+        finally:
+            ended.append(True)
+
+    async def run() -> None:
+        stream = coalesce(endless(), TICK_SECONDS)
+        await anext(stream)
+        await stream.aclose()
+
+    asyncio.run(run())
+    assert ended == [True]
+
+
+def packets(stream: list[tuple[float, list[int]]], multiple: int) -> list[int]:
+    """The sizes on the wire, for tokens of four characters."""
+    found = []
+    for _, batch in stream:
+        chunk = {"choices": [{"index": 0, "delta": {"content": "abcd" * sum(batch)}}]}
+        found.append(len(ServerSentEvent(chunk, padded=True).encode(multiple)))
+    return found
+
+
+def test_a_servers_streams_are_coalesced() -> None:
+    """Chats, completions and responses: the same text in fewer packets, all padded to the same multiple."""
+    obfuscated = {"stream_options": {"include_obfuscation": True}}
+    with serving("--model.dtype", "float32", "--server.coalesce_ms", "100") as server:
+        common = {"model": server.model, "temperature": 0.8, "seed": 3, "stream": True} | obfuscated
+        asked = {
+            "/v1/completions": {"prompt": "def f(", "max_tokens": 90},
+            "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 90},
+            "/v1/responses": {"input": "hi", "max_output_tokens": 90},
+        }
+        for path, fields in asked.items():
+            fields |= {"ignore_eos": True} if "responses" not in path else {}
+            whole = server.http.post(path, json=common | fields | {"stream": False, "stream_options": None}).json()
+            with server.http.stream("POST", path, json=common | fields) as response:
+                assert response.status_code == 200, response.read()
+                lines = [line[6:] for line in response.iter_lines() if line.startswith("data: {")]
+            chunks = [json.loads(line) for line in lines]
+            texts = [text for chunk in chunks if (text := event_text(chunk))]
+            assert "".join(texts) == body_text(whole)
+            assert 1 <= len(texts) < 20  # of ninety tokens
+            sizes = {
+                len(line.encode()) % COALESCED_PADDED_BYTES
+                for line, chunk in zip(lines, chunks, strict=True)
+                if event_text(chunk)
+            }
+            assert len(sizes) == 1
+
+
+def event_text(chunk: dict[str, Any]) -> str:
+    """The text of an event of any endpoint."""
+    if chunk.get("type") == "response.output_text.delta":
+        return str(chunk["delta"])
+    choice = (chunk.get("choices") or [{}])[0]
+    return str(choice.get("text") or choice.get("delta", {}).get("content") or "")
+
+
+def body_text(answer: dict[str, Any]) -> str:
+    """The text of a whole answer of any endpoint."""
+    if "output" in answer:
+        return str(answer["output"][0]["content"][0]["text"])
+    choice = answer["choices"][0]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])
+
+
+def test_coalescing_hides_acceptance_from_an_eavesdropper() -> None:
+    """Two answers of equal length in tokens and in time; draft tokens are accepted in bursts in one, evenly in the other.
+
+    The eavesdropper knows both and classifies a stream by its number of packets and their mean size.
+    """
+    evenly = [(0.004, 2)] * 30
+    bursts = [(0.012, 6)] * 10  # the same tokens in the same time
+
+    def features(pattern: list[tuple[float, int]], coalesced: bool) -> tuple[float, float]:
+        stream = collect(coalesce(source(pattern), TICK_SECONDS) if coalesced else singly(source(pattern)))
+        sizes = packets(stream, COALESCED_PADDED_BYTES if coalesced else 0)
+        return len(sizes), statistics.mean(sizes)
+
+    def accuracy(coalesced: bool) -> float:
+        known = {"evenly": features(evenly, coalesced), "bursts": features(bursts, coalesced)}
+        correct = 0
+        for kind, pattern in [("evenly", evenly), ("bursts", bursts)] * 4:
+            count, size = features(pattern, coalesced)
+            distances = {name: abs(count - each[0]) / each[0] + abs(size - each[1]) / each[1] for name, each in known.items()}
+            guess = min(distances, key=distances.__getitem__)
+            correct += guess == kind and distances["evenly"] != distances["bursts"]
+        return correct / 8
+
+    assert accuracy(coalesced=False) == 1.0
+    assert accuracy(coalesced=True) <= 0.5
+
+
+def test_framing() -> None:
+    assert ServerSentEvent({"a": 1}).encode() == b'data: {"a":1}\n\n'
+    assert ServerSentEvent({"a": 1}, name="x").encode() == b'event: x\ndata: {"a":1}\n\n'
+    assert DONE.encode(256) == b"data: [DONE]\n\n"
+
+
+def test_padding_makes_sizes_multiples() -> None:
+    for size in range(0, 300, 7):
+        padded = ServerSentEvent({"text": "x" * size}, padded=True).encode(64)
+        assert (len(padded) - len(b"data: \n\n")) % 64 == 0
+        assert json.loads(padded[6:])["text"] == "x" * size
+    plain = ServerSentEvent({"text": "x"})
+    assert plain.encode(64) == plain.encode()
+
+
+def request_of(*messages: str, hangs: bool = True) -> Request:
+    """A request whose client sends messages of these types, and then nothing."""
+    pending = [{"type": kind} for kind in messages]
+
+    async def receive() -> Any:
+        if not pending and hangs:
+            await asyncio.sleep(3600)
+        return pending.pop(0)
+
+    return Request({"type": "http"}, receive)
+
+
+def test_work_ends_with_its_result_or_with_the_client() -> None:
+    cancelled = []
+
+    async def work(seconds: float) -> str:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+        return "done"
+
+    assert asyncio.run(cancel_on_disconnect(request_of(), work(0))) == "done"
+    assert not cancelled
+    assert asyncio.run(cancel_on_disconnect(request_of("http.request", "http.disconnect"), work(3600))) is None
+    assert cancelled == [True]
+
+
+def test_a_disconnect_is_a_499() -> None:
+    async def body() -> dict[str, Any]:
+        await asyncio.sleep(3600)
+        return {}
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(3600)
+        yield b""
+
+    async def run() -> list[int]:
+        gone = [request_of("http.disconnect"), request_of("http.disconnect")]
+        return [(await json_response(gone[0], body())).status_code, (await stream_response(gone[1], chunks())).status_code]
+
+    assert asyncio.run(run()) == [499, 499]
+
+
+def test_a_stream_raises_before_its_first_chunk_and_is_closed_at_its_end() -> None:
+    closed = []
+
+    async def chunks(error: bool) -> AsyncGenerator[bytes, None]:
+        try:
+            if error:
+                raise ValueError("early")
+            yield b"a"
+            yield b"b"
+        finally:
+            closed.append(True)
+
+    async def run() -> bytes:
+        with pytest.raises(ValueError, match="early"):
+            await stream_response(request_of(), chunks(error=True))
+        response = await stream_response(request_of(), chunks(error=False))
+        assert isinstance(response, StreamingResponse) and response.media_type == "text/event-stream"
+        assert response.headers["x-accel-buffering"] == "no"
+        return b"".join([bytes(chunk) async for chunk in response.body_iterator if isinstance(chunk, bytes)])
+
+    assert asyncio.run(run()) == b"ab"
+    assert closed == [True, True]

@@ -1,0 +1,156 @@
+"""Chats: the format of whole answers and chunks, and what the endpoint asks of the engine."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from server.chat.reasoning_parser import ReasoningParser
+from server.chat.tool_parsers import tool_parser
+from server.engine.messages import Finish, TokenEvent, TokenLogprobs
+from server.openai.chat import ChatFormatter
+from server.openai.generation import ChoiceOutput
+from server.openai.logprobs import MIN_LOGPROB
+from server.openai.schema import ChatBody
+from tests.server.fakes import VOCABULARY, FakeEngine, app_with, ask, events, post
+
+PATH = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Hello"}]
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")]
+NAMED = {"type": "function", "function": {"name": "f"}}
+CALL = '<think>why</think>So:\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def body(**fields: Any) -> ChatBody:
+    return ChatBody.model_validate({"model": "m", "messages": MESSAGES, **fields})
+
+
+def formatter(**fields: Any) -> ChatFormatter:
+    """Of an answer that may contain reasoning and calls."""
+    return ChatFormatter(body(**fields), VOCABULARY, lambda: ReasoningParser(tool_parser("hermes"), may_reason=True))
+
+
+def output(text: str, finish: Finish | None = None) -> ChoiceOutput:
+    made = ChoiceOutput(0)
+    made.add(TokenEvent("r", 0, [40], text, finish))
+    return made
+
+
+def scored_output() -> ChoiceOutput:
+    """Two events of one choice: a token with its two most likely ones, then a stop token without log-probability."""
+    made = ChoiceOutput(3, offset=7)
+    known = TokenLogprobs([-0.5], [[40, 41]], [[-0.5, -math.inf]])
+    made.add(TokenEvent("r", 3, [40], VOCABULARY.text_of(40), logprobs=known))
+    made.add(TokenEvent("r", 3, [0], "", "stop", logprobs=TokenLogprobs([], [], [])))
+    return made
+
+
+def test_chat_logprobs() -> None:
+    choice = ChatFormatter(body(logprobs=True), VOCABULARY).choice(scored_output())
+    assert choice["index"] == 3
+    assert choice["finish_reason"] == "stop"
+    (entry,) = choice["logprobs"]["content"]
+    assert entry["token"] == VOCABULARY.text_of(40)
+    assert bytes(entry["bytes"]) == VOCABULARY.bytes_of(40)
+    assert [top["logprob"] for top in entry["top_logprobs"]] == [-0.5, MIN_LOGPROB]
+
+
+def test_optional_fields_are_left_out_by_default() -> None:
+    formatter = ChatFormatter(body(), VOCABULARY)
+    (delta, last) = formatter.choice_deltas(scored_output())
+    assert delta["logprobs"] is None and last["finish_reason"] == "stop"
+    assert "token_ids" not in delta
+    with_ids = ChatFormatter(body(return_token_ids=True), VOCABULARY).choice_deltas(scored_output())
+    assert with_ids[0]["token_ids"] == [40, 0]
+
+
+def test_a_whole_answer_has_its_parts() -> None:
+    choice = formatter(tools=TOOLS).choice(output(CALL, "stop"))
+    message = choice["message"]
+    assert (message["content"], message["reasoning_content"]) == ("So:", "why")
+    (call,) = message["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert call["id"].startswith("call_")
+    assert choice["finish_reason"] == "tool_calls"
+    assert formatter(tools=TOOLS, tool_choice=NAMED).choice(output(CALL, "stop"))["finish_reason"] == "stop"
+    assert formatter(tools=TOOLS).choice(output(CALL[:-20], "length"))["finish_reason"] == "length"
+
+
+def test_chunks_add_up_to_the_whole() -> None:
+    streamed = formatter(tools=TOOLS)
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "name": "", "arguments": ""}
+    for character in CALL:
+        for choice in streamed.choice_deltas(output(character)):
+            for name, value in choice["delta"].items():
+                if name == "tool_calls":
+                    assert value[0]["index"] == 0
+                    for part, text in value[0]["function"].items():
+                        message[part] += text
+                else:
+                    message[name] += value
+    last = streamed.choice_deltas(output("", "stop"))[-1]
+    assert last["finish_reason"] == "tool_calls"
+    assert message == {"content": "So:", "reasoning_content": "why", "name": "f", "arguments": '{"a": 1}'}
+    assert streamed.reasoning_tokens == 3
+
+
+def test_the_endpoint_answers() -> None:
+    engine = FakeEngine("Hel", "lo")
+    answer = post(engine, PATH, {"messages": MESSAGES, "max_completion_tokens": 9, "seed": 4, "n": 2}).json()
+    assert [choice["message"]["content"] for choice in answer["choices"]] == ["Hello", "Hello!"]
+    assert answer["object"] == "chat.completion"
+    assert answer["usage"]["completion_tokens"] == 6
+    (request,) = engine.requests
+    assert (request.max_tokens, request.params.seed, request.choices) == (9, 4, 2)
+    assert answer["usage"]["prompt_tokens"] == len(request.prompt)
+
+
+def test_the_endpoint_streams() -> None:
+    fields = {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, done = events(post(FakeEngine("Hel", None, "lo"), PATH, fields))
+    assert done == "[DONE]"
+    assert chunks.pop(2) == ": keep-alive"
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks[:-1]) == "Hello"
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 3
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+
+
+def test_required_calls_are_a_grammar_and_keep_special_tokens() -> None:
+    engine = FakeEngine("x")
+    post(engine, PATH, {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required"})
+    post(engine, PATH, {"messages": MESSAGES, "tools": TOOLS})
+    post(engine, PATH, {"messages": MESSAGES})
+    required, optional, plain = engine.requests
+    assert required.grammar is not None and optional.grammar is None
+    assert not required.skip_special_tokens and not optional.skip_special_tokens and plain.skip_special_tokens
+
+
+@pytest.mark.parametrize(("opened", "reasoning"), [(True, "Hello"), (False, None)])
+def test_reasoning_that_the_prompt_has_opened(opened: bool, reasoning: str | None) -> None:
+    template = "{{ messages[0].content }}" + ("<think>\n" if opened else "{# <think> #}")
+    app = app_with(FakeEngine("Hel", "lo</think>42"), template)
+    message = ask(app, "POST", PATH, {"messages": MESSAGES}).json()["choices"][0]["message"]
+    assert message.get("reasoning_content") == reasoning
+    assert message["content"] == ("42" if opened else "Hello</think>42")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"messages": MESSAGES * 3000}, "messages", "at most 2048"),
+        ({"top_logprobs": 3}, "top_logprobs", "needs 'logprobs'"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "may hold"),
+        ({"continue_final_message": True}, "continue_final_message", "the assistant's"),
+        ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
+    ],
+)
+def test_invalid_chats_are_rejected(fields: dict[str, Any], param: str, words: str) -> None:
+    engine = FakeEngine("x")
+    response = post(engine, PATH, {"messages": MESSAGES, **fields})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert param in f"{error['param']} {error['message']}" and words in error["message"]
+    assert not engine.requests

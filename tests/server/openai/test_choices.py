@@ -1,0 +1,71 @@
+"""The envelope of chats and completions: one id, usage where it is asked for, and the end of streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from server.http.errors import APIError
+from server.http.sse import DONE
+from server.openai.choices import ChoicesFormatter
+from server.openai.generation import ChoiceOutput
+from server.openai.schema import CompletionBody
+from server.openai.usage import Usage
+
+
+class PlainFormatter(ChoicesFormatter):
+    id_prefix, body_object, chunk_object = "x-", "whole", "part"
+
+    def opening(self, index: int) -> dict[str, Any]:
+        return {"opens": index}
+
+    def choice_deltas(self, output: ChoiceOutput) -> list[dict[str, Any]]:
+        return [self.choice(output)]
+
+    def choice(self, output: ChoiceOutput) -> dict[str, Any]:
+        return {"text": output.text, **self._token_ids(output)}
+
+
+def formatter(**fields: Any) -> PlainFormatter:
+    return PlainFormatter(CompletionBody.model_validate({"model": "m", "prompt": "x", **fields}))
+
+
+def test_a_body() -> None:
+    made = formatter(return_token_ids=True)
+    body = made.body([ChoiceOutput(0, "ab", tokens=[1, 2, 3], echoed_tokens=1)], Usage(completion_tokens=3))
+    assert body["id"].startswith("x-") and (body["object"], body["model"]) == ("whole", "m")
+    assert body["choices"] == [{"text": "ab", "token_ids": [2, 3]}]
+    assert body["usage"]["completion_tokens"] == 3
+    assert "speculation" not in body
+    assert "speculation" in formatter(speculation={"report": True}).body([], Usage())
+
+
+def data(event: Any) -> dict[str, Any]:
+    assert isinstance(event.data, dict)
+    return event.data
+
+
+def test_each_choice_is_opened_once() -> None:
+    made = formatter()
+    events = [*made.start(), *made.deltas(ChoiceOutput(0, "a")), *made.deltas(ChoiceOutput(0, "b"))]
+    events += made.deltas(ChoiceOutput(1, "c"))
+    choices = [data(event)["choices"] for event in events]
+    assert choices == [[{"opens": 0}], [{"text": "a"}], [{"text": "b"}], [{"opens": 1}], [{"text": "c"}]]
+    assert [event.padded for event in events] == [False, True, True, False, True]
+    assert len({data(event)["id"] for event in events}) == 1
+
+
+def test_the_end_has_what_was_asked_for() -> None:
+    assert formatter().end(Usage()) == [DONE]
+    with_usage = formatter(stream_options={"include_usage": True})
+    last, done = with_usage.end(Usage(completion_tokens=3))
+    assert done == DONE
+    assert (data(last)["choices"], data(last)["usage"]["completion_tokens"]) == ([], 3)
+    assert data(with_usage.deltas(ChoiceOutput(0, "a"))[0])["usage"] is None
+    report, _ = formatter(speculation={"report": True}).end(Usage())
+    assert "usage" not in data(report) and data(report)["speculation"]["steps"] == 0
+
+
+def test_heartbeats_look_like_chunks_and_errors_end_the_stream() -> None:
+    assert data(formatter().heartbeat())["choices"] == [] and formatter().heartbeat().padded
+    (event,) = formatter().error(APIError(503, "Gone.", code="worker_unavailable"))
+    assert data(event)["error"]["code"] == "worker_unavailable"

@@ -1,0 +1,98 @@
+"""Completions: the format of whole answers and chunks, echoes, and `best_of`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from server.engine.messages import TokenLogprobs
+from server.openai.completions import CompletionFormatter, best_outputs
+from server.openai.generation import ChoiceOutput
+from server.openai.logprobs import MIN_LOGPROB
+from server.openai.schema import CompletionBody
+from tests.server.fakes import TOKENIZER, VOCABULARY, FakeEngine, events, post
+from tests.server.openai.test_chat import scored_output
+
+PATH = "/v1/completions"
+
+
+def formatter(**fields: Any) -> CompletionFormatter:
+    return CompletionFormatter(CompletionBody.model_validate({"model": "m", "prompt": "x", **fields}), VOCABULARY)
+
+
+def test_completion_logprobs() -> None:
+    found = formatter(logprobs=2).choice(scored_output())["logprobs"]
+    assert found["tokens"] == [VOCABULARY.text_of(40)]
+    assert found["token_logprobs"] == [-0.5]
+    assert found["text_offset"] == [7]
+    assert found["top_logprobs"] == [{VOCABULARY.text_of(40): -0.5, VOCABULARY.text_of(41): MIN_LOGPROB}]
+
+
+def test_optional_fields_are_left_out_by_default() -> None:
+    choice = formatter().choice(scored_output())
+    assert choice["logprobs"] is None
+    assert "token_ids" not in choice
+
+
+def test_the_best_outputs_of_each_prompt_are_renumbered() -> None:
+    outputs = [
+        ChoiceOutput(index, str(index), tokens=[1], logprobs=TokenLogprobs([-value], [[]], [[]]))
+        for index, value in enumerate([3.0, 1.0, 2.0, 1.0, 2.0, 3.0])
+    ]
+    best = best_outputs(outputs, candidates=3, returned=2)
+    assert [output.text for output in best] == ["1", "2", "3", "4"]
+    assert [output.index for output in best] == [0, 1, 2, 3]
+
+
+def test_best_of_returns_the_most_likely() -> None:
+    engine = FakeEngine("a")
+    answer = post(engine, PATH, {"prompt": "x", "best_of": 3, "n": 1}).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["a!!"]  # the last candidate has the highest log-probability
+    assert answer["choices"][0]["logprobs"] is None  # computed, but not asked for
+    assert engine.requests[0].choices == 3
+
+
+def test_an_echo_comes_before_the_text_and_has_logprobs() -> None:
+    answer = post(FakeEngine("ab"), PATH, {"prompt": ["x = 1", "y"], "echo": True, "logprobs": 1}).json()
+    first, second = answer["choices"]
+    assert (first["text"], second["text"]) == ("x = 1ab", "yab")
+    found = first["logprobs"]
+    assert found["token_logprobs"][:2] == [None, -1.0]
+    assert found["top_logprobs"][0] is None
+    assert found["text_offset"][-1] == len("x = 1")
+
+
+def test_streams_of_several_prompts_number_their_choices() -> None:
+    engine = FakeEngine("a", "b")
+    *chunks, done = events(post(engine, PATH, {"prompt": ["x", "y"], "n": 2, "stream": True}))
+    assert done == "[DONE]"
+    texts = {index: "" for index in range(4)}
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert texts == {0: "ab", 1: "ab!", 2: "ab", 3: "ab!"}
+    assert engine.admitted == [False, True]  # the second prompt does not queue again
+
+
+def test_prompts_may_be_token_ids() -> None:
+    engine = FakeEngine("a")
+    post(engine, PATH, {"prompt": [[5, 6], [7]]})
+    assert [request.prompt for request in engine.requests] == [[5, 6], [7]]
+    post(engine, PATH, {"prompt": "abc"})
+    assert engine.requests[-1].prompt == TOKENIZER.encode("abc")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"prompt": ["x"] * 65}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"suffix": "z"}, "suffix"),
+    ],
+)
+def test_invalid_completions_are_rejected(fields: dict[str, Any], param: str) -> None:
+    response = post(FakeEngine("x"), PATH, {"prompt": "x", **fields})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)

@@ -1,0 +1,182 @@
+"""One runner for all endpoints: outputs, usage, metrics, keep-alives, padding, coalescing and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from server.engine.engine import EngineError, Overloaded
+from server.engine.messages import Request, TokenEvent, TokenLogprobs
+from server.http.errors import APIError
+from server.http.sse import COALESCED_PADDED_BYTES, PADDED_BYTES, ServerSentEvent
+from server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask, outputs_of
+from server.openai.usage import Usage
+from server.telemetry.metrics import Metrics
+from tests.server.fakes import FakeEngine
+from verify.sampling_params import SamplingParams
+
+
+class TextFormatter:
+    """The smallest format: another API's formatter needs nothing but this."""
+
+    def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
+        return {"texts": [output.text for output in outputs], "tokens": usage.completion_tokens}
+
+    def start(self) -> list[ServerSentEvent]:
+        return [ServerSentEvent({"start": True})]
+
+    def deltas(self, output: ChoiceOutput) -> list[ServerSentEvent]:
+        return [ServerSentEvent({"text": output.text}, padded=True)]
+
+    def heartbeat(self) -> ServerSentEvent | None:
+        return ServerSentEvent({"text": ""}, padded=True)
+
+    def end(self, usage: Usage) -> list[ServerSentEvent]:
+        return [ServerSentEvent({"tokens": usage.completion_tokens})]
+
+    def error(self, error: APIError) -> list[ServerSentEvent]:
+        return [ServerSentEvent({"status": error.status_code, "message": error.message})]
+
+
+def task(prompts: int = 1, choices: int = 1, **options: Any) -> GenerationTask:
+    requests = [Request(f"r{number}", [1, 2, 3], SamplingParams(), 10, choices=choices) for number in range(prompts)]
+    return GenerationTask(requests, TextFormatter(), time.monotonic(), **options)
+
+
+def whole(engine: FakeEngine, asked: GenerationTask, metrics: Metrics | None = None) -> dict[str, Any]:
+    return asyncio.run(GenerationRunner(engine, metrics or Metrics()).body(asked))
+
+
+def streamed(engine: FakeEngine, asked: GenerationTask, tick_seconds: float = 0.0) -> list[bytes]:
+    async def run() -> list[bytes]:
+        return [chunk async for chunk in GenerationRunner(engine, Metrics(), tick_seconds).stream(asked)]
+
+    return asyncio.run(run())
+
+
+def test_a_whole_answer_joins_the_events_of_each_choice() -> None:
+    body = whole(FakeEngine("a", None, "b"), task(prompts=2, choices=2))
+    assert body == {"texts": ["ab", "ab!", "ab", "ab!"], "tokens": 12}
+
+
+def test_a_stream_starts_grows_and_ends() -> None:
+    chunks = streamed(FakeEngine("a", "b"), task())
+    assert chunks[0] == b'data: {"start":true}\n\n'
+    assert [json.loads(chunk[6:]) for chunk in chunks[1:]] == [{"text": "a"}, {"text": "b"}, {"text": ""}, {"tokens": 3}]
+
+
+def test_completion_is_reported_before_the_last_event() -> None:
+    order: list[str] = []
+
+    async def run(asked: GenerationTask) -> None:
+        async for chunk in GenerationRunner(FakeEngine("a"), Metrics()).stream(asked):
+            order.append(chunk.decode())
+
+    asyncio.run(run(task(on_complete=lambda: order.append("complete"))))
+    assert order.index("complete") == len(order) - 2
+    order.clear()
+    whole(FakeEngine("a"), task(on_complete=lambda: order.append("complete")))
+    assert order == ["complete"]
+
+
+def test_an_error_before_the_first_byte_is_raised_and_a_later_one_is_an_event() -> None:
+    full = Overloaded("full", "queue_full", 1.0)
+    with pytest.raises(Overloaded):
+        streamed(FakeEngine(error=full), task())
+    with pytest.raises(Overloaded):
+        whole(FakeEngine("a", error=full), task())
+    completed: list[bool] = []
+    chunks = streamed(FakeEngine("a", error=full), task(on_complete=lambda: completed.append(True)))
+    assert json.loads(chunks[-1][6:]) == {"status": 429, "message": "full"}
+    late = streamed(FakeEngine(None, error=EngineError("odd")), task())  # after a keep-alive, the status has been sent
+    assert late[1] == b": keep-alive\n\n" and json.loads(late[-1][6:])["status"] == 500
+    assert not completed
+
+
+def test_padding_hides_the_sizes_of_content_and_of_heartbeats() -> None:
+    plain = streamed(FakeEngine("a", None, "longer text"), task())
+    assert plain[2] == b": keep-alive\n\n"
+    padded = streamed(FakeEngine("a", None, "longer text"), task(padded=True))
+    sizes = [len(chunk) - len(b"data: \n\n") for chunk in padded[1:-1]]
+    assert sizes == [PADDED_BYTES] * 4
+    before_content = streamed(FakeEngine(None, "a"), task(padded=True))
+    assert before_content[1] == b": keep-alive\n\n"
+
+
+def test_ticks_join_events() -> None:
+    chunks = streamed(FakeEngine(*"abcdefgh"), task(padded=True), tick_seconds=0.02)
+    texts = [json.loads(chunk[6:]) for chunk in chunks[1:-1]]
+    assert "".join(text["text"] for text in texts) == "abcdefgh"
+    assert len(texts) < 8
+    assert {len(chunk) - len(b"data: \n\n") for chunk in chunks[1:-1]} == {COALESCED_PADDED_BYTES}
+
+
+def test_usage_metrics_and_timings_are_recorded_once() -> None:
+    metrics, asked = Metrics(), task(prompts=2)
+    whole(FakeEngine("a", "b"), asked, metrics)
+    text = metrics.render().decode()
+    assert "outrider_prompt_tokens_total 6.0" in text
+    assert "outrider_cached_prompt_tokens_total 4.0" in text
+    assert "outrider_generated_tokens_total 6.0" in text
+    assert "outrider_time_to_first_token_seconds_count 1.0" in text
+    assert "outrider_inter_token_latency_seconds_count 5.0" in text
+    assert "outrider_request_duration_seconds_count 1.0" in text
+    assert asked.spent["completion_tokens"] == 6 and asked.spent["steps"] == 6
+    assert asked.spent["first_token_ms"] >= 0
+
+
+def test_a_client_that_stops_reading_closes_the_engines_iterator() -> None:
+    closed = []
+
+    class Endless(FakeEngine):
+        async def generate(self, request: Request, admitted: bool = False) -> Any:
+            try:
+                while True:
+                    await asyncio.sleep(0)
+                    yield TokenEvent("r", 0, [1], "a")
+            finally:
+                closed.append(True)
+
+    async def run() -> None:
+        stream = GenerationRunner(Endless(), Metrics()).stream(task())
+        await anext(stream)
+        await anext(stream)
+        await stream.aclose()
+
+    asyncio.run(run())
+    assert closed == [True]
+
+
+def test_consecutive_events_of_a_choice_are_joined() -> None:
+    batch = [TokenEvent("r", choice, [1], text) for choice, text in ((0, "a"), (0, "b"), (1, "c"), (0, "d"))]
+    offsets = {0: 5}
+    outputs = []
+    for output in outputs_of(task(), batch, offsets):
+        offsets[output.index] = output.offset + len(output.text)
+        outputs.append((output.index, output.text, output.offset))
+    assert outputs == [(0, "ab", 5), (1, "c", 0), (0, "d", 7)]
+
+
+def test_an_output_splits_into_its_events() -> None:
+    whole_output = ChoiceOutput(2, offset=3)
+    for text, tokens, finish in (("ab", [1, 2], None), ("c", [3, 4], "stop")):
+        chosen = [-float(token) for token in tokens if token != 4]  # the stop token has no log-probability
+        logprobs = TokenLogprobs(chosen, [[]] * len(chosen), [[]] * len(chosen))
+        whole_output.add(TokenEvent("r", 2, tokens, text, finish, logprobs=logprobs))  # type: ignore[arg-type]
+    first, second = whole_output.split()
+    assert (first.text, first.tokens, first.finish, first.offset) == ("ab", [1, 2], None, 3)
+    assert (second.text, second.tokens, second.finish, second.offset) == ("c", [3, 4], "stop", 5)
+    assert first.logprobs and second.logprobs
+    assert (first.logprobs.chosen, second.logprobs.chosen) == ([-1.0, -2.0], [-3.0])
+
+
+def test_the_mean_counts_generated_tokens() -> None:
+    made = ChoiceOutput(0, tokens=[1, 2], logprobs=TokenLogprobs([-1.0, -3.0], [[], []], [[], []]))
+    assert made.mean_logprob == -2.0
+    made.echoed_tokens = 1
+    assert made.mean_logprob == -3.0

@@ -1,0 +1,76 @@
+"""The engine's requests: every field arrives, and bounds are checked before anything is queued."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from server.http.errors import APIError
+from server.openai.requests import check_count, check_prompt
+from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, ask, post
+
+PATH = "/v1/completions"
+
+
+def test_every_field_reaches_the_engine() -> None:
+    engine = FakeEngine("a")
+    fields: dict[str, Any] = {"stop": ["x"], "n": 2, "session_id": "s", "priority": -1, "stop_token_ids": [9], "regex": "a+"}
+    fields |= {"prediction": {"type": "content", "content": "guess"}, "include_stop_str_in_output": True}
+    fields |= {"speculation": {"drafter": "trigram", "max_nodes": 4}, "echo": True, "logprobs": 1, "skip_special_tokens": False}
+    assert post(engine, PATH, {"prompt": [[5, 6], [7]], "max_tokens": 500, **fields}).status_code == 200
+    first, second = engine.requests
+    assert (first.stop, first.choices, first.session, first.priority, first.stop_token_ids) == (("x",), 2, "s", -1, [9])
+    assert first.prediction == TOKENIZER.encode("guess", add_special_tokens=False)
+    assert (first.drafter, first.max_nodes) == ("trigram", 4)
+    assert first.keep_stop and first.scores_prompt and not first.skip_special_tokens and first.grammar
+    assert (first.max_tokens, second.max_tokens) == (CONTEXT_TOKENS - 2, CONTEXT_TOKENS - 1)
+    assert first.id != second.id and first.params.seed != second.params.seed
+    assert first.principal == "anyone"
+
+
+def test_the_session_of_the_body_wins_over_the_header_and_the_cache_key() -> None:
+    engine = FakeEngine("a")
+    app = app_with(engine)
+    for fields in ({"session_id": "body", "prompt_cache_key": "key"}, {"prompt_cache_key": "key"}):
+        ask(app, "POST", PATH, {"prompt": "x", **fields}, headers={"X-Session-Id": "header" * 100})
+    ask(app, "POST", PATH, {"prompt": "x", "prompt_cache_key": "key"})
+    ask(app, "POST", PATH, {"prompt": "x"})
+    assert [request.session for request in engine.requests] == ["body", ("header" * 100)[:256], "key", None]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param", "words"),
+    [
+        ({"model": "other"}, 404, "model", "this server serves"),
+        ({"speculation": {"drafter": "draft"}}, 400, "speculation", "needs a draft model"),
+        ({"n": 17}, 400, "n", "at most 16 choices"),
+        ({"best_of": 17}, 400, "best_of", "at most 16 choices"),
+        ({"stop": ["x"] * 17}, 400, "stop", "at most 16"),
+        ({"stop": "x" * 501}, 400, "stop", "at most 500"),
+        ({"logit_bias": {str(token): 1 for token in range(1025)}}, 400, "logit_bias", "at most 1024"),
+        ({"logit_bias": {"999999": 1}}, 400, "logit_bias", "from 0 to"),
+        ({"stop_token_ids": [999999]}, 400, "stop_token_ids", "from 0 to"),
+        ({"prompt": [3] * CONTEXT_TOKENS}, 400, "prompt", f"context holds {CONTEXT_TOKENS}"),
+        ({"prompt": [999999]}, 400, "prompt", "from 0 to"),
+        ({"regex": "a", "choice": ["b"]}, 400, "regex", "only one of"),
+    ],
+)
+def test_bounds(fields: dict[str, Any], status: int, param: str, words: str) -> None:
+    engine = FakeEngine("a")
+    response = post(engine, PATH, {"prompt": "x", **fields})
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert error["param"] == param and words in error["message"]
+    assert not engine.requests
+
+
+def test_counts_and_prompts_at_their_limit_pass() -> None:
+    check_count("stop", 16, 16, "stop strings")
+    with pytest.raises(APIError, match="at most 16 stop strings are allowed, not 17"):
+        check_count("stop", 17, 16, "stop strings")
+    check_prompt([1] * 9, 10)
+    for prompt, code in (([], "invalid_value"), ([1] * 10, "context_length_exceeded")):
+        with pytest.raises(APIError) as raised:
+            check_prompt(prompt, 10)
+        assert raised.value.code == code

@@ -1,0 +1,177 @@
+"""Responses: objects, the order of events, conversations that go on, and errors in mid-stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from server.chat.reasoning_parser import ReasoningParser
+from server.chat.tool_parsers import tool_parser
+from server.engine.engine import DeadlineExceeded, Overloaded
+from server.engine.messages import Finish, TokenEvent, TokenLogprobs
+from server.openai.generation import ChoiceOutput
+from server.openai.responses import ResponseFormatter
+from server.openai.responses_schema import ResponsesBody
+from server.openai.usage import Usage
+from tests.server.fakes import VOCABULARY, FakeEngine, app_with, ask, events, post
+
+PATH = "/v1/responses"
+ANSWER = '<think>why</think>So:\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def formatter(**fields: Any) -> ResponseFormatter:
+    body = ResponsesBody.model_validate({"model": "m", "input": "x", **fields})
+    return ResponseFormatter(body, "resp_1", lambda: ReasoningParser(tool_parser("hermes"), may_reason=True), VOCABULARY)
+
+
+def output(text: str, finish: Finish | None = None) -> ChoiceOutput:
+    made = ChoiceOutput(0)
+    logprobs = TokenLogprobs([-0.5], [[]], [[]]) if finish is None else None
+    made.add(TokenEvent("r", 0, [40], text, finish, logprobs=logprobs))
+    return made
+
+
+def data_of(formatter: ResponseFormatter, text: str) -> list[dict[str, Any]]:
+    """The data of all events of a streamed answer, one character per output."""
+    made = formatter.start()
+    for character in text:
+        made += formatter.deltas(output(character))
+    made += formatter.deltas(output("", "stop")) + formatter.end(Usage(prompt_tokens=3, completion_tokens=9))
+    for event in made:
+        assert isinstance(event.data, dict)
+        assert event.name == event.data["type"]
+        assert event.padded == event.data["type"].endswith(".delta")
+    return [event.data for event in made if isinstance(event.data, dict)]
+
+
+def test_events_build_the_response() -> None:
+    streamed = formatter()
+    data = data_of(streamed, ANSWER)
+    assert [each["sequence_number"] for each in data] == list(range(len(data)))
+    kinds = [each["type"].removeprefix("response.") for each in data]
+    without_repeats = [kind for number, kind in enumerate(kinds) if not number or kind != kinds[number - 1]]
+    assert without_repeats == [
+        *("created", "in_progress", "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done"),
+        *("content_part.done", "output_item.done", "output_item.added", "content_part.added", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done", "output_item.added", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done", "completed"),
+    ]
+    reasoning, message, call = data[-1]["response"]["output"]
+    assert reasoning["content"][0]["text"] == "why"
+    assert message["content"][0]["text"] == "So:"
+    assert (call["name"], call["arguments"], call["status"]) == ("f", '{"a": 1}', "completed")
+    for number, item in enumerate(data[-1]["response"]["output"]):
+        deltas = [each for each in data if each["type"].endswith(".delta") and each["output_index"] == number]
+        assert {each["item_id"] for each in deltas} == {item["id"]}
+    assert data[-1]["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
+
+
+def test_the_whole_response_equals_the_streamed_one() -> None:
+    streamed, whole, joined = formatter(), formatter(), ChoiceOutput(0)
+    data = data_of(streamed, ANSWER)
+    for character in ANSWER:
+        joined.add(TokenEvent("r", 0, [40], character))
+    joined.add(TokenEvent("r", 0, [40], "", "stop"))
+    body = whole.body([joined], Usage(prompt_tokens=3, completion_tokens=9))
+
+    def shape(response: dict[str, Any]) -> list[Any]:
+        return [
+            [item["type"], item.get("arguments"), [p["text"] for p in item.get("content", [])]] for item in response["output"]
+        ]
+
+    assert shape(body) == shape(data[-1]["response"])
+    assert body["usage"] == data[-1]["response"]["usage"]
+
+
+def test_log_probabilities_join_the_item_of_their_text() -> None:
+    whole, made = formatter(), ChoiceOutput(0)
+    for number, piece in enumerate(["<think>why</think>", "So", ":"]):
+        made.add(TokenEvent("r", 0, [40 + number], piece, logprobs=TokenLogprobs([-0.5], [[]], [[]])))
+    made.add(TokenEvent("r", 0, [0], "", "stop"))
+    _, message = whole.body([made], Usage())["output"]
+    tokens = [entry["token"] for entry in message["content"][0]["logprobs"]]
+    assert tokens == [VOCABULARY.text_of(41), VOCABULARY.text_of(42)]
+
+
+@pytest.mark.parametrize(("finish", "status"), [("stop", "completed"), ("length", "incomplete")])
+def test_status(finish: Finish, status: str) -> None:
+    body = post(FakeEngine("a", finish=finish), PATH, {"input": "x"}).json()
+    assert (body["status"], body["output"][0]["status"]) == (status, status)
+    assert body["incomplete_details"] == (None if finish == "stop" else {"reason": "max_output_tokens"})
+
+
+def test_an_empty_answer_has_an_empty_message() -> None:
+    (item,) = post(FakeEngine(), PATH, {"input": "x"}).json()["output"]
+    assert (item["type"], item["content"]) == ("message", [])
+
+
+def test_streams_send_named_events() -> None:
+    response = post(FakeEngine("Hel", None, "lo"), PATH, {"input": "x", "stream": True})
+    data = events(response)
+    assert data[0]["type"] == "response.created" and data[-1]["type"] == "response.completed"
+    assert ": keep-alive" in data
+    assert response.text.startswith("event: response.created\ndata: {")
+    assert data[-1]["response"]["output"][0]["content"][0]["text"] == "Hello"
+
+
+def test_an_error_in_mid_stream_fails_the_response() -> None:
+    app = app_with(FakeEngine("a", error=DeadlineExceeded("too late")))
+    data = events(ask(app, "POST", PATH, {"input": "x", "stream": True}))
+    assert data[-1]["type"] == "response.failed"
+    assert data[-1]["response"]["error"] == {"code": "server_error", "message": "too late"}
+    stored = ask(app, "GET", f"{PATH}/{data[-1]['response']['id']}")
+    assert stored.status_code == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_before_the_first_byte_has_its_status(stream: bool) -> None:
+    engine = FakeEngine(error=Overloaded("full", "queue_full", 2.5))
+    response = post(engine, PATH, {"input": "x", "stream": stream})
+    assert (response.status_code, response.headers["retry-after"]) == (429, "3")
+
+
+def conversation(app: FastAPI, engine: FakeEngine, **second: Any) -> tuple[str, list[int], list[int]]:
+    """The first response's id, and the prompts of a first and a second request."""
+    first = ask(app, "POST", PATH, {"input": "one", "instructions": "Be short."}).json()
+    ask(app, "POST", PATH, {"input": "two", "previous_response_id": first["id"], **second})
+    return first["id"], engine.requests[0].prompt, engine.requests[1].prompt
+
+
+def test_a_conversation_goes_on_in_the_first_responses_session() -> None:
+    engine = FakeEngine("answer")
+    app = app_with(engine, "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}")
+    first, _, prompt = conversation(app, engine)
+    text = ask(app, "POST", "/detokenize", {"tokens": prompt}).json()["prompt"]
+    assert "[user: one][assistant: answer][user: two]" in text
+    assert "Be short." not in text  # instructions apply to one response only
+    assert [request.session for request in engine.requests] == [first, first]
+    conversation(app, engine, prompt_cache_key="mine")
+    assert engine.requests[-1].session == "mine"
+
+
+def test_stored_responses_are_retrieved_and_deleted() -> None:
+    app = app_with(FakeEngine("a"))
+    made = ask(app, "POST", PATH, {"input": "x"}).json()
+    path = f"{PATH}/{made['id']}"
+    assert ask(app, "GET", path).json() == made
+    cancelled = ask(app, "POST", f"{path}/cancel")
+    assert (cancelled.status_code, cancelled.json()["error"]["param"]) == (400, "response_id")
+    assert ask(app, "DELETE", path).json() == {"id": made["id"], "object": "response", "deleted": True}
+    for method, suffix in (("GET", ""), ("DELETE", ""), ("POST", "/cancel")):
+        assert ask(app, method, path + suffix).status_code == 404
+
+
+def test_store_false_is_not_stored() -> None:
+    app = app_with(FakeEngine("a"))
+    made = ask(app, "POST", PATH, {"input": "x", "store": False}).json()
+    response = ask(app, "POST", PATH, {"input": "y", "previous_response_id": made["id"]})
+    assert (response.status_code, response.json()["error"]["param"]) == (404, "previous_response_id")
+
+
+def test_bodies_that_are_no_valid_chat_are_rejected() -> None:
+    fields = {"input": "x", "tool_choice": {"type": "function", "name": "missing"}}
+    response = post(FakeEngine("a"), PATH, fields)
+    assert response.status_code == 400
+    assert "tool_choice" in response.json()["error"]["message"]

@@ -1,0 +1,77 @@
+"""Bodies of /v1/responses become chats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from server.openai.conversation import Message
+from server.openai.responses_schema import ResponsesBody, to_messages
+
+
+def body(**fields: Any) -> ResponsesBody:
+    return ResponsesBody.model_validate({"model": "m", "input": "x", **fields})
+
+
+def test_a_body_becomes_a_chat() -> None:
+    earlier = [Message(role="user", content="before")]
+    format = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+    fields: dict[str, Any] = {"instructions": "Be short.", "max_output_tokens": 5, "reasoning": {"effort": "low"}}
+    fields |= {"text": {"format": format}, "tools": [{"type": "function", "name": "f", "description": "d"}]}
+    chat = body(**fields, tool_choice={"type": "function", "name": "f"}).to_chat(earlier, "session")
+    assert [(message.role, message.content) for message in chat.messages] == [
+        ("system", "Be short."),
+        ("user", "before"),
+        ("user", "x"),
+    ]
+    assert (chat.token_limit, chat.reasoning_effort, chat.session_id) == (5, "low", "session")
+    assert chat.structures["response_format"].kind == "json_schema"  # strict by default
+    assert [tool.function.description for tool in chat.required_tools] == ["d"]
+
+
+def test_a_cache_key_is_the_session() -> None:
+    assert body(prompt_cache_key="mine").to_chat([], "other").session_id == "mine"
+
+
+@pytest.mark.parametrize(
+    ("fields", "logprobs"),
+    [({}, None), ({"include": ["message.output_text.logprobs"]}, 0), ({"top_logprobs": 2}, 2)],
+)
+def test_logprobs(fields: dict[str, Any], logprobs: int | None) -> None:
+    assert body(**fields).to_chat([], "s").num_logprobs == logprobs
+
+
+def test_calls_in_a_row_are_one_turn() -> None:
+    items: list[Any] = [
+        {"role": "assistant", "content": "Let me see."},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "reasoning"},
+        {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "r"},
+        {"type": "function_call", "call_id": "3", "name": "h", "arguments": "{}"},
+    ]
+    messages = to_messages(body(input=items).input)
+    assert [message.role for message in messages] == ["assistant", "tool", "assistant"]
+    assert [call.function.name for call in messages[0].tool_calls or ()] == ["f", "g"]
+    assert (messages[0].content, messages[1].tool_call_id) == ("Let me see.", "1")
+
+
+def test_storing_is_the_default() -> None:
+    assert body().stores and body(store=True).stores and not body(store=False).stores
+    assert body().text_format.type == "text"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"background": True},
+        {"text": {"format": {"type": "json_schema"}}},
+        {"input": [{"type": "item_reference"}]},
+        {"input": 3},
+    ],
+)
+def test_invalid_bodies_are_rejected(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        body(**fields)

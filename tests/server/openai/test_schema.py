@@ -1,0 +1,123 @@
+"""Bodies: strict types, unsupported fields by name, and the parameters that they become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from server.chat.structured_output import Structure
+from server.openai.schema import ChatBody, CompletionBody
+
+
+def completion(**fields: Any) -> CompletionBody:
+    return CompletionBody.model_validate({"model": "m", "prompt": "x", **fields})
+
+
+def chat(**fields: Any) -> ChatBody:
+    return ChatBody.model_validate({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields})
+
+
+def test_defaults_are_openais() -> None:
+    params = completion().sampling_params()
+    assert (params.temperature, params.top_p, params.top_k, params.rule, params.logprobs) == (1.0, 1.0, 0, "keyed", None)
+    assert completion().token_limit == 16
+    assert chat().token_limit is None
+    assert chat(max_tokens=3).token_limit == 3
+    assert chat(max_tokens=3, max_completion_tokens=5).token_limit == 5
+
+
+def test_every_field_reaches_the_sampling_parameters() -> None:
+    fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": -1, "min_tokens": 2, "ignore_eos": True}
+    fields |= {"presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.5, "logprobs": 3}
+    params = completion(**fields, logit_bias={"40": -2}, speculation={"rule": "rejection"}).sampling_params()
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 7, 0.1)
+    assert (params.seed, params.min_tokens, params.ignore_eos) == ((1 << 64) - 1, 2, True)
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (1.0, -1.0, 1.5)
+    assert (params.logit_bias, params.rule, params.logprobs) == ({40: -2.0}, "rejection", 3)
+
+
+def test_without_a_seed_every_call_draws_one() -> None:
+    body = completion()
+    assert body.sampling_params().seed != body.sampling_params().seed
+    assert completion(seed=5).sampling_params().seed == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"temperature": "0.5"}, "number"),
+        ({"temperature": 3}, "less than or equal to 2"),
+        ({"stream": 1}, "boolean"),
+        ({"logit_bias": {"x": 1}}, "token ids"),
+        ({"functions": [1]}, "'functions' is not supported"),
+        ({"response_format": {"type": "json_schema"}}, "'json_schema' is required"),
+        ({"speculation": {"max_nodes": 1000}}, "less than or equal to"),
+        ({"n": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_invalid_fields_are_rejected(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        completion(**fields)
+
+
+def test_values_without_effect_and_unknown_fields_are_accepted() -> None:
+    assert completion(functions=[], function_call="auto", store=False, unknown_field=1).model == "m"
+
+
+def test_structures_by_field() -> None:
+    schema = {"type": "object"}
+    strict = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
+    loose = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    assert completion(response_format=strict).structures == {"response_format": Structure("json_schema", schema)}
+    assert completion(response_format=loose).structures == {"response_format": Structure("lenient_json_schema", schema)}
+    assert completion(response_format={"type": "json_object"}).structures["response_format"].kind == "json_object"
+    assert completion(response_format={"type": "text"}).structures == {}
+    assert completion(regex="a", choice=["b"], grammar="c").structures == {
+        "regex": Structure("regex", "a"),
+        "grammar": Structure("grammar", "c"),
+        "choice": Structure("choice", ["b"]),
+    }
+
+
+def test_tools() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
+    named = {"type": "function", "function": {"name": "g"}}
+    assert [tool.function.name for tool in chat(tools=tools).enabled_tools] == ["f", "g"]
+    assert chat(tools=tools).required_tools == chat(tools=tools, tool_choice="none").enabled_tools == []
+    assert len(chat(tools=tools, tool_choice="required").required_tools) == 2
+    assert [tool.function.name for tool in chat(tools=tools, tool_choice=named).required_tools] == ["g"]
+    with pytest.raises(ValidationError, match="not one of 'tools'"):
+        chat(tools=tools[:1], tool_choice=named)
+
+
+def test_special_tokens_stay_where_calls_are_read() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert chat().hides_special_tokens and completion().hides_special_tokens
+    assert not chat(tools=tools).hides_special_tokens
+    assert chat(tools=tools, skip_special_tokens=True).hides_special_tokens
+    assert not completion(skip_special_tokens=False).hides_special_tokens
+
+
+def test_logprobs() -> None:
+    assert (chat().num_logprobs, chat(logprobs=True).num_logprobs) == (None, 0)
+    assert chat(logprobs=True, top_logprobs=4).num_logprobs == 4
+    ranked = completion(best_of=3)
+    assert (ranked.num_logprobs, ranked.returns_logprobs, ranked.candidates) == (0, False, 3)
+    assert not completion(echo=True).returns_prompt_logprobs
+    assert completion(echo=True, logprobs=0).returns_prompt_logprobs
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]]), ([], [[]])],
+)
+def test_prompts(prompt: Any, prompts: list[Any]) -> None:
+    assert completion(prompt=prompt).prompts == prompts
+
+
+def test_stop_strings() -> None:
+    assert completion().stop_strings == ()
+    assert completion(stop="a").stop_strings == ("a",)
+    assert completion(stop=["a", "", "b"]).stop_strings == ("a", "b")

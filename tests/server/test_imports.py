@@ -1,0 +1,46 @@
+"""What the front end imports, seen from a fresh process."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+from server.imports import frozen_imports, hide_torch
+
+ABSENT = ("numba", "scipy", "sklearn", "pandas", "server.worker")
+PROGRAM = f"""
+import sys
+import server.cli, server.serve
+from server.imports import hide_torch
+hide_torch()
+import models
+from server.front_end import load_tokenizer
+tokenizer = load_tokenizer(str(models.TARGET))
+assert tokenizer.apply_chat_template([{{"role": "user", "content": "x"}}], tokenize=False)
+assert sys.modules["torch"] is None
+print([name for name in sys.modules if name.startswith({ABSENT!r}) or name.startswith("torch.")])
+"""
+
+
+def test_the_front_end_works_without_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_torch_stays_where_it_is_imported() -> None:
+    import torch
+
+    hide_torch()
+    assert sys.modules["torch"] is torch
+
+
+def test_imports_are_not_collected() -> None:
+    frozen = gc.get_freeze_count()
+    try:
+        with frozen_imports():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > frozen
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,114 @@
+"""A job's events: text and tokens that belong together, choices one after another, and numbers for the metrics."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from drafters.interface import Source
+from server.engine.messages import Request, TokenEvent
+from server.settings import load_settings
+from server.worker.job import Job, choice_params, count_sources
+from server.worker.runtime import Runtime
+from server.worker.sessions import SessionStore
+from tests.server.worker.fakes import Letters, tiny_runtime
+from verify.model.runner import ModelRunner
+from verify.sampling_params import SamplingParams
+
+SETTINGS = load_settings(None, {"speculation.drafter": "lookup", "speculation.max_nodes": 4})
+GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.fixture
+def runtime(tiny_runner: ModelRunner) -> Runtime:
+    return tiny_runtime(tiny_runner, SETTINGS)
+
+
+def events(runtime: Runtime, params: SamplingParams = GREEDY, **fields: Any) -> list[TokenEvent]:
+    """All events of one request."""
+    session = SessionStore(runtime.runner, 1, 60.0).acquire(None)
+    assert session is not None
+    request = Request(**{"id": "a", "prompt": [1, 2, 3, 1, 2], "params": params, "max_tokens": 12, **fields})
+    job = Job(request, session, runtime, SETTINGS)
+    found: list[TokenEvent] = []
+    while not (found and found[-1].last):
+        event = job.step()
+        if event is not None:
+            found.append(event)
+    job.close()
+    return found
+
+
+def tokens_of(found: list[TokenEvent], choice: int = 0) -> list[int]:
+    return [token for event in found if event.choice == choice for token in event.tokens]
+
+
+def text_of(found: list[TokenEvent], choice: int = 0) -> str:
+    return "".join(event.text for event in found if event.choice == choice)
+
+
+def test_text_and_tokens_belong_together(runtime: Runtime) -> None:
+    found = events(runtime)
+    assert len(tokens_of(found)) == 12
+    assert text_of(found) == Letters().decode(tokens_of(found), True)
+    assert [event.finish for event in found] == [None] * (len(found) - 1) + ["length"]
+    assert all(event.step is not None for event in found)
+
+
+def test_a_stop_string_cuts_tokens_and_text(runtime: Runtime) -> None:
+    whole = events(runtime)
+    stop = text_of(whole)[4:6]
+    at = text_of(whole).index(stop)
+    found = events(runtime, stop=(stop,))
+    assert found[-1].finish == "stop"
+    assert text_of(found) == text_of(whole)[:at]
+    assert tokens_of(found) == tokens_of(whole)[: at + len(stop)]
+    kept = events(runtime, stop=(stop,), keep_stop=True)
+    assert text_of(kept) == text_of(whole)[: at + len(stop)]
+
+
+def test_a_stop_token_counts_but_has_no_text(runtime: Runtime) -> None:
+    whole = tokens_of(events(runtime))
+    end = whole.index(whole[5])  # its first place
+    found = events(runtime, params=replace(GREEDY, logprobs=1), stop_token_ids=[whole[5]])
+    assert tokens_of(found) == whole[: end + 1]
+    assert found[-1].finish == "stop"
+    assert text_of(found) == Letters().decode(whole[:end], True)
+
+
+def test_choices_come_one_after_another_with_seeds_of_their_own(runtime: Runtime) -> None:
+    params = SamplingParams(temperature=1.0, seed=5)
+    found = events(runtime, params=params, choices=3)
+    assert [event.choice for event in found] == sorted(event.choice for event in found)
+    assert [event.last for event in found] == [False] * (len(found) - 1) + [True]
+    alone = events(runtime, params=choice_params(params, 2))
+    assert tokens_of(found, 2) == tokens_of(alone)
+    assert tokens_of(found, 0) != tokens_of(found, 1)
+    assert len({choice_params(params, number).seed for number in range(100)}) == 100
+    assert choice_params(params, 0) is params
+
+
+def test_logprobs_of_tokens_and_prompt(runtime: Runtime) -> None:
+    found = events(runtime, params=replace(GREEDY, logprobs=2), scores_prompt=True, max_tokens=6)
+    for event in found:
+        assert event.logprobs is not None
+        assert len(event.logprobs.chosen) == len(event.tokens)
+        assert all(len(ids) == 2 for ids in event.logprobs.ids)
+    assert found[0].prompt_logprobs is not None and len(found[0].prompt_logprobs.chosen) == 4
+    assert all(event.prompt_logprobs is None for event in found[1:])
+
+
+def test_answers_do_not_wait_for_kernels(runtime: Runtime) -> None:
+    drafted = events(runtime)
+    runtime.kernels.ready = False
+    plain = events(runtime)
+    assert tokens_of(plain) == tokens_of(drafted)
+    assert all(event.step is not None and not event.step.drafted for event in plain)
+
+
+def test_sources_are_counted_by_label() -> None:
+    sources = np.array([Source.NONE, Source.GRAMMAR, Source.GRAMMAR], np.uint8)
+    assert count_sources(sources) == {Source.NONE.label: 1, Source.GRAMMAR.label: 2}

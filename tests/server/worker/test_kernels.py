@@ -1,0 +1,117 @@
+"""Kernels come from numba's cache; where they are not there, a process beside the worker compiles them."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from numba import njit
+
+from drafters.registry import Resources
+from server.settings import load_settings
+from server.worker import kernels
+from server.worker.kernels import Kernels
+from server.worker.resources import Tables
+
+TABLES = Tables("no tokenizer", 100)
+
+
+class FakeProcess:
+    """Stands in for the compiling process."""
+
+    def __init__(self, exit_code: int | None) -> None:
+        self.returncode = exit_code
+        self.killed = False
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def communicate(self) -> None:
+        """Ends at once."""
+
+
+def uncached() -> Callable[[Resources], None]:
+    """Stands in for `warm` over kernels that have never been compiled."""
+    compiled = njit(lambda value: value + 1)
+    return lambda _: compiled(1)
+
+
+def with_process(monkeypatch: pytest.MonkeyPatch, exit_code: int | None) -> tuple[Kernels, FakeProcess]:
+    """Kernels whose compiling process has been started."""
+    process: Any = FakeProcess(exit_code)
+    process.stdin = type("Pipe", (), {"write": lambda self, text: None, "flush": lambda self: None})()
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: process)
+    monkeypatch.setattr(kernels, "warm", uncached())
+    made = Kernels(load_settings())
+    made.load([Resources()], TABLES)
+    assert not made.ready
+    return made, process
+
+
+def test_without_a_background_they_are_compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "warm", uncached())
+    made = Kernels(load_settings(), background=False)
+    made.load([Resources()], TABLES)
+    assert made.ready
+
+
+def test_nothing_to_compile_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "warm", lambda _: None)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    made = Kernels(load_settings())
+    made.load([Resources()], TABLES)
+    assert made.ready
+    made.poll()
+    made.close()
+
+
+def test_they_are_loaded_once_compiled(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    made, process = with_process(monkeypatch, None)
+    made.poll()
+    assert not made.ready
+    process.returncode = 0
+    monkeypatch.setattr(kernels, "warm", lambda _: None)  # now in the cache
+    with caplog.at_level("INFO"):
+        made.poll()
+    assert made.ready
+    assert "kernels are compiled after" in caplog.text
+    made.close()
+    assert not process.killed
+
+
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_what_could_not_be_cached_is_compiled_in_the_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, exit_code: int
+) -> None:
+    made, _ = with_process(monkeypatch, exit_code)
+    made.poll()
+    assert made.ready
+    assert "could not be cached" in caplog.text
+
+
+def test_a_worker_that_ends_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, process = with_process(monkeypatch, None)
+    made.close()
+    assert process.killed
+
+
+def test_the_process_compiles_into_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """The real process, over an empty cache: it starts to compile, and ends when told to."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kernels, "warm", uncached())
+    made = Kernels(load_settings(None, {"model.path": "elsewhere"}))
+    made.load([Resources()], TABLES)
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.rglob("*.nbi")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert list(tmp_path.rglob("*.nbi"))
+        assert not made.ready
+    finally:
+        made.close()

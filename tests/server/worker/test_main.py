@@ -1,0 +1,42 @@
+"""The worker's entry point: the first message, and the refusal of what cannot be loaded."""
+
+from __future__ import annotations
+
+import gc
+import socket
+
+import pytest
+
+from server.engine import messages
+from server.engine.messages import Refused, Start
+from server.engine.transport import WorkerSide, framed
+from server.settings import load_settings
+from server.worker.main import receive_start, run
+
+
+def test_the_first_message_may_come_in_pieces() -> None:
+    ours, theirs = socket.socketpair()
+    start = Start({"model": {}}, 5.0)
+    data = framed(messages.encode(start))
+    with ours, theirs:
+        ours.sendall(data[:3])
+        wire = WorkerSide(theirs)
+        assert list(wire.receive(1)) == []
+        ours.sendall(data[3:])
+        assert receive_start(wire) == start
+        ours.close()
+        with pytest.raises(EOFError):
+            receive_start(wire)
+
+
+def test_a_model_that_does_not_load_is_refused() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        try:
+            run(load_settings(None, {"model.path": "/no/such/folder"}), WorkerSide(theirs), 0.0)
+        finally:
+            gc.unfreeze()
+        [message] = WorkerSide(ours).receive(1)
+    assert messages.decode_from_worker(message) == Refused(
+        "There is no folder '/no/such/folder'; give a model's folder, or a hub id such as Qwen/Qwen3-8B."
+    )

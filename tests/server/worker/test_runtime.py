@@ -1,0 +1,90 @@
+"""How many contexts fit, how many threads run, and what a request's drafts may cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+import models
+from drafters.interface import MAX_NODES
+from server.settings import load_settings
+from server.worker import runtime
+from server.worker.runtime import checkpoint_bytes, default_threads, load, plan_slots
+from tests.server.worker.fakes import tiny_runtime
+from verify.cost import CostCurve
+from verify.errors import ModelError
+from verify.model.runner import ModelRunner
+
+
+def slots(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, fitting: int, **flags: Any) -> int:
+    monkeypatch.setattr(runtime, "slots_that_fit", lambda *_: fitting)
+    return plan_slots(runner, None, load_settings(None, flags))
+
+
+def test_slots_follow_memory_and_settings(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = {"sessions.capacity": 8, "scheduling.max_active": 4}
+    assert slots(tiny_runner, monkeypatch, 100, **flags) == 12  # each kept session and each running request
+    assert slots(tiny_runner, monkeypatch, 6, **flags) == 6
+    assert slots(tiny_runner, monkeypatch, 100, **flags, **{"sessions.slots": 5}) == 5
+    with pytest.raises(ModelError, match=r"4 concurrent requests need 4 KV caches of .* GB each, but 3 fit"):
+        slots(tiny_runner, monkeypatch, 3, **flags)
+    with pytest.raises(ModelError, match=r"raise sessions\.slots"):
+        slots(tiny_runner, monkeypatch, 100, **flags, **{"sessions.slots": 2})
+
+
+def test_a_draft_model_takes_memory_of_each_slot(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside: list[int] = []
+
+    def fitting(shape: object, positions: int, draft_bytes: int) -> int:
+        beside.append(draft_bytes)
+        return 100
+
+    monkeypatch.setattr(runtime, "slots_that_fit", fitting)
+    for draft in (None, tiny_runner):
+        plan_slots(tiny_runner, draft, load_settings())
+    assert beside == [0, tiny_runner.cache_shape.bytes_for(tiny_runner.context_tokens)]
+
+
+def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+
+    def threads(weight_bytes: int, reserved: int = 0) -> int:
+        return default_threads(cast(Any, SimpleNamespace(weight_bytes=weight_bytes)), reserved)
+
+    assert threads(10_000_000) == 1
+    assert threads(10_000_000_000) == 8
+    assert threads(10_000_000_000, reserved=2) == 6
+    assert threads(10_000_000_000, reserved=9) == 1
+
+
+def test_the_size_of_a_checkpoint() -> None:
+    assert 1_000_000 < checkpoint_bytes(str(models.TARGET)) < runtime.SMALL_MODEL_BYTES
+    assert checkpoint_bytes("Qwen/Qwen3-8B") == float("inf")
+
+
+def test_the_budget_of_a_request(tiny_runner: ModelRunner) -> None:
+    made = tiny_runtime(tiny_runner, load_settings())
+    made.curve = CostCurve((0, MAX_NODES), (1,), ((0.1, 0.2),))
+    assert made.budget("fusion", 7) == {"max_nodes": 7, "curve": None}
+    assert made.budget("fusion", "auto") == {"max_nodes": MAX_NODES, "curve": made.curve}
+    assert made.resources_of("anyone") is made.resources
+
+
+def test_a_datastore_of_a_key_is_read_for_its_requests_alone(tmp_path: Path) -> None:
+    from server.datastore_builder import build_suffix
+
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 20)
+    build_suffix([tmp_path / "text.txt"], tmp_path / "store", str(models.TARGET), append=False)
+    flags = {
+        "auth.keys": {"one": {"key": "long-enough", "datastores": [str(tmp_path / "store")]}, "two": "long-enough-too"},
+        "speculation.max_nodes": 4,
+        "model.trace": False,
+    }
+    made = load(load_settings(None, flags))
+    assert made.kernels.ready
+    assert len(made.resources_of("one").corpus) == 1
+    assert not made.resources_of("two").corpus
+    assert made.curve is None
