@@ -5,6 +5,7 @@ Each server is started once per test run: `tests/conftest.py` sends all tests of
 
 from __future__ import annotations
 
+import fcntl
 import re
 import subprocess
 import sys
@@ -14,14 +15,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import httpx
+import numba
 import openai
 import pytest
 
 import models
 
+ROOT = Path(__file__).parents[1]
 START_SECONDS = 180
 WAIT_SECONDS = 60
 COST_FOLDER = Path(tempfile.gettempdir()) / "outrider-tests"
@@ -47,8 +51,22 @@ class Served:
             yield Served(self.process, self.url, http, client, self.model, self.log)
 
 
+@lru_cache
+def compile_kernels() -> None:
+    """Compiles the drafters' kernels once per version of their sources, so that servers draft from their first request."""
+    folder = Path(numba.config.CACHE_DIR)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "compiled").open("a+") as note:
+        fcntl.flock(note, fcntl.LOCK_EX)  # one pytest-xdist worker compiles, the others wait
+        note.seek(0)
+        if not note.read():
+            subprocess.run([sys.executable, str(ROOT / "docker" / "warm.py")], check=True, capture_output=True)
+            note.write("yes")
+
+
 def start(*flags: str) -> tuple[subprocess.Popen[str], str]:
     """Starts `outrider serve` on a free port. Returns the process and its address."""
+    compile_kernels()
     command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--model.threads", "1"]
     command += ["--speculation.cost_folder", str(COST_FOLDER), *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)

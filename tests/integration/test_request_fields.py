@@ -179,7 +179,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"tool_choice": "required"}, None, "needs 'tools'"),
     ({"tools": [{"type": "function", "function": {"name": "bad name"}}]}, "tools.0.function.name", "pattern"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
-    ({"response_format": {"type": "json_schema"}}, "response_format", "goes with type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "is required with type"),
     ({"regex": "(a"}, "regex", "regex"),
     ({"regex": "a", "choice": ["b"]}, "regex", "only one of"),
     ({"choice": []}, "choice", "at least 1 item"),
