@@ -49,13 +49,14 @@ def group_of(item: pytest.Item) -> str:
     return next((name for name in SHARED_SERVERS if name in fixtures), item.nodeid.split("::")[0])
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the markers in its own hook
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Keeps the tests of a group in one process: pytest-xdist reads this marker once all tests are collected."""
+    item.add_marker(pytest.mark.xdist_group(group_of(item)))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps the tests of a group in one process, and starts the longest groups first."""
-    groups = {item: group_of(item) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: LONG_GROUPS.index(groups[item]) if groups[item] in LONG_GROUPS else len(LONG_GROUPS))
+    """Starts the longest groups first."""
+    items.sort(key=lambda item: LONG_GROUPS.index(group_of(item)) if group_of(item) in LONG_GROUPS else len(LONG_GROUPS))
 
 
 @pytest.fixture(scope="session")
