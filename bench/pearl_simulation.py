@@ -37,7 +37,7 @@ from verify.sampling_params import SamplingParams
 T = TypeVar("T")
 RATIOS = (3, 5, 8)  # c
 RATES = (0.5, 0.7, 0.9)  # a
-WRONG = 1  # added to a token to have it rejected
+WRONG = 1  # added to a token, to be rejected
 
 
 def ideal_tokens_per_step(rate: float, window: int) -> float:
@@ -72,7 +72,7 @@ def spoil(answer: Ints, right: NDArray[np.bool_]) -> Ints:
 
 @dataclass
 class Clock:
-    """When each of the two models was busy."""
+    """Records when each of the two models is busy."""
 
     spans: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: {"draft": [], "verify": []})
 
@@ -137,7 +137,7 @@ class SleepingModel:
         self._emitted += len(tokens)
         self._rows = max(0, self._rows - len(tokens))
 
-    def beside(self, work: Callable[[], T]) -> Future[T]:
+    def submit(self, work: Callable[[], T]) -> Future[T]:
         return self._thread.submit(work)
 
     def _forward(self) -> Candidates:
@@ -183,7 +183,7 @@ class SleepingVerifier:
 def simulate(ratio: int, rate: float, tokens: int, token_seconds: float) -> dict[str, Any]:
     """One run of the loop, with the ideal figures."""
     clock = Clock()
-    margin = 2 * ratio + 2  # positions that are guessed but not reached
+    margin = 2 * ratio + 2  # positions that may be drafted but not reached
     answer = 2 * np.random.default_rng(1).integers(0, 1000, tokens + margin).astype(np.int32)  # odd tokens are wrong
     right = np.pad(agreement(rate, tokens, seed=ratio), (0, margin), constant_values=True)
     model = SleepingModel(spoil(answer, right), token_seconds, ratio, clock)

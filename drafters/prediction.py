@@ -1,7 +1,7 @@
 """`prediction`: drafts from the output that the client expects (OpenAI's Predicted Outputs), typically a file to edit.
 
 When the answer departs from the prediction, the drafter realigns: it looks for the last emitted tokens in the prediction,
-nearest to where it was.
+nearest to its last position.
 """
 
 from __future__ import annotations

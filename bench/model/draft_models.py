@@ -1,7 +1,7 @@
 """`outrider bench pearl`: methods that draft with a model, compared as in GSD's Table 1 and PEARL's Table 3.
 
 All methods answer the same prompts in turns. With `--shape` both models are random weights of known shapes: the costs are
-real, and a given share of the draft model's guesses is right.
+real, and a given share of the draft model's tokens is right.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 DEFAULT_CONTEXT_TOKENS = 1024
-PROMPT_TOKENS = 32  # of a made-up prompt
+PROMPT_TOKENS = 32  # of a synthetic prompt
 SPEED_COLUMNS = {
     "method": "method",
     "speed-up": "speedup:.3f",
@@ -72,7 +72,7 @@ class Method:
 
 
 def without(**strategies: Any) -> Callable[[Resources], Resources]:
-    """Changes PEARL's options, to switch a strategy off."""
+    """A change of PEARL's options that switches a strategy off."""
 
     def changed(resources: Resources) -> Resources:
         options = resources.options
@@ -166,10 +166,10 @@ class TimedDraft(SessionDraft):
 
 
 class SyntheticDraft(TimedDraft):
-    """A draft model whose forwards are real and whose outcome is replaced by given guesses."""
+    """A draft model that runs its forwards but proposes given tokens."""
 
     guesses = np.empty(0, np.int32)  # int32 [answer]
-    rate = 0.5  # share of right guesses
+    rate = 0.5  # share of `guesses` that are right
 
     def _candidates(self, logits: torch.Tensor, depths: Collection[int], count: int) -> Candidates:
         candidates = super()._candidates(logits, depths, count)
@@ -214,7 +214,7 @@ def run(settings: Settings, plan: Plan, out: Path | None) -> dict[str, Any]:
 
 
 def run_shapes(settings: Settings, plan: Plan, shapes: tuple[str, str], rate: float, out: Path | None) -> dict[str, Any]:
-    """Measures random weights of two shapes; a share `rate` of the draft model's guesses is right. Raises BenchError."""
+    """Measures random weights of two shapes; a share `rate` of the draft model's tokens is right. Raises BenchError."""
     for shape in shapes:
         check_shape(shape)
     dtype = getattr(torch, "bfloat16" if settings.model.dtype == "auto" else settings.model.dtype)
@@ -235,7 +235,7 @@ def run_shapes(settings: Settings, plan: Plan, shapes: tuple[str, str], rate: fl
 
 
 def synthetic_pair(settings: Settings, plan: Plan, target: ModelRunner, draft: DraftRunner, rate: float) -> Pair:
-    """Two models that emit a made-up answer; a share `rate` of the draft model's guesses is right."""
+    """Two models and a synthetic answer; a share `rate` of the draft model's tokens is right."""
     answer = 2 * np.random.default_rng(0).integers(0, 10_000, plan.max_tokens + MAX_NODES).astype(np.int32)
 
     class Synthetic(SyntheticDraft):
@@ -275,7 +275,7 @@ def measure(pair: Pair, plan: Plan, names: dict[str, Any], out: Path | None) -> 
 
 
 def measure_round(pair: Pair, plan: Plan, temperature: float, method: Method, row: Row) -> None:
-    """One method answers all prompts once."""
+    """Runs one method once over all prompts."""
     clock = TimedVerifier.clock = TimedDraft.clock = Clock()
     resources = method.resources(pair.resources)
     row.last, started = [], time.perf_counter()

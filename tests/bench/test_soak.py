@@ -1,4 +1,4 @@
-"""What the soak test counts, and how it measures growth."""
+"""Counts of the soak test, and the growth of memory."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_a_prediction_is_followed_and_realigned() -> None:
     assert Source.PREDICTION not in drafter.propose(24).source
 
 
-def test_a_conversations_next_turn_learns_only_what_is_new() -> None:
+def test_the_next_turn_of_a_conversation_learns_only_new_tokens() -> None:
     once, twice = fusion(), fusion()
     once.begin(PHRASE)
     twice.begin(PHRASE[:20])
@@ -107,7 +107,7 @@ def test_sessions_learn_nothing_from_each_other() -> None:
 
 
 @pytest.mark.parametrize("budget", [0, 1, 64])
-def test_drafts_keep_to_the_budget(budget: int) -> None:
+def test_drafts_stay_within_the_budget(budget: int) -> None:
     drafter = fusion()
     drafter.begin(np.tile(PHRASE, 3))
     assert len(drafter.propose(budget)) <= budget

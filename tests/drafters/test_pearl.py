@@ -46,7 +46,7 @@ def test_draft_tokens_are_verified_while_others_are_drafted() -> None:
     assert drafter.drafted_tokens == 9
 
 
-def test_a_rejection_starts_again() -> None:
+def test_a_rejection_discards_the_draft() -> None:
     drafter, _ = new(PearlOptions(window=3, ahead=0))
     step(drafter, 1)
     assert step(drafter, 2, 0) == [2, 3]  # 3 was rejected

@@ -1,4 +1,4 @@
-"""The decode loop emits plain decoding's tokens and ends where it must, for any drafter."""
+"""The decode loop emits plain decoding's tokens and stops at every limit, for any drafter."""
 
 import numpy as np
 import pytest

@@ -101,7 +101,7 @@ def runner() -> ModelRunner:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("penalty", [0.0, 1.5])
-def test_drafts_change_no_constrained_answer(runner: ModelRunner, temperature: float, penalty: float) -> None:
+def test_drafting_is_lossless_under_a_grammar(runner: ModelRunner, temperature: float, penalty: float) -> None:
     compiler = GrammarCompiler(TOKENIZER, runner.vocabulary, [STOP])
     prompt = np.array(ids("def person():\n    return "), np.int32)
     for seed in range(4):

@@ -66,7 +66,7 @@ class Subject:
         self._plain: dict[float, list[list[int]]] = {}
 
     def options(self, number: int, temperature: float) -> DecodeOptions:
-        """How prompt `number` is answered."""
+        """The options of the answer to prompt `number`."""
         return DecodeOptions(SamplingParams(temperature, seed=number), ANSWER_TOKENS, self.stop_ids)
 
     def decode(self, drafter: Drafter, number: int, options: DecodeOptions) -> Decoded:

@@ -1,4 +1,4 @@
-"""The verifier keeps text and cache in step, whatever is committed, cut, truncated or swapped out."""
+"""The verifier keeps text and cache in sync when tokens are committed, cut, truncated or swapped out."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_cut_verdict_leaves_the_text_and_cache_of_plain_decoding(tiny_runner: 
     assert plain(verifier, 4) == expected[count : count + 4]
 
 
-def test_a_truncated_text_is_continued_as_if_the_rest_had_never_been(tiny_runner: ModelRunner) -> None:
+def test_a_truncated_text_continues_like_its_prefix(tiny_runner: ModelRunner) -> None:
     verifier = started(tiny_runner)
     expected = plain(verifier, 6)
     verifier.truncate(len(PROMPT) + 2)
@@ -69,7 +69,7 @@ def test_a_truncated_text_is_continued_as_if_the_rest_had_never_been(tiny_runner
     assert plain(verifier, 4) == expected[2:]
 
 
-def test_a_later_request_reads_only_what_its_prompt_adds(tiny_runner: ModelRunner) -> None:
+def test_a_later_request_reads_only_the_new_tokens_of_its_prompt(tiny_runner: ModelRunner) -> None:
     verifier = started(tiny_runner)
     text = np.concatenate([PROMPT, plain(verifier, 4), [33, 34]]).astype(np.int32)
     assert verifier.begin(text, GREEDY, max_tokens=10) == len(PROMPT) + 3  # the last emitted token is not in the cache
@@ -78,7 +78,7 @@ def test_a_later_request_reads_only_what_its_prompt_adds(tiny_runner: ModelRunne
     assert verifier.begin(PROMPT[:3], GREEDY, max_tokens=10) == 2
 
 
-def test_prompt_scores_are_of_the_whole_prompt(tiny_runner: ModelRunner) -> None:
+def test_prompt_logprobs_cover_the_whole_prompt(tiny_runner: ModelRunner) -> None:
     verifier = started(tiny_runner)
     assert verifier.prompt_logprobs is None
     params = SamplingParams(temperature=0, logprobs=3)
@@ -104,7 +104,7 @@ def test_only_allowed_tokens_are_emitted(tiny_runner: ModelRunner) -> None:
     assert started(tiny_runner).verify(EMPTY, allowed=allowed).tokens.tolist() == [11]
 
 
-def test_a_session_goes_on_after_it_was_swapped_out(tiny_runner: ModelRunner) -> None:
+def test_a_session_continues_after_it_was_swapped_out(tiny_runner: ModelRunner) -> None:
     expected = plain(started(tiny_runner), 8)
     verifier = started(tiny_runner)
     plain(verifier, 3)
@@ -118,7 +118,7 @@ def test_a_session_goes_on_after_it_was_swapped_out(tiny_runner: ModelRunner) ->
     assert plain(verifier, 5) == expected[3:]
 
 
-def test_a_released_verifier_has_forgotten_its_text(tiny_runner: ModelRunner) -> None:
+def test_a_released_verifier_has_no_text(tiny_runner: ModelRunner) -> None:
     verifier = started(tiny_runner)
     slot = verifier.release()
     assert slot is not None

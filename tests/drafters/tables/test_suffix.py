@@ -47,7 +47,7 @@ def test_tokens_of_either_width_are_read(separator: int) -> None:
 
 
 @given(st.lists(texts, max_size=4))
-def test_positions_are_sorted_by_what_follows(documents: list[list[int]]) -> None:
+def test_positions_are_sorted_by_the_following_tokens(documents: list[list[int]]) -> None:
     arrays = tabulate(np.array(flat(documents), np.int64), SEPARATOR)
     after = [tuple(arrays["tokens"][i : i + MAX_MATCH].tolist()) for i in arrays["order"]]
     assert after == sorted(after)
@@ -55,16 +55,16 @@ def test_positions_are_sorted_by_what_follows(documents: list[list[int]]) -> Non
 
 
 @given(st.lists(texts, max_size=4), st.lists(st.integers(0, 7), max_size=20))
-def test_every_ending_is_found_everywhere(documents: list[list[int]], context: list[int]) -> None:
+def test_every_occurrence_of_every_suffix_of_a_context_is_found(documents: list[list[int]], context: list[int]) -> None:
     corpus = build(documents)
     low, high = np.zeros((2, MAX_MATCH + 1), np.int64)
     for token in context:
         follow(corpus, low, high, token, low, high)
     text = flat(documents)
     for size in range(1, min(MAX_MATCH, len(context)) + 1):
-        ending = context[len(context) - size :]
-        wanted = {i for i in range(len(text)) if text[i : i + size] == ending and SEPARATOR not in ending}
-        assert {position_at(corpus, place) for place in range(low[size], high[size])} == wanted
+        suffix = context[len(context) - size :]
+        expected = {i for i in range(len(text)) if text[i : i + size] == suffix and SEPARATOR not in suffix}
+        assert {position_at(corpus, place) for place in range(low[size], high[size])} == expected
 
 
 @pytest.mark.parametrize(("seed", "kinds"), [(0, 3), (1, 3), (2, 3), (3, 30)])
