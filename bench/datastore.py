@@ -106,11 +106,12 @@ def step_seconds(drafter: Drafter, texts: list[Ints]) -> tuple[list[float], floa
     for text in texts:
         sequence = Sequence(text[:STRIDE])
         drafter.begin(sequence)
-        for at in range(STRIDE, len(text) - STRIDE, STRIDE):
+        for start in range(STRIDE, len(text) - STRIDE, STRIDE):
             started = time.perf_counter()
             tree = drafter.propose(NODES)
-            sequence.append(text[at : at + STRIDE])
-            drafter.observe(Verdict(tree, np.empty(0, np.int32), text[at : at + STRIDE]))
+            emitted = text[start : start + STRIDE]
+            sequence.append(emitted)
+            drafter.observe(Verdict(tree, np.empty(0, np.int32), emitted))
             times.append(time.perf_counter() - started)
         peak_mb = max(peak_mb, resident_mb())
         drafter.end()

@@ -143,7 +143,7 @@ def lossless() -> dict[str, Any]:
 
     plan = Plan(["trigram", "fusion"], read_prompts(PROMPTS, 8), [0.0, 0.8], 96, 1)
     divergences = run(Settings.model_validate({"model": {"dtype": "float32"}}), plan)
-    return {"divergences": len(divergences), "margins": [each.margin for each in divergences]}
+    return {"divergences": len(divergences), "margins": [divergence.margin for divergence in divergences]}
 
 
 def memory() -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Clock:
         """Shares of `seconds` in which each model and both models were busy."""
         busy = {model: sum(stop - start for start, stop in spans) for model, spans in self.spans.items()}
         busy["both"] = self._overlap()
-        return {f"{model}_busy": round(each / seconds, 3) for model, each in busy.items()}
+        return {f"{model}_busy": round(busy_seconds / seconds, 3) for model, busy_seconds in busy.items()}
 
     def _overlap(self) -> float:
         """Seconds in which both models were busy. Both lists are in order of time."""

@@ -47,14 +47,14 @@ class Tally:
 
     def figures(self) -> dict[str, Any]:
         """Tokens per step, microseconds, and the share of steps that accepted at least 1, 2, ... draft tokens."""
-        both = [p + o for p, o in zip(self.propose_seconds, self.observe_seconds, strict=True)]
+        totals = [p + o for p, o in zip(self.propose_seconds, self.observe_seconds, strict=True)]
         shares = [round(count / self.steps, 4) for _, count in sorted(self.accepted_at.items())]
         return {
             "tokens_per_step": round(self.tokens / self.steps, 4),
             "steps": self.steps,
             "propose_us": report.microsecond_quantiles(self.propose_seconds),
             "observe_us": report.microsecond_quantiles(self.observe_seconds),
-            "propose_and_observe_us": report.microsecond_quantiles(both),
+            "propose_and_observe_us": report.microsecond_quantiles(totals),
             "memory_mb": round(self.memory_bytes / 1e6, 2),
             "accepted_per_position": shares[:MAX_POSITIONS],
         }
@@ -74,22 +74,22 @@ def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:
     """Replays one recorded answer and adds it to `tally`."""
     sequence = Sequence(line.prompt)
     drafter.begin(sequence)
-    answer, at = line.answer, 0
+    answer, position = line.answer, 0
     padded = np.concatenate([answer, np.full(65, -1, np.int32)])  # -1 is not a token, so drafts past the end are rejected
-    while at < len(answer):
+    while position < len(answer):
         started = time.perf_counter()
-        tree = drafter.propose(budget) if at else EMPTY
+        tree = drafter.propose(budget) if position else EMPTY
         proposed = time.perf_counter()
-        chosen = padded[np.concatenate([[0], tree.depths]) + at]
+        chosen = padded[np.concatenate([[0], tree.depths]) + position]
         rows, tokens = walk(tree, chosen.tolist())
-        verdict = Verdict(tree, rows, tokens).cut(len(answer) - at)
-        ready = time.perf_counter()
+        verdict = Verdict(tree, rows, tokens).cut(len(answer) - position)
+        verified = time.perf_counter()
         sequence.append(verdict.tokens)
         drafter.observe(verdict)
-        if at:
+        if position:
             tally.propose_seconds.append(proposed - started)
-            tally.observe_seconds.append(time.perf_counter() - ready)
-        at += len(verdict.tokens)
+            tally.observe_seconds.append(time.perf_counter() - verified)
+        position += len(verdict.tokens)
         tally.steps += 1
         tally.accepted_at.update(range(1, len(verdict.rows) + 1))
     tally.tokens += len(answer)

@@ -73,8 +73,8 @@ def _insert(trie: Trie, size: int, corpus: Corpus, low: int, high: int, match: i
         position = position_at(corpus, i) + match
         node = 0
         trie.counts[0] += 1
-        for at in range(length):
-            token = token_at(corpus, position + at)
+        for offset in range(length):
+            token = token_at(corpus, position + offset)
             if token < 0 or token == corpus.separator or size == len(trie.counts):
                 break
             node, size = child(trie, size, node, token, Source.RETRIEVAL)

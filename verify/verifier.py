@@ -144,7 +144,7 @@ class TreeVerifier:
             return None
         empty = _logprobs(torch.empty(0, self._runner.vocabulary), np.empty(0, np.int32), self._params.logprobs or 0)
         parts = [empty, *self._scores]
-        return Logprobs(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(Logprobs)))
+        return Logprobs(*(np.concatenate([getattr(part, entry.name) for part in parts]) for entry in fields(Logprobs)))
 
     def verify(self, tree: DraftTree, feedback: int = 0, allowed: NDArray[np.bool_] | None = None) -> Verdict:
         assert self._processor is not None

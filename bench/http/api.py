@@ -1,6 +1,6 @@
 """`outrider bench api`: the front end's own cost of reading a request and of writing a chunk of an answer.
 
-There is no model and no socket: the engine is a list of events. The figures are the times that HTTP adds on one core.
+There is no model and no socket: the engine is a list of events. The figures are the time that HTTP adds on one core.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class ListEngine:
 def events() -> list[TokenEvent]:
     """The events of an answer: steps of three tokens, as typical of the embedded model."""
     step = StepReport(1e-4, 5e-3, 1e-4, {"trigram": 8}, {"trigram": 2})
-    made = [TokenEvent("r", 0, [40, 41, 42], " some text", None, step) for _ in range(CHUNKS)]
-    return [*made, TokenEvent("r", 0, [43], "", "stop", step, last=True)]
+    steps = [TokenEvent("r", 0, [40, 41, 42], " some text", None, step) for _ in range(CHUNKS)]
+    return [*steps, TokenEvent("r", 0, [43], "", "stop", step, last=True)]
 
 
 async def chunk_seconds() -> list[float]:

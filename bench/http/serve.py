@@ -154,11 +154,11 @@ def measure(url: str, plan: Plan, temperature: float, in_process: InProcess | No
         compared: list[Timing] = []
         for repeat in range(plan.repeats + 1):
             for prompt in plan.prompts:
-                inside = [in_process.answer(prompt, temperature)] if in_process else []
-                outside = stream(client, request_fields(model, prompt, temperature, plan))
+                in_process_timings = [in_process.answer(prompt, temperature)] if in_process else []
+                timing = stream(client, request_fields(model, prompt, temperature, plan))
                 if repeat:  # the first round warms up
-                    served.append(outside)
-                    compared += inside
+                    served.append(timing)
+                    compared += in_process_timings
                 progress.advance(task)
         with poll_health(url) as health:
             for prompt in plan.prompts:

@@ -130,9 +130,9 @@ class Row:
         """The figures of the papers' tables; `plain` is decoding without drafts."""
         rate = statistics.median(self.tokens_per_second)
         pairs = zip(self.tokens_per_second, plain.tokens_per_second, strict=True)
-        shares = {name: round(statistics.median(each[name] for each in self.busy), 3) for name in self.busy[0]}
+        busy = {name: round(statistics.median(shares[name] for shares in self.busy), 3) for name in self.busy[0]}
         return {
-            "speedup": round(statistics.median(mine / theirs for mine, theirs in pairs), 3),
+            "speedup": round(statistics.median(own / baseline for own, baseline in pairs), 3),
             "tokens_per_second": round(rate, 2),
             "tokens_per_step": round(self.tokens / self.steps, 3),
             "acceptance": round(self.accepted / self.tokens, 3),  # drafted share of the emitted tokens
@@ -140,7 +140,7 @@ class Row:
             "graph_success": round(self.merged_steps / self.steps, 3),  # steps that accepted merged nodes
             "merged_share": round(self.merged_tokens / max(1, self.accepted), 3),  # of the accepted tokens
             "same_as_plain": count_equal(plain.last, self.last),
-            **shares,
+            **busy,
         }
 
 

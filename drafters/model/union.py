@@ -24,7 +24,7 @@ class UnionDrafter:
         self.feedback = max(tables.feedback, model.feedback)
         self._gains = Gains()  # tokens that the model adds
         self._benefit = CostBenefit()  # of the model's drafts
-        self._expected = 0.0  # tokens expected from the tables in this step
+        self._table_tokens = 0.0  # tokens expected from the tables in this step
         self._model_drafts = False
         self._table_tree = EMPTY
         self._started = 0.0  # time.perf_counter() at the start of the step
@@ -36,8 +36,8 @@ class UnionDrafter:
     def propose(self, budget: int) -> DraftTree:
         self._started = time.perf_counter()
         tree = self._table_tree = self._tables.propose(budget)
-        self._expected = float(tree.probability.sum())
-        self._model_drafts = self._benefit.pays_or_probes(self._gains.expected(self._expected))
+        self._table_tokens = float(tree.probability.sum())
+        self._model_drafts = self._benefit.pays_or_probes(self._gains.expected(self._table_tokens))
         if not self._model_drafts:
             return tree
         started = time.perf_counter()
@@ -48,7 +48,7 @@ class UnionDrafter:
     def observe(self, verdict: Verdict) -> None:
         if self._model_drafts:
             gain = len(verdict.rows) - len(self._table_tree.follow(verdict.tokens[:-1]))
-            self._gains.record(self._expected, max(0, gain))
+            self._gains.record(self._table_tokens, max(0, gain))
         self._tables.observe(verdict)
         self._model.observe(verdict)
         self._benefit.record_step(len(verdict.tokens), time.perf_counter() - self._started)

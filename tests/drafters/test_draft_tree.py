@@ -82,5 +82,5 @@ def test_a_sampled_tree_carries_its_proposal_distributions() -> None:
     assert tree.q is not None
     for row in range(-1, len(tree)):
         last = int(tree.tokens[row]) if row >= 0 else 0
-        wanted = TABLE[last] if (tree.parents == row).any() else np.zeros(4)
-        assert np.allclose(tree.q[row + 1], wanted)
+        expected = TABLE[last] if (tree.parents == row).any() else np.zeros(4)
+        assert np.allclose(tree.q[row + 1], expected)

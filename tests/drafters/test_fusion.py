@@ -97,13 +97,13 @@ def test_the_next_turn_of_a_conversation_learns_only_new_tokens() -> None:
 
 def test_sessions_learn_nothing_from_each_other() -> None:
     block = index(np.array([50, *PHRASE], np.int64), 50)
-    mine, yours = fusion(block), fusion(block)
+    first, second = fusion(block), fusion(block)
     before = fusion(block)
-    mine.begin(np.array([41, 42, 43, 44] * 20, np.int32))
-    for drafter in (yours, before):
+    first.begin(np.array([41, 42, 43, 44] * 20, np.int32))
+    for drafter in (second, before):
         drafter.begin(np.array([41, 42], np.int32))
-    assert yours.propose(24).tokens.tolist() == before.propose(24).tokens.tolist()
-    assert 43 not in yours.propose(24).tokens
+    assert second.propose(24).tokens.tolist() == before.propose(24).tokens.tolist()
+    assert 43 not in second.propose(24).tokens
 
 
 @pytest.mark.parametrize("budget", [0, 1, 64])

@@ -51,11 +51,11 @@ def verified(budget: MeasuredBudget, tree: DraftTree, emitted: list[int], steps:
 
 def test_rejected_drafts_stop_within_a_few_steps_and_resume_when_accepted() -> None:
     budget, tree = MeasuredBudget(curve(0.1)), draft(0.8, 0.8, 0.8, 0.8)
-    seen = verified(budget, tree, [9], 100)
-    assert seen[0] == 4
-    assert sum(seen[12:]) == 0
-    back = verified(budget, tree, [0, 1, 2, 3, 4], 60)
-    assert back[-1] == 4
+    counts = verified(budget, tree, [9], 100)
+    assert counts[0] == 4
+    assert sum(counts[12:]) == 0
+    resumed = verified(budget, tree, [0, 1, 2, 3, 4], 60)
+    assert resumed[-1] == 4
 
 
 def test_accepted_drafts_continue() -> None:

@@ -129,7 +129,7 @@ CASES = [
 
 def spoiled(tokens: list[int]) -> tuple[int, ...]:
     """The tokens with every few of them wrong."""
-    return tuple(max(0, token - 1) if place % SPOILED == SPOILED - 1 else token for place, token in enumerate(tokens))
+    return tuple(max(0, token - 1) if index % SPOILED == SPOILED - 1 else token for index, token in enumerate(tokens))
 
 
 @TEMPERATURES

@@ -1,4 +1,4 @@
-"""`rejection`: answers follow the target's own distribution, shown by chi-square over a toy model's sequences."""
+"""`rejection`: answers successors the target's own distribution, shown by chi-square over a toy model's sequences."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def sampled_tree(branches: tuple[int, ...], random: np.random.Generator) -> Draf
     def grow(parent: int, last: int, depth: int) -> None:
         if depth == len(branches):
             return
-        left = DRAFT[last + 1].copy()
+        remaining = DRAFT[last + 1].copy()
         for _ in range(branches[depth]):
-            token = int(np.searchsorted(np.cumsum(left) / left.sum(), random.random(), "right"))
-            left[token] = 0.0
+            token = int(np.searchsorted(np.cumsum(remaining) / remaining.sum(), random.random(), "right"))
+            remaining[token] = 0.0
             row = len(tokens)
             tokens.append(token)
             parents.append(parent)
@@ -63,8 +63,8 @@ def two_tokens(tree: DraftTree, seed: int, random: np.random.Generator) -> tuple
     _, emitted, _ = Rejection(SamplingParams(seed=seed)).decide(logits, tree, 0)
     if len(emitted) > 1:
         return int(emitted[0]), int(emitted[1])
-    follow = TARGET[emitted[0] + 1].exp().numpy()
-    return int(emitted[0]), int(np.searchsorted(np.cumsum(follow) / follow.sum(), random.random(), "right"))
+    successors = TARGET[emitted[0] + 1].exp().numpy()
+    return int(emitted[0]), int(np.searchsorted(np.cumsum(successors) / successors.sum(), random.random(), "right"))
 
 
 def chi_square(counts: NDArray[np.int64]) -> float:
@@ -115,8 +115,8 @@ def test_a_draft_models_drafts_keep_the_distribution(make: Callable[[LanguageMod
             accepted += len(rows)
         drafter.end()
         answers[text[1], text[2], text[3]] += 1
-    follow = TARGET[1:].exp().numpy()
-    joint = follow[0][:, None, None] * follow[:, :, None] * follow[None]
+    successors = TARGET[1:].exp().numpy()
+    joint = successors[0][:, None, None] * successors[:, :, None] * successors[None]
     expected = joint * answers.sum()
     assert ((answers - expected) ** 2 / expected).sum() < 103.4  # 63 degrees of freedom, p = 0.001
     assert accepted > 100

@@ -24,20 +24,20 @@ def started(runner: ModelRunner, prompt: Ints = PROMPT, params: SamplingParams =
 
 
 def plain(verifier: TreeVerifier, count: int) -> list[int]:
-    """Plain decoding from where the verifier is."""
+    """The next `count` tokens of plain decoding."""
     for _ in range(count):
         verifier.commit(verifier.verify(EMPTY))
     return [int(token) for token in verifier.sequence.answer[-count:]]
 
 
-def guess(tokens: list[int]) -> DraftTree:
+def draft(tokens: list[int]) -> DraftTree:
     return chain(np.array(tokens, np.int32), np.full(len(tokens), 0.5, np.float32), Source.LOOKUP)
 
 
 def test_an_accepted_chain_emits_the_tokens_of_plain_decoding_and_one_more(tiny_runner: ModelRunner) -> None:
     expected = plain(started(tiny_runner), 8)
     verifier = started(tiny_runner)
-    verdict = verifier.verify(guess(expected[:4]))
+    verdict = verifier.verify(draft(expected[:4]))
     assert verdict.rows.tolist() == [0, 1, 2, 3]
     assert verdict.tokens.tolist() == expected[:5]
     verifier.commit(verdict)
@@ -47,16 +47,16 @@ def test_an_accepted_chain_emits_the_tokens_of_plain_decoding_and_one_more(tiny_
 
 def test_verifying_changes_nothing_until_the_verdict_is_committed(tiny_runner: ModelRunner) -> None:
     verifier = started(tiny_runner)
-    first = verifier.verify(guess([1, 2, 3])).tokens.tolist()
+    first = verifier.verify(draft([1, 2, 3])).tokens.tolist()
     assert verifier.sequence.tokens.tolist() == PROMPT.tolist()
-    assert verifier.verify(guess([4, 5])).tokens.tolist() == first
+    assert verifier.verify(draft([4, 5])).tokens.tolist() == first
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5])
 def test_a_cut_verdict_leaves_the_text_and_cache_of_plain_decoding(tiny_runner: ModelRunner, count: int) -> None:
     expected = plain(started(tiny_runner), 9)
     verifier = started(tiny_runner)
-    verifier.commit(verifier.verify(guess(expected[:4])).cut(count))
+    verifier.commit(verifier.verify(draft(expected[:4])).cut(count))
     assert verifier.sequence.answer.tolist() == expected[:count]
     assert plain(verifier, 4) == expected[count : count + 4]
 
@@ -92,7 +92,7 @@ def test_prompt_logprobs_cover_the_whole_prompt(tiny_runner: ModelRunner) -> Non
 
 
 def test_feedback_is_the_targets_distribution_at_every_node(tiny_runner: ModelRunner) -> None:
-    verdict = started(tiny_runner).verify(guess([1, 2]), feedback=4)
+    verdict = started(tiny_runner).verify(draft([1, 2]), feedback=4)
     assert verdict.topk_ids.shape == verdict.topk_probs.shape == (3, 4)
     assert verdict.tokens[0] == verdict.topk_ids[0, 0]
     assert (np.diff(verdict.topk_probs, axis=1) <= 0).all()

@@ -58,7 +58,7 @@ class KVCache:
         self.length = 0
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes [kv_heads, N, head_dim] at positions `length + known` to `end`; returns all rows, [kv_heads, end, head_dim]."""
+        """Writes [kv_heads, N, head_dim] from `length + known` to `end`; returns the rows so far, [kv_heads, end, head_dim]."""
         start = self.length + known
         end = start + key.shape[1]
         keys, values = self.tensor[layer, 0], self.tensor[layer, 1]

@@ -13,23 +13,23 @@ def longest_repeated_suffix(text: list[int]) -> tuple[int, set[int]]:
     """Its length, and the positions after its earlier occurrences."""
     for length in range(len(text) - 1, 0, -1):
         suffix = text[len(text) - length :]
-        places = {i for i in range(length, len(text)) if text[i - length : i] == suffix}
-        if places:
-            return length, places
+        positions = {i for i in range(length, len(text)) if text[i - length : i] == suffix}
+        if positions:
+            return length, positions
     return 0, set()
 
 
 @given(texts, st.integers(1, 10))
-def test_the_longest_repeated_suffix_and_its_latest_occurrence(text: list[int], piece: int) -> None:
+def test_the_longest_repeated_suffix_and_its_latest_occurrence(text: list[int], size: int) -> None:
     automaton = new_automaton(64)
-    for at in range(0, len(text), piece):
-        append(automaton, np.array(text[at : at + piece], np.int32))
+    for start in range(0, len(text), size):
+        append(automaton, np.array(text[start : start + size], np.int32))
     state = repeated_suffix(automaton)
-    length, places = longest_repeated_suffix(text)
+    length, positions = longest_repeated_suffix(text)
     assert automaton.lengths[state] == length
     if length and len(text) < HOPS:
-        assert automaton.recent[state] == max(places)
-        assert automaton.counts[state] == len(places)
+        assert automaton.recent[state] == max(positions)
+        assert automaton.counts[state] == len(positions)
 
 
 @given(texts)

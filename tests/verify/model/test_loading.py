@@ -62,7 +62,7 @@ def test_truncated_weights_are_reported(tmp_path: Path, tiny_runner: ModelRunner
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_reported() -> None:
-    with pytest.raises(ModelError, match="sees no GPU"):
+    with pytest.raises(ModelError, match="finds no GPU"):
         resolve_device("cuda")
 
 
