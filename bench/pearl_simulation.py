@@ -65,8 +65,8 @@ def agreement(rate: float, tokens: int, seed: int) -> NDArray[np.bool_]:
     return right
 
 
-def spoil(answer: Ints, right: NDArray[np.bool_]) -> Ints:
-    """Guesses at `answer`, wrong except where `right`, int32 [tokens]. All tokens of `answer` must be even."""
+def with_errors(answer: Ints, right: NDArray[np.bool_]) -> Ints:
+    """`answer` with wrong tokens wherever `right` is false, int32 [tokens]. All tokens of `answer` must be even."""
     return np.where(right, answer, answer + WRONG).astype(np.int32)
 
 
@@ -186,7 +186,7 @@ def simulate(ratio: int, rate: float, tokens: int, token_seconds: float) -> dict
     margin = 2 * ratio + 2  # positions that may be drafted but not reached
     answer = 2 * np.random.default_rng(1).integers(0, 1000, tokens + margin).astype(np.int32)  # odd tokens are wrong
     right = np.pad(agreement(rate, tokens, seed=ratio), (0, margin), constant_values=True)
-    model = SleepingModel(spoil(answer, right), token_seconds, ratio, clock)
+    model = SleepingModel(with_errors(answer, right), token_seconds, ratio, clock)
     drafter = PearlDrafter(model, PearlOptions(window=ratio, ahead=0))
     options = DecodeOptions(SamplingParams(temperature=0), tokens, max_nodes=ratio)
     prompt = np.zeros(1, np.int32)

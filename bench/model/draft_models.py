@@ -21,7 +21,7 @@ from bench import report
 from bench.decode import count_equal, encode
 from bench.model.forced import ForcedVerifier
 from bench.model.shapes import check_shape, random_runner
-from bench.pearl_simulation import Clock, agreement, spoil
+from bench.pearl_simulation import Clock, agreement, with_errors
 from bench.plan import BenchError, Plan
 from drafters.interface import MAX_NODES, Drafter, Ints, Source, Verdict
 from drafters.model.language_model import Candidates
@@ -244,7 +244,7 @@ def synthetic_pair(settings: Settings, plan: Plan, target: ModelRunner, draft: D
     class Verifier(TimedVerifier, ForcedVerifier):
         pass
 
-    Synthetic.guesses, Synthetic.rate = spoil(answer, agreement(rate, len(answer), 0)), rate
+    Synthetic.guesses, Synthetic.rate = with_errors(answer, agreement(rate, len(answer), 0)), rate
     return Pair(
         runner=target,
         resources=Resources(settings.speculation.options, model=lambda: Synthetic(draft)),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from bench.pearl_simulation import Clock, agreement, ideal_steps, ideal_tokens_per_step, show, simulate, spoil
+from bench.pearl_simulation import Clock, agreement, ideal_steps, ideal_tokens_per_step, show, simulate, with_errors
 
 
 @pytest.mark.parametrize(("rate", "window"), [(0.5, 3), (0.7, 5), (0.9, 8)])
@@ -43,8 +43,8 @@ def test_shares_of_busy_time() -> None:
     assert clock.shares(10.0) == {"draft_busy": 0.3, "verify_busy": 0.35, "both_busy": 0.15}
 
 
-def test_only_wrong_guesses_differ() -> None:
-    assert spoil(np.array([2, 4, 6], np.int32), np.array([True, False, True])).tolist() == [2, 5, 6]
+def test_only_wrong_tokens_differ() -> None:
+    assert with_errors(np.array([2, 4, 6], np.int32), np.array([True, False, True])).tolist() == [2, 5, 6]
 
 
 def test_the_table_fits_80_columns(printed: Callable[[], str]) -> None:

@@ -22,7 +22,7 @@ from tests.drafts import Oracle
 def test_an_oracle_emits_its_length_plus_one_token_per_step() -> None:
     answer = np.arange(1, 30, dtype=np.int32)
     line = Line(np.array([1], np.int32), answer)
-    for drafter, steps in ((NoDrafter(), 29), (Oracle(answer.tolist(), length=6), 5)):  # 1, then 7 a step
+    for drafter, steps in ((NoDrafter(), 29), (Oracle(answer.tolist(), length=6), 5)):  # 1 token, then 7 per step
         tally = Tally()
         replay(drafter, line, 16, tally)
         assert (tally.tokens, tally.steps) == (29, steps)
