@@ -45,7 +45,7 @@ KERNEL_ERROR = 0.03  # outputs reach 4, where bfloat16 has steps of 2^-6
 
 
 def start_tests() -> subprocess.Popen[str]:
-    """Starts the tests of code that needs a GPU, in a process beside the parts that are not timed."""
+    """Starts the tests of code that needs a GPU, in a process of their own, concurrently with the untimed parts."""
     return subprocess.Popen([sys.executable, "-m", "pytest", "-q", *TESTS], stdout=subprocess.PIPE, text=True)
 
 

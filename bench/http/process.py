@@ -60,7 +60,9 @@ def wait_until_ready(url: str, process: subprocess.Popen[str]) -> None:
     """Polls /ready. Raises BenchError if the process ends, or after START_SECONDS."""
     deadline = time.monotonic() + START_SECONDS
     while httpx.get(f"{url}/ready").status_code != 200:
-        if time.monotonic() > deadline or process.poll() is not None:
+        if process.poll() is not None:
+            raise BenchError("The server ended before it was ready.")
+        if time.monotonic() > deadline:
             raise BenchError(f"The server was not ready within {START_SECONDS} s.")
         time.sleep(0.2)
 
