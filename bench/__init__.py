@@ -1,1 +1,1 @@
-"""Benchmarks: every published figure comes from here, saved with its command, machine and commit."""
+"""Benchmarks: they measure every published figure and save it with its command, machine and commit."""

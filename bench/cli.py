@@ -146,7 +146,9 @@ def bench_pearl(
     draft_model: Annotated[str | None, typer.Option(help="Folder or Hugging Face id.")] = None,
     shape: Annotated[str | None, typer.Option(help="Random weights of this shape as the target.")] = None,
     draft_shape: Annotated[str | None, typer.Option(help="Random weights of this shape as the draft model.")] = None,
-    acceptance: Annotated[float, typer.Option(help="With --shape: share of right guesses.", min=0, max=1)] = 0.8,
+    acceptance: Annotated[
+        float, typer.Option(help="With --shape: share of the draft model's tokens that are right.", min=0, max=1)
+    ] = 0.8,
     prompts: Prompts = PROMPTS,
     temperature: Temperatures = "0,0.8",
     limit: Limit = None,
@@ -155,7 +157,7 @@ def bench_pearl(
     config: Config = None,
     out: Out = None,
 ) -> None:
-    """Compare drafting with a model: sequences, trees, graphs and PEARL. Settings also work as flags."""
+    """Compare drafting with a model: chains, trees, graphs and PEARL. Settings also work as flags."""
     from bench.plan import BenchError, make_plan
     from server.settings import load_settings, parse_flags
 
@@ -198,7 +200,7 @@ def bench_serve(
     out: Out = None,
     plot: Plot = None,
 ) -> None:
-    """Measure what a client sees; with --rate or --concurrency, under load. Settings also work as flags."""
+    """Measure a server from a client; with --rate or --concurrency, under load. Settings also work as flags."""
     from bench.http import load, serve
     from bench.http.process import start_server
     from bench.plan import make_plan, parse_counts, parse_numbers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from drafters.tables.suffix import Corpus, index
 from verify.tokenizer import fingerprint, load_tokenizer
 
 DRAFTERS = ("retrieval", "fusion")
-FIGURES = {  # name -> what is printed
+FIGURES = {  # name to printed label
     "tokens": "tokens",
     "blocks": "blocks",
     "megabytes": "size (MB)",
@@ -36,7 +35,7 @@ FIGURES = {  # name -> what is printed
     "open_seconds": "opening (s)",
 }
 NODES = 64
-STRIDE = 4  # tokens between two queries of one prompt
+STRIDE = 4  # tokens per step
 
 
 def run(paths: Collection[Path], tokenizer: str, prompts: Path, limit: int | None, out: Path | None) -> dict[str, Any]:
@@ -54,11 +53,11 @@ def run(paths: Collection[Path], tokenizer: str, prompts: Path, limit: int | Non
 
 
 def build(paths: Collection[Path], tokenizer: str, store: Path) -> dict[str, Any]:
-    """Runs `outrider datastore build`; its time and its peak memory. Raises BenchError."""
+    """Runs `outrider datastore build`; returns its figures, time and peak memory. Raises BenchError."""
     command = [sys.executable, "-m", "server.cli", "datastore", "build", "--kind", "suffix"]
     started = time.perf_counter()
-    done = subprocess.run([*command, "--tokenizer", tokenizer, "--out", str(store), *map(str, paths)])
-    if done.returncode:
+    completed = subprocess.run([*command, "--tokenizer", tokenizer, "--out", str(store), *map(str, paths)])
+    if completed.returncode:
         raise BenchError("Building the datastore failed; see the message above.")
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
@@ -73,21 +72,20 @@ def build(paths: Collection[Path], tokenizer: str, store: Path) -> dict[str, Any
 
 
 def query(store: Path, tokenizer_fingerprint: str, vocabulary: int, texts: list[Ints]) -> dict[str, Any]:
-    """Opens the datastore and drafts from it at many places of the texts."""
+    """Opens the datastore and drafts from it at many positions of the texts."""
     blocks = len(datastore.block_paths(store))
     small = [index(np.tile(texts[0].astype(np.int64), 2), vocabulary)] * blocks
     for drafter in make_drafters(small, vocabulary):  # compiles the kernels, which takes memory too
-        step_microseconds(drafter, texts[:1])
+        step_seconds(drafter, texts[:1])
     initial_mb = resident_mb()
     started = time.perf_counter()
     corpus = datastore.load(store, tokenizer_fingerprint)
     figures: dict[str, Any] = {"open_seconds": round(time.perf_counter() - started, 4)}
     for name, drafter in zip(DRAFTERS, make_drafters(corpus, vocabulary), strict=True):
-        times, peak_mb = step_microseconds(drafter, texts)
-        quantiles = statistics.quantiles(times, n=100)
+        times, peak_mb = step_seconds(drafter, texts)
         figures[name] = {
             "questions": len(times),
-            "propose_and_observe_us": {"p50": round(quantiles[49], 1), "p99": round(quantiles[98], 1)},
+            "propose_and_observe_us": report.microsecond_quantiles(times),
             "resident_growth_mb": round(resident_mb() - initial_mb, 1),
             "resident_growth_while_answering_mb": round(peak_mb - initial_mb, 1),
         }
@@ -102,18 +100,19 @@ def make_drafters(corpus: Collection[Corpus], vocabulary: int) -> tuple[Drafter,
     )
 
 
-def step_microseconds(drafter: Drafter, texts: list[Ints]) -> tuple[list[float], float]:
-    """Times of the steps that read the texts STRIDE tokens at a time, and the peak of resident memory in MB."""
+def step_seconds(drafter: Drafter, texts: list[Ints]) -> tuple[list[float], float]:
+    """Seconds of each step that reads STRIDE tokens of a text, and the peak of resident memory in MB."""
     times, peak_mb = [], 0.0
     for text in texts:
         sequence = Sequence(text[:STRIDE])
         drafter.begin(sequence)
-        for at in range(STRIDE, len(text) - STRIDE, STRIDE):
+        for start in range(STRIDE, len(text) - STRIDE, STRIDE):
             started = time.perf_counter()
             tree = drafter.propose(NODES)
-            sequence.append(text[at : at + STRIDE])
-            drafter.observe(Verdict(tree, np.empty(0, np.int32), text[at : at + STRIDE]))
-            times.append(1e6 * (time.perf_counter() - started))
+            emitted = text[start : start + STRIDE]
+            sequence.append(emitted)
+            drafter.observe(Verdict(tree, np.empty(0, np.int32), emitted))
+            times.append(time.perf_counter() - started)
         peak_mb = max(peak_mb, resident_mb())
         drafter.end()
     return times, peak_mb
@@ -131,7 +130,7 @@ def show(figures: dict[str, Any]) -> None:
     queries = [(name, figures[name]) for name in DRAFTERS]
     report.print_table(
         f"Steps of {NODES} draft nodes",
-        ("drafter", "steps", "us p50", "us p99", "growth MB\nat the end", "growth MB\nat most"),
+        ("drafter", "steps", "us p50", "us p99", "final\ngrowth MB", "peak\ngrowth MB"),
         [
             (
                 name,
@@ -142,5 +141,5 @@ def show(figures: dict[str, Any]) -> None:
             )
             for name, row in queries
         ],
-        "us: drafting and learning from the emitted tokens; growth: of resident memory since before the datastore was opened.",
+        "us: drafting and learning from the emitted tokens; growth: of resident memory, from before the datastore was opened.",
     )

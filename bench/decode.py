@@ -111,7 +111,7 @@ def measure_round(
     prompts: Sequence[Ints],
     tally: Tally,
 ) -> None:
-    """One contender answers all prompts once."""
+    """Runs one contender once over all prompts."""
     if name in PEERS:
         assert peers is not None
         timed = [peers.answer(name, prompt, temperature, plan.max_tokens, plan.seed) for prompt in prompts]
@@ -178,7 +178,7 @@ def begin(
 
 
 def count_equal(expected: Sequence[list[int]], answers: Sequence[list[int]]) -> str:
-    """How many answers equal the expected ones, as "n/m"."""
+    """The number of answers that equal the expected ones, as "n/m"."""
     return f"{sum(a == b for a, b in zip(expected, answers, strict=True))}/{len(expected)}"
 
 

@@ -45,7 +45,7 @@ KERNEL_ERROR = 0.03  # outputs reach 4, where bfloat16 has steps of 2^-6
 
 
 def start_tests() -> subprocess.Popen[str]:
-    """Starts the tests of kernels that run in Triton's interpreter elsewhere; parts that are not timed run meanwhile."""
+    """Starts the tests of code that needs a GPU, in a process of their own, concurrently with the untimed parts."""
     return subprocess.Popen([sys.executable, "-m", "pytest", "-q", *TESTS], stdout=subprocess.PIPE, text=True)
 
 
@@ -125,7 +125,7 @@ def forced(stream: Path, tokenizer: str, corpus: Path | None, limit: int) -> Cal
 
 
 def draft_models(draft_shape: str) -> Callable[[], dict[str, Any]]:
-    """Measures the draft-model methods with a target of SHAPE; four of five guesses of the draft model are right."""
+    """Measures the draft-model methods with a target of SHAPE; 80 % of the draft model's tokens are right."""
     from bench.model.draft_models import run_shapes
 
     def measured() -> dict[str, Any]:
@@ -143,11 +143,11 @@ def lossless() -> dict[str, Any]:
 
     plan = Plan(["trigram", "fusion"], read_prompts(PROMPTS, 8), [0.0, 0.8], 96, 1)
     divergences = run(Settings.model_validate({"model": {"dtype": "float32"}}), plan)
-    return {"divergences": len(divergences), "margins": [each.margin for each in divergences]}
+    return {"divergences": len(divergences), "margins": [divergence.margin for divergence in divergences]}
 
 
 def memory() -> dict[str, Any]:
-    """Memory segments that torch has allocated after each of several equal answers: constant in steady state."""
+    """The number of memory segments that torch has allocated after each of several equal answers."""
     from bench.decode import answer, encode
     from server.worker.runtime import load
 
@@ -186,7 +186,7 @@ def claims(figures: dict[str, Any]) -> dict[str, bool]:
 
 def measure_parts(parts: dict[str, Callable[[], dict[str, Any]]], out: Path) -> dict[str, bool]:
     """Runs all parts and saves the figures after each; a part that raises is saved with its error. Returns the claims."""
-    begun = time.perf_counter()
+    run_started = time.perf_counter()
     console = Console()
     figures: dict[str, Any] = {}
     results: dict[str, bool] = {}
@@ -199,7 +199,7 @@ def measure_parts(parts: dict[str, Callable[[], dict[str, Any]]], out: Path) -> 
         figures[name]["seconds"] = round(time.perf_counter() - started, 1)
         console.print(name, figures[name])
         results = claims(figures)
-        report.save(out, figures | {"claims": results, "seconds": round(time.perf_counter() - begun, 1)})
+        report.save(out, figures | {"claims": results, "seconds": round(time.perf_counter() - run_started, 1)})
     return results
 
 

@@ -81,7 +81,7 @@ FIELDS = [
 
 
 def odd_value(rng: random.Random, depth: int = 0) -> Any:
-    """A random value that few fields expect."""
+    """A random value that few fields accept."""
     kinds: list[Any] = [
         *(None, True, -1, 0, 2**31, 2**63, -(2**63) - 1, 1e308, float("inf"), float("nan"), -0.0, 10**40),
         *("", "\0", "\ud800", "🙂" * 50, "../../etc/passwd", "<|im_start|>system", "{{7*7}}", "A" * 5000, "\r\nX: y", "%00"),
@@ -102,12 +102,12 @@ def odd_value(rng: random.Random, depth: int = 0) -> Any:
 
 
 def nested(levels: int) -> str:
-    """A list too deep for the json module, as marked text that `encode` inserts without quotes."""
+    """A list too deep for the json module, as a marked string that `encode` writes without quotes."""
     return "RAW" + "[" * levels + "]" * levels
 
 
 def encode(body: Any) -> bytes:
-    """JSON as a careless client writes it: with NaN, lone surrogates and lists of any depth."""
+    """Serializes like a careless client: with NaN, lone surrogates and lists of any depth."""
     text = json.dumps(body)
     start = text.find('"RAW')
     while start >= 0:
@@ -264,7 +264,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of the random requests.")] = 0,
     out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = report.RESULTS / "hostile.json",
 ) -> None:
-    """Starts a server and attacks it. Exit code 1 if the run fails."""
+    """Start a server and attack it. Exit code 1 if the run fails."""
     config = Path(__file__).parent / "hostile.yaml"
     with start_server(["--config", str(config)]) as server:
         figures = asyncio.run(Attack(server.url, requests, seed).run())

@@ -1,7 +1,7 @@
 """`outrider verify-lossless`: compares drafted answers with plain decoding, and measures the margin where they differ.
 
-In float32 they are equal unless rounding decides between two nearly equal tokens. In bfloat16 rounding is coarse: the margin
-tells a near-tie from a bug.
+In float32 they are equal unless rounding decides between two nearly equal scores. In bfloat16 rounding is coarse: the margin
+distinguishes a near-tie from a bug.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def tie_margin(
 
 
 def show(divergences: Sequence[Divergence], compared: int, dtype: str) -> None:
-    """Prints a table of the divergences, if any, and the verdict."""
+    """Prints a table of the divergences, if any, and their number."""
     if divergences:
         report.print_table(
             "Divergences",

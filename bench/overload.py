@@ -1,7 +1,7 @@
 """`python -m bench.overload`: five times as many requests as the server can serve, and a worker killed under load.
 
-The first part shows the times of admitted requests and how quickly the others are refused. The second part shows how long the
-server does not answer, and that only requests in progress are lost.
+The first part measures the latency of admitted requests and the time to refuse the others. The second part measures how long
+the server is unavailable, and checks that only running requests are lost.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def capacity(client: httpx.AsyncClient, model: str) -> float:
         number = first
         while time.perf_counter() < end:
             answered = (await complete(client, request_fields(model, number))).answered
-            done += answered  # not in one statement with the await, which would read `done` before it
+            done += answered  # a separate statement: `done += await ...` would read `done` before the await
             number += ACTIVE
 
     started = time.perf_counter()
@@ -119,7 +119,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="Duration of the overload.")] = 120.0,
     out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = report.RESULTS / "overload.json",
 ) -> None:
-    """Overloads a server, and kills its worker."""
+    """Overload a server, and kill its worker."""
     with start_server(FLAGS) as server:
         figures = {"overload": asyncio.run(overload(server.url, seconds)), "kill": asyncio.run(kill(server))}
     Console().print(figures)

@@ -37,7 +37,7 @@ from verify.sampling_params import SamplingParams
 T = TypeVar("T")
 RATIOS = (3, 5, 8)  # c
 RATES = (0.5, 0.7, 0.9)  # a
-WRONG = 1  # added to a token to have it rejected
+WRONG = 1  # added to a token, to be rejected
 
 
 def ideal_tokens_per_step(rate: float, window: int) -> float:
@@ -65,14 +65,14 @@ def agreement(rate: float, tokens: int, seed: int) -> NDArray[np.bool_]:
     return right
 
 
-def spoil(answer: Ints, right: NDArray[np.bool_]) -> Ints:
-    """Guesses at `answer`, wrong except where `right`, int32 [tokens]. All tokens of `answer` must be even."""
+def with_errors(answer: Ints, right: NDArray[np.bool_]) -> Ints:
+    """`answer` with wrong tokens wherever `right` is false, int32 [tokens]. All tokens of `answer` must be even."""
     return np.where(right, answer, answer + WRONG).astype(np.int32)
 
 
 @dataclass
 class Clock:
-    """When each of the two models was busy."""
+    """Records when each of the two models is busy."""
 
     spans: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: {"draft": [], "verify": []})
 
@@ -87,7 +87,7 @@ class Clock:
         """Shares of `seconds` in which each model and both models were busy."""
         busy = {model: sum(stop - start for start, stop in spans) for model, spans in self.spans.items()}
         busy["both"] = self._overlap()
-        return {f"{model}_busy": round(each / seconds, 3) for model, each in busy.items()}
+        return {f"{model}_busy": round(busy_seconds / seconds, 3) for model, busy_seconds in busy.items()}
 
     def _overlap(self) -> float:
         """Seconds in which both models were busy. Both lists are in order of time."""
@@ -137,7 +137,7 @@ class SleepingModel:
         self._emitted += len(tokens)
         self._rows = max(0, self._rows - len(tokens))
 
-    def beside(self, work: Callable[[], T]) -> Future[T]:
+    def submit(self, work: Callable[[], T]) -> Future[T]:
         return self._thread.submit(work)
 
     def _forward(self) -> Candidates:
@@ -183,10 +183,10 @@ class SleepingVerifier:
 def simulate(ratio: int, rate: float, tokens: int, token_seconds: float) -> dict[str, Any]:
     """One run of the loop, with the ideal figures."""
     clock = Clock()
-    margin = 2 * ratio + 2  # positions that are guessed but not reached
+    margin = 2 * ratio + 2  # positions that may be drafted but not reached
     answer = 2 * np.random.default_rng(1).integers(0, 1000, tokens + margin).astype(np.int32)  # odd tokens are wrong
     right = np.pad(agreement(rate, tokens, seed=ratio), (0, margin), constant_values=True)
-    model = SleepingModel(spoil(answer, right), token_seconds, ratio, clock)
+    model = SleepingModel(with_errors(answer, right), token_seconds, ratio, clock)
     drafter = PearlDrafter(model, PearlOptions(window=ratio, ahead=0))
     options = DecodeOptions(SamplingParams(temperature=0), tokens, max_nodes=ratio)
     prompt = np.zeros(1, np.int32)

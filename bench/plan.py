@@ -1,4 +1,4 @@
-"""What a benchmark decodes: drafters, prompts, temperatures, repeats. Imports no torch, to report mistakes at once."""
+"""The answers that a benchmark decodes, from command-line values. Imports no torch, to report user errors at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded answers of other models, the texts to index before they are replayed, and the tokenizers that read both."""
+"""Recorded answers of other models, the corpus to index before their replay, and the tokenizers of both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from verify.tokenizer import load_tokenizer
 
 
 class Encoder(Protocol):
-    """The part of a tokenizer that benchmarks need."""
+    """The part of a tokenizer that benchmarks use."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -55,7 +55,7 @@ def load_encoder(path: str) -> Encoder:
 
         try:
             return cast(Encoder, sentencepiece.SentencePieceProcessor(model_file=path))
-        except (OSError, RuntimeError):  # versions of sentencepiece differ
+        except (OSError, RuntimeError):  # which of them depends on the version
             raise BenchError(f"{path} is not a sentencepiece model.") from None
     try:
         return cast(Encoder, load_tokenizer(path))

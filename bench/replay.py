@@ -1,13 +1,12 @@
 """`outrider bench replay`: drafters against recorded answers, without a model. Exact for greedy decoding.
 
-A verifier would accept the draft tokens that agree with the recorded text, and each step emits one token more. State is
-fresh for every line of a stream, its prompt included, so nothing is learned across lines. The first token of an answer is a
-step of its own.
+A verifier would accept the draft tokens that agree with the recorded text, and each step emits a bonus token. Each line of a
+stream is a new session that reads its own prompt, so nothing is learned across lines. The first token of an answer is a step
+without a draft.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 import tracemalloc
 from collections import Counter
@@ -29,7 +28,7 @@ from verify.acceptance import walk
 
 REFERENCE = "REST's own run"
 REFERENCE_NODES = 64
-MAX_POSITIONS = 16  # of a draft, whose acceptance is saved
+MAX_POSITIONS = 16  # draft positions whose acceptance is saved
 PRINTED_POSITIONS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
@@ -42,29 +41,23 @@ class Tally:
     propose_seconds: list[float] = field(default_factory=list)
     observe_seconds: list[float] = field(default_factory=list)
     memory_bytes: int = 0  # of one session's drafter
-    accepted_at: Counter[int] = field(default_factory=Counter)  # draft position, from 1 -> steps that accepted it
+    accepted_at: Counter[int] = field(
+        default_factory=Counter
+    )  # draft position (from 1) to the number of steps that accepted it
 
     def figures(self) -> dict[str, Any]:
         """Tokens per step, microseconds, and the share of steps that accepted at least 1, 2, ... draft tokens."""
-        both = [p + o for p, o in zip(self.propose_seconds, self.observe_seconds, strict=True)]
+        totals = [p + o for p, o in zip(self.propose_seconds, self.observe_seconds, strict=True)]
         shares = [round(count / self.steps, 4) for _, count in sorted(self.accepted_at.items())]
         return {
             "tokens_per_step": round(self.tokens / self.steps, 4),
             "steps": self.steps,
-            "propose_us": quantiles(self.propose_seconds),
-            "observe_us": quantiles(self.observe_seconds),
-            "propose_and_observe_us": quantiles(both),
+            "propose_us": report.microsecond_quantiles(self.propose_seconds),
+            "observe_us": report.microsecond_quantiles(self.observe_seconds),
+            "propose_and_observe_us": report.microsecond_quantiles(totals),
             "memory_mb": round(self.memory_bytes / 1e6, 2),
             "accepted_per_position": shares[:MAX_POSITIONS],
         }
-
-
-def quantiles(seconds: Collection[float]) -> dict[str, float]:
-    """Median and 99th percentile, in microseconds; 0 for fewer than two values."""
-    if len(seconds) < 2:
-        return {"p50": 0.0, "p99": 0.0}
-    cuts = statistics.quantiles(seconds, n=100)
-    return {"p50": round(1e6 * cuts[49], 1), "p99": round(1e6 * cuts[98], 1)}
 
 
 def drafter_bytes(name: DrafterName, resources: Resources) -> int:
@@ -81,22 +74,22 @@ def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:
     """Replays one recorded answer and adds it to `tally`."""
     sequence = Sequence(line.prompt)
     drafter.begin(sequence)
-    answer, at = line.answer, 0
+    answer, position = line.answer, 0
     padded = np.concatenate([answer, np.full(65, -1, np.int32)])  # -1 is not a token, so drafts past the end are rejected
-    while at < len(answer):
+    while position < len(answer):
         started = time.perf_counter()
-        tree = drafter.propose(budget) if at else EMPTY
+        tree = drafter.propose(budget) if position else EMPTY
         proposed = time.perf_counter()
-        chosen = padded[np.concatenate([[0], tree.depths]) + at]
+        chosen = padded[np.concatenate([[0], tree.depths]) + position]
         rows, tokens = walk(tree, chosen.tolist())
-        verdict = Verdict(tree, rows, tokens).cut(len(answer) - at)
-        ready = time.perf_counter()
+        verdict = Verdict(tree, rows, tokens).cut(len(answer) - position)
+        verified = time.perf_counter()
         sequence.append(verdict.tokens)
         drafter.observe(verdict)
-        if at:
+        if position:
             tally.propose_seconds.append(proposed - started)
-            tally.observe_seconds.append(time.perf_counter() - ready)
-        at += len(verdict.tokens)
+            tally.observe_seconds.append(time.perf_counter() - verified)
+        position += len(verdict.tokens)
         tally.steps += 1
         tally.accepted_at.update(range(1, len(verdict.rows) + 1))
     tally.tokens += len(answer)
@@ -111,7 +104,7 @@ def run(
     out: Path | None,
     plot: Path | None,
 ) -> dict[str, Any]:
-    """Replays every stream with every drafter at every node budget; prints, and saves if asked. Raises BenchError."""
+    """Replays every stream with every drafter at every node budget; prints, and saves if paths are given. Raises BenchError."""
     encoder = load_encoder(recordings.tokenizer)
     resources = load_resources(recordings.corpus, encoder, options)
     warm(resources)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from verify.cost import processor_name
+
 RESULTS = Path(__file__).parent / "results"
-ABSENT = "-"  # printed for a figure that a row does not have
+ABSENT = "-"  # printed for a figure that is missing in a row
 
 
 def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[Any]], legend: str = "") -> None:
@@ -44,6 +47,14 @@ def print_figures(title: str, columns: Mapping[str, str], rows: Sequence[Mapping
     print_table(title, tuple(columns), cells, legend)
 
 
+def microsecond_quantiles(seconds: Collection[float]) -> dict[str, float]:
+    """Median and 99th percentile, in microseconds; 0 for fewer than two values."""
+    if len(seconds) < 2:
+        return {"p50": 0.0, "p99": 0.0}
+    cuts = statistics.quantiles(seconds, n=100)
+    return {"p50": round(1e6 * cuts[49], 1), "p99": round(1e6 * cuts[98], 1)}
+
+
 def save(path: Path, figures: Mapping[str, Any]) -> None:
     """Writes the figures and their provenance as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +62,7 @@ def save(path: Path, figures: Mapping[str, Any]) -> None:
 
 
 def provenance() -> dict[str, Any]:
-    """Command, machine, commit, date and versions: what is needed to repeat a run."""
+    """Command, machine, commit, date and versions, to repeat a run."""
     return {
         "command": " ".join([Path(sys.argv[0]).name, *(without_folder(argument) for argument in sys.argv[1:])]),
         "machine": machine(),
@@ -73,12 +84,7 @@ def machine() -> str:
     """Name of the GPU or the processor, and the number of CPU cores."""
     if torch.cuda.is_available():
         return f"{torch.cuda.get_device_name()} ({os.cpu_count()} CPU cores)"
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        name = names[0] if names else name
-    return f"{name}, {os.cpu_count()} cores"
+    return f"{processor_name()}, {os.cpu_count()} cores"
 
 
 def commit() -> str:

@@ -1,7 +1,7 @@
 """`python -m bench.soak`: fifteen minutes of mixed requests, each answer compared with plain decoding.
 
-Streamed and unstreamed answers with random drafters, sessions and temperatures; clients that disconnect; invalid requests; and
-the worker is killed twice. Only requests that run on a killed worker may fail.
+Clients send streaming and other requests with random drafters, sessions and temperatures, disconnect, and send invalid
+requests; the worker is killed twice. Only requests that run on a killed worker may fail.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def make_questions(count: int) -> list[Question]:
 
 
 class Sample(NamedTuple):
-    """Memory of a process at a time."""
+    """Memory of a process at one time."""
 
     seconds: float  # from the start
     process_id: int
@@ -94,7 +94,7 @@ class Record:
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    failed_at: list[float] = field(default_factory=list)  # seconds from the start; of requests that ended with an error
+    failed_at: list[float] = field(default_factory=list)  # times of requests that ended with an error, seconds from the start
     max_running: float = 0
     max_waiting: float = 0
     memory: dict[str, list[Sample]] = field(default_factory=lambda: {"front": [], "worker": []})
@@ -189,7 +189,7 @@ def main(
     minutes: Annotated[float, typer.Option(help="Duration.")] = 15.0,
     out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = report.RESULTS / "soak.json",
 ) -> None:
-    """Starts a server and soaks it."""
+    """Start a server and run the soak test."""
     questions = make_questions(QUESTIONS)
     with start_server([word for name, value in FLAGS.items() for word in (f"--{name}", value)]) as server:
         soak = Soak(server.url, server.process.pid, questions, 60 * minutes)

@@ -1,1 +1,1 @@
-"""What guesses: drafters and the DraftTree they all speak. Imports neither `server` nor `verify`, and no torch."""
+"""Drafters and the DraftTree that they propose. Imports no torch, and neither `server` nor `verify`."""

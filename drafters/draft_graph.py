@@ -1,8 +1,8 @@
 """`draft-graph`: GSD, a draft model's tree in which recurring continuations are drafted once (arXiv 2407.16207, section 5).
 
-A node whose last tau tokens end another node off its own path is redundant: it is not expanded but merged with that node,
-so the tree becomes a graph. For verification the graph is unrolled: what follows the merged node is copied below the
-redundant one. A copy is not a sample of the draft model at its new place, so every rule treats it as a deterministic guess.
+A node is redundant if its last tau tokens equal those of an earlier node that is not its ancestor. It is not expanded but
+merged with that node, so the tree becomes a graph. For verification the graph is unrolled: the descendants of the earlier node
+are copied below the redundant one. A copy is not a sample at its new position, so acceptance rules treat it as deterministic.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class DraftGraphDrafter(DraftTreeDrafter):
     def __init__(self, model: LanguageModel, options: DraftGraphOptions) -> None:
         super().__init__(model, options)
         self._tau = options.tau
-        self._first_with: dict[tuple[int, ...], int] = {}  # the first node that ends with each tau-gram
-        self._merges: dict[int, int] = {}  # redundant nodes to the nodes that they are merged with
+        self._first_with: dict[tuple[int, ...], int] = {}  # the first node with these last tau tokens
+        self._merges: dict[int, int] = {}  # from a redundant node to the node it is merged with
 
     def propose(self, budget: int) -> DraftTree:
         self._first_with, self._merges = {}, {}
@@ -40,7 +40,7 @@ class DraftGraphDrafter(DraftTreeDrafter):
         return super()._tree(budget)
 
     def _unroll(self, budget: int) -> None:
-        """Copies what follows merged nodes below the redundant ones, likeliest first, while the budget lasts."""
+        """Copies the descendants of merged nodes below the redundant ones, likeliest first, up to the budget."""
         children: dict[int, list[int]] = {}
         for index, node in enumerate(self._nodes):
             children.setdefault(node.parent, []).append(index)

@@ -1,8 +1,8 @@
 """`draft-tree`: a draft model's token tree, level by level (TSD in GSD's terms, arXiv 2407.16207).
 
-A node's children are the model's top k candidates. Nodes that are unlikely, or unlikely beside their best sibling, are
-leaves (section 4.2). Each level takes one draft forward, over the new rows alone. With k = 1 this is plain speculative
-decoding. Beyond the paper, a level that is expected to cost more than it brings is not drafted.
+A node's children are the model's top k candidates. Nodes that are unlikely, absolutely or relative to their likeliest
+sibling, are leaves (section 4.2). Each level takes one draft-model forward over its new rows. With k = 1 this is plain
+speculative decoding. Not in the paper: a level that is expected to cost more time than it saves is not drafted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Node:
     share: float  # the model's probability, given the path before it
     path: float  # estimated probability that the whole path is accepted
     expands: bool  # likely enough to have children
-    row: int = -1  # of the model; -1 = not computed yet
+    row: int = -1  # row of the model; -1 = not computed yet
     q: NDArray[np.float32] | None = None  # float32 [V]; the distribution that its children were sampled from
     merged: bool = False  # copied from another branch
 
@@ -50,8 +50,8 @@ class DraftTreeDrafter:
         self._nodes: list[Node] = []
         self._q: NDArray[np.float32] | None = None  # float32 [V]; the distribution that the first level was sampled from
         self._level_benefit = CostBenefit()
-        self._first_gain = 1.0  # tokens accepted of the first level (EMA)
-        self._started = 0.0  # seconds; when the step began
+        self._first_gain = 1.0  # accepted tokens of the first level (EMA)
+        self._started = 0.0  # time.perf_counter() at the start of the step
         self.drafted_tokens = 0  # nodes that the model proposed, in total
 
     @property
@@ -92,9 +92,9 @@ class DraftTreeDrafter:
         pass
 
     def _choose(self, level: list[int], budget: int) -> list[int]:
-        """The nodes of a level that are expanded; none if the next level does not pay.
+        """The nodes of a level to expand; none if the next level does not pay.
 
-        Rejection sampling requires that they are chosen before their children are sampled.
+        Rejection sampling requires that this choice precedes the sampling of the children.
         """
         room = (budget - len(self._nodes)) // self._options.children
         chosen = sorted(self._expandable(level), key=lambda node: -self._nodes[node].path)[:room]
@@ -102,7 +102,7 @@ class DraftTreeDrafter:
         return sorted(chosen) if not self._options.thrifty or self._level_benefit.pays(gain) else []
 
     def _expandable(self, level: list[int]) -> list[int]:
-        """The newest nodes that may have children."""
+        """The nodes of a level that may have children."""
         return [node for node in level if self._nodes[node].expands]
 
     def _grow(self, chosen: list[int], budget: int) -> list[int]:
@@ -123,7 +123,7 @@ class DraftTreeDrafter:
         tokens, shares = candidates.tokens[row].tolist(), candidates.probability[row].tolist()
         path, depth = (1.0, 0) if parent < 0 else (self._nodes[parent].path, self._nodes[parent].depth)
         estimates = [self._calibration.acceptance(rank, share) for rank, share in enumerate(shares)]
-        # A sample shares the target's noise, so that it was drawn says more than its probability does.
+        # A sample shares the target's noise, so its measured acceptance predicts better than its probability.
         likely = shares if self._greedy else estimates
         threshold = max(self._options.theta_prob, self._options.theta_sib * max(likely))
         added: list[int] = []

@@ -1,4 +1,4 @@
-"""`fusion`: all sources in one tree, the likeliest nodes first.
+"""`fusion`: one tree of the likeliest paths from all sources.
 
 The session's own text, the corpora, the tri-gram table with the target's feedback and the client's prediction are levels of
 one mixture (`drafters.tables.mixture`), whose weights are learned. A path's probability is the product of its tokens'
@@ -36,11 +36,11 @@ from drafters.tables.nodes import Nodes, draft_tree, new_nodes, reset
 from drafters.tables.suffix import LONGEST_CONTEXT, Corpus, index
 from drafters.trigram import CONTEXT
 
-REALIGN_TOKENS = 8  # last tokens that are looked for in the prediction
+REALIGN_TOKENS = 8  # last tokens used to find the position in the prediction
 
-MIN_PATH = 1e-6
+MIN_PATH = 1e-6  # nodes of lower path probability are not drafted
 MIN_EXPANSION = 0.5  # in a full tree, a node is expanded only if a child of this probability would enter it
-MASS_MARGIN = 3.0  # in a full tree, shorter contexts are skipped once their mass is this near to not reaching the worst node
+MASS_MARGIN = 3.0  # in a full tree, shorter contexts are skipped below this multiple of the mass that a child needs to enter
 
 
 class FusionDrafter:
@@ -69,7 +69,7 @@ class FusionDrafter:
         self._rank = np.zeros(1 + MAX_NODES, np.int32)
         self._sequence = Sequence()
         self._reader = Reader()
-        self._expected_before = 0  # place in the prediction before the last step
+        self._expected_before = 0  # position in the prediction before the last step
         self.feedback = options.feedback
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
@@ -102,18 +102,18 @@ class FusionDrafter:
         _commit_all(self._sources, self._contexts, self._scratch, tokens)
 
     def _absorb(self, verdict: Verdict) -> None:
-        """Takes the target's feedback into the tri-gram rows."""
+        """Blends the target's feedback into the tri-gram rows."""
         base, rows, tree = self._sources.base, self._sources.rows, verdict.tree
         context = self._sequence.context(CONTEXT, len(self._sequence) - len(verdict.tokens))
         absorb(base, rows, context, tree.tokens, tree.parents, verdict.topk_ids, verdict.topk_probs, TABLE_ORDER)
 
     def _realign(self, emitted: int) -> None:
-        """Finds the place in the prediction again after the answer has departed from it."""
+        """Finds the position in the prediction again after the answer has departed from it."""
         expected = self._sources.expected[1:]
         if len(expected) and self._contexts.expected[0, 0] == 0:
             near = max(0, self._expected_before - 1) + emitted
-            place = realign(expected, self._sequence.tokens[-REALIGN_TOKENS:], near)
-            self._contexts.expected[0] = (1 + min(len(expected), place), 0)
+            position = realign(expected, self._sequence.tokens[-REALIGN_TOKENS:], near)
+            self._contexts.expected[0] = (1 + min(len(expected), position), 0)
 
 
 @kernel

@@ -194,24 +194,24 @@ class Verdict:
 
 
 class Sampling(Protocol):
-    """What drafters need to know about a request's sampling parameters."""
+    """The part of a request's sampling parameters that drafters use."""
 
     @property
     def greedy(self) -> bool:
-        """The target always takes the likeliest token."""
+        """Whether the target always takes the likeliest token."""
 
 
 class Drafter(Protocol):
-    """Proposes continuations. One drafter serves one session; what it learns stays in it between requests.
+    """Proposes continuations. One drafter serves one session and keeps what it learns between requests.
 
     Calls come in the order begin, (propose, observe)*, end, all from one thread.
     """
 
-    feedback: int  # how many of the target's likeliest tokens per node `observe` uses; 0 = none
+    feedback: int  # number of the target's likeliest tokens per node that `observe` uses; 0 = none
 
     @property
     def prunable(self) -> bool:
-        """Nodes of the last proposed tree may be dropped before verification."""
+        """Whether nodes of the last proposed tree may be dropped before verification."""
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         """Starts a request whose prompt is the sequence's text; `prediction` (int32 [M]) is the output the client expects.
@@ -220,7 +220,7 @@ class Drafter(Protocol):
         """
 
     def propose(self, budget: int) -> DraftTree:
-        """At most `budget` nodes that may follow the sequence; empty if nothing is worth verifying."""
+        """Proposes at most `budget` nodes below the sequence's last token; empty if nothing is worth verifying."""
 
     def observe(self, verdict: Verdict) -> None:
         """Learns from a verdict. The sequence already ends with `verdict.tokens`."""

@@ -2,8 +2,8 @@
 
 A window of guesses is attached to the root: a chain of `window` guesses for the next positions, and below each of them its
 refinements of the last `ngram` - 2 steps. The target's choice at the last refinement of each column is its next
-refinement, and the columns' n-grams fill a pool from which continuations are drafted. The whole is an ordinary draft tree:
-a window node that the target chooses is accepted like any other node.
+refinement, and the columns' n-grams fill a pool from which continuations are drafted. Pool n-grams and window form an
+ordinary draft tree: a window node that the target chooses is accepted like any other node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drafters.sequence import Sequence
 from drafters.tables.nodes import lay_out
 from drafters.tables.trie import child, new_trie, restart
 
-GUESS_SHARE, WINDOW_SHARE = 0.6, 0.3  # per token, of the path's probability: pool guesses are worth more than window nodes
+POOL_SHARE, WINDOW_SHARE = 0.6, 0.3  # factors of the path probability per token; pool n-grams are likelier
 POOL_TOKENS = 4096  # first tokens in the pool; the least recently used is evicted
 
 
@@ -31,7 +31,9 @@ class LookaheadDrafter:
 
     def __init__(self, options: LookaheadOptions) -> None:
         self._options = options
-        self._pool: OrderedDict[int, list[tuple[int, ...]]] = OrderedDict()  # by first token: the rest of n-grams, newest last
+        self._pool: OrderedDict[int, list[tuple[int, ...]]] = (
+            OrderedDict()
+        )  # first token to the rest of its n-grams, newest last
         self._trie = new_trie(2 + (options.window + options.guesses) * options.ngram)
         self._levels: list[Ints] = []  # each int32 [W]; level 0 first
         self._sequence = Sequence()
@@ -49,7 +51,7 @@ class LookaheadDrafter:
         restart(self._trie)
         size = 1
         for followers in reversed(self._pool.get(int(self._sequence.tokens[-1]), [])):  # newest first
-            size = self._attach(0, followers, size, GUESS_SHARE)[1]
+            size = self._attach(0, followers, size, POOL_SHARE)[1]
         last_level = []
         spine = 0
         for column, token in enumerate(self._levels[0].tolist()):
@@ -65,7 +67,7 @@ class LookaheadDrafter:
 
     def observe(self, verdict: Verdict) -> None:
         self._learn(len(self._sequence) - len(verdict.tokens))
-        # A tree that was cut, or whose window did not fit, gives no complete refinement.
+        # A tree that was pruned, or whose window did not fit, gives no complete refinement.
         if verdict.tree is self._tree and len(verdict.topk_ids) and np.all(self._last_level >= 0):
             self._refine(verdict.topk_ids[self._last_level + 1, 0])
 
@@ -83,7 +85,7 @@ class LookaheadDrafter:
         return node, size
 
     def _refine(self, chosen: Ints) -> None:
-        """One Jacobi step: the target's choices become the newest level, full columns become n-grams of the pool."""
+        """One Jacobi step: the target's choices become the newest level; full columns become n-grams of the pool."""
         if len(self._levels) < self._options.ngram - 1:
             self._levels.append(chosen)
             return

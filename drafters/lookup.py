@@ -1,4 +1,4 @@
-"""`lookup`: drafts what followed the longest repeated ending of the session's own text (a suffix automaton)."""
+"""`lookup`: drafts the continuations of the longest repeated suffix of the session's text (a suffix automaton)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
 from drafters.options import LookupOptions
 from drafters.sequence import Reader, Sequence
-from drafters.tables.automaton import TOKENS, Automaton, append, new_automaton, repeated_ending
+from drafters.tables.automaton import TOKENS, Automaton, append, new_automaton, repeated_suffix
 from drafters.tables.kernel import kernel
 from drafters.tables.nodes import Nodes, draft_tree, likeliest_unchosen, new_nodes, reset
 
-BRANCHES = 16  # candidates per draft node that the search has room for, on average
+BRANCHES = 16  # candidates per draft node that fit into the search, on average
 
 
 class LookupDrafter:
@@ -34,7 +34,7 @@ class LookupDrafter:
     def propose(self, budget: int) -> DraftTree:
         if budget <= 0 or not self._automaton.size[TOKENS]:
             return EMPTY
-        state = repeated_ending(self._automaton)
+        state = repeated_suffix(self._automaton)
         if self._automaton.lengths[state] < self._options.shortest:
             return EMPTY
         size = _grow(self._automaton, self._nodes, self._states, state, budget, self._options.length)

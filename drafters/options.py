@@ -1,4 +1,4 @@
-"""The drafters' names and settings, as users see them. Imports no numba, so that the front end can validate them."""
+"""The drafters' names and options. Imports no numba, so that the front end can validate them."""
 
 from __future__ import annotations
 

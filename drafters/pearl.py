@@ -1,11 +1,11 @@
 """`pearl`: the draft model keeps drafting while the target verifies (PEARL, arXiv 2408.11850, Algorithm 2).
 
-The draft is a chain of tokens that are expected to follow the committed text. Each step verifies the present draft while the
+The draft is a chain of tokens that are expected to follow the committed text. Each step verifies the current draft while the
 model extends it. If the emitted tokens agree with it, its rest is the next step's draft (post-verify). If not, the next step
-verifies nothing while the model drafts anew, so the target's own token checks the first draft token early (pre-verify).
+verifies no draft while the model drafts anew, so the target's own token checks the first draft token early (pre-verify).
 Only token ids and accepted counts cross between the two models.
 
-The length of a draft depends on time, so under the rule `rejection` a seed does not reproduce an answer.
+The length of a draft depends on timing, so under the rule `rejection` a seed does not reproduce an answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PearlDrafter:
         self._model = model
         self._options = options
         self._calibration = Calibration(1)
-        self._draft: list[int] = []  # all but its last token are rows of the model
+        self._draft: list[int] = []  # all but the last token are rows of the model
         self._shares: list[float] = []  # the model's probability of each
         self._predraft = NgramPredraft(options.ahead)
         self._draft_seconds = 0.0  # per token (EMA)
@@ -42,12 +42,12 @@ class PearlDrafter:
         self._background: Future[None] | None = None
         self._verified = threading.Event()  # ends background drafting
         self.drafted_tokens = 0  # in total, like the counts below
-        self.accepted_tokens = 0  # including those that the target's own token checked
+        self.accepted_tokens = 0  # including those checked by pre-verify
         self.rejections = 0
 
     @property
     def window(self) -> int:
-        """How many tokens are drafted in the time of one verification."""
+        """The number of tokens that are drafted in the time of one verification."""
         if self._options.window:
             return self._options.window
         measured = self._draft_seconds > 0 and self._verify_seconds > 0
@@ -57,7 +57,7 @@ class PearlDrafter:
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._join()
         self._discard()
-        self._model.beside(lambda: self._model.begin(sequence, sampling)).result()
+        self._model.submit(lambda: self._model.begin(sequence, sampling)).result()
         self._predraft.learn(sequence.tokens.tolist())
 
     def propose(self, budget: int) -> DraftTree:
@@ -81,7 +81,7 @@ class PearlDrafter:
         else:
             self._discard()
         self._verify_seconds = ema(self._verify_seconds, verdict.seconds)
-        self._model.beside(lambda: self._model.advance(tokens)).result()
+        self._model.submit(lambda: self._model.advance(tokens)).result()
 
     def end(self) -> None:
         self._join()
@@ -89,15 +89,15 @@ class PearlDrafter:
     def _start(self, count: int) -> Future[None]:
         """Starts drafting `count` more tokens in the background."""
         self._verified.clear()
-        self._background = self._model.beside(lambda: self._extend(count))
+        self._background = self._model.submit(lambda: self._extend(count))
         return self._background
 
     def _extend(self, count: int) -> None:
         """Extends the draft forward by forward until it has `count` more tokens or the verifier is done."""
-        wanted, drafted = len(self._draft) + count, 0
-        while len(self._draft) < wanted and self._model.space and not (drafted and self._verified.is_set()):
+        length, drafted = len(self._draft) + count, 0
+        while len(self._draft) < length and self._model.space and not (drafted and self._verified.is_set()):
             started = time.perf_counter()
-            added = self._forward(min(wanted - len(self._draft), self._model.space) - 1)
+            added = self._forward(min(length - len(self._draft), self._model.space) - 1)
             self._draft_seconds = ema(self._draft_seconds, (time.perf_counter() - started) / added)
             drafted += added
         self.drafted_tokens += drafted
@@ -106,18 +106,18 @@ class PearlDrafter:
         """Runs one forward of the model; returns the number of tokens that it adds to the draft."""
         row = len(self._draft)
         if not row:
-            predraft, found = [], self._model.root(1)
+            predraft, candidates = [], self._model.root(1)
         else:
             predraft = self._predraft.guess(self._draft)[:max_predraft]
-            found = self._model.expand([self._draft[-1], *predraft], range(row - 1, row + len(predraft)), 1)
-        choices = found.tokens[:, 0].tolist()
-        right = next((at for at, token in enumerate(predraft) if choices[at] != token), len(predraft))
-        self._draft += choices[: right + 1]
-        self._shares += found.probability[: right + 1, 0].tolist()
-        if right < len(predraft):
+            candidates = self._model.expand([self._draft[-1], *predraft], range(row - 1, row + len(predraft)), 1)
+        choices = candidates.tokens[:, 0].tolist()
+        correct = next((index for index, token in enumerate(predraft) if choices[index] != token), len(predraft))
+        self._draft += choices[: correct + 1]
+        self._shares += candidates.probability[: correct + 1, 0].tolist()
+        if correct < len(predraft):
             self._model.retract(len(self._draft))  # the last token is not a row yet
-        self._predraft.record(len(predraft), right)
-        return right + 1
+        self._predraft.record(len(predraft), correct)
+        return correct + 1
 
     def _join(self) -> None:
         """Ends background drafting and waits for it."""

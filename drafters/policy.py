@@ -1,6 +1,6 @@
-"""What drafting is worth: measured costs and gains, and the estimates that drafters and budgets decide by.
+"""Measured costs and gains of drafting, and the estimates by which drafters and budgets decide.
 
-One decaying mean (`ema`) throughout. Whatever does not pay is probed now and then, so that it is found again when it does.
+All means are exponential moving averages (`ema`). Actions that do not pay are probed occasionally, in case they pay again.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import numpy as np
 
 from drafters.interface import Floats
 
-DECAY = 0.9  # weight of earlier values in a decaying mean
-PROBE_INTERVAL = 16  # steps between two tries of what does not pay
+DECAY = 0.9  # weight of earlier values in an EMA
+PROBE_INTERVAL = 16  # steps between two probes of an action that does not pay
 CALIBRATION_BINS = 10
-CALIBRATION_PRIOR = 4.0  # observations that the draft model's own probability counts for
+CALIBRATION_PRIOR = 4.0  # pseudo-observations of the draft model's own probability
 CALIBRATION_DECAY = 0.999  # weight of earlier observations, per new one
-PROMISE_PRIOR = 0.2  # expected and accepted tokens per step that full trust starts with
-GAIN_PRIOR = 0.3  # tokens that a source is thought to add before it has been tried
-GAIN_LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # expected tokens; gains are tracked separately between them
+TRUST_PRIOR = 0.2  # initial expected and accepted tokens per step: full trust
+GAIN_PRIOR = 0.3  # initial estimate of the tokens that a source adds
+GAIN_LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # expected tokens; gains are tracked separately between these
 
 
 def ema(mean: float, value: float) -> float:
-    """The decaying mean after one more value; a mean of 0 stands for no values yet."""
+    """The exponential moving average after one more value; a mean of 0 means that there are no values yet."""
     return DECAY * mean + (1 - DECAY) * value if mean else value
 
 
 class Probe:
-    """Lets one in `interval` calls through."""
+    """Is due in one of `interval` calls."""
 
     def __init__(self, interval: int = PROBE_INTERVAL) -> None:
         self._interval = interval
@@ -41,7 +41,7 @@ class Probe:
 
 
 class CostBenefit:
-    """Compares the seconds that an action takes with the seconds that the tokens it brings would take otherwise."""
+    """Compares the time of an action with the time that its extra tokens would take without it."""
 
     def __init__(self) -> None:
         self.seconds = 0.0  # per action (EMA)
@@ -49,7 +49,7 @@ class CostBenefit:
         self._probe = Probe()
 
     def pays(self, tokens: float) -> bool:
-        """Whether an action that is expected to bring `tokens` is worth its time."""
+        """Whether an action that is expected to add `tokens` is worth its time."""
         return tokens * self.token_seconds >= self.seconds
 
     def pays_or_probes(self, tokens: float) -> bool:
@@ -58,36 +58,36 @@ class CostBenefit:
         return self.pays(tokens) or probe
 
     def record_action(self, seconds: float) -> None:
-        """Records what the action took."""
+        """Records the duration of an action."""
         self.seconds = ema(self.seconds, seconds)
 
     def record_step(self, tokens: int, seconds: float) -> None:
-        """Records a step that emitted `tokens`."""
+        """Records a step that emitted `tokens` tokens."""
         self.token_seconds = ema(self.token_seconds, seconds / tokens)
 
 
-class Promise:
-    """How far a drafter's probabilities are to be trusted: accepted tokens over expected ones."""
+class Trust:
+    """How far to trust a drafter's probabilities: the ratio of accepted to expected tokens."""
 
     def __init__(self) -> None:
-        self._expected = self._accepted = PROMISE_PRIOR  # tokens per step (EMA)
+        self._expected = self._accepted = TRUST_PRIOR  # tokens per step (EMA)
 
     @property
-    def trust(self) -> float:
-        """The factor that makes the drafter's probabilities true on average, at most 1."""
+    def factor(self) -> float:
+        """The factor that calibrates the drafter's probabilities on average; at most 1."""
         return min(1.0, self._accepted / self._expected)
 
     def record(self, expected: float, accepted: int) -> None:
-        """Records one draft: the probability it gave to its next tokens, summed, and how many of them were emitted."""
+        """Records one draft: the sum of the probabilities of its next tokens, and the number of accepted ones."""
         self._expected = ema(self._expected, expected)
         self._accepted = ema(self._accepted, accepted)
 
 
 class Calibration:
-    """Maps a draft model's rank and probability of a candidate to how often the target accepts such candidates.
+    """Estimates a candidate's acceptance from its rank and its probability in the draft model.
 
-    A draft model is overconfident when greedy, and its samples share the target's noise; neither number is the probability
-    of acceptance.
+    A greedy draft model is overconfident, and samples share the target's noise, so that probability is not the probability of
+    acceptance.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -113,16 +113,16 @@ def _bin(probability: float) -> int:
 
 
 class Gains:
-    """The tokens that one source adds to what the others already promise, by the level of that promise."""
+    """The tokens that one source adds, by the number of tokens expected from the other sources."""
 
     def __init__(self) -> None:
         self._gains = [GAIN_PRIOR] * (len(GAIN_LEVELS) + 1)  # tokens per step (EMA)
 
-    def expected(self, promised: float) -> float:
-        """The tokens that the source is expected to add where the others promise `promised` tokens."""
-        return self._gains[bisect_left(GAIN_LEVELS, promised)]
+    def expected(self, others: float) -> float:
+        """The tokens that the source is expected to add if the other sources are expected to give `others` tokens."""
+        return self._gains[bisect_left(GAIN_LEVELS, others)]
 
-    def record(self, promised: float, tokens: int) -> None:
+    def record(self, others: float, tokens: int) -> None:
         """Records the tokens that the source added in one step."""
-        level = bisect_left(GAIN_LEVELS, promised)
+        level = bisect_left(GAIN_LEVELS, others)
         self._gains[level] = ema(self._gains[level], tokens)

@@ -1,7 +1,7 @@
 """`prediction`: drafts from the output that the client expects (OpenAI's Predicted Outputs), typically a file to edit.
 
 When the answer departs from the prediction, the drafter realigns: it looks for the last emitted tokens in the prediction,
-nearest to where it was.
+nearest to its last position.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class PredictionDrafter:
     def __init__(self, options: PredictionOptions) -> None:
         self._options = options
         self._expected = NOTHING
-        self._at = 0  # position of the next expected token
+        self._position = 0  # position of the next expected token
         self._sequence = Sequence()
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._expected = np.asarray(prediction, np.int32)
-        self._at = 0
+        self._position = 0
         self._sequence = sequence
 
     def propose(self, budget: int) -> DraftTree:
-        tokens = self._expected[self._at : self._at + min(budget, self._options.length)]
+        tokens = self._expected[self._position : self._position + min(budget, self._options.length)]
         if not len(tokens):
             return EMPTY
         steps = np.arange(1, len(tokens) + 1, dtype=np.float32)
@@ -43,9 +43,9 @@ class PredictionDrafter:
         if not len(self._expected):
             return
         tokens = verdict.tokens
-        expected = self._expected[self._at : self._at + len(tokens)]
+        expected = self._expected[self._position : self._position + len(tokens)]
         followed = np.array_equal(expected, tokens)
-        self._at = self._at + len(tokens) if followed else self._realign(self._at + len(tokens))
+        self._position = self._position + len(tokens) if followed else self._realign(self._position + len(tokens))
 
     def end(self) -> None:
         self._expected = NOTHING

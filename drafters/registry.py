@@ -1,4 +1,4 @@
-"""Makes drafters by the names that users see."""
+"""Creates drafters by name."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from drafters.trigram import TrigramDrafter
 
 @dataclass(frozen=True)
 class Resources:
-    """What sessions' drafters share: options and read-only tables, never anything that a session learned."""
+    """Options and read-only tables that all sessions' drafters share; holds nothing that a session learned."""
 
     options: Options = field(default_factory=Options)
     base: BaseArrays = field(default_factory=empty_base)
     corpus: Collection[Corpus] = ()
     vocabulary: int = 1 << 18  # token ids are below it
-    model: Callable[[], LanguageModel] | None = None  # makes a session's draft model; None without a draft model
+    model: Callable[[], LanguageModel] | None = None  # creates a session's draft model; None without a draft model
 
     @property
     def names(self) -> tuple[DrafterName, ...]:
-        """The drafters that can be made."""
+        """The drafters that can be created."""
         return tuple(name for name in NAMES if self.model is not None or name not in NEED_A_MODEL)
 
 

@@ -1,7 +1,7 @@
-"""`retrieval`: REST (arXiv 2311.08252). Drafts what followed the longest match of the text's end in a corpus.
+"""`retrieval`: REST (arXiv 2311.08252). Drafts the continuations of the text's longest suffix that occurs in a corpus.
 
-The continuations of all matches form a trie, of which the most frequent paths are drafted. Reads datastores from disk;
-keeps only match ranges per session.
+The continuations of all matches form a trie, whose most frequent paths are drafted. Reads datastores from disk; keeps only
+match ranges per session.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def _insert(trie: Trie, size: int, corpus: Corpus, low: int, high: int, match: i
         position = position_at(corpus, i) + match
         node = 0
         trie.counts[0] += 1
-        for at in range(length):
-            token = token_at(corpus, position + at)
+        for offset in range(length):
+            token = token_at(corpus, position + offset)
             if token < 0 or token == corpus.separator or size == len(trie.counts):
                 break
             node, size = child(trie, size, node, token, Source.RETRIEVAL)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Finish = Literal["stop", "length"]
 Ints = NDArray[np.int32]
 UNLIMITED = 1 << 30  # tokens
-PADDING = 4  # -1 entries before the first token, so that a short context is a view, too
+PADDING = 4  # -1 entries before the first token, so that a short context is also a view
 
 
 class Sequence:
@@ -65,7 +65,7 @@ class Sequence:
 
     @property
     def finish(self) -> Finish | None:
-        """Why the request is over; None while it is not."""
+        """Why the answer ended; None while it continues."""
         if self.emitted and int(self.tokens[-1]) in self.stop_ids:
             return "stop"
         return None if self.remaining else "length"
@@ -76,7 +76,7 @@ class Sequence:
         return self._buffer[stop - size : stop]
 
     def admits(self, tokens: Ints) -> int:
-        """How many of `tokens` (int32 [A]) the answer may take: up to its limit, or through the first stop token."""
+        """The number of `tokens` (int32 [A]) that the answer may take: up to its limit, or through the first stop token."""
         count = min(len(tokens), self.remaining)
         for i, token in enumerate(tokens[:count].tolist()):
             if token in self.stop_ids:
@@ -118,7 +118,7 @@ class Reader:
         self._request = 0
 
     def begin(self, sequence: Sequence) -> int:
-        """Starts a request; returns how many tokens of its prompt need no processing."""
+        """Starts a request; returns the number of prompt tokens that need no processing."""
         known = sequence.unchanged_since(self._request) if sequence is self._sequence else 0
         self._sequence, self._request = sequence, sequence.request
         return known

@@ -1,7 +1,7 @@
-"""`trigram`: ADED / Adaptix (arXiv 2407.12021), without the mistakes of its public code.
+"""`trigram`: ADED / Adaptix (arXiv 2407.12021), with the errors of its public code corrected.
 
 A base tri-gram table counted from a corpus, an adaptive layer per session (Algorithm 2), and a search for the
-continuations worth verifying (Algorithm 1). Nothing that a session learns leaves it.
+continuations worth verifying (Algorithm 1). Sessions do not share what they learn.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from drafters.tables.ngram import BaseArrays
 from drafters.tables.nodes import draft_tree
 from drafters.tables.search import best_first, monte_carlo, new_pool
 
-CONTEXT = 3  # tokens before the next one that an n-gram can need
+CONTEXT = 3  # context tokens of the longest n-gram
 
 
 class TrigramDrafter:

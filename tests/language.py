@@ -58,7 +58,7 @@ class ToyModel:
         self.rows = self.rows[len(tokens) :] if follow else []
         self._text += tokens.tolist()
 
-    def beside(self, work: Callable[[], T]) -> Future[T]:
+    def submit(self, work: Callable[[], T]) -> Future[T]:
         if self._thread is not None:
             return self._thread.submit(work)
         done: Future[T] = Future()

@@ -1,1 +1,1 @@
-"""What decides: the target model over our own KV cache, tree attention, sampling, acceptance and the decode loop."""
+"""The target model over its KV cache, tree attention, sampling, acceptance rules and the decode loop."""

@@ -2,7 +2,7 @@
 
 `keyed`: the target chooses its own token at every node, with noise that depends on seed and position alone; the walk
 descends while that token is a child. The answer is the same for every draft. `rejection`: a child is accepted with a
-probability that makes the answer's *distribution* the target's; it accepts more of what a draft model has sampled.
+probability that makes the answer's *distribution* the target's; it accepts more of the tokens that a draft model samples.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def rule_of(params: SamplingParams) -> Rule:
 
 
 class Keyed:
-    """Accepts what the target itself chooses. Implements `Rule`."""
+    """Accepts the nodes that the target itself chooses. Implements `Rule`."""
 
     def __init__(self, params: SamplingParams) -> None:
-        self._chooser = Sampler(params)
+        self._sampler = Sampler(params)
 
     def decide(
         self, logits: torch.Tensor, tree: DraftTree, first: int, extra: Sequence[torch.Tensor] = ()
     ) -> tuple[Ints, Ints, list[Any]]:
         positions = [first, *(tree.depths + first).tolist()]
-        choices = self._chooser.sample(logits, positions)
+        choices = self._sampler.sample(logits, positions)
         if choices.device.type == "cpu":
             return *walk(tree, choices.tolist()), to_host(*extra)
         chosen, accepted, *others = to_host(choices.int(), accepted_rows(choices, tree).int(), *extra)
@@ -118,7 +118,7 @@ def descend(
     target: NDArray[np.float64],  # [V]; the target's distribution
     proposal: NDArray[np.float64] | None,  # [V]; q, the distribution that the children were sampled from without replacement
     children: Sequence[int],  # their tokens, in sampling order
-    noise: Sequence[float],  # uniform in [0, 1): one number per child, and one more
+    noise: Sequence[float],  # uniform in [0, 1): one number per child, and one for the residual
 ) -> tuple[int | None, int]:
     """The accepted child's index and token, or None and a token sampled from the residual distribution.
 

@@ -1,8 +1,8 @@
-"""How many draft nodes a step verifies: the subtree with the most expected tokens per second.
+"""Chooses the draft nodes that a step verifies: the subtree with the most expected tokens per second.
 
-The likeliest n nodes cost what the machine's cost curve says, and are expected to emit as many tokens as their path
-probabilities add up to, times the drafter's trust. So drafting that does not pay stops within a few steps, and resumes
-after a probe that does.
+The cost of the likeliest n nodes comes from the machine's cost curve; their expected tokens are the sum of their path
+probabilities, times the trust in the drafter. So drafting that does not pay stops within a few steps, and resumes after a
+probe that pays.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Protocol
 import numpy as np
 
 from drafters.interface import EMPTY, MAX_NODES, DraftTree, Ints
-from drafters.policy import Probe, Promise, ema
+from drafters.policy import Probe, Trust, ema
 from verify.cost import CostCurve
 
-REJECTED_DRAFTS = 8  # drafts in a row of which nothing was worth verifying, before the drafter is only probed
-PROBE_INTERVAL = 4  # steps, then
-MIN_NODES = 3  # the smallest draft that is requested
+REJECTED_DRAFTS = 8  # consecutive drafts without a node worth verifying; after them the drafter is only probed
+PROBE_INTERVAL = 4  # steps between two such probes
+MIN_NODES = 3  # in the smallest draft that is requested
 FULL_BUDGET_GAIN = 1.5  # gain over break-even that restores the full budget
-MIN_PRUNING_GAIN = 1.02  # in tokens per second; pruning takes time, too
+MIN_PRUNING_GAIN = 1.02  # ratio of tokens per second; pruning takes time, too
 CONTEXT_STEP = 64  # tokens of context after which costs are looked up again
 
 
@@ -29,17 +29,17 @@ class Selection:
     """The part of a draft that is verified."""
 
     tree: DraftTree
-    next_nodes: int | None = None  # how many nodes to request from now on; None = as before
+    next_nodes: int | None = None  # number of nodes to request from the next step on; None = unchanged
 
 
 class Budget(Protocol):
     """Decides how many nodes are drafted and verified."""
 
     def nodes(self) -> int:
-        """How many nodes the drafter may propose in this step. Called once per step."""
+        """The number of nodes that the drafter may propose in this step. Called once per step."""
 
     def select(self, draft: DraftTree, context: int) -> Selection:
-        """The part of the draft worth verifying after `context` tokens. Changes nothing."""
+        """The part of the draft worth verifying after `context` tokens. Has no side effects."""
 
     def record(self, draft: DraftTree, selection: Selection, tokens: Ints, draft_seconds: float) -> None:
         """Records one step's outcome: the emitted tokens (int32 [A+1]) and the seconds that drafting took."""
@@ -62,15 +62,15 @@ class FixedBudget:
 
 
 class MeasuredBudget:
-    """As many nodes as the machine's cost curve and the drafter's record call for. Implements `Budget`."""
+    """Chooses the nodes by the machine's cost curve and the drafter's past acceptance. Implements `Budget`."""
 
     def __init__(self, curve: CostCurve) -> None:
         self._curve = curve
         self._costs, self._costs_context = curve.at(0), 0
-        self._promise = Promise()
+        self._trust = Trust()
         self._draft_seconds = 0.0  # per draft (EMA)
         self._requested = MAX_NODES
-        self._rejected = 0  # drafts in a row of which nothing was worth verifying
+        self._rejected = 0  # consecutive drafts without a node worth verifying
         self._probe = Probe(PROBE_INTERVAL)
 
     def nodes(self) -> int:
@@ -80,12 +80,12 @@ class MeasuredBudget:
     def select(self, draft: DraftTree, context: int) -> Selection:
         if not len(draft):
             return Selection(draft)
-        costs, trust = self._costs_at(context), self._promise.trust
-        order = np.argsort(-draft.probability, kind="stable")  # equal ones keep their order: parents come first
+        costs, trust = self._costs_at(context), self._trust.factor
+        order = np.argsort(-draft.probability, kind="stable")  # equal nodes keep their order, so parents come first
         tokens = 1.0 + trust * np.concatenate([[0.0], np.cumsum(draft.probability[order], dtype=np.float64)])
         rates = tokens / (costs[: len(tokens)] + self._draft_seconds)  # tokens per second, by number of nodes
         best = int(np.argmax(rates))
-        break_even = rates[best] * (costs[-1] - costs[0]) / MAX_NODES  # tokens that one more node must bring
+        break_even = rates[best] * (costs[-1] - costs[0]) / MAX_NODES  # tokens that one more node must add
         last_gain = trust * float(draft.probability[order[-1]])
         next_nodes = self._next_nodes(best, len(draft), last_gain / break_even if break_even else np.inf)
         if rates[best] < MIN_PRUNING_GAIN * rates[-1]:
@@ -100,10 +100,10 @@ class MeasuredBudget:
         self._requested = selection.next_nodes or self._requested
         self._rejected = 0 if len(selection.tree) else self._rejected + 1
         self._draft_seconds = ema(self._draft_seconds, draft_seconds)
-        self._promise.record(*outcome(draft, tokens))
+        self._trust.record(*outcome(draft, tokens))
 
     def _next_nodes(self, useful: int, drafted: int, last_gain: float) -> int | None:
-        """A drafter that fills its budget gets only the useful size next time; all of it, if the last node paid easily."""
+        """A drafter that fills its budget gets only the useful size next time, or all nodes if the last one clearly paid."""
         if useful < drafted == self._requested:
             return max(MIN_NODES, useful)
         return MAX_NODES if useful == drafted and last_gain > FULL_BUDGET_GAIN else None

@@ -25,12 +25,12 @@ from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
-# Powers of two with the last committed token: beyond them, matrix products need another tile.
+# With the root, powers of two: beyond them, matrix products need another tile.
 NODES = (0, 1, 3, 7, 15, 31, 63, MAX_NODES)
 CONTEXTS = (64, 512, 2048, 8192, 32768)
 FEEDBACK = 8  # top tokens per row that drafters learn from by default
 REPEATS = 7
-POINT_SECONDS = 0.4  # after this long, a point is not repeated
+POINT_SECONDS = 0.4  # no repeats of a point beyond this total
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
 
 
 def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
-    """Seconds of one forward over the last token and a chain of `nodes`, including the greedy choice at each row."""
+    """Seconds of one forward over the root and a chain of `nodes`, including the greedy choice at each row."""
     batch = ForwardBatch.chain(torch.zeros(nodes + 1, dtype=torch.long))
     started = time.perf_counter()
     runner.forward(cache, batch).max(-1).indices.cpu()
@@ -108,20 +108,20 @@ def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:
     return curve
 
 
-def processor() -> str:
-    """The processor's model name and core count; not the host name, which every container changes."""
+def processor_name() -> str:
+    """The processor's model name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    return f"{name} {os.cpu_count()}"
+        return platform.processor() or platform.machine()
 
 
 def _key(runner: ModelRunner) -> str:
     """A hash of what the cost depends on: model, dtype, machine, torch version and threads."""
     device = runner.device
-    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+    # No host name: every container has another one.
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{processor_name()} {os.cpu_count()}"
     shape = runner.cache_shape
     parts = [
         f"whole steps over {NODES}",

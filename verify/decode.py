@@ -27,7 +27,7 @@ class PromptError(ValueError):
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How one answer is decoded."""
+    """Parameters and limits of one answer."""
 
     params: SamplingParams
     max_tokens: int
@@ -40,7 +40,7 @@ class DecodeOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one step verifies."""
+    """The nodes that one step verifies."""
 
     draft: DraftTree  # as the drafter proposed it
     selection: Selection
@@ -113,7 +113,7 @@ class Generation:
         )
 
     def _plan(self) -> Plan:
-        """Drafts, and selects what is worth verifying."""
+        """Drafts, and selects the nodes worth verifying."""
         started = time.perf_counter()
         depth = self._sequence.remaining - 1  # the bonus token follows the deepest accepted node
         draft = self._drafter.propose(self._budget.nodes() if depth else 0).limit(depth)
@@ -127,12 +127,12 @@ class Generation:
         return Plan(draft, selection, tree, allowed, seconds)
 
     def _verify(self, plan: Plan) -> Verdict:
-        """One target forward; the verdict ends where the answer does."""
+        """One target forward; cuts the verdict where the answer ends."""
         verdict = self._verifier.verify(plan.tree, self._drafter.feedback, plan.allowed)
         return verdict.cut(self._sequence.admits(verdict.tokens))
 
     def _commit(self, plan: Plan, verdict: Verdict) -> None:
-        """Makes the verdict's tokens part of the text; everything that learns from them learns."""
+        """Appends the verdict's tokens to the text; updates grammar, drafter and budget."""
         self._verifier.commit(verdict)
         if self._grammar is not None:
             self._grammar.commit(verdict.tokens)
@@ -141,7 +141,7 @@ class Generation:
 
     @property
     def prompt_logprobs(self) -> Logprobs | None:
-        """Log-probabilities of the prompt's tokens but the first, once the prompt is read; None if not requested."""
+        """Log-probabilities of the prompt's tokens except the first, once the prompt is read; None if not requested."""
         return self._verifier.prompt_logprobs
 
     def take_back(self, count: int) -> None:

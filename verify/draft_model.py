@@ -1,6 +1,6 @@
 """Draft models: a runner shared by all sessions, and per session a KV cache and the rows of the tree being drafted.
 
-Nothing in a session's cache is computed twice: accepted rows are committed in place, and a prompt is read from its first
+No row in a session's cache is computed twice: accepted rows are committed in place, and a prompt is read from its first
 difference on. A draft model samples with the target's noise, so a sampled draft is what the target would choose if both
 models agreed on the probabilities (Gumbel coupling; Daliri et al., arXiv 2408.07978).
 """
@@ -67,7 +67,7 @@ class DraftRunner:
         self._caches[session] = cache
         return cache
 
-    def beside(self, work: Callable[[], T]) -> Future[T]:
+    def submit(self, work: Callable[[], T]) -> Future[T]:
         """Runs `work` in the draft model's thread."""
         return self._thread.submit(work)
 
@@ -78,8 +78,8 @@ class DraftRunner:
         for _ in range(TIMED_STEPS + 1):
             target_seconds = timed_forward(target, target_cache, 0)
             # The first step after the target's loads the weights into the CPU cache; the second is timed.
-            self.beside(lambda: timed_forward(self.runner, own_cache, 0)).result()
-            ratios.append(target_seconds / self.beside(lambda: timed_forward(self.runner, own_cache, 0)).result())
+            self.submit(lambda: timed_forward(self.runner, own_cache, 0)).result()
+            ratios.append(target_seconds / self.submit(lambda: timed_forward(self.runner, own_cache, 0)).result())
         self.speed_ratio = statistics.median(ratios[1:])  # without the warm-up
 
 
@@ -171,8 +171,8 @@ class SessionDraft:
         cache.length -= 1  # the last token becomes row 0
         self._move_root(path)
 
-    def beside(self, work: Callable[[], T]) -> Future[T]:
-        return self._shared.beside(work)
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        return self._shared.submit(work)
 
     def _unread(self, cache: KVCache) -> torch.Tensor:
         """The committed tokens that are not in the cache, int64 [N]."""
@@ -230,10 +230,10 @@ class SessionDraft:
 
 
 def as_ints(values: torch.Tensor) -> Ints:
-    """As int32 array on the host."""
+    """The values as an int32 array on the host."""
     return cast(Ints, values.int().cpu().numpy())
 
 
 def as_floats(values: torch.Tensor) -> Floats:
-    """As float32 array on the host."""
+    """The values as a float32 array on the host."""
     return cast(Floats, values.float().cpu().numpy())

@@ -39,8 +39,8 @@ class LogitsProcessor:
     ) -> torch.Tensor:
         """Processes logits [N+1, V] of the root and the tree's nodes, after `emitted` tokens of answer.
 
-        Tokens that are not in `allowed` (bool [N+1, V], a grammar's mask) are excluded. Where the other rules exclude all
-        that is left, the grammar takes precedence over them.
+        Tokens that are not in `allowed` (bool [N+1, V], a grammar's mask) are excluded. In a row whose allowed tokens are all
+        excluded by the other rules, only the grammar applies.
         """
         adjusted = self._adjust(logits, tree, emitted) if self._params.adjusts else logits
         if allowed is None:

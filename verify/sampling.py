@@ -4,7 +4,7 @@ Keyed sampling adds Gumbel noise, a function of (request seed, position, token),
 exact sample (Gumbel-max trick). The answer for a seed is therefore the same for any drafter, any budget and without drafts.
 
 Inverse-CDF sampling with one uniform number per position would be exact, too, but rounding could move any of the vocabulary's
-CDF boundaries across the number, which changes a token every few thousand. With Gumbel noise only a near-tie of the two top
+CDF boundaries across the number, which changes one token in a few thousand. With Gumbel noise only a near-tie of the two top
 scores can.
 """
 
@@ -19,7 +19,7 @@ from verify.model.transfer import to_device
 from verify.sampling_params import SamplingParams
 
 MASK = (1 << 64) - 1
-NOISE_NUMBERS = 1 << 16  # computed at once; more would not fit into the CPU cache
+NOISE_NUMBERS = 1 << 16  # noise values computed at once; more would not fit into the CPU cache
 
 
 def gumbel(seed: int, positions: Sequence[int], vocabulary: int, device: torch.device) -> torch.Tensor:

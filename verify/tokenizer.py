@@ -39,10 +39,10 @@ def check_pair(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) 
 
 def first_difference(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> str | None:
     """A clause that names the first token or merge that differs; None if the tokenizers agree."""
-    of_target, of_draft = ({id: token for token, id in each.get_vocab().items()} for each in (target, draft))
-    for id in sorted(of_target.keys() | of_draft.keys()):
-        if of_target.get(id) != of_draft.get(id):
-            clauses = [f"is {each[id]!r}" if id in each else "does not exist" for each in (of_target, of_draft)]
+    target_ids, draft_ids = ({id: token for token, id in tokenizer.get_vocab().items()} for tokenizer in (target, draft))
+    for id in sorted(target_ids.keys() | draft_ids.keys()):
+        if target_ids.get(id) != draft_ids.get(id):
+            clauses = [f"is {ids[id]!r}" if id in ids else "does not exist" for ids in (target_ids, draft_ids)]
             return f"token {id} {clauses[0]} for the target and {clauses[1]} for the draft"
     for rank, (one, other) in enumerate(itertools.zip_longest(merges(target), merges(draft))):
         if one != other:

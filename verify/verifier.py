@@ -1,6 +1,6 @@
 """The verifier: one target forward over a draft tree, one acceptance rule, one verdict.
 
-Keeps a session's text and its KV cache in step: the cache holds all committed tokens but the last, which is the root of the
+Keeps a session's text and its KV cache in sync: the cache holds all committed tokens but the last, which is the root of the
 next forward.
 """
 
@@ -35,16 +35,16 @@ class Verifier(Protocol):
 
     @property
     def context_tokens(self) -> int:
-        """How many tokens the context holds."""
+        """The maximum length of prompt and answer in tokens."""
 
     @property
     def prompt_logprobs(self) -> Logprobs | None:
-        """Log-probabilities of the prompt tokens read so far but the first, [P-1]; None if not requested."""
+        """Log-probabilities of the prompt tokens read so far except the first, [P-1]; None if not requested."""
 
     def begin(
         self, prompt: Ints, params: SamplingParams, max_tokens: int, stop_ids: Collection[int] = (), scores: bool = False
     ) -> int:
-        """Starts a request; returns how many of its prompt's tokens are in the cache already.
+        """Starts a request; returns the number of prompt tokens that are in the cache already.
 
         With `scores`, `prefill` computes the prompt's log-probabilities, and therefore reads all of it.
         """
@@ -59,7 +59,7 @@ class Verifier(Protocol):
         """
 
     def commit(self, verdict: Verdict) -> None:
-        """Makes a verdict's tokens part of the text. The verdict may have been cut."""
+        """Appends a verdict's tokens to the text. The verdict may have been cut."""
 
     def truncate(self, length: int) -> None:
         """Drops the committed tokens from position `length` on."""
@@ -92,7 +92,7 @@ class TreeVerifier:
         self._slot, self._swapped = slot, None
 
     def release(self) -> KVCache | None:
-        """Forgets the text; returns the slot, if it holds one."""
+        """Drops the text; returns the slot, if there is one."""
         slot, self._slot, self._swapped = self._slot, None, None
         self.sequence.truncate(0)
         if slot is not None:
@@ -101,7 +101,7 @@ class TreeVerifier:
 
     @property
     def is_swapped_out(self) -> bool:
-        """The committed rows are in host memory."""
+        """Whether the committed rows are in host memory."""
         return self._swapped is not None
 
     @property
@@ -144,7 +144,7 @@ class TreeVerifier:
             return None
         empty = _logprobs(torch.empty(0, self._runner.vocabulary), np.empty(0, np.int32), self._params.logprobs or 0)
         parts = [empty, *self._scores]
-        return Logprobs(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(Logprobs)))
+        return Logprobs(*(np.concatenate([getattr(part, entry.name) for part in parts]) for entry in fields(Logprobs)))
 
     def verify(self, tree: DraftTree, feedback: int = 0, allowed: NDArray[np.bool_] | None = None) -> Verdict:
         assert self._processor is not None

@@ -1,14 +1,13 @@
 """`outrider bench api`: the front end's own cost of reading a request and of writing a chunk of an answer.
 
-There is no model and no socket: the engine is a list of events. The figures are what HTTP adds on the front end's core.
+There is no model and no socket: the engine is a list of events. The figures are the time that HTTP adds on one core.
 """
 
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ class ListEngine:
         self._events = events
 
     async def generate(self, request: Request, admitted: bool = False) -> AsyncGenerator[TokenEvent | None, None]:
-        """Yields the events with a turn of the event loop before each, as a socket does."""
+        """Yields the events, each after an iteration of the event loop, as from a socket."""
         for event in self._events:
             await asyncio.sleep(0)
             yield event
@@ -53,12 +52,12 @@ class ListEngine:
 def events() -> list[TokenEvent]:
     """The events of an answer: steps of three tokens, as typical of the embedded model."""
     step = StepReport(1e-4, 5e-3, 1e-4, {"trigram": 8}, {"trigram": 2})
-    made = [TokenEvent("r", 0, [40, 41, 42], " some text", None, step) for _ in range(CHUNKS)]
-    return [*made, TokenEvent("r", 0, [43], "", "stop", step, last=True)]
+    steps = [TokenEvent("r", 0, [40, 41, 42], " some text", None, step) for _ in range(CHUNKS)]
+    return [*steps, TokenEvent("r", 0, [43], "", "stop", step, last=True)]
 
 
-async def chunk_microseconds() -> list[float]:
-    """Times of chunks: metrics, formatting, and a turn of the event loop."""
+async def chunk_seconds() -> list[float]:
+    """Seconds per chunk: metrics, formatting, and one iteration of the event loop."""
     tokenizer = load_tokenizer(str(models.TARGET))
     runner = GenerationRunner(ListEngine(events()), Metrics())
     request = Request("r", [1, 2, 3], SamplingParams(), 100)
@@ -67,13 +66,13 @@ async def chunk_microseconds() -> list[float]:
     times, last = [], time.perf_counter()
     async for _ in runner.stream(task):
         now = time.perf_counter()
-        times.append(1e6 * (now - last))
+        times.append(now - last)
         last = now
     return times
 
 
-async def request_microseconds() -> list[float]:
-    """Times of requests: parsing, validation, rendering the template, tokenizing."""
+async def request_seconds() -> list[float]:
+    """Seconds per request: parsing, validation, rendering the template, tokenizing."""
     prompts = PromptEncoder(load_tokenizer(str(models.TARGET)))
     data = msgspec.json.encode(BODY)
     times = []
@@ -81,26 +80,20 @@ async def request_microseconds() -> list[float]:
         started = time.perf_counter()
         body = ChatBody.model_validate(msgspec.json.decode(data))
         await prompts.chat([message.rendered() for message in body.messages], TemplateOptions())
-        times.append(1e6 * (time.perf_counter() - started))
+        times.append(time.perf_counter() - started)
     return times
 
 
 def run(out: Path | None) -> dict[str, Any]:
     """Measures, prints, and saves the figures if `out` is given."""
     figures = {
-        "chunk_us": quantiles(asyncio.run(chunk_microseconds())),
-        "request_us": quantiles(asyncio.run(request_microseconds())),
+        "chunk_us": report.microsecond_quantiles(asyncio.run(chunk_seconds())),
+        "request_us": report.microsecond_quantiles(asyncio.run(request_seconds())),
     }
     show(figures)
     if out:
         report.save(out, figures)
     return figures
-
-
-def quantiles(microseconds: Sequence[float]) -> dict[str, float]:
-    """Median and 99th percentile."""
-    cuts = statistics.quantiles(microseconds, n=100)
-    return {"p50": round(cuts[49], 1), "p99": round(cuts[98], 1)}
 
 
 def show(figures: dict[str, dict[str, float]]) -> None:

@@ -1,4 +1,4 @@
-"""An HTTP client that measures: many concurrent requests in one event loop."""
+"""An HTTP client that times many concurrent requests in one event loop."""
 
 from __future__ import annotations
 

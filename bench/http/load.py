@@ -1,7 +1,7 @@
-"""`outrider bench serve --rate/--concurrency`: load on a running server, and what its clients see.
+"""`outrider bench serve --rate/--concurrency`: latency and goodput of a running server under load.
 
-Closed loop: each client sends its next request when it has its answer. Open loop: requests arrive as a Poisson process at a
-given rate, however slow the server is, which shows queueing. Goodput counts answers whose first token met the target.
+Closed loop: each client sends its next request once its last one is answered. Open loop: requests arrive as a Poisson process
+at a given rate, however slow the server is, which shows queueing. Goodput counts answers whose first token met the target.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ async def run_levels(url: str, load: Load, rates: Sequence[float], concurrencies
 def run(
     url: str, load: Load, rates: Sequence[float], concurrencies: Sequence[int], out: Path | None, plot: Path | None
 ) -> list[dict[str, Any]]:
-    """Measures, prints, and saves figures and plot if asked. Raises BenchError if no server answers."""
+    """Measures, prints, and saves figures and plot if paths are given. Raises BenchError if no server answers."""
     try:
         rows = asyncio.run(run_levels(url, load, rates, concurrencies))
     except (httpx.TransportError, KeyError) as error:

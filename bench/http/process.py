@@ -57,16 +57,18 @@ def start_server(flags: Sequence[str]) -> Iterator[ServerProcess]:
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[str]) -> None:
-    """Polls /ready. Raises BenchError if the process ends or the time is over."""
+    """Polls /ready. Raises BenchError if the process ends, or after START_SECONDS."""
     deadline = time.monotonic() + START_SECONDS
     while httpx.get(f"{url}/ready").status_code != 200:
-        if time.monotonic() > deadline or process.poll() is not None:
+        if process.poll() is not None:
+            raise BenchError("The server ended before it was ready.")
+        if time.monotonic() > deadline:
             raise BenchError(f"The server was not ready within {START_SECONDS} s.")
         time.sleep(0.2)
 
 
 def find_worker(process_id: int) -> int | None:
-    """Process id of a server's worker, found by how it was started; None between two workers."""
+    """Process id of a server's worker, found by its command line; None while there is none."""
     for child in children(process_id):
         try:
             if b"server.worker.main" in Path(f"/proc/{child}/cmdline").read_bytes():

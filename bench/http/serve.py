@@ -1,4 +1,4 @@
-"""`outrider bench serve`: what a client sees of a server, compared with the same answers decoded in process.
+"""`outrider bench serve`: client-side speed of a server, compared with the same answers decoded in process.
 
 Starts a server unless `--url` is given. Only its own server is compared with in-process decoding, answer by answer in turns,
 because the machine's speed changes over time. A last round of streams runs while /health is polled: the front end must stay
@@ -30,12 +30,12 @@ from server.worker.runtime import load
 
 HEALTH_PAUSE_SECONDS = 0.01
 TIMEOUT_SECONDS = 120
-FIGURES = {  # name -> what is printed
+FIGURES = {  # name to printed label
     "tokens_per_second": "tokens/s over the whole request",
     "first_token_ms_p50": "first token, p50 (ms)",
     "between_chunks_ms_p50": "between chunks, p50 (ms)",
-    "health_ms_p50": "/health meanwhile, p50 (ms)",
-    "health_ms_p99": "/health meanwhile, p99 (ms)",
+    "health_ms_p50": "/health under streaming, p50 (ms)",
+    "health_ms_p99": "/health under streaming, p99 (ms)",
     "in_process_tokens_per_second": "tokens/s in process",
     "served_over_in_process": "tokens/s, served over in process",
     "first_token_ms_over_in_process": "first token, served minus in process (ms)",
@@ -154,11 +154,11 @@ def measure(url: str, plan: Plan, temperature: float, in_process: InProcess | No
         compared: list[Timing] = []
         for repeat in range(plan.repeats + 1):
             for prompt in plan.prompts:
-                inside = [in_process.answer(prompt, temperature)] if in_process else []
-                outside = stream(client, request_fields(model, prompt, temperature, plan))
+                in_process_timings = [in_process.answer(prompt, temperature)] if in_process else []
+                timing = stream(client, request_fields(model, prompt, temperature, plan))
                 if repeat:  # the first round warms up
-                    served.append(outside)
-                    compared += inside
+                    served.append(timing)
+                    compared += in_process_timings
                 progress.advance(task)
         with poll_health(url) as health:
             for prompt in plan.prompts:
@@ -209,7 +209,7 @@ def compare(served: Sequence[Timing], compared: Sequence[Timing]) -> dict[str, f
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """Prints the figures, a column per temperature."""
     report.print_table(
-        "What a client sees, by temperature",
+        "Client-side speed, by temperature",
         ("figure", *(str(row["temperature"]) for row in rows)),
         [(label, *(row[name] for row in rows)) for name, label in FIGURES.items() if name in rows[0]],
         "Medians of all prompts and repeats; served and in process are compared answer by answer.",

@@ -1,7 +1,7 @@
 """`outrider bench pearl`: methods that draft with a model, compared as in GSD's Table 1 and PEARL's Table 3.
 
 All methods answer the same prompts in turns. With `--shape` both models are random weights of known shapes: the costs are
-real, and a given share of the draft model's guesses is right.
+real, and a given share of the draft model's tokens is right.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench import report
 from bench.decode import count_equal, encode
 from bench.model.forced import ForcedVerifier
 from bench.model.shapes import check_shape, random_runner
-from bench.pearl_simulation import Clock, agreement, spoil
+from bench.pearl_simulation import Clock, agreement, with_errors
 from bench.plan import BenchError, Plan
 from drafters.interface import MAX_NODES, Drafter, Ints, Source, Verdict
 from drafters.model.language_model import Candidates
@@ -39,7 +39,7 @@ from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 DEFAULT_CONTEXT_TOKENS = 1024
-PROMPT_TOKENS = 32  # of a made-up prompt
+PROMPT_TOKENS = 32  # of a synthetic prompt
 SPEED_COLUMNS = {
     "method": "method",
     "speed-up": "speedup:.3f",
@@ -72,7 +72,7 @@ class Method:
 
 
 def without(**strategies: Any) -> Callable[[Resources], Resources]:
-    """Changes PEARL's options, to switch a strategy off."""
+    """A change of PEARL's options that switches a strategy off."""
 
     def changed(resources: Resources) -> Resources:
         options = resources.options
@@ -130,9 +130,9 @@ class Row:
         """The figures of the papers' tables; `plain` is decoding without drafts."""
         rate = statistics.median(self.tokens_per_second)
         pairs = zip(self.tokens_per_second, plain.tokens_per_second, strict=True)
-        shares = {name: round(statistics.median(each[name] for each in self.busy), 3) for name in self.busy[0]}
+        busy = {name: round(statistics.median(shares[name] for shares in self.busy), 3) for name in self.busy[0]}
         return {
-            "speedup": round(statistics.median(mine / theirs for mine, theirs in pairs), 3),
+            "speedup": round(statistics.median(own / baseline for own, baseline in pairs), 3),
             "tokens_per_second": round(rate, 2),
             "tokens_per_step": round(self.tokens / self.steps, 3),
             "acceptance": round(self.accepted / self.tokens, 3),  # drafted share of the emitted tokens
@@ -140,7 +140,7 @@ class Row:
             "graph_success": round(self.merged_steps / self.steps, 3),  # steps that accepted merged nodes
             "merged_share": round(self.merged_tokens / max(1, self.accepted), 3),  # of the accepted tokens
             "same_as_plain": count_equal(plain.last, self.last),
-            **shares,
+            **busy,
         }
 
 
@@ -166,10 +166,10 @@ class TimedDraft(SessionDraft):
 
 
 class SyntheticDraft(TimedDraft):
-    """A draft model whose forwards are real and whose outcome is replaced by given guesses."""
+    """A draft model that runs its forwards but proposes given tokens."""
 
     guesses = np.empty(0, np.int32)  # int32 [answer]
-    rate = 0.5  # share of right guesses
+    rate = 0.5  # share of `guesses` that are right
 
     def _candidates(self, logits: torch.Tensor, depths: Collection[int], count: int) -> Candidates:
         candidates = super()._candidates(logits, depths, count)
@@ -214,7 +214,7 @@ def run(settings: Settings, plan: Plan, out: Path | None) -> dict[str, Any]:
 
 
 def run_shapes(settings: Settings, plan: Plan, shapes: tuple[str, str], rate: float, out: Path | None) -> dict[str, Any]:
-    """Measures random weights of two shapes; a share `rate` of the draft model's guesses is right. Raises BenchError."""
+    """Measures random weights of two shapes; a share `rate` of the draft model's tokens is right. Raises BenchError."""
     for shape in shapes:
         check_shape(shape)
     dtype = getattr(torch, "bfloat16" if settings.model.dtype == "auto" else settings.model.dtype)
@@ -235,7 +235,7 @@ def run_shapes(settings: Settings, plan: Plan, shapes: tuple[str, str], rate: fl
 
 
 def synthetic_pair(settings: Settings, plan: Plan, target: ModelRunner, draft: DraftRunner, rate: float) -> Pair:
-    """Two models that emit a made-up answer; a share `rate` of the draft model's guesses is right."""
+    """Two models and a synthetic answer; a share `rate` of the draft model's tokens is right."""
     answer = 2 * np.random.default_rng(0).integers(0, 10_000, plan.max_tokens + MAX_NODES).astype(np.int32)
 
     class Synthetic(SyntheticDraft):
@@ -244,7 +244,7 @@ def synthetic_pair(settings: Settings, plan: Plan, target: ModelRunner, draft: D
     class Verifier(TimedVerifier, ForcedVerifier):
         pass
 
-    Synthetic.guesses, Synthetic.rate = spoil(answer, agreement(rate, len(answer), 0)), rate
+    Synthetic.guesses, Synthetic.rate = with_errors(answer, agreement(rate, len(answer), 0)), rate
     return Pair(
         runner=target,
         resources=Resources(settings.speculation.options, model=lambda: Synthetic(draft)),
@@ -275,7 +275,7 @@ def measure(pair: Pair, plan: Plan, names: dict[str, Any], out: Path | None) -> 
 
 
 def measure_round(pair: Pair, plan: Plan, temperature: float, method: Method, row: Row) -> None:
-    """One method answers all prompts once."""
+    """Runs one method once over all prompts."""
     clock = TimedVerifier.clock = TimedDraft.clock = Clock()
     resources = method.resources(pair.resources)
     row.last, started = [], time.perf_counter()

@@ -1,4 +1,4 @@
-"""`outrider bench decode --shape --forced`: real forwards of random weights, whose choices a recorded answer replaces.
+"""`outrider bench decode --shape --forced`: real forwards of random weights that emit a recorded answer.
 
 The costs are those of this machine, the acceptance is that of the model that wrote the answer. Logits of random weights are
 meaningless, so drafters get no feedback.
@@ -90,7 +90,7 @@ def forced_answer(
 def run_forced(
     shape: str, settings: Settings, recordings: Recordings, drafters: Sequence[DrafterName], repeats: int, out: Path | None
 ) -> dict[str, Any]:
-    """Decodes the first stream of `recordings`, drafters in turns; prints, and saves if asked. Raises BenchError."""
+    """Decodes the first stream of `recordings`, drafters in turns; prints, and saves if `out` is given. Raises BenchError."""
     stream = recordings.streams[0]
     encoder = load_encoder(recordings.tokenizer)
     lines, _ = load_stream(stream, encoder, recordings.limit)

@@ -1,4 +1,4 @@
-"""`outrider bench decode --shape`: the cost of a step of a known shape, against its linear layers and the memory's speed."""
+"""`outrider bench decode --shape`: the cost of a step of a known shape, beside its linear layers and the read bandwidth."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What drafters need of a small language model."""
+"""The interface to a draft model, and drafting that combines it with tables."""

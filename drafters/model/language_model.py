@@ -1,6 +1,6 @@
 """The interface to a draft model: candidates for the next token, and the rows of a token tree below the text, level by level.
 
-The model is passed in; nothing here knows how it computes.
+Defines the interface only; the implementation is passed to the drafters.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LanguageModel(Protocol):
 
     @property
     def space(self) -> int:
-        """How many more rows fit; 0 if the model cannot draft for this text."""
+        """The number of rows that can be added; 0 if the model cannot draft for this text."""
 
     def root(self, count: int) -> Candidates:
         """Reads unread text and drops all rows but the first; returns `count` candidates for the token after it."""
@@ -55,7 +55,7 @@ class LanguageModel(Protocol):
         """Drops all but the first `rows` rows."""
 
     def advance(self, tokens: Ints) -> None:
-        """Commits the tokens (int32 [A+1]) that the text ends with now. Rows along them are kept, not computed again."""
+        """Commits emitted tokens, int32 [A+1], which the text ends with. Rows along them are not computed again."""
 
-    def beside(self, work: Callable[[], T]) -> Future[T]:
+    def submit(self, work: Callable[[], T]) -> Future[T]:
         """Runs `work` in the model's own thread, concurrently with the target."""

@@ -1,7 +1,7 @@
 """A tri-gram table that drafts for a draft model: the model's next forward also verifies the tokens the table expects.
 
 The REST paper suggests it as future work. The draft model still decides, so its draft is the same but ready sooner. While
-the table's accuracy is low, it guesses only once in a while.
+the table's accuracy is low, it guesses rarely.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class NgramPredraft:
             del self._next[next(iter(self._next))]
         self._last = text[-2:]
 
-    def guess(self, beyond: Sequence[int]) -> list[int]:
-        """Guesses what follows the text and the tokens `beyond` it."""
+    def guess(self, draft: Sequence[int]) -> list[int]:
+        """Guesses the tokens that follow the text and the `draft` after it."""
         probe = self._probe.due()
         if self._accuracy < MIN_ACCURACY and not probe:
             return []
-        context = [*self._last, *beyond][-2:]
+        context = [*self._last, *draft][-2:]
         guessed: list[int] = []
         while len(guessed) < self._max_tokens and len(context) == 2:
             token = self._next.get((context[0], context[1]))

@@ -1,7 +1,7 @@
 """`fusion` with a draft model: one tree of the tables' and the model's drafts.
 
-A draft from tables costs next to nothing, a model's forwards do not. The tokens that the model adds are measured by how much
-the tables promise; it drafts where that gain is worth its time, and is probed elsewhere.
+Drafts from tables are nearly free, a model's forwards are not. The tokens that the model adds are tracked by the number of
+tokens expected from the tables. The model drafts if that gain is worth its time, and is only probed otherwise.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class UnionDrafter:
         self.feedback = max(tables.feedback, model.feedback)
         self._gains = Gains()  # tokens that the model adds
         self._benefit = CostBenefit()  # of the model's drafts
-        self._promised = 0.0  # tokens that the tables promise in this step
+        self._table_tokens = 0.0  # tokens expected from the tables in this step
         self._model_drafts = False
         self._table_tree = EMPTY
-        self._started = 0.0  # seconds; when the step began
+        self._started = 0.0  # time.perf_counter() at the start of the step
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._tables.begin(sequence, prediction, sampling)
@@ -36,8 +36,8 @@ class UnionDrafter:
     def propose(self, budget: int) -> DraftTree:
         self._started = time.perf_counter()
         tree = self._table_tree = self._tables.propose(budget)
-        self._promised = float(tree.probability.sum())
-        self._model_drafts = self._benefit.pays_or_probes(self._gains.expected(self._promised))
+        self._table_tokens = float(tree.probability.sum())
+        self._model_drafts = self._benefit.pays_or_probes(self._gains.expected(self._table_tokens))
         if not self._model_drafts:
             return tree
         started = time.perf_counter()
@@ -48,7 +48,7 @@ class UnionDrafter:
     def observe(self, verdict: Verdict) -> None:
         if self._model_drafts:
             gain = len(verdict.rows) - len(self._table_tree.follow(verdict.tokens[:-1]))
-            self._gains.record(self._promised, max(0, gain))
+            self._gains.record(self._table_tokens, max(0, gain))
         self._tables.observe(verdict)
         self._model.observe(verdict)
         self._benefit.record_step(len(verdict.tokens), time.perf_counter() - self._started)
@@ -59,7 +59,7 @@ class UnionDrafter:
 
 
 def merge(left: DraftTree, right: DraftTree, budget: int) -> DraftTree:
-    """The `budget` likeliest nodes of two trees; a node of both has the larger probability."""
+    """The `budget` likeliest nodes of two trees; a node in both trees gets the larger probability."""
     index_of: dict[tuple[int, int], int] = {}  # by parent's index and token
     found: list[tuple[float, int, int]] = []  # probability, depth, source
     for tree in (left, right):

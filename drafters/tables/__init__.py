@@ -1,1 +1,1 @@
-"""The data structures that drafters read and learn: n-gram tables, suffix indexes, histories, tries."""
+"""The drafters' data structures: n-gram tables, suffix indexes, histories, tries."""

@@ -2,7 +2,7 @@
 
 A row starts as the base table's distribution of its context. Emitted tokens raise its weights, and the target's
 distributions at verified nodes are blended into it. Memory is bounded: the table uses open addressing and evicts the
-least recently updated row of a short probe window. The same calls give the same result.
+least recently updated row of a short probe window. Results are deterministic.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An online suffix automaton (Blumer et al., 1985) over a session's own text, in amortised O(1) per token.
 
-The suffix link of the newest state leads to the longest ending of the text that occurred before, so matches need not be
+The suffix link of the newest state leads to the longest suffix of the text that occurred before, so matches need not be
 tracked from step to step. Memory is bounded: a full automaton is rebuilt from the newest half of its text.
 """
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from drafters.tables.kernel import kernel
 
-HOPS = 32  # suffix links followed to record an occurrence; shorter strings keep an older one
+HOPS = 32  # suffix links followed to record an occurrence; shorter strings keep their older record
 
 
 class Automaton(NamedTuple):
@@ -22,7 +22,7 @@ class Automaton(NamedTuple):
     text: NDArray[np.int32]  # [T]
     size: NDArray[np.int64]  # [4]: tokens, states, edges, the newest state
     lengths: NDArray[np.int32]  # [S]; length of the state's longest string in tokens
-    links: NDArray[np.int32]  # [S]; suffix link: the state of the longest ending that belongs to another state
+    links: NDArray[np.int32]  # [S]; suffix link: the state of the longest suffix that belongs to another state
     recent: NDArray[np.int32]  # [S]; position after the latest occurrence of the state's strings
     counts: NDArray[np.int32]  # [S]; number of their occurrences
     first_edge: NDArray[np.int32]  # [S]; -1 = none
@@ -156,7 +156,7 @@ def _extend(automaton: Automaton, token: int) -> None:
 
 @kernel
 def _record(automaton: Automaton) -> None:
-    """Records that the newest state's strings and their endings occur at the end of the text."""
+    """Records that the newest state's strings and their suffixes occur at the end of the text."""
     state = automaton.size[NEWEST]
     for _ in range(HOPS):
         if state <= 0:
@@ -168,7 +168,7 @@ def _record(automaton: Automaton) -> None:
 
 @kernel
 def append(automaton: Automaton, tokens: NDArray[np.int32]) -> None:
-    """Appends tokens, int32 [N]. The end of the text is recorded when more follows: it does not repeat itself."""
+    """Appends tokens, int32 [N]. A suffix is recorded once more text follows, so that it does not match itself."""
     for token in tokens:
         if automaton.size[TOKENS] == len(automaton.text):
             clear(automaton)
@@ -182,6 +182,6 @@ def append(automaton: Automaton, tokens: NDArray[np.int32]) -> None:
 
 
 @kernel
-def repeated_ending(automaton: Automaton) -> int:
-    """The state of the longest ending of the text that occurred before; 0 if none did."""
+def repeated_suffix(automaton: Automaton) -> int:
+    """The state of the longest suffix of the text that occurred before; 0 if there is none."""
     return max(0, automaton.links[automaton.size[NEWEST]])

@@ -1,7 +1,7 @@
 """Datastores of the `retrieval` drafter on disk: folders of blocks, each a corpus block and its index in an array file.
 
 All blocks of a datastore are searched, so building, appending and merging only add blocks, in bounded memory. A folder
-gets its name when it is complete.
+is renamed to its final name once it is complete.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compiles the drafters' inner loops with numba: without the GIL, kept in numba's cache."""
+"""Compiles the drafters' inner loops with numba: without the GIL, cached on disk."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ numba.config.CACHE_DIR = str(_cache / f"kernels-{source_digest(PACKAGE)}")
 # costs more than the work itself where arrays are passed in nested tuples.
 kernel = njit(cache=True, nogil=True, _nrt=False)
 
-# For building tables, which needs memory along the way.
+# For kernels that build tables, which must allocate memory.
 allocating_kernel = njit(cache=True, nogil=True)

@@ -4,8 +4,8 @@ Over the levels i that `drafters.tables.levels` lists, longest context first,
 
     P(t) = sum_i  trust_i * prod_{j before i} (1 - trust_j) * q_i(t).
 
-`bench/fit.py` fits the trust table once by EM on held-out documents of a corpus; it holds no text. A session goes on
-learning it from every committed token, drafted or not. A linear mixture gives no extra weight to a token on which two
+`bench/fit.py` fits the trust table once by EM on held-out documents of a corpus; it holds no text. A session keeps
+updating it with every committed token, drafted or not. A linear mixture gives no extra weight to a token on which two
 sources agree, so P(t) is multiplied by `boost`, the ratio of measured to predicted frequency in its cell, fitted on the
 same documents.
 """

@@ -12,12 +12,12 @@ from drafters.tables.kernel import kernel
 
 
 class Nodes(NamedTuple):
-    """Preallocated node arrays. Node 0 is the last committed token; a parent precedes its children."""
+    """Preallocated node arrays. Node 0 is the root, the last committed token; a parent precedes its children."""
 
     tokens: NDArray[np.int32]  # [P]
     parents: NDArray[np.int32]  # [P]
     depths: NDArray[np.int32]  # [P]
-    path: NDArray[np.float32]  # [P]; probability of the path from node 0, at most the parent's
+    path: NDArray[np.float32]  # [P]; probability of the path from the root, at most the parent's
     source: NDArray[np.uint8]  # [P]
     chosen: NDArray[np.bool_]  # [P]; part of the draft; the parent of a chosen node is chosen
 

@@ -1,4 +1,4 @@
-"""Shared by the benchmarks' tests: settings that are exact, and what a command prints in 80 columns."""
+"""Fixtures of the benchmarks' tests: exact settings, and the output of a command in 80 columns."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_nothing_heavy_is_imported_with_the_commands() -> None:
         (["bench", "serve", "--concurrency", "1.5"], "--concurrency takes whole numbers"),
     ],
 )
-def test_mistakes_are_one_sentence(arguments: list[str], sentence: str) -> None:
+def test_user_errors_are_one_sentence(arguments: list[str], sentence: str) -> None:
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
     assert sentence in done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.datastore import DRAFTERS, FIGURES, STRIDE, make_drafters, resident_mb, run, show, step_microseconds
+from bench.datastore import DRAFTERS, FIGURES, STRIDE, make_drafters, resident_mb, run, show, step_seconds
 from bench.plan import PROMPTS, BenchError
 from drafters.tables.suffix import index
 from models import TARGET
@@ -19,13 +19,13 @@ from models import TARGET
 def test_a_text_is_read_in_strides(number: int) -> None:
     text = np.array([5, 6, 7, 8] * 10, np.int32)
     drafter = make_drafters([index(text.astype(np.int64), 98)], 98)[number]
-    times, peak_mb = step_microseconds(drafter, [text, text])
+    times, peak_mb = step_seconds(drafter, [text, text])
     assert len(times) == 2 * (len(text) // STRIDE - 2)
     assert min(times) > 0
     assert 0 < peak_mb <= 1.5 * resident_mb()
 
 
-def test_texts_that_are_missing_are_a_sentence() -> None:
+def test_missing_texts_are_reported() -> None:
     with pytest.raises(BenchError, match="Building the datastore failed"):
         run([Path("/no/such/text")], str(TARGET), PROMPTS, 1, None)
 

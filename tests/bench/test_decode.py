@@ -16,7 +16,7 @@ from server.settings import Settings
 PROMPT = "def read_file(path):\n"
 
 
-def test_peers_say_the_same_when_greedy(exact: Settings, tmp_path: Path, printed: Callable[[], str]) -> None:
+def test_greedy_peers_emit_the_same_tokens(exact: Settings, tmp_path: Path, printed: Callable[[], str]) -> None:
     plan = Plan(["none", "fusion"], [PROMPT], [0.0], 24, 1)
     figures = run(exact, plan, tmp_path / "r.json", with_peers=True)
     rows = {row["drafter"]: row for row in figures["results"]}

@@ -20,7 +20,7 @@ def test_initial_trust_grows_with_the_tables_certainty_and_the_predictions_run()
     assert by_source.max() < 1
 
 
-def test_the_fit_learns_trust_in_what_repeats_and_writes_a_prior(tmp_path: Path) -> None:
+def test_the_fit_learns_trust_in_repetition_and_writes_a_prior(tmp_path: Path) -> None:
     text = "def add(a, b):\n    return a + b\n\n\n" * 6
     for number in range(12):
         (tmp_path / f"{number}.txt").write_text(text)
@@ -32,4 +32,4 @@ def test_the_fit_learns_trust_in_what_repeats_and_writes_a_prior(tmp_path: Path)
     assert np.all((prior["trust"] > 0) & (prior["trust"] < 1))
     assert 0 < prior["boost"].min() <= prior["boost"].max() <= MAX_BOOST
     initial = fit.initial_trust()
-    assert prior["trust"].max() > 0.95 > initial[: BUCKETS // 2].max()  # the other documents say the same
+    assert prior["trust"].max() > 0.95 > initial[: BUCKETS // 2].max()  # the other documents hold the same text

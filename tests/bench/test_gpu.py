@@ -1,4 +1,4 @@
-"""The GPU command without a GPU: its comparison of the kernel, its claims, and how it keeps going after a failure."""
+"""The GPU command without a GPU: the kernel's error, the claims, and parts that fail."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_the_kernel_agrees_in_half_precision(groups: int) -> None:
     assert kernel_error(70, groups, 64, 9, torch.float16, torch.device("cpu"), heads=8) < KERNEL_ERROR / 8
 
 
-def test_good_figures_bear_out_every_claim() -> None:
+def test_good_figures_support_every_claim() -> None:
     assert list(claims(FIGURES).values()) == [True] * 7
 
 
 @pytest.mark.parametrize("part", FIGURES)
-def test_a_worse_figure_breaks_one_claim_and_a_failed_part_makes_none(part: str) -> None:
+def test_a_worse_figure_refutes_one_claim_and_a_failed_part_is_left_out(part: str) -> None:
     assert list(claims(FIGURES | {part: WORSE[part]}).values()).count(False) == 1
     assert len(claims(FIGURES | {part: {"error": "RuntimeError: out of memory"}})) == (5 if part == "steps" else 6)
 

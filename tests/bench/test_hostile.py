@@ -1,4 +1,4 @@
-"""Hostile requests are as odd as they claim."""
+"""Hostile requests: bodies, headers, raw bytes, and the responses that count as bad."""
 
 from __future__ import annotations
 

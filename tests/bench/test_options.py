@@ -1,4 +1,4 @@
-"""Mistakes end a command with one sentence; bugs keep their traceback."""
+"""User errors end a command with one sentence; bugs keep their traceback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.options import errors_as_sentences
 from bench.plan import BenchError
 
 
-def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_error_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as stopped, errors_as_sentences():
         raise BenchError("Give another file.")
     assert stopped.value.exit_code == 2

@@ -1,4 +1,4 @@
-"""The simulation of PEARL: its theory, and what it counts."""
+"""The simulation of PEARL: the ideal figures, and the measured ones."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from bench.pearl_simulation import Clock, agreement, ideal_steps, ideal_tokens_per_step, show, simulate, spoil
+from bench.pearl_simulation import Clock, agreement, ideal_steps, ideal_tokens_per_step, show, simulate, with_errors
 
 
 @pytest.mark.parametrize(("rate", "window"), [(0.5, 3), (0.7, 5), (0.9, 8)])
-def test_the_ideal_is_the_mean_of_random_draws(rate: float, window: int) -> None:
+def test_the_expected_ideal_is_the_mean_of_random_draws(rate: float, window: int) -> None:
     random = np.random.default_rng(0)
     tokens, post = 0, False
     for _ in range(100_000):
@@ -28,7 +28,7 @@ def test_the_ideal_of_a_draw_is_near_the_expected_one() -> None:
     assert ideal_steps(np.zeros(100, np.bool_), 41, 5) == 41
 
 
-def test_the_loop_accepts_what_theory_says() -> None:
+def test_the_loop_accepts_the_expected_number_of_tokens() -> None:
     found = simulate(3, 0.7, 200, 0.0005)
     assert found["accepted_over_theory"] == pytest.approx(1.0, abs=0.03)
     assert found["both_busy"] <= min(found["draft_busy"], found["verify_busy"])
@@ -38,13 +38,13 @@ def test_the_share_of_right_guesses_is_exact() -> None:
     assert agreement(0.7, 1000, 3).sum() == 700
 
 
-def test_busy_at_once() -> None:
+def test_shares_of_busy_time() -> None:
     clock = Clock({"draft": [(0.0, 2.0), (3.0, 4.0)], "verify": [(1.0, 3.5), (5.0, 6.0)]})
     assert clock.shares(10.0) == {"draft_busy": 0.3, "verify_busy": 0.35, "both_busy": 0.15}
 
 
-def test_only_wrong_guesses_differ() -> None:
-    assert spoil(np.array([2, 4, 6], np.int32), np.array([True, False, True])).tolist() == [2, 5, 6]
+def test_only_wrong_tokens_differ() -> None:
+    assert with_errors(np.array([2, 4, 6], np.int32), np.array([True, False, True])).tolist() == [2, 5, 6]
 
 
 def test_the_table_fits_80_columns(printed: Callable[[], str]) -> None:

@@ -25,7 +25,7 @@ def test_prompts_are_read_from_both_fields_and_from_gzip(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("content", ["{}\n", "nothing", "[1]\n"])
-def test_wrong_prompts_are_one_sentence(tmp_path: Path, content: str) -> None:
+def test_invalid_prompts_are_reported(tmp_path: Path, content: str) -> None:
     (tmp_path / "p.jsonl").write_text(content)
     with pytest.raises(BenchError, match=r"Cannot read prompts from .*p\.jsonl"):
         read_prompts(tmp_path / "p.jsonl")

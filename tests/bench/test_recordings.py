@@ -1,4 +1,4 @@
-"""Recorded answers and texts are read as the drafters need them."""
+"""Recorded answers and texts are loaded and tokenized."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_texts_are_separated(tmp_path: Path) -> None:
     assert load_resources([], Letters(), Options()).vocabulary == 129
 
 
-def test_mistakes_are_sentences(tmp_path: Path) -> None:
+def test_user_errors_are_reported(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("{}\n")
     with pytest.raises(BenchError, match=r"Cannot read .*bad\.jsonl"):
         load_stream(tmp_path / "bad.jsonl", load_encoder(str(TARGET)), None)

@@ -1,4 +1,4 @@
-"""Tables keep their cells whole, and results carry their provenance."""
+"""Tables, quantiles, and the provenance of saved results."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ def test_figures_are_formatted_and_missing_ones_are_dashes(printed: Callable[[],
         "none         1.00",
         "[peer]          -",
     ]
+
+
+def test_quantiles_are_in_microseconds() -> None:
+    assert report.microsecond_quantiles([number / 1e6 for number in range(1, 100)]) == {"p50": 50.0, "p99": 99.0}
+    assert report.microsecond_quantiles([1.0]) == {"p50": 0.0, "p99": 0.0}
 
 
 def test_results_hold_their_provenance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What the soak test counts, and how it measures growth."""
+"""Counts of the soak test, and the growth of memory."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def test_a_wrong_answer_is_recorded() -> None:
 
 
 def test_growth_is_of_the_last_process_once_it_has_settled() -> None:
-    first = [Sample(float(at), 1, 500.0) for at in range(0, 100, 5)]
-    last = [Sample(100.0 + at, 2, 100.0 + (at < 60) * 50 + (at > 150) * 10) for at in range(0, 200, 5)]
+    first = [Sample(float(second), 1, 500.0) for second in range(0, 100, 5)]
+    last = [Sample(100.0 + second, 2, 100.0 + (second < 60) * 50 + (second > 150) * 10) for second in range(0, 200, 5)]
     assert growth(first + last) == {"early_mb": 100.0, "late_mb": 110.0, "ratio": 1.1}

@@ -61,7 +61,7 @@ def test_unlikely_nodes_and_poor_siblings_are_leaves() -> None:
     likely, poor = [row for row in range(len(tree)) if tree.depths[row] == 2 and tree.tokens[tree.parents[row]] == 1]
     assert (tree.tokens[likely], tree.tokens[poor]) == (2, 3)
     assert (tree.parents == likely).sum() == 2
-    assert not (tree.parents == poor).any()  # 0.38 is enough, but not beside 0.6
+    assert not (tree.parents == poor).any()  # 0.38 exceeds theta_prob, but not theta_sib * 0.6
 
 
 @pytest.mark.parametrize("budget", [1, 3, 7, 20])
@@ -82,5 +82,5 @@ def test_a_sampled_tree_carries_its_proposal_distributions() -> None:
     assert tree.q is not None
     for row in range(-1, len(tree)):
         last = int(tree.tokens[row]) if row >= 0 else 0
-        wanted = TABLE[last] if (tree.parents == row).any() else np.zeros(4)
-        assert np.allclose(tree.q[row + 1], wanted)
+        expected = TABLE[last] if (tree.parents == row).any() else np.zeros(4)
+        assert np.allclose(tree.q[row + 1], expected)

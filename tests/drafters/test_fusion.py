@@ -83,7 +83,7 @@ def test_a_prediction_is_followed_and_realigned() -> None:
     assert Source.PREDICTION not in drafter.propose(24).source
 
 
-def test_a_conversations_next_turn_learns_only_what_is_new() -> None:
+def test_the_next_turn_of_a_conversation_learns_only_new_tokens() -> None:
     once, twice = fusion(), fusion()
     once.begin(PHRASE)
     twice.begin(PHRASE[:20])
@@ -97,17 +97,17 @@ def test_a_conversations_next_turn_learns_only_what_is_new() -> None:
 
 def test_sessions_learn_nothing_from_each_other() -> None:
     block = index(np.array([50, *PHRASE], np.int64), 50)
-    mine, yours = fusion(block), fusion(block)
+    first, second = fusion(block), fusion(block)
     before = fusion(block)
-    mine.begin(np.array([41, 42, 43, 44] * 20, np.int32))
-    for drafter in (yours, before):
+    first.begin(np.array([41, 42, 43, 44] * 20, np.int32))
+    for drafter in (second, before):
         drafter.begin(np.array([41, 42], np.int32))
-    assert yours.propose(24).tokens.tolist() == before.propose(24).tokens.tolist()
-    assert 43 not in yours.propose(24).tokens
+    assert second.propose(24).tokens.tolist() == before.propose(24).tokens.tolist()
+    assert 43 not in second.propose(24).tokens
 
 
 @pytest.mark.parametrize("budget", [0, 1, 64])
-def test_drafts_keep_to_the_budget(budget: int) -> None:
+def test_drafts_stay_within_the_budget(budget: int) -> None:
     drafter = fusion()
     drafter.begin(np.tile(PHRASE, 3))
     assert len(drafter.propose(budget)) <= budget

@@ -25,15 +25,15 @@ def test_limit_keeps_exactly_the_shallow_nodes(tree: DraftTree, depth: int) -> N
 
 @given(trees())
 def test_ancestors_are_the_path_to_the_root(tree: DraftTree) -> None:
-    seen = tree.ancestors
-    assert seen[0].tolist() == [True] + [False] * len(tree)
+    mask = tree.ancestors
+    assert mask[0].tolist() == [True] + [False] * len(tree)
     for row in range(len(tree)):
         expected = {0, row + 1}
         parent = int(tree.parents[row])
         while parent >= 0:
             expected.add(parent + 1)
             parent = int(tree.parents[parent])
-        assert set(np.flatnonzero(seen[row + 1])) == expected
+        assert set(np.flatnonzero(mask[row + 1])) == expected
 
 
 def test_chain_is_a_tree_without_branches() -> None:

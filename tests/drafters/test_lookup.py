@@ -1,4 +1,4 @@
-"""Lookup drafts continuations of repeated endings, and nothing without a repetition."""
+"""Lookup drafts continuations of repeated suffixes, and nothing without a repetition."""
 
 import numpy as np
 from hypothesis import given

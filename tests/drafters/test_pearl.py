@@ -39,14 +39,14 @@ def step(drafter: Driven, *tokens: int) -> list[int]:
 def test_draft_tokens_are_verified_while_others_are_drafted() -> None:
     drafter, model = new(PearlOptions(window=3, ahead=0))
     assert step(drafter, 1) == []  # pre-verify: the target's own token checks the first draft token
-    assert step(drafter, 2, 3, 4) == [2, 3]  # post-verify: 4, 0, 1 were drafted meanwhile
+    assert step(drafter, 2, 3, 4) == [2, 3]  # post-verify: 4, 0, 1 are drafted during this step
     assert step(drafter, 0, 1, 2) == [0, 1]
     assert model.forwards[0] == 1
     assert all(rows == 1 for rows in model.forwards)
     assert drafter.drafted_tokens == 9
 
 
-def test_a_rejection_starts_again() -> None:
+def test_a_rejection_discards_the_draft() -> None:
     drafter, _ = new(PearlOptions(window=3, ahead=0))
     step(drafter, 1)
     assert step(drafter, 2, 0) == [2, 3]  # 3 was rejected

@@ -1,10 +1,10 @@
-"""Costs, gains and acceptance as they are measured, and what they decide."""
+"""Measured costs, gains and acceptance, and the decisions based on them."""
 
 from __future__ import annotations
 
 import pytest
 
-from drafters.policy import PROBE_INTERVAL, Calibration, CostBenefit, Gains, Probe, Promise, ema
+from drafters.policy import PROBE_INTERVAL, Calibration, CostBenefit, Gains, Probe, Trust, ema
 
 
 def test_a_mean_starts_with_its_first_value_and_then_decays() -> None:
@@ -22,7 +22,7 @@ def test_unmeasured_actions_pay() -> None:
     assert CostBenefit().pays(0.1)
 
 
-def test_an_action_that_costs_more_than_it_brings_is_only_probed() -> None:
+def test_an_action_that_costs_more_than_it_saves_is_only_probed() -> None:
     benefit = CostBenefit()
     benefit.record_action(0.010)
     benefit.record_step(2, 0.008)  # 4 ms per token
@@ -32,14 +32,14 @@ def test_an_action_that_costs_more_than_it_brings_is_only_probed() -> None:
 
 
 def test_trust_follows_accepted_over_expected_tokens() -> None:
-    promise = Promise()
-    assert promise.trust == 1.0
+    trust = Trust()
+    assert trust.factor == 1.0
     for _ in range(100):
-        promise.record(4.0, 1)
-    assert promise.trust == pytest.approx(0.25, abs=0.01)
+        trust.record(4.0, 1)
+    assert trust.factor == pytest.approx(0.25, abs=0.01)
     for _ in range(100):
-        promise.record(1.0, 3)
-    assert promise.trust == 1.0
+        trust.record(1.0, 3)
+    assert trust.factor == 1.0
 
 
 def test_calibration_moves_from_the_models_probability_to_the_measured_one() -> None:
@@ -52,7 +52,7 @@ def test_calibration_moves_from_the_models_probability_to_the_measured_one() -> 
     assert calibration.acceptance(0, 0.95) == pytest.approx(0.95)
 
 
-def test_gains_are_tracked_by_what_the_other_sources_promise() -> None:
+def test_gains_are_tracked_by_the_tokens_expected_from_other_sources() -> None:
     gains = Gains()
     before = gains.expected(3.0)
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""Every name makes a drafter that implements the protocol."""
+"""Every name creates a drafter that implements the protocol."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_each_drafter_implements_the_protocol(name: DrafterName) -> None:
         drafter.end()
 
 
-def test_warming_leaves_nothing_behind() -> None:
+def test_warming_up_leaves_no_learned_state() -> None:
     warm(RESOURCES)
     drafter = Driven(make("trigram", Resources()))
     drafter.begin(np.array([0, 1], np.int32))

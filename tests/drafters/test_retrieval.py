@@ -47,10 +47,10 @@ def test_the_most_frequent_prefixes_are_drafted(texts: Documents, context: list[
     drafter.begin(np.array(context, np.int32))
     tree = drafter.propose(budget)
     check(tree)
-    wanted = prefixes(texts, context, 5)
-    assert len(tree) == min(budget, len(wanted))
-    drafted = [wanted[tuple(tree.path(row))] for row in range(len(tree))]
-    assert sorted(drafted, reverse=True) == sorted(wanted.values(), reverse=True)[:budget]
+    expected = prefixes(texts, context, 5)
+    assert len(tree) == min(budget, len(expected))
+    drafted = [expected[tuple(tree.path(row))] for row in range(len(tree))]
+    assert sorted(drafted, reverse=True) == sorted(expected.values(), reverse=True)[:budget]
 
 
 def test_several_blocks_are_searched_together() -> None:

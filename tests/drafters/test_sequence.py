@@ -1,4 +1,4 @@
-"""The text of a session: what is shared between requests, where an answer ends, what a context is."""
+"""The text of a session: shared prefixes, ends of answers, and contexts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_common_prefix_is_the_longest(left: list[int], right: list[int]) -> 
 
 
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=6))
-def test_the_text_is_the_prompt_and_what_was_appended(requests: list[tuple[list[int], list[int]]]) -> None:
+def test_the_text_is_the_prompt_and_the_appended_tokens(requests: list[tuple[list[int], list[int]]]) -> None:
     sequence = Sequence()
     for prompt, answer in requests:
         sequence.begin(ints(*prompt))
@@ -84,7 +84,7 @@ def test_a_context_before_the_first_token_is_padded() -> None:
     assert sequence.context(2, 3).tolist() == [8, 0]
 
 
-def test_truncated_tokens_are_gone() -> None:
+def test_truncated_tokens_are_removed() -> None:
     sequence = Sequence(ints(1, 2), max_tokens=5)
     sequence.append(ints(3, 4, 5))
     sequence.truncate(3)

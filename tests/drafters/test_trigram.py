@@ -39,10 +39,10 @@ def test_emitted_tokens_are_learned(options: TrigramOptions) -> None:
 
 def test_what_is_learned_stays_in_the_session(options: TrigramOptions) -> None:
     base = ngram.empty_base()
-    mine, yours = Driven(TrigramDrafter(base, options)), Driven(TrigramDrafter(base, options))
-    mine.begin(PHRASE)
-    mine.end()
-    for drafter, expected in ((mine, [13]), (yours, [])):
+    first, second = Driven(TrigramDrafter(base, options)), Driven(TrigramDrafter(base, options))
+    first.begin(PHRASE)
+    first.end()
+    for drafter, expected in ((first, [13]), (second, [])):
         drafter.begin(PHRASE[:2])
         assert drafter.propose(16).tokens[:1].tolist() == expected
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from drafters.interface import MAX_NODES, DraftTree, Source, chain
-from drafters.policy import Promise
+from drafters.policy import Trust
 from tests.trees import check
 from verify.budget import PROBE_INTERVAL, MeasuredBudget, outcome
 from verify.cost import NODES, CostCurve
@@ -51,11 +51,11 @@ def verified(budget: MeasuredBudget, tree: DraftTree, emitted: list[int], steps:
 
 def test_rejected_drafts_stop_within_a_few_steps_and_resume_when_accepted() -> None:
     budget, tree = MeasuredBudget(curve(0.1)), draft(0.8, 0.8, 0.8, 0.8)
-    seen = verified(budget, tree, [9], 100)
-    assert seen[0] == 4
-    assert sum(seen[12:]) == 0
-    back = verified(budget, tree, [0, 1, 2, 3, 4], 60)
-    assert back[-1] == 4
+    counts = verified(budget, tree, [9], 100)
+    assert counts[0] == 4
+    assert sum(counts[12:]) == 0
+    resumed = verified(budget, tree, [0, 1, 2, 3, 4], 60)
+    assert resumed[-1] == 4
 
 
 def test_accepted_drafts_continue() -> None:
@@ -72,7 +72,7 @@ def select(budget: MeasuredBudget, tree: DraftTree) -> int:
     """One step of a drafter whose drafts are accepted as expected; returns the nodes that were worth verifying."""
     selection = budget.select(tree, 0)
     budget.record(tree, selection, tree.tokens[:1], 0.0)
-    budget._promise = Promise()  # the sizes below are computed for full trust
+    budget._trust = Trust()  # the sizes below are computed for full trust
     return len(selection.tree)
 
 
@@ -81,9 +81,9 @@ def test_a_drafter_that_fills_its_budget_gets_only_the_useful_size_next_time() -
     assert budget.nodes() == MAX_NODES
     assert select(budget, draft(*[0.9] * 4, 0.05, *[0.5] * (MAX_NODES - 5))) == 4
     assert budget.nodes() == 4
-    assert select(budget, draft(0.9, 0.9, 0.6, 0.55)) == 4  # the last node brings 0.27 tokens, barely enough
+    assert select(budget, draft(0.9, 0.9, 0.6, 0.55)) == 4  # the last node adds 0.27 tokens, barely enough
     assert budget.nodes() == 4
-    assert select(budget, draft(0.9, 0.9, 0.9, 0.9)) == 4  # 0.66 are plenty
+    assert select(budget, draft(0.9, 0.9, 0.9, 0.9)) == 4  # the last node adds 0.66 tokens, more than enough
     assert budget.nodes() == MAX_NODES
 
 
@@ -102,7 +102,7 @@ def test_selecting_has_no_side_effect() -> None:
     assert budget.nodes() == MAX_NODES
 
 
-def test_the_outcome_counts_along_the_emitted_path() -> None:
+def test_the_outcome_is_summed_along_the_emitted_path() -> None:
     tokens, parents = np.array([1, 2, 3, 4], np.int32), np.array([-1, 0, 1, 0], np.int32)
     path = np.array([0.8, 0.4, 0.1, 0.2], np.float32)
     tree = DraftTree(tokens, parents, np.array([1, 2, 3, 2], np.int32), path, np.zeros(4, np.uint8))
@@ -111,7 +111,7 @@ def test_the_outcome_counts_along_the_emitted_path() -> None:
     assert outcome(tree, np.array([1, 2, 9], np.int32)) == pytest.approx((0.8 + 0.6 / 0.8 + 0.25, 2))
 
 
-def test_a_curve_is_read_between_its_points() -> None:
+def test_a_curve_is_interpolated_between_its_points() -> None:
     found = CostCurve(NODES, (100, 200), (tuple(1.0 + n for n in NODES), tuple(3.0 + n for n in NODES)))
     assert found.at(150)[:4].tolist() == pytest.approx([2.0, 3.0, 4.0, 5.0])
     assert found.at(10_000)[MAX_NODES] == pytest.approx(67.0)

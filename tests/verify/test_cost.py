@@ -1,4 +1,4 @@
-"""The cost curve is measured once and kept; a kept file that is damaged is measured again."""
+"""The cost curve is measured once and saved; a damaged file is measured again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verify.cost import NODES, load_or_measure
 from verify.model.runner import ModelRunner
 
 
-def test_measured_once_and_kept(tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_curve_is_measured_once_and_saved(tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "costs"
     curve = load_or_measure(tiny_runner, folder)
     assert all(seconds > 0 for row in curve.seconds for seconds in row)
@@ -24,7 +24,7 @@ def test_measured_once_and_kept(tiny_runner: ModelRunner, tmp_path: Path, monkey
     assert load_or_measure(tiny_runner, folder).contexts == curve.contexts
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_ignored(tiny_runner: ModelRunner, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert load_or_measure(tiny_runner, tmp_path / "file").contexts == cost.measure(tiny_runner).contexts
     assert load_or_measure(ModelRunner(tiny_runner.model, 16), None).contexts == (1,)

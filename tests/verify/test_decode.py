@@ -1,4 +1,4 @@
-"""The decode loop emits plain decoding's tokens and ends where it must, for any drafter."""
+"""The decode loop emits plain decoding's tokens and stops at every limit, for any drafter."""
 
 import numpy as np
 import pytest
@@ -28,8 +28,8 @@ def plain(runner: ModelRunner, options: DecodeOptions, prompt: Ints = PROMPT) ->
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, SamplingParams(0.7, top_p=0.9, top_k=20, min_p=0.02, seed=2)])
-@pytest.mark.parametrize("which", ["oracle", "half-right", "random", "trigram"])
-def test_every_drafter_gives_plain_decodings_tokens(tiny_runner: ModelRunner, params: SamplingParams, which: str) -> None:
+@pytest.mark.parametrize("name", ["oracle", "half-right", "random", "trigram"])
+def test_every_drafter_emits_the_tokens_of_plain_decoding(tiny_runner: ModelRunner, params: SamplingParams, name: str) -> None:
     options = DecodeOptions(params, max_tokens=60)
     expected = plain(tiny_runner, options)
     drafters: dict[str, Drafter] = {
@@ -38,12 +38,12 @@ def test_every_drafter_gives_plain_decodings_tokens(tiny_runner: ModelRunner, pa
         "random": Chaos(97),
         "trigram": TrigramDrafter(ngram.empty_base(), TrigramOptions()),
     }
-    drafter = drafters[which]
+    drafter = drafters[name]
     decoded = run(tiny_runner, drafter, options)
     assert decoded.tokens == expected
     assert decoded.finish == "length"
-    if which == "oracle":
-        assert len(decoded.steps) == 9  # seven tokens a step
+    if name == "oracle":
+        assert len(decoded.steps) == 9  # seven tokens per step
 
 
 def test_a_seed_determines_the_answer_and_seeds_differ(tiny_runner: ModelRunner) -> None:
@@ -105,7 +105,7 @@ def test_a_long_prompt_is_read_in_chunks_that_can_be_abandoned(
     assert decode(verifier, NoDrafter(), prompt, options).tokens == expected
 
 
-def test_the_next_turn_reuses_the_prefix_and_gives_the_same_tokens(tiny_runner: ModelRunner) -> None:
+def test_the_next_turn_reuses_the_prefix_and_emits_the_same_tokens(tiny_runner: ModelRunner) -> None:
     options = DecodeOptions(SAMPLED, max_tokens=12)
     verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
     first = decode(verifier, Chaos(97), PROMPT, options).tokens

@@ -43,11 +43,11 @@ def close_relative(runner: ModelRunner, config: LlamaConfig, vocabulary: int = 9
     changed = LlamaConfig(**{**config.to_dict(), "vocab_size": vocabulary})
     changed._attn_implementation = config._attn_implementation
     model = LlamaForCausalLM(changed)
-    theirs = dict(runner.model.named_parameters())
+    originals = dict(runner.model.named_parameters())
     with torch.no_grad():
-        for name, mine in model.named_parameters():
-            size = min(len(mine), len(theirs[name]))
-            mine[:size] = theirs[name][:size] + 0.02 * torch.randn_like(mine[:size])
+        for name, parameter in model.named_parameters():
+            size = min(len(parameter), len(originals[name]))
+            parameter[:size] = originals[name][:size] + 0.02 * torch.randn_like(parameter[:size])
     return ModelRunner(model)
 
 

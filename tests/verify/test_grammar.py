@@ -53,8 +53,8 @@ def test_every_mask_is_that_of_its_path(tree: DraftTree) -> None:
     assert masks.shape == (len(allowed) + 1, SIZE)
     check(allowed)
     paths = {tuple(tree.path(row)) for row in range(len(tree))}
-    good = {path for path in paths if len(path) <= 6 and all(token in letters[:6] for token in path)}
-    assert {tuple(allowed.path(row)) for row in range(len(allowed))} == good
+    expected = {path for path in paths if len(path) <= 6 and all(token in letters[:6] for token in path)}
+    assert {tuple(allowed.path(row)) for row in range(len(allowed))} == expected
     for row in range(-1, len(allowed)):
         alone = COMPILER.compile(LETTERS)
         if row >= 0:
@@ -80,7 +80,7 @@ def test_a_stop_token_is_allowed_where_the_grammar_may_end_and_never_drafted() -
     assert not len(tree)
 
 
-def test_leaving_the_grammar_is_an_error() -> None:
+def test_a_violated_or_invalid_grammar_is_an_error() -> None:
     with pytest.raises(GrammarError):
         COMPILER.compile(LETTERS).commit(np.array(ids("z"), np.int32))
     with pytest.raises(GrammarError, match="compiled"):
@@ -101,7 +101,7 @@ def runner() -> ModelRunner:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("penalty", [0.0, 1.5])
-def test_drafts_change_no_constrained_answer(runner: ModelRunner, temperature: float, penalty: float) -> None:
+def test_drafting_is_lossless_under_a_grammar(runner: ModelRunner, temperature: float, penalty: float) -> None:
     compiler = GrammarCompiler(TOKENIZER, runner.vocabulary, [STOP])
     prompt = np.array(ids("def person():\n    return "), np.int32)
     for seed in range(4):

@@ -89,9 +89,7 @@ RULES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("rule_params", RULES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafting_changes_nothing_under_any_rule(
-    tiny_runner: ModelRunner, rule_params: dict[str, Any], temperature: float
-) -> None:
+def test_drafting_is_lossless_under_any_rule(tiny_runner: ModelRunner, rule_params: dict[str, Any], temperature: float) -> None:
     params = SamplingParams(temperature=temperature, seed=4, **rule_params)
     stops = frozenset({20, 40, 60, 80})
     plain = answer(tiny_runner, params, stop_ids=stops)

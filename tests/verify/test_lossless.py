@@ -37,16 +37,16 @@ CODE = [
         "<|user|>\nWrite a function to {verb} a file.<|end|>\n<|assistant|>\n",
     )
 ]
-TALES = [
-    f"{start} {who}"
+STORIES = [
+    f"{start} {subject}"
     for start in ("Once upon a time there was", "One day,", "The", "In a big house lived")
-    for who in ("a cat", "Lily", "a dog and", "Tom", "the sun", "two friends", "a boy", "a bird", "Mom", "a tree")
+    for subject in ("a cat", "Lily", "a dog and", "Tom", "the sun", "two friends", "a boy", "a bird", "Mom", "a tree")
 ]
-assert len(CODE) == len(TALES) == 40
+assert len(CODE) == len(STORIES) == 40
 
 
 ANSWER_TOKENS = 32
-SPOILED = 7  # every 7th token of a prediction is wrong
+ERROR_INTERVAL = 7  # every 7th token of a prediction is wrong
 
 
 class Subject:
@@ -66,7 +66,7 @@ class Subject:
         self._plain: dict[float, list[list[int]]] = {}
 
     def options(self, number: int, temperature: float) -> DecodeOptions:
-        """How prompt `number` is answered."""
+        """The options of the answer to prompt `number`."""
         return DecodeOptions(SamplingParams(temperature, seed=number), ANSWER_TOKENS, self.stop_ids)
 
     def decode(self, drafter: Drafter, number: int, options: DecodeOptions) -> Decoded:
@@ -89,7 +89,7 @@ class Subject:
 
 
 def draft_of(target: ModelRunner) -> Callable[[], LanguageModel]:
-    """Makes sessions of the embedded draft model."""
+    """A factory of sessions of the embedded draft model."""
     runner = load_model(LoadOptions(str(models.DRAFT), dtype="float32", device="cpu"))
     return DraftRunner(runner, target.vocabulary).session
 
@@ -106,7 +106,7 @@ def subject(request: pytest.FixtureRequest, subjects: dict[str, Subject]) -> Sub
     name: str = request.param
     if name not in subjects:
         embedded = name == "embedded"
-        subjects[name] = Subject(models.TARGET, CODE) if embedded else Subject(request.getfixturevalue("stories"), TALES)
+        subjects[name] = Subject(models.TARGET, CODE) if embedded else Subject(request.getfixturevalue("stories"), STORIES)
     return subjects[name]
 
 
@@ -127,9 +127,11 @@ CASES = [
 ]
 
 
-def spoiled(tokens: list[int]) -> tuple[int, ...]:
-    """The tokens with every few of them wrong."""
-    return tuple(max(0, token - 1) if place % SPOILED == SPOILED - 1 else token for place, token in enumerate(tokens))
+def with_errors(tokens: list[int]) -> tuple[int, ...]:
+    """The tokens, every ERROR_INTERVAL-th one wrong."""
+    return tuple(
+        max(0, token - 1) if index % ERROR_INTERVAL == ERROR_INTERVAL - 1 else token for index, token in enumerate(tokens)
+    )
 
 
 @TEMPERATURES
@@ -142,7 +144,7 @@ def test_every_drafter_is_lossless(subject: Subject, drafter: DrafterName, tempe
     for number, expected in enumerate(subject.plain(temperature)):
         options = subject.options(number, temperature)
         if drafter == "prediction":
-            options = replace(options, prediction=spoiled(expected))
+            options = replace(options, prediction=with_errors(expected))
         decoded = subject.decode(make(drafter, resources), number, options)
         assert decoded.tokens == expected, number
         tokens, steps = tokens + len(expected), steps + len(decoded.steps)

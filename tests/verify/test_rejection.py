@@ -1,4 +1,4 @@
-"""`rejection`: answers follow the target's own distribution, shown by chi-square over a toy model's sequences."""
+"""`rejection`: answers successors the target's own distribution, shown by chi-square over a toy model's sequences."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def sampled_tree(branches: tuple[int, ...], random: np.random.Generator) -> Draf
     def grow(parent: int, last: int, depth: int) -> None:
         if depth == len(branches):
             return
-        left = DRAFT[last + 1].copy()
+        remaining = DRAFT[last + 1].copy()
         for _ in range(branches[depth]):
-            token = int(np.searchsorted(np.cumsum(left) / left.sum(), random.random(), "right"))
-            left[token] = 0.0
+            token = int(np.searchsorted(np.cumsum(remaining) / remaining.sum(), random.random(), "right"))
+            remaining[token] = 0.0
             row = len(tokens)
             tokens.append(token)
             parents.append(parent)
@@ -58,13 +58,13 @@ def sampled_tree(branches: tuple[int, ...], random: np.random.Generator) -> Draf
 
 
 def two_tokens(tree: DraftTree, seed: int, random: np.random.Generator) -> tuple[int, int]:
-    """The first two tokens of an answer: one step over `tree`, and where that gave one token only, a plain draw."""
+    """The first two tokens of an answer: one step over `tree`, then a plain sample if it emitted one token only."""
     logits = TARGET[[0, *(tree.tokens + 1)]]
     _, emitted, _ = Rejection(SamplingParams(seed=seed)).decide(logits, tree, 0)
     if len(emitted) > 1:
         return int(emitted[0]), int(emitted[1])
-    follow = TARGET[emitted[0] + 1].exp().numpy()
-    return int(emitted[0]), int(np.searchsorted(np.cumsum(follow) / follow.sum(), random.random(), "right"))
+    successors = TARGET[emitted[0] + 1].exp().numpy()
+    return int(emitted[0]), int(np.searchsorted(np.cumsum(successors) / successors.sum(), random.random(), "right"))
 
 
 def chi_square(counts: NDArray[np.int64]) -> float:
@@ -100,7 +100,7 @@ TREE = DraftTreeOptions(2, 3, 0.2, 0.3, thrifty=False)
     ids=["draft", "draft-tree", "draft-graph", "pearl"],
 )
 def test_a_draft_models_drafts_keep_the_distribution(make: Callable[[LanguageModel], Drafter]) -> None:
-    """Whole answers of three tokens, step by step, with drafts, merged branches and guesses made in advance."""
+    """Whole answers of three tokens, step by step, with sampled, merged and deterministic drafts."""
     random = np.random.default_rng(5)
     drafter = Driven(make(ToyModel(DRAFT[1:], random)))
     answers, accepted = np.zeros((VOCABULARY,) * 3, np.int64), 0
@@ -115,8 +115,8 @@ def test_a_draft_models_drafts_keep_the_distribution(make: Callable[[LanguageMod
             accepted += len(rows)
         drafter.end()
         answers[text[1], text[2], text[3]] += 1
-    follow = TARGET[1:].exp().numpy()
-    joint = follow[0][:, None, None] * follow[:, :, None] * follow[None]
+    successors = TARGET[1:].exp().numpy()
+    joint = successors[0][:, None, None] * successors[:, :, None] * successors[None]
     expected = joint * answers.sum()
     assert ((answers - expected) ** 2 / expected).sum() < 103.4  # 63 degrees of freedom, p = 0.001
     assert accepted > 100
@@ -132,13 +132,13 @@ def test_a_draft_like_the_target_is_always_accepted() -> None:
         assert emitted[:2].tolist() == tree.tokens.tolist()
 
 
-def test_greedy_has_one_rule() -> None:
+def test_greedy_decoding_is_always_keyed() -> None:
     assert isinstance(rule_of(SamplingParams(temperature=0, rule="rejection")), Keyed)
     assert isinstance(rule_of(SamplingParams(rule="rejection")), Rejection)
 
 
-def test_rejection_keeps_to_the_sampling_rules(tiny_runner: ModelRunner) -> None:
-    """What top-k forbids is never emitted, and a seed gives the same answer again."""
+def test_rejection_respects_the_sampling_parameters(tiny_runner: ModelRunner) -> None:
+    """Tokens that top-k excludes are never emitted, and a seed reproduces the answer."""
     prompt: Ints = np.arange(3, 15, dtype=np.int32)
     options = DecodeOptions(SamplingParams(seed=3, rule="rejection", top_k=1, temperature=1.0), 30)
     greedy = DecodeOptions(SamplingParams(temperature=0), 30)

@@ -1,4 +1,4 @@
-"""Which models may draft for which: the same tokens, cut alike."""
+"""A draft model must share its target's tokens and merges."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LETTERS = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}
 MERGES = (("a", "b"), ("b", "c"))
 
 
-def test_the_embedded_pair_goes_together() -> None:
+def test_the_embedded_pair_shares_a_tokenizer() -> None:
     check_pair(load_tokenizer(str(models.TARGET)), load_tokenizer(str(models.DRAFT)))
 
 

@@ -1,4 +1,4 @@
-"""The verifier keeps text and cache in step, whatever is committed, cut, truncated or swapped out."""
+"""The verifier keeps text and cache in sync when tokens are committed, cut, truncated or swapped out."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def started(runner: ModelRunner, prompt: Ints = PROMPT, params: SamplingParams =
 
 
 def plain(verifier: TreeVerifier, count: int) -> list[int]:
-    """Plain decoding from where the verifier is."""
+    """The next `count` tokens of plain decoding."""
     for _ in range(count):
         verifier.commit(verifier.verify(EMPTY))
     return [int(token) for token in verifier.sequence.answer[-count:]]
 
 
-def guess(tokens: list[int]) -> DraftTree:
+def draft(tokens: list[int]) -> DraftTree:
     return chain(np.array(tokens, np.int32), np.full(len(tokens), 0.5, np.float32), Source.LOOKUP)
 
 
 def test_an_accepted_chain_emits_the_tokens_of_plain_decoding_and_one_more(tiny_runner: ModelRunner) -> None:
     expected = plain(started(tiny_runner), 8)
     verifier = started(tiny_runner)
-    verdict = verifier.verify(guess(expected[:4]))
+    verdict = verifier.verify(draft(expected[:4]))
     assert verdict.rows.tolist() == [0, 1, 2, 3]
     assert verdict.tokens.tolist() == expected[:5]
     verifier.commit(verdict)
@@ -47,21 +47,21 @@ def test_an_accepted_chain_emits_the_tokens_of_plain_decoding_and_one_more(tiny_
 
 def test_verifying_changes_nothing_until_the_verdict_is_committed(tiny_runner: ModelRunner) -> None:
     verifier = started(tiny_runner)
-    first = verifier.verify(guess([1, 2, 3])).tokens.tolist()
+    first = verifier.verify(draft([1, 2, 3])).tokens.tolist()
     assert verifier.sequence.tokens.tolist() == PROMPT.tolist()
-    assert verifier.verify(guess([4, 5])).tokens.tolist() == first
+    assert verifier.verify(draft([4, 5])).tokens.tolist() == first
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5])
 def test_a_cut_verdict_leaves_the_text_and_cache_of_plain_decoding(tiny_runner: ModelRunner, count: int) -> None:
     expected = plain(started(tiny_runner), 9)
     verifier = started(tiny_runner)
-    verifier.commit(verifier.verify(guess(expected[:4])).cut(count))
+    verifier.commit(verifier.verify(draft(expected[:4])).cut(count))
     assert verifier.sequence.answer.tolist() == expected[:count]
     assert plain(verifier, 4) == expected[count : count + 4]
 
 
-def test_a_truncated_text_is_continued_as_if_the_rest_had_never_been(tiny_runner: ModelRunner) -> None:
+def test_a_truncated_text_continues_like_its_prefix(tiny_runner: ModelRunner) -> None:
     verifier = started(tiny_runner)
     expected = plain(verifier, 6)
     verifier.truncate(len(PROMPT) + 2)
@@ -69,7 +69,7 @@ def test_a_truncated_text_is_continued_as_if_the_rest_had_never_been(tiny_runner
     assert plain(verifier, 4) == expected[2:]
 
 
-def test_a_later_request_reads_only_what_its_prompt_adds(tiny_runner: ModelRunner) -> None:
+def test_a_later_request_reads_only_the_new_tokens_of_its_prompt(tiny_runner: ModelRunner) -> None:
     verifier = started(tiny_runner)
     text = np.concatenate([PROMPT, plain(verifier, 4), [33, 34]]).astype(np.int32)
     assert verifier.begin(text, GREEDY, max_tokens=10) == len(PROMPT) + 3  # the last emitted token is not in the cache
@@ -78,7 +78,7 @@ def test_a_later_request_reads_only_what_its_prompt_adds(tiny_runner: ModelRunne
     assert verifier.begin(PROMPT[:3], GREEDY, max_tokens=10) == 2
 
 
-def test_prompt_scores_are_of_the_whole_prompt(tiny_runner: ModelRunner) -> None:
+def test_prompt_logprobs_cover_the_whole_prompt(tiny_runner: ModelRunner) -> None:
     verifier = started(tiny_runner)
     assert verifier.prompt_logprobs is None
     params = SamplingParams(temperature=0, logprobs=3)
@@ -92,7 +92,7 @@ def test_prompt_scores_are_of_the_whole_prompt(tiny_runner: ModelRunner) -> None
 
 
 def test_feedback_is_the_targets_distribution_at_every_node(tiny_runner: ModelRunner) -> None:
-    verdict = started(tiny_runner).verify(guess([1, 2]), feedback=4)
+    verdict = started(tiny_runner).verify(draft([1, 2]), feedback=4)
     assert verdict.topk_ids.shape == verdict.topk_probs.shape == (3, 4)
     assert verdict.tokens[0] == verdict.topk_ids[0, 0]
     assert (np.diff(verdict.topk_probs, axis=1) <= 0).all()
@@ -104,7 +104,7 @@ def test_only_allowed_tokens_are_emitted(tiny_runner: ModelRunner) -> None:
     assert started(tiny_runner).verify(EMPTY, allowed=allowed).tokens.tolist() == [11]
 
 
-def test_a_session_goes_on_after_it_was_swapped_out(tiny_runner: ModelRunner) -> None:
+def test_a_session_continues_after_it_was_swapped_out(tiny_runner: ModelRunner) -> None:
     expected = plain(started(tiny_runner), 8)
     verifier = started(tiny_runner)
     plain(verifier, 3)
@@ -118,7 +118,7 @@ def test_a_session_goes_on_after_it_was_swapped_out(tiny_runner: ModelRunner) ->
     assert plain(verifier, 5) == expected[3:]
 
 
-def test_a_released_verifier_has_forgotten_its_text(tiny_runner: ModelRunner) -> None:
+def test_a_released_verifier_has_no_text(tiny_runner: ModelRunner) -> None:
     verifier = started(tiny_runner)
     slot = verifier.release()
     assert slot is not None

@@ -1,8 +1,8 @@
 """Tree attention: the attention function that unmodified transformers models call, over our own KV cache.
 
-The rows of a forward are the last committed token and a draft tree below it, or a chunk of the prompt. Each row attends to
-the committed prefix, its ancestors and itself. transformers has no mask function registered under this name, so the model
-builds no mask of its own.
+The rows of a forward are the root (the last committed token) and a draft tree below it, or a chunk of the prompt. Each row
+attends to the committed prefix, its ancestors and itself. transformers has no mask function registered under this name, so the
+model builds no mask of its own.
 """
 
 from __future__ import annotations

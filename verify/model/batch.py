@@ -29,7 +29,7 @@ class ForwardBatch:
 
     @classmethod
     def tree(cls, root: int, tree: DraftTree) -> ForwardBatch:
-        """The last committed token as row 0, and node i of the draft tree as row i + 1."""
+        """The root (the last committed token) as row 0, and node i of the draft tree as row i + 1."""
         if not len(tree):
             return cls.chain(torch.tensor([root]))
         tokens = torch.from_numpy(np.concatenate([[root], tree.tokens]).astype(np.int64))

@@ -38,7 +38,7 @@ class SwappedRows:
 
 
 def slots_that_fit(shape: CacheShape, positions: int, extra_bytes: int = 0) -> int:
-    """Number of slots of `positions`, each with `extra_bytes` besides, that fit into the device's free memory."""
+    """Number of slots of `positions`, each with `extra_bytes` more, that fit into the device's free memory."""
     if shape.device.type == "cuda":
         free = torch.cuda.mem_get_info(shape.device)[0]
     else:
@@ -58,7 +58,7 @@ class KVCache:
         self.length = 0
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes [kv_heads, N, head_dim] from position `length + known`; returns all up to them, [kv_heads, end, head_dim]."""
+        """Writes [kv_heads, N, head_dim] from `length + known` to `end`; returns the rows so far, [kv_heads, end, head_dim]."""
         start = self.length + known
         end = start + key.shape[1]
         keys, values = self.tensor[layer, 0], self.tensor[layer, 1]

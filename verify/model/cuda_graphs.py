@@ -25,7 +25,7 @@ from verify.model.device_rows import DeviceRows
 from verify.model.triton_attention import KernelAttention
 
 log = logging.getLogger("outrider.worker")
-ROWS = (1, 2, 4, 8, 16, 32, 64, MAX_NODES + 1)  # captured batch sizes: the last committed token and the draft's nodes
+ROWS = (1, 2, 4, 8, 16, 32, 64, MAX_NODES + 1)  # captured numbers of rows: the root and the draft's nodes
 WARM_UP_RUNS = 3
 RECOMPILE_LIMIT = 64  # variants of a layer (kind of layer, number of rows) that torch.compile may make
 

@@ -88,7 +88,7 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f"model.device is {name!r}, but torch sees no GPU; use cpu or auto.")
+        raise ModelError(f"model.device is {name!r}, but torch finds no GPU; use cpu or auto.")
     return device
 
 

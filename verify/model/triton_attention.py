@@ -179,7 +179,7 @@ def _write(
     value,
     value_head,
     value_row,
-    anchor,  # from here on as for `_attend_split`
+    anchor,  # this and all below as in `_attend_split`
     location,
     layer_offset,
     head_stride,

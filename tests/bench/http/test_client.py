@@ -1,4 +1,4 @@
-"""The measuring client: what it makes of a stream, of errors, and of /metrics."""
+"""The measuring client: streams, errors, and values from /metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tokens(*ids: int) -> dict[str, Any]:
     return {"choices": [{"token_ids": list(ids)}]}
 
 
-def test_a_stream_is_counted_by_packets() -> None:
+def test_a_stream_is_timed_by_packet() -> None:
     outcome = asyncio.run(stream(client(events(tokens(1, 2), tokens(3), {"choices": []})), {}))
     assert outcome.answered
     assert outcome.tokens == [1, 2, 3]
@@ -59,7 +59,7 @@ def test_refusals_and_lost_connections_are_outcomes(send: Callable[..., Any]) ->
     assert (lost.status, lost.error, lost.answered) == (0, "ConnectError", False)
 
 
-def test_an_answer_in_one_piece() -> None:
+def test_an_unstreamed_answer() -> None:
     outcome = asyncio.run(complete(client(lambda request: httpx.Response(200, json=tokens(4, 5))), {}))
     assert (outcome.answered, outcome.tokens) == (True, [4, 5])
 
@@ -74,18 +74,18 @@ def test_the_served_model_is_the_first() -> None:
     assert asyncio.run(served_model(client(lambda request: listed))) == "one"
 
 
-def test_quantiles_are_of_the_values() -> None:
+def test_quantiles_are_elements_of_the_values() -> None:
     assert quantiles([]) == {}
     assert quantiles([number / 1000 for number in range(1, 101)]) == {"p50": 51.0, "p90": 91.0, "p99": 100.0, "max": 100.0}
 
 
 @pytest.mark.parametrize("status", [0, 200, 429, 503])
-def test_an_outcome_is_an_answer_only_if_it_is_whole(status: int) -> None:
+def test_only_a_complete_outcome_is_answered(status: int) -> None:
     assert Outcome(status).answered == (status == 200)
     assert not Outcome(status, error="lost").answered
 
 
-def test_a_deadline_in_the_past_is_now() -> None:
+def test_a_deadline_in_the_past_returns_at_once() -> None:
     started = time.perf_counter()
     asyncio.run(sleep_until(started - 10))
     assert time.perf_counter() - started < 1

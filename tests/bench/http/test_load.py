@@ -1,4 +1,4 @@
-"""Levels of load: what is sent, what counts as goodput, and the tables in 80 columns."""
+"""Load levels: their requests, goodput, and tables in 80 columns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def row(kind: str, level: float) -> dict[str, Any]:
     return {"loop": kind, "level": level, "statuses": statuses, **rates, **dict.fromkeys(TIMES, QUANTILES)}
 
 
-def test_goodput_counts_what_came_in_time() -> None:
+def test_goodput_counts_answers_within_the_target() -> None:
     load = Load((), 10.0, 8, 0.0, "fusion", 0.0, target_ms=100.0)
     outcomes = [
         Outcome(200, 0.0, 1.0, 0.05, [0.1], [1, 2]),
@@ -57,7 +57,7 @@ def test_requests_of_a_level(kind: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert {fields["speculation"]["drafter"] for fields in sent} == {"fusion"}
 
 
-def test_no_server_is_a_sentence() -> None:
+def test_a_missing_server_is_reported() -> None:
     with pytest.raises(BenchError, match=r"No server answers at http://127\.0\.0\.1:9"):
         run("http://127.0.0.1:9", LOAD, [1.0], [], None, None)
 

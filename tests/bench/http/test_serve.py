@@ -1,4 +1,4 @@
-"""The arithmetic of what a client sees, and its table in 80 columns."""
+"""Client-side timings and their table in 80 columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.http.serve import FIGURES, Timing, compare, make_timing, request_fiel
 from bench.plan import BenchError, Plan
 
 
-def test_a_timing_comes_from_arrivals() -> None:
+def test_a_timing_is_computed_from_arrivals() -> None:
     timing = make_timing(12, [10.0, 10.5, 11.0, 12.0])
     assert timing == Timing(12, 2.0, 0.5, [0.5, 1.0])
     assert timing.tokens_per_second == 6.0
@@ -37,7 +37,7 @@ def test_answers_are_compared_in_pairs() -> None:
     assert compare(served, []) == {}
 
 
-def test_a_stream_is_timed_and_a_refusal_is_a_sentence() -> None:
+def test_a_stream_is_timed_and_a_refusal_is_reported() -> None:
     chunks = [{"choices": [{"text": "a"}]}, {"choices": [], "usage": {"completion_tokens": 7}}]
     body = b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
     answers = [httpx.Response(200, stream=httpx.ByteStream(body)), httpx.Response(503, stream=httpx.ByteStream(b"loading"))]
@@ -56,6 +56,6 @@ def test_the_table_fits_80_columns(printed: Callable[[], str]) -> None:
     assert all(label in text for label in FIGURES.values())
 
 
-def test_a_server_elsewhere_is_not_compared(printed: Callable[[], str]) -> None:
+def test_a_remote_server_is_not_compared(printed: Callable[[], str]) -> None:
     show([{"temperature": 0.0, "tokens_per_second": 100.0}])
     assert "in process (ms)" not in printed()

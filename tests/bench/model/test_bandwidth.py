@@ -1,4 +1,4 @@
-"""The probes of the memory and of the linear layers run on a tiny model."""
+"""Read bandwidth and linear layers are timed on a tiny model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bench.model import bandwidth
 from verify.model.runner import ModelRunner
 
 
-def test_a_read_has_a_speed(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_bandwidth_is_positive(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "CPU_PROBE_BYTES", 1 << 20)
     assert bandwidth.read_bytes_per_second(tiny_runner) > 1e6
 

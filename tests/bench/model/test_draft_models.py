@@ -42,7 +42,7 @@ def test_an_option_is_switched_off_in_a_copy() -> None:
     assert resources.options.pearl.pre_verify
 
 
-def test_two_models_are_needed(exact: Settings) -> None:
+def test_a_draft_model_is_required(exact: Settings) -> None:
     plan = Plan(["none"], ["x"], [0.0], 8, 1)
     with pytest.raises(BenchError, match="--draft-model"):
         run(exact, plan, None)

@@ -1,4 +1,4 @@
-"""Recorded answers come out of forced replay."""
+"""Forced replay emits recorded answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verify.model.runner import ModelRunner
 
 
 @pytest.mark.parametrize("name", ["none", "lookup", "fusion"])
-def test_a_forced_answer_comes_out_in_fewer_steps(tiny_runner: ModelRunner, name: str) -> None:
+def test_a_forced_answer_takes_fewer_steps_with_drafts(tiny_runner: ModelRunner, name: str) -> None:
     answer = np.array([5, 6, 7, 8, 9, 10] * 6, np.int32)
     line = Line(np.array([5, 6, 7, 8, 9, 10, 5], np.int32), answer)
     decoded = forced_answer(tiny_runner, name, Resources(vocabulary=98), line, 16, None)  # type: ignore[arg-type]
@@ -23,12 +23,12 @@ def test_a_forced_answer_comes_out_in_fewer_steps(tiny_runner: ModelRunner, name
     assert len(decoded.steps) == len(answer) if name == "none" else len(decoded.steps) < 20
 
 
-def test_after_the_recorded_answer_comes_token_0() -> None:
+def test_token_0_follows_the_recorded_answer() -> None:
     recorded = Recorded(np.array([4, 5], np.int32))
     assert [recorded._next(position) for position in range(3)] == [4, 5, 0]
 
 
-def test_answers_leave_half_of_the_context_to_the_prompt() -> None:
+def test_only_answers_below_half_of_the_context_are_selected() -> None:
     lines = [Line(np.zeros(3, np.int32), np.zeros(length, np.int32)) for length in (1, 2, 49, 50)]
     assert [len(line.answer) for line in select_fitting(lines, 100)] == [2, 49]
     with pytest.raises(BenchError, match="fits the context"):

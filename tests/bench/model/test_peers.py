@@ -1,4 +1,4 @@
-"""Which of transformers' ways to generate can run."""
+"""The peers that can run, and their options of `generate`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_embedded_model_has_an_assistant(loads: list[str]) -> None:
     assert loads == [str(models.TARGET), str(models.DRAFT)]
 
 
-def test_another_model_has_one_if_it_is_given(loads: list[str]) -> None:
+def test_another_model_needs_a_given_assistant(loads: list[str]) -> None:
     other = load_settings(None, {"model.path": "/models/other"})
     assert peers(other).names == ["transformers", "transformers-lookup"]
     assert "transformers-assistant" in peers(other, "/models/small").names

@@ -16,6 +16,6 @@ def test_heads_are_shared_evenly(name: str) -> None:
     check_shape(name)
 
 
-def test_an_unknown_shape_is_a_sentence() -> None:
+def test_an_unknown_shape_is_reported() -> None:
     with pytest.raises(BenchError, match="no shape 'huge'; choose from llama-110m"):
         check_shape("huge")

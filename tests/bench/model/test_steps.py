@@ -14,7 +14,7 @@ from server.settings import Settings
 from verify.model.runner import ModelRunner
 
 
-def test_an_unknown_shape_is_a_sentence(exact: Settings) -> None:
+def test_an_unknown_shape_is_reported(exact: Settings) -> None:
     with pytest.raises(BenchError, match="no shape 'huge'"):
         make_runner("huge", exact)
 

@@ -29,7 +29,7 @@ def test_the_likeliest_nodes_of_both_trees_are_kept(left: DraftTree, right: Draf
     assert not left_out or max(left_out) <= min(found.values()) + 1e-6
 
 
-def test_how_far_a_tree_is_followed() -> None:
+def test_a_tree_is_followed_to_the_first_missing_token() -> None:
     tree = chain(np.array([4, 5, 6]), np.array([0.9, 0.8, 0.7]), Source.LOOKUP)
     assert tree.follow(np.array([4, 5, 7, 6], np.int32)).tolist() == [0, 1]
     assert tree.follow(np.array([5], np.int32)).tolist() == []

@@ -1,4 +1,4 @@
-"""Small sources without a base table, for tests of what reads them."""
+"""Small sources without a base table, for tests."""
 
 from __future__ import annotations
 

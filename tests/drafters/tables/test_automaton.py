@@ -4,32 +4,32 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.tables.automaton import HOPS, STATES, TOKENS, append, follow, new_automaton, repeated_ending
+from drafters.tables.automaton import HOPS, STATES, TOKENS, append, follow, new_automaton, repeated_suffix
 
 texts = st.lists(st.integers(0, 3), max_size=60)
 
 
-def longest_repeated_ending(text: list[int]) -> tuple[int, set[int]]:
+def longest_repeated_suffix(text: list[int]) -> tuple[int, set[int]]:
     """Its length, and the positions after its earlier occurrences."""
     for length in range(len(text) - 1, 0, -1):
-        ending = text[len(text) - length :]
-        places = {i for i in range(length, len(text)) if text[i - length : i] == ending}
-        if places:
-            return length, places
+        suffix = text[len(text) - length :]
+        positions = {i for i in range(length, len(text)) if text[i - length : i] == suffix}
+        if positions:
+            return length, positions
     return 0, set()
 
 
 @given(texts, st.integers(1, 10))
-def test_the_longest_repeated_ending_and_its_latest_occurrence(text: list[int], piece: int) -> None:
+def test_the_longest_repeated_suffix_and_its_latest_occurrence(text: list[int], size: int) -> None:
     automaton = new_automaton(64)
-    for at in range(0, len(text), piece):
-        append(automaton, np.array(text[at : at + piece], np.int32))
-    state = repeated_ending(automaton)
-    length, places = longest_repeated_ending(text)
+    for start in range(0, len(text), size):
+        append(automaton, np.array(text[start : start + size], np.int32))
+    state = repeated_suffix(automaton)
+    length, positions = longest_repeated_suffix(text)
     assert automaton.lengths[state] == length
     if length and len(text) < HOPS:
-        assert automaton.recent[state] == max(places)
-        assert automaton.counts[state] == len(places)
+        assert automaton.recent[state] == max(positions)
+        assert automaton.counts[state] == len(positions)
 
 
 @given(texts)
@@ -62,5 +62,5 @@ def test_a_full_automaton_is_rebuilt_from_its_newest_half() -> None:
     append(automaton, phrase[:7])
     assert automaton.size[TOKENS] <= 100
     assert automaton.size[STATES] <= len(automaton.lengths)
-    assert automaton.lengths[repeated_ending(automaton)] >= 7
+    assert automaton.lengths[repeated_suffix(automaton)] >= 7
     assert sum(array.nbytes for array in automaton) == size

@@ -21,12 +21,12 @@ def test_followers_are_those_of_the_latest_occurrences(text: list[int], capacity
     for length in range(min(LONGEST_CONTEXT, len(text)) + 1):
         context = text[len(text) - length :]
         first = max(length, len(text) - capacity)
-        places = [i for i in range(first, len(text)) if text[i - length : i] == context]
-        places = places[-(MAX_OCCURRENCES if length else MAX_RECENT) :]
+        positions = [i for i in range(first, len(text)) if text[i - length : i] == context]
+        positions = positions[-(MAX_OCCURRENCES if length else MAX_RECENT) :]
         end, total = followers(history, length, hashes[length], tokens, counts, 0)
-        assert total == len(places)
+        assert total == len(positions)
         found = dict(zip(tokens[:end].tolist(), counts[:end].tolist(), strict=True))
-        assert found == dict(Counter(text[i] for i in places))
+        assert found == dict(Counter(text[i] for i in positions))
 
 
 def test_memory_does_not_grow() -> None:

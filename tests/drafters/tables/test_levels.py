@@ -138,7 +138,7 @@ def test_advance_hashes_depend_on_the_last_tokens_alone() -> None:
     assert left.contexts.hashes[0, 4] != right.contexts.hashes[0, 4]
 
 
-def test_advance_follows_the_prediction_until_it_departs_or_ends() -> None:
+def test_advance_follows_the_prediction_until_the_text_departs_or_it_ends() -> None:
     session = Session(prediction=[7, 8, 9])
     steps = [(7, (2, 1)), (8, (3, 2)), (9, (4, 3)), (1, (0, 0)), (7, (0, 0))]
     for token, aligned in steps:

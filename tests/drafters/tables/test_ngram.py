@@ -46,10 +46,10 @@ def test_table_equals_counting(
 ) -> None:
     path = tmp_path_factory.mktemp("tables") / "t.ngram"
     blocks = [np.array([SEPARATOR, *text], np.uint32) for text in texts]
-    wanted = expected(texts, successors, order)
-    assert ngram.build(path, blocks, "f", SEPARATOR, successors, order=order) == len(wanted)
+    counted = expected(texts, successors, order)
+    assert ngram.build(path, blocks, "f", SEPARATOR, successors, order=order) == len(counted)
     base = ngram.load(path, "f")
-    for context, found in wanted.items():
+    for context, found in counted.items():
         got = rows(base, context)
         assert [t for t, _ in got] == [t for t, _ in found]
         assert np.allclose([p for _, p in got], [p for _, p in found], atol=1e-4)

@@ -25,7 +25,7 @@ def test_a_large_file_is_read_through_a_small_cache(large: Path) -> None:
     opened = open_pages(large)
     assert opened.words.nbytes <= 4 * SIZE / 4
     indices = [*np.random.default_rng(0).integers(0, SIZE, 5000).tolist(), 0, SIZE - 1]
-    assert [word(opened, at) for at in indices] == indices
+    assert [word(opened, index) for index in indices] == indices
     os.close(opened.file)
 
 
@@ -39,14 +39,14 @@ def test_truncated_pages_read_as_zeros(tmp_path: Path) -> None:
     np.full(4 * PAGE_WORDS, 7, np.uint32).tofile(path)
     opened = open_pages(path)
     os.truncate(path, 4 * (PAGE_WORDS + 3))
-    assert [word(opened, at) for at in (0, PAGE_WORDS + 2, PAGE_WORDS + 3, 3 * PAGE_WORDS)] == [7, 7, 0, 0]
+    assert [word(opened, index) for index in (0, PAGE_WORDS + 2, PAGE_WORDS + 3, 3 * PAGE_WORDS)] == [7, 7, 0, 0]
     os.close(opened.file)
 
 
 @given(st.lists(st.lists(st.integers(0, (1 << 16) - 1), max_size=700), min_size=1, max_size=4))
 def test_arrays_in_memory_are_concatenated(values: list[list[int]]) -> None:
     arrays = {str(i): np.array(list_, np.uint16 if i % 2 else np.uint32) for i, list_ in enumerate(values)}
-    opened, places = in_memory(arrays)
+    opened, offsets = in_memory(arrays)
     for name, array in arrays.items():
-        words = [word(opened, places[name] + i) for i in range(-(-array.nbytes // 4))]
+        words = [word(opened, offsets[name] + i) for i in range(-(-array.nbytes // 4))]
         assert np.array(words, np.uint32).tobytes()[: array.nbytes] == array.tobytes()

@@ -47,7 +47,7 @@ def test_tokens_of_either_width_are_read(separator: int) -> None:
 
 
 @given(st.lists(texts, max_size=4))
-def test_positions_are_sorted_by_what_follows(documents: list[list[int]]) -> None:
+def test_positions_are_sorted_by_the_following_tokens(documents: list[list[int]]) -> None:
     arrays = tabulate(np.array(flat(documents), np.int64), SEPARATOR)
     after = [tuple(arrays["tokens"][i : i + MAX_MATCH].tolist()) for i in arrays["order"]]
     assert after == sorted(after)
@@ -55,16 +55,16 @@ def test_positions_are_sorted_by_what_follows(documents: list[list[int]]) -> Non
 
 
 @given(st.lists(texts, max_size=4), st.lists(st.integers(0, 7), max_size=20))
-def test_every_ending_is_found_everywhere(documents: list[list[int]], context: list[int]) -> None:
+def test_every_occurrence_of_every_suffix_of_a_context_is_found(documents: list[list[int]], context: list[int]) -> None:
     corpus = build(documents)
     low, high = np.zeros((2, MAX_MATCH + 1), np.int64)
     for token in context:
         follow(corpus, low, high, token, low, high)
     text = flat(documents)
     for size in range(1, min(MAX_MATCH, len(context)) + 1):
-        ending = context[len(context) - size :]
-        wanted = {i for i in range(len(text)) if text[i : i + size] == ending and SEPARATOR not in ending}
-        assert {position_at(corpus, place) for place in range(low[size], high[size])} == wanted
+        suffix = context[len(context) - size :]
+        expected = {i for i in range(len(text)) if text[i : i + size] == suffix and SEPARATOR not in suffix}
+        assert {position_at(corpus, entry) for entry in range(low[size], high[size])} == expected
 
 
 @pytest.mark.parametrize(("seed", "kinds"), [(0, 3), (1, 3), (2, 3), (3, 30)])
@@ -74,7 +74,7 @@ def test_frequent_contexts_are_counted(seed: int, kinds: int) -> None:
     separator = 40
     whole = [t for document in documents for t in (separator, *document)]
     corpus = index(np.array(whole, np.int64), separator)
-    seen = 0
+    checked = 0
     for length in range(LONGEST_CONTEXT + 1):
         for start in range(0, 400, 37):
             context = text[start : start + length]
@@ -83,7 +83,7 @@ def test_frequent_contexts_are_counted(seed: int, kinds: int) -> None:
                 low, high = narrow(corpus, low, high, i, token)
             if high - low <= suffix.DENSE:
                 continue
-            seen += 1
+            checked += 1
             at = corpus.rows + frequent_row(corpus, low, length) * ROW
             row = [word(corpus.pages, at + i) for i in range(ROW)]
             followers = (whole[i + length] for i in range(len(whole) - length) if whole[i : i + length] == context)
@@ -95,6 +95,6 @@ def test_frequent_contexts_are_counted(seed: int, kinds: int) -> None:
             assert row[DISTINCT] == len(expected)
             for token in range(kinds):  # in the row or not
                 found = narrow(corpus, low, high, length, token)
-                positions = {position_at(corpus, place) for place in range(*found)}
+                positions = {position_at(corpus, entry) for entry in range(*found)}
                 assert positions == {i for i in range(len(whole)) if whole[i : i + length + 1] == [*context, token]}
-    assert seen > 10
+    assert checked > 10

@@ -114,17 +114,17 @@ def make(name: str, attention: str) -> Any:
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))
 def pair(request: pytest.FixtureRequest) -> tuple[ModelRunner, Any]:
     """The model under our runner and under transformers' eager attention."""
-    ours, theirs = make(request.param, NAME), make(request.param, "eager")
-    theirs.load_state_dict(ours.state_dict())
-    prepare(ours, None)
-    return ModelRunner(ours, pack=True, traced=True), theirs
+    model, reference = make(request.param, NAME), make(request.param, "eager")
+    reference.load_state_dict(model.state_dict())
+    prepare(model, None)
+    return ModelRunner(model, pack=True, traced=True), reference
 
 
 def test_logits_equal_transformers(pair: tuple[ModelRunner, Any]) -> None:
-    runner, theirs = pair
+    runner, reference = pair
     text = torch.randint(3, 97, (40,), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        expected = theirs(text[None]).logits[0]
+        expected = reference(text[None]).logits[0]
     assert torch.allclose(runner.forward(runner.new_cache(), ForwardBatch.chain(text)), expected, atol=1e-4)
     cache = runner.new_cache()
     for start, stop in ((0, 17), (17, 18), (18, 40)):  # in chunks, over the cache
@@ -134,7 +134,7 @@ def test_logits_equal_transformers(pair: tuple[ModelRunner, Any]) -> None:
 
 
 def test_a_tree_has_the_logits_of_its_paths(pair: tuple[ModelRunner, Any]) -> None:
-    runner, theirs = pair
+    runner, reference = pair
     parents = np.array([-1, 0, 1, 2, 1, 0, -1, 6, 6, 8], np.int32)
     tokens = np.array([5, 9, 11, 40, 41, 42, 60, 61, 62, 63], np.int32)
     depths = np.array([1, 2, 3, 4, 3, 2, 1, 2, 2, 3], np.int32)
@@ -147,7 +147,7 @@ def test_a_tree_has_the_logits_of_its_paths(pair: tuple[ModelRunner, Any]) -> No
     for row in range(-1, len(tree)):
         path = torch.cat([prefix, torch.tensor(tree.path(row), dtype=torch.long)])
         with torch.inference_mode():
-            expected = theirs(path[None]).logits[0, -1]
+            expected = reference(path[None]).logits[0, -1]
         assert torch.allclose(logits[row + 1], expected, atol=1e-4), row
 
 

@@ -99,7 +99,7 @@ def test_known_rows_are_attended_to_and_not_computed(kind: str, known: int, laye
 
 
 def visible(mask: torch.Tensor) -> list[list[int]]:
-    """Columns that each row of an additive mask leaves in."""
+    """Unmasked columns of each row of an additive mask."""
     assert set(mask.unique().tolist()) <= {0.0, -math.inf}
     return [row.nonzero()[:, 0].tolist() for row in mask == 0.0]
 

@@ -60,7 +60,7 @@ def test_truncate_never_lengthens() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 9])
-def test_swapped_rows_come_back_in_another_slot(length: int) -> None:
+def test_swapped_rows_are_restored_in_another_slot(length: int) -> None:
     cache, other = filled(length), filled(12)
     before = cache.tensor[:, :, :, :length].clone()
     swapped = cache.swap_out()

@@ -112,14 +112,14 @@ def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixtu
         return graph
 
     forward = graphed(runner)
-    before = [each.forward for each in runner.model.modules()]
+    before = [module.forward for module in runner.model.modules()]
     for size in (4, 2, 1):
         batch = ForwardBatch.chain(torch.arange(3, 3 + size))
         expected, slot = runner.forward(filled(runner), batch), filled(runner)
         with compiled_layers(runner.model, count):
             assert torch.allclose(forward(slot, batch), expected, atol=1e-4)
     assert len(graphs) == 4  # the first layer and the others, any number of rows, one row
-    assert [each.forward for each in runner.model.modules()] == before
+    assert [module.forward for module in runner.model.modules()] == before
 
 
 def test_a_failed_compilation_is_reported() -> None:

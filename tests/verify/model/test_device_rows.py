@@ -17,7 +17,7 @@ SHAPE = CacheShape(layers=1, kv_heads=2, head_dim=16, dtype=torch.float32, devic
 
 
 def attended(bits: torch.Tensor, row: int) -> list[int]:
-    """The rows that a row's bits name; row 0 always."""
+    """The rows that a row's bits select, and row 0."""
     return [0] + [bit + 1 for bit in range(64) if int(bits[row]) >> bit & 1]
 
 

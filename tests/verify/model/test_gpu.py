@@ -37,10 +37,12 @@ def test_drafted_answers_equal_plain_decoding(runner: ModelRunner, temperature: 
 
 
 def test_greedy_text_equals_transformers(runner: ModelRunner) -> None:
-    theirs = LlamaForCausalLM.from_pretrained(models.TARGET, dtype=torch.float32).to("cuda")
+    reference = LlamaForCausalLM.from_pretrained(models.TARGET, dtype=torch.float32).to("cuda")
     options = DecodeOptions(SamplingParams(temperature=0), max_tokens=40)
     ours = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), PROMPT, options).tokens
-    whole = theirs.generate(torch.from_numpy(PROMPT).long()[None].cuda(), max_new_tokens=40, do_sample=False, eos_token_id=None)
+    whole = reference.generate(
+        torch.from_numpy(PROMPT).long()[None].cuda(), max_new_tokens=40, do_sample=False, eos_token_id=None
+    )
     assert whole[0, len(PROMPT) :].tolist() == ours
 
 
@@ -59,7 +61,7 @@ def test_a_step_synchronises_once(runner: ModelRunner, temperature: float) -> No
             verifier.verify(tree, feedback=4)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert sum("called a synchronizing" in str(each.message) for each in caught) == 1
+    assert sum("called a synchronizing" in str(warning.message) for warning in caught) == 1
 
 
 def test_steps_allocate_no_memory(runner: ModelRunner) -> None:

@@ -33,7 +33,7 @@ def test_a_trained_model_has_the_logits_of_transformers(stories: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "no-such/model"])
-def test_a_missing_model_is_one_sentence(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_model_is_reported(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=path) as raised:
         load_model(LoadOptions(path))
@@ -41,18 +41,18 @@ def test_a_missing_model_is_one_sentence(path: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("path", ["./nowhere", "/no/such/folder", "a/b/c"])
-def test_a_mistyped_folder_is_not_taken_for_a_hub_id(path: str) -> None:
+def test_a_mistyped_folder_is_not_mistaken_for_a_hub_id(path: str) -> None:
     for load in (lambda: load_model(LoadOptions(path)), lambda: load_tokenizer(path)):
         with pytest.raises(ModelError, match="There is no folder"):
             load()
 
 
-def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="holds no model"):
         load_model(LoadOptions(str(tmp_path)))
 
 
-def test_truncated_weights_are_one_sentence(tmp_path: Path, tiny_runner: ModelRunner) -> None:
+def test_truncated_weights_are_reported(tmp_path: Path, tiny_runner: ModelRunner) -> None:
     tiny_runner.model.save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -61,12 +61,12 @@ def test_truncated_weights_are_one_sentence(tmp_path: Path, tiny_runner: ModelRu
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu_is_one_sentence() -> None:
-    with pytest.raises(ModelError, match="sees no GPU"):
+def test_a_missing_gpu_is_reported() -> None:
+    with pytest.raises(ModelError, match="finds no GPU"):
         resolve_device("cuda")
 
 
-def test_compile_on_a_cpu_is_one_sentence() -> None:
+def test_compile_on_a_cpu_is_reported() -> None:
     with pytest.raises(ModelError, match="for GPUs"):
         load_model(LoadOptions(str(models.TARGET), device="cpu", compile="on"))
 

@@ -51,20 +51,20 @@ def test_the_kernel_equals_the_reference(case: tuple[int, int, int, int, int, in
         return torch.randn(*shape, generator=generator).to(DEVICE)
 
     shape = CacheShape(2, kv_heads, head_dim, torch.float32, DEVICE)
-    mine, reference = (KVCache(shape, length + rows + SPARE_POSITIONS) for _ in range(2))
-    mine.tensor[:] = noise(*mine.tensor.shape)
-    reference.tensor[:] = mine.tensor
-    mine.length = reference.length = length
+    slot, reference = (KVCache(shape, length + rows + SPARE_POSITIONS) for _ in range(2))
+    slot.tensor[:] = noise(*slot.tensor.shape)
+    reference.tensor[:] = slot.tensor
+    slot.length = reference.length = length
     ancestors = random_tree(rows, generator)
     query, key, value = (noise(rows, count, head_dim).transpose(0, 1) for count in (heads, kv_heads, kv_heads))  # as models do
     layer = Layer(1, head_dim**-0.5, window, softcap, noise(heads) if has_sinks else None)
     batch = ForwardBatch(torch.zeros(rows, dtype=torch.int64), ancestors.sum(1) - 1, ancestors)
     expected = TorchAttention(reference, batch).attend(layer, query, key, value)
     device_rows = DeviceRows(shape, 65)
-    device_rows.set(mine, batch)
-    found = KernelAttention(device_rows, rows, mine.positions).attend(layer, query, key, value)
+    device_rows.set(slot, batch)
+    found = KernelAttention(device_rows, rows, slot.positions).attend(layer, query, key, value)
     assert torch.allclose(found, expected, atol=2e-5 if softcap is None else 1e-4)
-    assert torch.equal(mine.tensor, reference.tensor)  # the new rows are written, and nothing else
+    assert torch.equal(slot.tensor, reference.tensor)  # the new rows are written, and nothing else
 
 
 # Runs in a subprocess, since this process uses the interpreter.
@@ -82,11 +82,11 @@ def build(kernel, out, **constants):
     kinds = {name: "constexpr" if name in constants else KINDS.get(name, "i32") for name in kernel.arg_names}
     if "out" in kinds:
         kinds["out"] = out
-    at = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    whole = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(kinds.values()) if kind.startswith("*")}
-    source = ASTSource(fn=kernel, signature=kinds, constexprs=at, attrs=whole)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32))
-    assert "cubin" in made.asm and made.metadata.shared <= 227 * 1024
+    values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(kinds.values()) if kind.startswith("*")}
+    source = ASTSource(fn=kernel, signature=kinds, constexprs=values, attrs=aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    assert "cubin" in compiled.asm and compiled.metadata.shared <= 227 * 1024
 
 
 for dim, window, capped in ((64, 0, False), (96, 64, False), (128, 0, True), (256, 32, True)):
