@@ -47,7 +47,9 @@ class Queue:
         self._clock = clock
         self._waiting: dict[str, Place] = {}  # in order of arrival
         self._active: dict[str, tuple[str, float]] = {}  # principal, and the clock's time at its turn
-        self._last_turn: dict[str, int] = {}  # number of the last turn, for each principal with requests here
+        self._last_turn: dict[
+            str, int
+        ] = {}  # number of the last turn, for each principal with requests in the queue or running
         self._turns = 0
         self._open = False
         self.seconds_per_request = 1.0  # in the worker (EMA)
@@ -89,7 +91,7 @@ class Queue:
             message = "The server is busy and its queue is full; try again shortly."
             raise QueueFull("queue_full", message, self.seconds_to_halve)
         if self._waiting and self.waiting_tokens + tokens > self._max_waiting_tokens:
-            message = "The server is busy and its queue has no room for so long a prompt; try again shortly."
+            message = "The server is busy and its queue has no room for a prompt of this length; try again shortly."
             raise QueueFull("tokens", message, self.seconds_to_halve)
 
     def leave(self, id: str) -> None:
@@ -110,7 +112,7 @@ class Queue:
         self._grant()
 
     def close(self) -> list[str]:
-        """Stops granting turns: the worker is gone. Waiting requests keep waiting. Returns the running ones."""
+        """Stops granting turns: the worker was lost. Waiting requests keep waiting. Returns the running ones."""
         self._open = False
         return list(self._active)
 

@@ -183,7 +183,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"regex": "(a"}, "regex", "regex"),
     ({"regex": "a", "choice": ["b"]}, "regex", "only one of"),
     ({"choice": []}, "choice", "at least 1 item"),
-    ({"regex": "a" * 70_000}, "regex", "bytes that are allowed"),
+    ({"regex": "a" * 70_000}, "regex", "larger than 65536 bytes"),
     ({"audio": {"voice": "alloy", "format": "wav"}}, "audio", "not supported"),
     ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
     ({"store": True}, "store", "not supported"),
@@ -215,7 +215,7 @@ def test_harmless_fields_are_accepted(served: Served) -> None:
     harmless: Any = {"user": "u", "metadata": {"a": "b"}, "service_tier": "auto", "store": False, "parallel_tool_calls": True}
     answer = served.client.chat.completions.create(model=served.model, messages=MESSAGES, max_tokens=2, **harmless)
     assert answer.choices[0].message.content is not None
-    with pytest.raises(openai.BadRequestError, match="no tokens for filling in"):
+    with pytest.raises(openai.BadRequestError, match="no fill-in-the-middle tokens"):
         served.client.completions.create(model=served.model, prompt="x", suffix="y")
 
 

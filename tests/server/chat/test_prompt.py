@@ -47,5 +47,5 @@ def test_fill_in_the_middle() -> None:
     before = tokenizer.encode("def f(", add_special_tokens=False)
     after = tokenizer.encode("):\n", add_special_tokens=False)
     assert ids == [first, *before, second, *after, third]
-    with pytest.raises(APIError, match="filling in"):
+    with pytest.raises(APIError, match="fill-in-the-middle"):
         asyncio.run(encoder().fill_in("a", "b"))

@@ -13,7 +13,7 @@ from server.engine.engine import (
     DeadlineExceeded,
     Engine,
     EngineError,
-    Impossible,
+    InvalidRequest,
     Overloaded,
     ShuttingDown,
     WorkerLost,
@@ -110,10 +110,10 @@ def test_a_reader_that_leaves_cancels_its_request() -> None:
 def test_a_failed_request_ends_with_its_error() -> None:
     async def body(rig: Rig) -> None:
         await rig.start()
-        for wrong, kind in ((True, Impossible), (False, EngineError)):
+        for client_error, kind in ((True, InvalidRequest), (False, EngineError)):
             failing = asyncio.ensure_future(answer(rig.engine, "a"))
             await rig.received()
-            rig.worker.send(Failed("a", "The prompt is empty.", wrong))
+            rig.worker.send(Failed("a", "The prompt is empty.", client_error))
             with pytest.raises(kind, match="empty"):
                 await failing
 

@@ -105,7 +105,7 @@ def test_the_queue_is_bounded_by_tokens() -> None:
         queue.open()
         queue.enter("a", tokens=500)  # at work, so it does not wait
         queue.enter("b", tokens=500)  # alone, however long
-        with pytest.raises(QueueFull, match="so long a prompt") as raised:
+        with pytest.raises(QueueFull, match="a prompt of this length") as raised:
             queue.enter("c", tokens=1)
         assert raised.value.reason == "tokens"
         queue.leave("b")

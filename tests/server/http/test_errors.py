@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from server.engine.engine import DeadlineExceeded, EngineError, Impossible, Overloaded, WorkerLost
+from server.engine.engine import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, WorkerLost
 from server.http.errors import APIError, from_engine, install
 
 
@@ -41,7 +41,7 @@ def answer(error: Exception | None = None, method: str = "POST", path: str = "/t
     [
         (Overloaded("full", "queue_full", 2.2), 429, "queue_full", "rate_limit_error"),
         (Overloaded("full", "rate", 2.2), 429, "rate_limit_exceeded", "rate_limit_error"),
-        (Impossible("no"), 400, "invalid_value", "invalid_request_error"),
+        (InvalidRequest("no"), 400, "invalid_value", "invalid_request_error"),
         (WorkerLost("gone"), 503, "worker_unavailable", "service_unavailable_error"),
         (DeadlineExceeded("late"), 503, "deadline_exceeded", "service_unavailable_error"),
         (EngineError("odd"), 500, "internal_error", "server_error"),
@@ -80,7 +80,7 @@ def test_bodies_that_are_no_json() -> None:
 
 
 def test_paths_and_methods_that_do_not_exist() -> None:
-    assert answer(path="/other").json()["error"]["message"] == "There is nothing at POST /other."
+    assert answer(path="/other").json()["error"]["message"] == "There is no endpoint POST /other."
     wrong = answer(method="GET")
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
     assert wrong.json()["error"]["message"] == "/thing does not support GET."

@@ -103,7 +103,7 @@ def test_a_cancelled_request_is_gone(tiny_runner: ModelRunner) -> None:
 def test_a_wrong_request_fails_alone(tiny_runner: ModelRunner) -> None:
     found = served(tiny_runner, request("a", prompt=[]), request("b"))
     [failed] = [message for message in found if isinstance(message, Failed)]
-    assert (failed.id, failed.wrong) == ("a", True)
+    assert (failed.id, failed.client_error) == ("a", True)
     assert {message.id for message in found if isinstance(message, TokenEvent)} == {"b"}
 
 
