@@ -230,13 +230,13 @@ def test_variables_and_annotations_have_data(observed: Observed, board: dict[str
 
 
 @pytest.mark.parametrize("rule", RECORDED, ids=lambda rule: rule["record"])
-def test_a_rule_records_what_its_expression_finds(observed: Observed, rule: dict[str, Any]) -> None:
+def test_recording_rules_have_data(observed: Observed, rule: dict[str, Any]) -> None:
     assert observed.instant(rule["expr"])
     assert observed.over_time(rule["record"])
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
-def test_an_alert_looks_at_what_is_there(observed: Observed, rule: dict[str, Any]) -> None:
+def test_the_operands_of_alerts_have_data(observed: Observed, rule: dict[str, Any]) -> None:
     """Its expression holds only in need; without the comparisons, its sides must have data always."""
     observed.instant(rule["expr"])
     for side in re.split(r"\s+(?:and|or|unless)\s+", rule["expr"]):
@@ -245,13 +245,13 @@ def test_an_alert_looks_at_what_is_there(observed: Observed, rule: dict[str, Any
         assert observed.instant(compared)
 
 
-def test_prometheus_is_content_with_the_rules(observed: Observed) -> None:
+def test_prometheus_evaluates_all_rules(observed: Observed) -> None:
     groups = observed.ask("rules")["groups"]
     health = {rule["name"]: (rule["health"], rule.get("lastError")) for group in groups for rule in group["rules"]}
     assert health == {rule.get("record") or rule["alert"]: ("ok", None) for rule in RULES}
 
 
-def test_the_restart_is_an_alert(observed: Observed) -> None:
+def test_a_restart_fires_an_alert(observed: Observed) -> None:
     firing = 'ALERTS{alertname="OutriderWorkerRestarted", alertstate="firing"}'
     observed.wait_for(firing)
     assert observed.instant(firing)
@@ -266,12 +266,12 @@ def test_the_restart_is_an_alert(observed: Observed) -> None:
     ],
     ids=" ".join,
 )
-def test_promtool_is_content(tools: Path, command: list[str]) -> None:
+def test_promtool_accepts_the_configuration(tools: Path, command: list[str]) -> None:
     done = subprocess.run([tools / "promtool", *command], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_promtool_is_content_with_the_metrics(tools: Path, observed: Observed) -> None:
+def test_promtool_accepts_the_metrics(tools: Path, observed: Observed) -> None:
     text = observed.served.http.get("/metrics").text
     done = subprocess.run([tools / "promtool", "check", "metrics"], input=text, capture_output=True, text=True)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

@@ -51,11 +51,11 @@ def complaints(*command: str) -> str:
     return done.stdout + done.stderr + (f"exit code {done.returncode}" if done.returncode else "")
 
 
-def test_hadolint_has_nothing_to_say() -> None:
+def test_hadolint_passes() -> None:
     assert complaints("hadolint", "--failure-threshold", "style", "Dockerfile") == ""
 
 
-def test_shellcheck_has_nothing_to_say() -> None:
+def test_shellcheck_passes() -> None:
     assert complaints("shellcheck", *(str(script) for script in DOCKER.glob("*.sh"))) == ""
 
 
@@ -68,7 +68,7 @@ def test_the_base_is_pinned_and_the_user_is_not_root() -> None:
     assert f"--chown={user}:{group} /var/cache/outrider" in DOCKERFILE
 
 
-def test_the_entry_point_is_ours_and_its_files_are_there() -> None:
+def test_the_entry_point_and_its_files_exist() -> None:
     (entry,) = json.loads(instructions("ENTRYPOINT")[0])
     assert entry in PROJECT["project"]["scripts"]
     command = json.loads(instructions("CMD")[0])
@@ -79,7 +79,7 @@ def test_the_entry_point_is_ours_and_its_files_are_there() -> None:
     load_settings(ROOT / "configs" / Path(command[2]).name)
 
 
-def test_what_the_dockerfile_needs_is_let_through() -> None:
+def test_dockerignore_admits_what_the_build_needs() -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     through = {line[1:] for line in ignored if line.startswith("!")}
     packages = {pattern.rstrip("*") for pattern in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]}
@@ -89,7 +89,7 @@ def test_what_the_dockerfile_needs_is_let_through() -> None:
     assert all((ROOT / name).exists() for name in through)
 
 
-def test_what_packages_read_is_installed_with_them() -> None:
+def test_package_data_is_installed() -> None:
     data: dict[str, list[str]] = PROJECT["tool"]["setuptools"]["package-data"]
     for package in ("server", "drafters", "verify", "models"):
         for file in (ROOT / package).rglob("*"):
@@ -99,7 +99,7 @@ def test_what_packages_read_is_installed_with_them() -> None:
     assert "prompts.jsonl" in data["bench"]
 
 
-def test_compose_mounts_what_is_there() -> None:
+def test_compose_mounts_exist() -> None:
     declared = set(COMPOSE["volumes"])
     for service in COMPOSE["services"].values():
         for mount in service["volumes"]:
@@ -115,7 +115,7 @@ def test_compose_builds_the_dockerfile() -> None:
     assert service["ports"] == [f"127.0.0.1:8000:{instructions('EXPOSE')[0]}"]
 
 
-def test_compose_is_pinned_watched_and_for_this_machine_alone() -> None:
+def test_compose_services_are_pinned_checked_and_on_loopback() -> None:
     for name, service in COMPOSE["services"].items():
         assert service["restart"] == "unless-stopped"
         assert all(port.startswith("127.0.0.1:") for port in service["ports"])
@@ -124,7 +124,7 @@ def test_compose_is_pinned_watched_and_for_this_machine_alone() -> None:
     assert instructions("HEALTHCHECK")
 
 
-def test_prometheus_finds_the_server_of_compose() -> None:
+def test_prometheus_scrapes_the_server_of_compose() -> None:
     scrape = yaml.safe_load((DOCKER / "prometheus.yml").read_text())
     targets = [target for job in scrape["scrape_configs"] for config in job["static_configs"] for target in config["targets"]]
     assert f"outrider:{instructions('EXPOSE')[0]}" in targets
@@ -146,19 +146,19 @@ def test_variables_are_settings(file: str, name: str) -> None:
     assert setting in type(getattr(Settings(), section)).model_fields, f"{file}: {name}"
 
 
-def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """As compose's comment and README say."""
     monkeypatch.setenv("OUTRIDER_AUTH__KEYS", '{"alice": "sk-alices-key"}')
     assert load_settings().auth.keys["alice"].key.get_secret_value() == "sk-alices-key"
 
 
-def test_kubernetes_knows_every_field() -> None:
+def test_the_manifests_match_the_schemas() -> None:
     assert set(MANIFESTS) == set(SCHEMAS)
     for kind, manifest in MANIFESTS.items():
         jsonschema.validate(manifest, SCHEMAS[kind])
 
 
-def test_kubernetes_has_what_it_needs() -> None:
+def test_labels_volumes_and_arguments_match() -> None:
     deployment, service = MANIFESTS["Deployment"], MANIFESTS["Service"]
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"] == labels
@@ -183,7 +183,7 @@ def test_kubernetes_reads_its_keys_from_a_secret() -> None:
     assert PurePosixPath(file).parent == PurePosixPath(mount["mountPath"])
 
 
-def test_kubernetes_probes_what_the_server_answers() -> None:
+def test_kubernetes_probes_are_endpoints() -> None:
     settings = Settings()
     app = create_app(settings, load_tokenizer(settings.model.path, trust_remote_code=False))
     paths = app.openapi()["paths"]
@@ -197,7 +197,7 @@ def test_kubernetes_probes_what_the_server_answers() -> None:
     assert checked and checked[0] in paths
 
 
-def test_a_client_keeps_its_pod_as_long_as_its_session() -> None:
+def test_session_affinity_lasts_as_long_as_a_session() -> None:
     spec = MANIFESTS["Service"]["spec"]
     assert spec["sessionAffinity"] == "ClientIP"
     assert spec["sessionAffinityConfig"]["clientIP"]["timeoutSeconds"] == Settings().sessions.ttl_seconds
@@ -210,7 +210,7 @@ def unit() -> configparser.ConfigParser:
     return parser
 
 
-def test_the_unit_stops_its_service_gently_and_starts_it_again() -> None:
+def test_the_unit_is_hardened_and_restarts_the_service() -> None:
     service = unit()["Service"]
     hardened = {"NoNewPrivileges": "true", "ProtectSystem": "strict", "ProtectHome": "true", "DynamicUser": "true"}
     assert hardened.items() <= dict(service).items()

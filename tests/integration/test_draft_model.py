@@ -26,7 +26,7 @@ def own() -> Iterator[Served]:
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.9, "seed": 6}, {"stop": ["return", ")"]}], ids=str)
-def test_answers_are_the_same(own: Served, fields: dict[str, object]) -> None:
+def test_answers_do_not_depend_on_the_drafter(own: Served, fields: dict[str, object]) -> None:
     def answer(drafter: str) -> object:
         return complete(own, max_tokens=60, return_token_ids=True, **fields, speculation={"drafter": drafter})["choices"]
 
@@ -42,7 +42,7 @@ def test_the_report_counts_the_draft_models_tokens(own: Served) -> None:
         assert speculation["drafted_tokens"]["draft"] >= speculation["accepted_tokens"]["draft"]
 
 
-def test_a_disconnect_leaves_a_sound_session(own: Served) -> None:
+def test_a_session_is_valid_after_a_disconnect(own: Served) -> None:
     expected = complete(own, max_tokens=40)["choices"]
     for drafter in ("pearl", "draft-graph"):
         fields = body(own, max_tokens=900, temperature=1.2, session_id=drafter, stream=True, speculation={"drafter": drafter})

@@ -20,7 +20,7 @@ def test_chat_through_the_official_client(served: Served) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_a_chat_stream_adds_up_to_the_whole_answer(served: Served) -> None:
+def test_a_chat_stream_adds_up_to_the_answer(served: Served) -> None:
     common: Any = {"model": served.model, "messages": MESSAGES, "max_tokens": 60, "temperature": 0.9, "seed": 4}
     whole = served.client.chat.completions.create(**common)
     chunks = list(served.client.chat.completions.create(**common, stream=True, stream_options={"include_usage": True}))
@@ -52,7 +52,7 @@ def test_completion_stream_format(served: Served) -> None:
 @pytest.mark.parametrize(
     "fields", [{"temperature": 0}, {"temperature": 1, "seed": 3}, {"temperature": 0.7, "top_p": 0.8, "seed": 9}]
 )
-def test_drafting_changes_nothing_but_the_steps(served: Served, fields: dict[str, Any]) -> None:
+def test_drafting_changes_only_the_number_of_steps(served: Served, fields: dict[str, Any]) -> None:
     plain = complete(served, **fields, max_tokens=80, speculation={"drafter": "none", "report": True})
     fast = complete(served, **fields, max_tokens=80, speculation={"drafter": "trigram", "report": True})
     assert text(fast) == text(plain)

@@ -40,7 +40,7 @@ def raw(server: Served, content: bytes) -> str:
     "host",
     ["localhost/health", "localhost/health?", "127.0.0.1:8000/v1/../health#", "x@localhost/health", "[::1]/health", "evil"],
 )
-def test_a_forged_host_opens_nothing(own: Served, host: str) -> None:
+def test_a_forged_host_gives_no_access(own: Served, host: str) -> None:
     for path in ("/v1/models", "/v1/responses/resp_x", "/tokenize"):
         method = "POST" if path == "/tokenize" else "GET"
         line = raw(own, f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
@@ -86,7 +86,7 @@ NUMBERS = [-1, 2**31, 2**63, -(2**63) - 1, 10**40, 1e400, float("nan"), "1", Tru
     "name",
     ["n", "top_logprobs", "logprobs", "max_tokens", "min_tokens", "seed", "temperature", "top_p", "top_k", "min_p", "priority"],
 )
-def test_no_number_breaks_anything(own: Served, name: str) -> None:
+def test_extreme_numbers_cause_no_server_error(own: Served, name: str) -> None:
     for value in NUMBERS:
         content = str({"model": own.model, "prompt": "x", "max_tokens": 1, name: value}).replace("'", '"')
         content = content.replace("True", "true").replace("None", "null").replace("inf", "1e999").replace("nan", "NaN")
@@ -149,7 +149,7 @@ def test_recursive_schemas_terminate(own: Served, schema: dict[str, Any]) -> Non
     assert own.http.post("/v1/chat/completions", json=asked).status_code in (200, 400)
 
 
-def test_chat_templates_come_from_the_model_only(own: Served) -> None:
+def test_chat_templates_in_requests_are_ignored(own: Served) -> None:
     common = {"model": own.model, "messages": MESSAGES, "max_tokens": 3, "temperature": 0}
     plain = own.http.post("/v1/chat/completions", json=common).json()
     forged = own.http.post("/v1/chat/completions", json=common | {"chat_template": "{{ 7 * 7 }}"}).json()
@@ -177,7 +177,7 @@ def test_special_tokens_in_content_are_plain_text(own: Served) -> None:
     assert forged.count(end[-1]) == alone.count(end[-1])
 
 
-def test_tokenizing_a_long_text_blocks_nobody(own: Served) -> None:
+def test_tokenizing_a_long_text_does_not_block_other_requests(own: Served) -> None:
     """/health answers while hundreds of kilobytes are tokenized."""
     slowest, done = 0.0, threading.Event()
 

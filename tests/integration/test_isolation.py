@@ -30,7 +30,7 @@ def ask(server: Served, key: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("drafter", ["fusion", "trigram", "lookup", "lookahead"])
-def test_drafts_learn_nothing_from_another_key(own: Served, drafter: str) -> None:
+def test_drafters_do_not_learn_across_keys(own: Served, drafter: str) -> None:
     """Same session id, same prompt, another key: steps, drafts and cached tokens are those of a fresh server."""
     fields: dict[str, Any] = {"prompt": PROMPT, "temperature": 0.3, "seed": 1, "session_id": f"shared {drafter}"}
     chosen = {"speculation": {"drafter": drafter, "report": True, "max_nodes": 24}}
@@ -50,7 +50,7 @@ def test_drafts_learn_nothing_from_another_key(own: Served, drafter: str) -> Non
     assert again[2] > 0  # and Bob's reused his
 
 
-def test_one_tenants_flood_does_not_delay_the_other(own: Served) -> None:
+def test_one_keys_flood_does_not_delay_another_key(own: Served) -> None:
     """The queue serves tenants in turn: with dozens of Alice's requests waiting, Bob's is next."""
 
     async def run() -> list[str]:

@@ -47,7 +47,7 @@ def test_a_prompt_that_is_too_long_names_both_numbers(served: Served) -> None:
     assert raised.value.code == "context_length_exceeded"
 
 
-def test_the_client_raises_its_own_error_classes(served: Served) -> None:
+def test_the_official_client_raises_its_error_classes(served: Served) -> None:
     with pytest.raises(openai.NotFoundError):
         served.client.chat.completions.create(model="other", messages=MESSAGES)
     with pytest.raises(openai.BadRequestError, match="messages"):

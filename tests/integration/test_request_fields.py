@@ -150,7 +150,7 @@ def test_prompt_logprobs_equal_those_of_generation(served: Served) -> None:
     assert sum(len(chunk["choices"][0].get("token_ids", ())) for chunk in chunks[:-1]) == 7
 
 
-def test_max_tokens_zero_generates_nothing(served: Served) -> None:
+def test_max_tokens_zero_generates_no_tokens(served: Served) -> None:
     answer = complete(served, max_tokens=0, n=2)
     assert [choice["text"] for choice in answer["choices"]] == ["", ""]
     assert answer["usage"]["completion_tokens"] == 0
@@ -227,7 +227,7 @@ def test_headers(served: Served) -> None:
     assert served.client.chat.completions.create(model=served.model, messages=MESSAGES, max_tokens=1)._request_id
 
 
-def test_obfuscation_hides_the_chunks_sizes(served: Served) -> None:
+def test_obfuscation_hides_chunk_sizes(served: Served) -> None:
     fields = body(served, stream=True, max_tokens=60, temperature=1, seed=2)
     with served.http.stream(
         "POST", "/v1/completions", json=fields | {"stream_options": {"include_obfuscation": True}}

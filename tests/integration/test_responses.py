@@ -96,7 +96,7 @@ class Person(pydantic.BaseModel):
     age: int
 
 
-def test_the_client_parses(served: Served) -> None:
+def test_the_official_client_parses(served: Served) -> None:
     answer = served.client.responses.parse(model=served.model, input="Who?", text_format=Person)
     assert isinstance(answer.output_parsed, Person)
 
@@ -141,7 +141,7 @@ def test_only_background_responses_are_cancelled(served: Served) -> None:
         served.client.responses.cancel("resp_x")
 
 
-def test_the_store_is_bounded_and_keeps_keys_apart() -> None:
+def test_the_store_is_bounded_and_isolates_keys() -> None:
     store = ResponseStore(capacity=2, ttl_seconds=60)
     for identity in "abc":
         store.put(StoredResponse("alice", {"id": identity}, to_messages("x"), identity))

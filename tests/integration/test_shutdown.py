@@ -24,7 +24,7 @@ def not_ready(server: Served) -> bool:
         return True
 
 
-def test_a_drain_finishes_what_runs_and_accepts_nothing_more() -> None:
+def test_a_drain_finishes_running_requests_and_refuses_new_ones() -> None:
     with serving("--model.dtype", "float32", "--server.drain_seconds", "60") as server:
         with streaming(server, max_tokens=400, temperature=1.0, seed=3, ignore_eos=True) as lines:
             server.process.send_signal(signal.SIGTERM)

@@ -65,5 +65,5 @@ def test_a_file_and_its_chats_are_held_out_together(package: Path, monkeypatch: 
         "def broken(:\n",
     ],
 )
-def test_unsuitable_functions_are_no_chats(source: str) -> None:
+def test_unsuitable_functions_are_skipped(source: str) -> None:
     assert list(corpus._chats(source)) == []

@@ -63,7 +63,9 @@ FORMATS: list[ToolFormat] = ["hermes", "llama3", "mistral", "pythonic"]
 
 @pytest.mark.parametrize("format", FORMATS)
 @given(made=calls, places=st.lists(st.integers(0, 1000), max_size=12), indent=st.sampled_from([None, 2]))
-def test_calls_do_not_depend_on_the_pieces(format: ToolFormat, made: list[Call], places: list[int], indent: int | None) -> None:
+def test_calls_do_not_depend_on_how_the_text_is_split(
+    format: ToolFormat, made: list[Call], places: list[int], indent: int | None
+) -> None:
     text = written(format, made, indent)
     assert found(read(format, cut(text, places))) == ("", made)
     assert read(format, list(text)) == read(format, [text])
@@ -74,7 +76,7 @@ def test_calls_do_not_depend_on_the_pieces(format: ToolFormat, made: list[Call],
     text=st.text(st.sampled_from("ab <>[]{}()\"'\\:,tool_call/=1\n"), max_size=40),
     places=st.lists(st.integers(0, 40), max_size=6),
 )
-def test_parts_of_any_text_do_not_depend_on_the_pieces(format: ToolFormat, text: str, places: list[int]) -> None:
+def test_parts_of_any_text_do_not_depend_on_how_it_is_split(format: ToolFormat, text: str, places: list[int]) -> None:
     assert read(format, cut(text, places)) == read(format, [text])
 
 
@@ -98,7 +100,7 @@ def test_arguments_are_streamed() -> None:
     assert parts[3] == parser.finish() == []
 
 
-def test_arguments_before_the_name_wait_for_it() -> None:
+def test_arguments_before_the_name_are_held_back() -> None:
     parts = read("hermes", list('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>'))
     assert parts == [Part("call", "f"), Part("arguments", '{"a": 1}')]
 

@@ -92,7 +92,7 @@ def test_each_request_gets_its_own_events() -> None:
     run(body)
 
 
-def test_a_reader_that_leaves_cancels_its_request() -> None:
+def test_closing_the_iterator_cancels_the_request() -> None:
     async def body(rig: Rig) -> None:
         await rig.start()
         async with aclosing(rig.engine.generate(request("a"))) as events:
@@ -142,7 +142,7 @@ def test_a_lost_worker_fails_running_requests_and_serves_waiting_ones() -> None:
     run(body, **{"scheduling.max_active": 1})
 
 
-def test_a_worker_that_cannot_run_fails_everything() -> None:
+def test_a_worker_that_cannot_run_fails_all_requests() -> None:
     async def body(rig: Rig) -> None:
         await rig.start(ready=False)
         assert rig.engine.state == "loading"

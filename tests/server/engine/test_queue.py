@@ -43,7 +43,7 @@ def test_the_queue_is_bounded() -> None:
     in_loop(body)
 
 
-def test_who_leaves_or_is_cancelled_holds_no_place() -> None:
+def test_left_and_cancelled_requests_get_no_turn() -> None:
     def body() -> None:
         queue = Queue(max_active=1, max_waiting=10)
         queue.open()
@@ -57,7 +57,7 @@ def test_who_leaves_or_is_cancelled_holds_no_place() -> None:
     in_loop(body)
 
 
-def test_a_closed_queue_keeps_who_waits() -> None:
+def test_a_closed_queue_keeps_waiting_requests() -> None:
     def body() -> None:
         queue = Queue(max_active=1, max_waiting=10)
         early = queue.enter("a")
@@ -73,7 +73,7 @@ def test_a_closed_queue_keeps_who_waits() -> None:
     in_loop(body)
 
 
-def test_failure_reaches_who_waits() -> None:
+def test_a_failure_ends_waiting_requests() -> None:
     def body() -> None:
         queue = Queue(max_active=1, max_waiting=10)
         turn = queue.enter("a")
@@ -84,7 +84,7 @@ def test_failure_reaches_who_waits() -> None:
     in_loop(body)
 
 
-def test_a_lower_number_comes_first() -> None:
+def test_lower_priority_numbers_run_first() -> None:
     def body() -> None:
         queue = Queue(max_active=1, max_waiting=10)
         queue.open()
@@ -117,7 +117,7 @@ def test_the_queue_is_bounded_by_tokens() -> None:
     in_loop(body)
 
 
-def test_when_to_come_again_follows_the_measured_rate() -> None:
+def test_the_retry_time_follows_the_measured_rate() -> None:
     def body() -> None:
         now = [0.0]
         queue = Queue(max_active=2, max_waiting=4, clock=lambda: now[0])
@@ -136,7 +136,7 @@ def test_when_to_come_again_follows_the_measured_rate() -> None:
     in_loop(body)
 
 
-def test_principals_take_turns() -> None:
+def test_the_queue_is_fair_between_principals() -> None:
     def body() -> None:
         queue = Queue(max_active=2, max_waiting=100)
         queue.open()
@@ -154,7 +154,7 @@ def test_principals_take_turns() -> None:
     in_loop(body)
 
 
-def test_nothing_is_remembered_of_who_is_gone() -> None:
+def test_a_principal_without_requests_leaves_no_state() -> None:
     def body() -> None:
         queue = Queue(max_active=1, max_waiting=100)
         queue.open()
@@ -167,7 +167,7 @@ def test_nothing_is_remembered_of_who_is_gone() -> None:
     in_loop(body)
 
 
-def test_a_priority_counts_among_ones_own() -> None:
+def test_a_priority_orders_one_principals_requests() -> None:
     def body() -> None:
         queue = Queue(max_active=1, max_waiting=100)
         queue.open()

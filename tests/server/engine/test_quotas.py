@@ -15,7 +15,7 @@ def quotas(clock: list[float], **auth: object) -> Quotas:
     return Quotas(load_settings(None, {"auth": auth}).auth, lambda: clock[0])
 
 
-def test_requests_at_once() -> None:
+def test_concurrent_requests_are_limited() -> None:
     known = quotas([0.0], max_concurrent=2, keys={"busy": {"key": "long-enough", "max_concurrent": 1}})
     with ExitStack() as held:
         for _ in range(2):
@@ -30,7 +30,7 @@ def test_requests_at_once() -> None:
         pass
 
 
-def test_requests_a_minute() -> None:
+def test_requests_per_minute_are_limited() -> None:
     clock = [100.0]
     known = quotas(clock, requests_per_minute=6)
 

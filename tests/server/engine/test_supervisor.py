@@ -44,7 +44,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_messages_are_passed_on() -> None:
+def test_messages_are_forwarded() -> None:
     async def body(watched: Watched) -> None:
         await watched.supervisor.start()
         [worker] = watched.launcher.started

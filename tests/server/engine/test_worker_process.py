@@ -14,7 +14,7 @@ from server.engine.worker_process import WorkerProcess, command, decode_settings
 from server.settings import load_settings
 
 
-def test_settings_arrive_whole_but_for_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_arrive_with_masked_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings(
         None,
         {
@@ -31,7 +31,7 @@ def test_settings_arrive_whole_but_for_the_keys(monkeypatch: pytest.MonkeyPatch)
     assert decoded.model_copy(update={"auth": settings.auth}) == settings
 
 
-def test_a_program_is_started_with_this_process_s_search_path() -> None:
+def test_the_child_process_gets_the_module_search_path() -> None:
     program = command("tests.server.engine.echo", "hello")
     done = subprocess.run(program, capture_output=True, text=True, cwd="/")
     assert done.stdout == f"hello {len(sys.path)}\n", done.stderr

@@ -15,7 +15,7 @@ KEY = "a-key-of-some-length"
 OPEN_PATHS = {"/health", "/ready", "/version", "/metrics"}
 
 
-def test_all_routes_but_the_status_ones_need_a_key() -> None:
+def test_all_routes_except_status_routes_need_a_key() -> None:
     app = app_with(FakeEngine("a"), auth__keys={"alice": KEY})
     paths: dict[str, Any] = ask(app, "GET", "/openapi.json").json()["paths"]
     assert len(paths) >= 12 and set(paths) > OPEN_PATHS
@@ -50,7 +50,7 @@ def test_status_routes() -> None:
     assert 'outrider_requests_total{endpoint="/ready",status="503"} 1.0' in ask(app, "GET", "/metrics").text
 
 
-def test_every_answer_has_the_headers() -> None:
+def test_every_response_has_the_headers() -> None:
     for path in ("/health", "/nothing"):
         assert {"x-request-id", "openai-processing-ms"} <= set(ask(app_with(FakeEngine()), "GET", path).headers)
 

@@ -65,7 +65,7 @@ def test_api_errors_keep_their_fields() -> None:
     assert response.headers["connection"] == "close"
 
 
-def test_validation_errors_name_the_field_as_clients_know_it() -> None:
+def test_validation_errors_name_the_field() -> None:
     response = answer(json={"stop": 5})
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (400, "stop", "invalid_value")
@@ -74,25 +74,25 @@ def test_validation_errors_name_the_field_as_clients_know_it() -> None:
     assert missing["param"] == "stop"
 
 
-def test_bodies_that_are_no_json() -> None:
+def test_bodies_that_are_not_json() -> None:
     response = answer(json=None, content=b"{no", headers={"content-type": "application/json"})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
 
 
-def test_paths_and_methods_that_do_not_exist() -> None:
+def test_unknown_paths_and_unsupported_methods() -> None:
     assert answer(path="/other").json()["error"]["message"] == "There is no endpoint POST /other."
     wrong = answer(method="GET")
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
     assert wrong.json()["error"]["message"] == "/thing does not support GET."
 
 
-def test_unpaired_surrogates_are_the_clients_error() -> None:
+def test_unpaired_surrogates_are_a_client_error() -> None:
     surrogate = UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
     response = answer(surrogate)
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_unicode")
 
 
-def test_anything_else_is_a_500_that_tells_nothing() -> None:
+def test_other_exceptions_are_a_500_without_details() -> None:
     response = answer(RuntimeError("a secret"))
     assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
     assert "secret" not in response.text

@@ -56,14 +56,14 @@ def test_bodies_up_to_the_limit_pass() -> None:
     assert ask(app, content=chunks(10)).json() == 100
 
 
-def test_larger_bodies_are_refused_whether_announced_or_not() -> None:
+def test_larger_bodies_are_refused_with_and_without_content_length() -> None:
     app = app_with(BodyLimit, limit_bytes=100)
     for content in (b"x" * 101, chunks(11)):
         response = ask(app, content=content)
         assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
 
 
-def test_an_announced_size_is_refused_before_the_body_is_read() -> None:
+def test_a_declared_size_is_refused_before_the_body_is_read() -> None:
     read = []
 
     async def body() -> AsyncIterator[bytes]:
@@ -86,7 +86,7 @@ def test_request_ids_are_kept_if_they_are_safe(requested: str, is_kept: bool) ->
     assert int(response.headers["openai-processing-ms"]) >= 0
 
 
-def test_answers_are_counted_by_route_and_status() -> None:
+def test_responses_are_counted_by_route_and_status() -> None:
     metrics = Metrics()
     app = app_with(CountRequests, metrics=metrics)
     for path in ("/things/a", "/things/b", "/things/broken", "/secret"):
@@ -115,7 +115,7 @@ def test_requests_are_logged_without_their_content(caplog: pytest.LogCaptureFixt
     assert not any(word in str(logged(caplog)) for word in ("secret", "private"))
 
 
-def test_bodies_are_logged_on_request_and_nothing_if_it_is_off(caplog: pytest.LogCaptureFixture) -> None:
+def test_bodies_are_logged_only_if_enabled_and_logs_can_be_turned_off(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "outrider.requests")
     ask(app_with(LogRequests, settings=Logging(prompts=True)), content=b"a prompt")
     assert logged(caplog)[0][1]["body"] == "a prompt"

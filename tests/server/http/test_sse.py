@@ -62,11 +62,11 @@ def collect(stream: AsyncGenerator[list[int], None]) -> list[tuple[float, list[i
         return runner.run(run())
 
 
-def test_singly_passes_every_item() -> None:
+def test_singly_yields_one_batch_per_item() -> None:
     assert [batch for _, batch in collect(singly(source([(0, 3), (0, 0), (0, 2)])))] == [[3], [], [2]]
 
 
-def test_coalescing_keeps_all_items_in_order() -> None:
+def test_coalescing_preserves_all_items_and_their_order() -> None:
     pattern = [(0.003, number) for number in range(1, 40)]
     batches = [batch for _, batch in collect(coalesce(source(pattern), TICK_SECONDS))]
     assert batches[0] == [1]  # the first token does not wait
@@ -220,7 +220,7 @@ def request_of(*messages: str, hangs: bool = True) -> Request:
     return Request({"type": "http"}, receive)
 
 
-def test_work_ends_with_its_result_or_with_the_client() -> None:
+def test_a_disconnect_cancels_the_work() -> None:
     cancelled = []
 
     async def work(seconds: float) -> str:

@@ -57,7 +57,7 @@ def test_chat_logprobs() -> None:
     assert [top["logprob"] for top in entry["top_logprobs"]] == [-0.5, MIN_LOGPROB]
 
 
-def test_optional_fields_are_left_out_by_default() -> None:
+def test_optional_fields_are_omitted_by_default() -> None:
     formatter = ChatFormatter(body(), VOCABULARY)
     (delta, last) = formatter.choice_deltas(scored_output())
     assert delta["logprobs"] is None and last["finish_reason"] == "stop"
@@ -66,7 +66,7 @@ def test_optional_fields_are_left_out_by_default() -> None:
     assert with_ids[0]["token_ids"] == [40, 0]
 
 
-def test_a_whole_answer_has_its_parts() -> None:
+def test_an_answer_has_reasoning_content_and_calls() -> None:
     choice = formatter(tools=TOOLS).choice(output(CALL, "stop"))
     message = choice["message"]
     assert (message["content"], message["reasoning_content"]) == ("So:", "why")
@@ -78,7 +78,7 @@ def test_a_whole_answer_has_its_parts() -> None:
     assert formatter(tools=TOOLS).choice(output(CALL[:-20], "length"))["finish_reason"] == "length"
 
 
-def test_chunks_add_up_to_the_whole() -> None:
+def test_chunks_add_up_to_the_answer() -> None:
     streamed = formatter(tools=TOOLS)
     message: dict[str, Any] = {"content": "", "reasoning_content": "", "name": "", "arguments": ""}
     for character in CALL:
@@ -118,7 +118,7 @@ def test_the_endpoint_streams() -> None:
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
 
 
-def test_required_calls_are_a_grammar_and_keep_special_tokens() -> None:
+def test_required_calls_set_a_grammar_and_keep_special_tokens() -> None:
     engine = FakeEngine("x")
     post(engine, PATH, {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required"})
     post(engine, PATH, {"messages": MESSAGES, "tools": TOOLS})
@@ -129,7 +129,7 @@ def test_required_calls_are_a_grammar_and_keep_special_tokens() -> None:
 
 
 @pytest.mark.parametrize(("opened", "reasoning"), [(True, "Hello"), (False, None)])
-def test_reasoning_that_the_prompt_has_opened(opened: bool, reasoning: str | None) -> None:
+def test_reasoning_opened_by_the_prompt(opened: bool, reasoning: str | None) -> None:
     template = "{{ messages[0].content }}" + ("<think>\n" if opened else "{# <think> #}")
     app = app_with(FakeEngine("Hel", "lo</think>42"), template)
     message = ask(app, "POST", PATH, {"messages": MESSAGES}).json()["choices"][0]["message"]

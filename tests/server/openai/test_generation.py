@@ -59,12 +59,12 @@ def streamed(engine: FakeEngine, generation: GenerationTask, tick_seconds: float
     return asyncio.run(run())
 
 
-def test_a_whole_answer_joins_the_events_of_each_choice() -> None:
+def test_the_body_joins_the_events_of_each_choice() -> None:
     body = whole(FakeEngine("a", None, "b"), task(prompts=2, choices=2))
     assert body == {"texts": ["ab", "ab!", "ab", "ab!"], "tokens": 12}
 
 
-def test_a_stream_starts_grows_and_ends() -> None:
+def test_a_stream_has_start_delta_and_end_events() -> None:
     chunks = streamed(FakeEngine("a", "b"), task())
     assert chunks[0] == b'data: {"start":true}\n\n'
     assert [json.loads(chunk[6:]) for chunk in chunks[1:]] == [{"text": "a"}, {"text": "b"}, {"text": ""}, {"tokens": 3}]
@@ -108,7 +108,7 @@ def test_padding_hides_the_sizes_of_content_and_of_heartbeats() -> None:
     assert before_content[1] == b": keep-alive\n\n"
 
 
-def test_ticks_join_events() -> None:
+def test_coalescing_joins_the_events_of_a_tick() -> None:
     chunks = streamed(FakeEngine(*"abcdefgh"), task(padded=True), tick_seconds=0.02)
     texts = [json.loads(chunk[6:]) for chunk in chunks[1:-1]]
     assert "".join(text["text"] for text in texts) == "abcdefgh"
@@ -175,7 +175,7 @@ def test_an_output_splits_into_its_events() -> None:
     assert (first.logprobs.chosen, second.logprobs.chosen) == ([-1.0, -2.0], [-3.0])
 
 
-def test_the_mean_counts_generated_tokens() -> None:
+def test_the_mean_logprob_excludes_the_echo() -> None:
     made = ChoiceOutput(0, tokens=[1, 2], logprobs=TokenLogprobs([-1.0, -3.0], [[], []], [[], []]))
     assert made.mean_logprob == -2.0
     made.echoed_tokens = 1

@@ -12,7 +12,7 @@ from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, 
 APP = app_with(FakeEngine())
 
 
-def test_the_card() -> None:
+def test_the_model_card() -> None:
     (card,) = ask(APP, "GET", "/v1/models").json()["data"]
     assert (card["id"], card["object"], card["owned_by"]) == (models.NAME, "model", "outrider")
     assert ask(APP, "GET", f"/v1/models/{models.NAME}").json() == card
@@ -20,7 +20,7 @@ def test_the_card() -> None:
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def test_text_to_tokens_and_back() -> None:
+def test_tokenize_and_detokenize_round_trip() -> None:
     found = ask(APP, "POST", "/tokenize", {"prompt": "def f():"}).json()
     assert found == {"tokens": TOKENIZER.encode("def f():"), "count": found["count"], "max_model_len": CONTEXT_TOKENS}
     assert found["count"] == len(found["tokens"])
@@ -35,6 +35,6 @@ def test_messages_are_rendered() -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": "x", "messages": [{"role": "user", "content": "y"}]}])
-def test_either_prompt_or_messages(body: dict[str, Any]) -> None:
+def test_tokenize_needs_either_prompt_or_messages(body: dict[str, Any]) -> None:
     response = ask(APP, "POST", "/tokenize", body)
     assert response.status_code == 400 and "either 'prompt' or 'messages'" in response.json()["error"]["message"]

@@ -29,7 +29,7 @@ def test_every_field_reaches_the_engine() -> None:
     assert first.principal == "anyone"
 
 
-def test_the_session_of_the_body_wins_over_the_header_and_the_cache_key() -> None:
+def test_the_session_id_of_the_body_overrides_header_and_cache_key() -> None:
     engine = FakeEngine("a")
     app = app_with(engine)
     for fields in ({"session_id": "body", "prompt_cache_key": "key"}, {"prompt_cache_key": "key"}):
@@ -56,7 +56,7 @@ def test_the_session_of_the_body_wins_over_the_header_and_the_cache_key() -> Non
         ({"regex": "a", "choice": ["b"]}, 400, "regex", "only one of"),
     ],
 )
-def test_bounds(fields: dict[str, Any], status: int, param: str, words: str) -> None:
+def test_bodies_beyond_the_bounds_are_rejected(fields: dict[str, Any], status: int, param: str, words: str) -> None:
     engine = FakeEngine("a")
     response = post(engine, PATH, {"prompt": "x", **fields})
     assert response.status_code == status
@@ -65,7 +65,7 @@ def test_bounds(fields: dict[str, Any], status: int, param: str, words: str) -> 
     assert not engine.requests
 
 
-def test_counts_and_prompts_at_their_limit_pass() -> None:
+def test_counts_and_prompts_at_the_limit_are_accepted() -> None:
     check_count("stop", 16, 16, "stop strings")
     with pytest.raises(APIError, match="at most 16 stop strings are allowed, not 17"):
         check_count("stop", 17, 16, "stop strings")

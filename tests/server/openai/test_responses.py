@@ -68,7 +68,7 @@ def test_events_build_the_response() -> None:
     assert data[-1]["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
 
 
-def test_the_whole_response_equals_the_streamed_one() -> None:
+def test_the_response_equals_the_streamed_one() -> None:
     streamed, whole, joined = formatter(), formatter(), ChoiceOutput(0)
     data = data_of(streamed, ANSWER)
     for character in ANSWER:
@@ -96,7 +96,7 @@ def test_log_probabilities_join_the_item_of_their_text() -> None:
 
 
 @pytest.mark.parametrize(("finish", "status"), [("stop", "completed"), ("length", "incomplete")])
-def test_status(finish: Finish, status: str) -> None:
+def test_the_status_follows_the_finish_reason(finish: Finish, status: str) -> None:
     body = post(FakeEngine("a", finish=finish), PATH, {"input": "x"}).json()
     assert (body["status"], body["output"][0]["status"]) == (status, status)
     assert body["incomplete_details"] == (None if finish == "stop" else {"reason": "max_output_tokens"})
@@ -139,7 +139,7 @@ def conversation(app: FastAPI, engine: FakeEngine, **second: Any) -> tuple[str, 
     return first["id"], engine.requests[0].prompt, engine.requests[1].prompt
 
 
-def test_a_conversation_goes_on_in_the_first_responses_session() -> None:
+def test_a_conversation_continues_in_the_first_responses_session() -> None:
     engine = FakeEngine("answer")
     app = app_with(engine, "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}")
     first, _, prompt = conversation(app, engine)
@@ -170,7 +170,7 @@ def test_store_false_is_not_stored() -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (404, "previous_response_id")
 
 
-def test_bodies_that_are_no_valid_chat_are_rejected() -> None:
+def test_bodies_that_are_not_valid_chats_are_rejected() -> None:
     fields = {"input": "x", "tool_choice": {"type": "function", "name": "missing"}}
     response = post(FakeEngine("a"), PATH, fields)
     assert response.status_code == 400

@@ -18,7 +18,7 @@ def record(**extra: object) -> logging.LogRecord:
     return made
 
 
-def test_a_line_is_an_object() -> None:
+def test_formats() -> None:
     line = json.loads(JsonFormatter().format(record(fields={"ms": 3.5})))
     assert (line["message"], line["level"], line["ms"]) == ("a word", "info", 3.5)
     assert HumanFormatter().format(record(fields={"ms": 3.5})).endswith("INFO outrider: a word ms=3.5")
@@ -52,7 +52,7 @@ def test_requests_are_logged_without_their_content(guarded: Served) -> None:
     assert (lines["the-last-one"]["route"], lines["the-last-one"]["status"]) == ("other", 404)
 
 
-def test_prompts_are_logged_where_a_setting_says_so(coalescing: Served) -> None:
+def test_prompts_are_logged_if_enabled(coalescing: Served) -> None:
     coalescing.http.get("/health")
     coalescing.http.post("/v1/completions", json=body(coalescing, prompt=SECRET, max_tokens=1))
     wait_until(lambda: any(SECRET in line for line in coalescing.log))

@@ -63,7 +63,7 @@ def test_without_an_endpoint_nothing_is_traced() -> None:
     assert not app.user_middleware
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     importing = builtins.__import__
 
     def without(name: str, *arguments: Any, **options: Any) -> Any:

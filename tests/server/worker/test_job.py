@@ -50,7 +50,7 @@ def text_of(found: list[TokenEvent], choice: int = 0) -> str:
     return "".join(event.text for event in found if event.choice == choice)
 
 
-def test_text_and_tokens_belong_together(runtime: Runtime) -> None:
+def test_text_matches_tokens(runtime: Runtime) -> None:
     found = events(runtime)
     assert len(tokens_of(found)) == 12
     assert text_of(found) == Letters().decode(tokens_of(found), True)
@@ -79,7 +79,7 @@ def test_a_stop_token_counts_but_has_no_text(runtime: Runtime) -> None:
     assert text_of(found) == Letters().decode(whole[:end], True)
 
 
-def test_choices_come_one_after_another_with_seeds_of_their_own(runtime: Runtime) -> None:
+def test_choices_run_in_order_with_different_seeds(runtime: Runtime) -> None:
     params = SamplingParams(temperature=1.0, seed=5)
     found = events(runtime, params=params, choices=3)
     assert [event.choice for event in found] == sorted(event.choice for event in found)
@@ -101,7 +101,7 @@ def test_logprobs_of_tokens_and_prompt(runtime: Runtime) -> None:
     assert all(event.prompt_logprobs is None for event in found[1:])
 
 
-def test_answers_do_not_wait_for_kernels(runtime: Runtime) -> None:
+def test_answers_without_kernels_are_not_drafted(runtime: Runtime) -> None:
     drafted = events(runtime)
     runtime.kernels.ready = False
     plain = events(runtime)

@@ -38,7 +38,7 @@ def failing(error: Exception) -> tuple[Worker, Any, list[object]]:
     return worker, job, sent
 
 
-def test_a_failed_step_ends_its_request_alone() -> None:
+def test_a_failed_step_ends_only_its_request() -> None:
     worker, job, sent = failing(RuntimeError("shapes"))
     worker._step(job)
     assert [message.id for message in sent if isinstance(message, Failed)] == ["a"]
@@ -95,12 +95,12 @@ def test_requests_of_one_session_wait_for_each_other(tiny_runner: ModelRunner) -
     assert next(event for event in events if event.id == "c").cached_tokens == 0
 
 
-def test_a_cancelled_request_is_gone(tiny_runner: ModelRunner) -> None:
+def test_a_cancelled_request_is_removed(tiny_runner: ModelRunner) -> None:
     found = served(tiny_runner, request("a"), request("b"), Cancel("a"), Cancel("nobody"))
     assert {message.id for message in found if isinstance(message, TokenEvent)} == {"b"}
 
 
-def test_a_wrong_request_fails_alone(tiny_runner: ModelRunner) -> None:
+def test_an_invalid_request_fails_alone(tiny_runner: ModelRunner) -> None:
     found = served(tiny_runner, request("a", prompt=[]), request("b"))
     [failed] = [message for message in found if isinstance(message, Failed)]
     assert (failed.id, failed.client_error) == ("a", True)

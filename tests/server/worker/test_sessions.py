@@ -18,7 +18,7 @@ class Clock:
         return self.now
 
 
-def test_a_session_comes_back_and_a_nameless_one_does_not(tiny_runner: ModelRunner) -> None:
+def test_a_named_session_is_reused_and_an_unnamed_one_is_not(tiny_runner: ModelRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
     first = store.acquire("a")
     assert first is not None
@@ -31,7 +31,7 @@ def test_a_session_comes_back_and_a_nameless_one_does_not(tiny_runner: ModelRunn
     assert store.acquire(None) is not nameless
 
 
-def test_a_busy_session_waits(tiny_runner: ModelRunner) -> None:
+def test_a_busy_session_cannot_be_acquired(tiny_runner: ModelRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
     held = store.acquire("a")
     assert held is not None
@@ -40,7 +40,7 @@ def test_a_busy_session_waits(tiny_runner: ModelRunner) -> None:
     assert store.acquire("a") is held
 
 
-def test_the_least_recently_used_goes_first(tiny_runner: ModelRunner) -> None:
+def test_the_least_recently_used_session_is_evicted_first(tiny_runner: ModelRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
     made: dict[str, Session] = {}
     for key in ("a", "b", "a", "c"):
@@ -67,7 +67,7 @@ def test_idle_sessions_expire(tiny_runner: ModelRunner) -> None:
     assert len(store) == 0
 
 
-def test_each_session_has_drafters_and_a_cache_of_its_own(tiny_runner: ModelRunner) -> None:
+def test_sessions_do_not_share_drafters_or_caches(tiny_runner: ModelRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
     a, b = store.acquire("a"), store.acquire("b")
     assert a is not None and b is not None
@@ -80,7 +80,7 @@ def test_each_session_has_drafters_and_a_cache_of_its_own(tiny_runner: ModelRunn
     assert 0 < store.usage_ratio < 1
 
 
-def test_sessions_take_turns_in_a_slot_and_keep_their_text(tiny_runner: ModelRunner) -> None:
+def test_sessions_that_share_a_slot_keep_their_prefix(tiny_runner: ModelRunner) -> None:
     """With one slot for three sessions, each turn goes on from its own prefix, with the tokens of one that never left."""
     options = DecodeOptions(SamplingParams(temperature=0), max_tokens=5)
     store = SessionStore(tiny_runner, capacity=3, ttl_seconds=60, slots=1)
