@@ -21,7 +21,7 @@ def own(guarded: Served) -> Iterator[Served]:
         yield server
 
 
-def ask(server: Served, key: str, **fields: Any) -> dict[str, Any]:
+def fetch(server: Served, key: str, **fields: Any) -> dict[str, Any]:
     content = body(server, max_tokens=80) | fields
     response = server.http.post("/v1/completions", json=content, headers={"Authorization": f"Bearer {key}"})
     assert response.status_code == 200, response.text
@@ -36,7 +36,7 @@ def test_drafters_do_not_learn_across_keys(own: Served, drafter: str) -> None:
     chosen = {"speculation": {"drafter": drafter, "report": True, "max_nodes": 24}}
 
     def steps(key: str, **more: Any) -> tuple[Any, ...]:
-        found = ask(own, key, **fields | chosen | more)
+        found = fetch(own, key, **fields | chosen | more)
         cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
         return found["choices"][0]["text"], found["speculation"], cached
 

@@ -1,4 +1,4 @@
-"""The commands: mistakes are one sentence and exit code 2, help is quick, settings are shown, tables are built."""
+"""The commands: errors are one sentence and exit code 2; help is quick; settings are printed; tables are built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may reach the server, and how signals end it."""
+"""Public addresses need keys; signals drain and end the server."""
 
 from __future__ import annotations
 

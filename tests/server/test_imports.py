@@ -1,4 +1,4 @@
-"""What the front end imports, seen from a fresh process."""
+"""The front end imports neither torch nor the worker's modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The longest end of a text that may become a marker."""
+"""The longest end of a text that is the start of a marker."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from server.partial_match import overlap
 
 def test_overlap() -> None:
     assert overlap("answer <to", "<tool>") == 3
-    assert overlap("<tool>", "<tool>") == 0  # the whole marker is no partial match
+    assert overlap("<tool>", "<tool>") == 0  # the complete marker is not a partial match
     assert overlap("", "<tool>") == 0
     assert overlap("aab", "abab") == 2
     assert overlap("x<", "<") == 0

@@ -1,4 +1,4 @@
-"""Start-up failures are one sentence and exit code 2; nothing keeps running."""
+"""Start-up failures are one sentence and exit code 2; no process keeps running."""
 
 from __future__ import annotations
 

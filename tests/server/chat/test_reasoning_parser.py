@@ -1,4 +1,4 @@
-"""Reasoning, content and calls are separated, however the text is cut into pieces."""
+"""Reasoning, content and calls are separated, however the text is split."""
 
 import pytest
 from hypothesis import given

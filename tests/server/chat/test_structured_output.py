@@ -1,4 +1,4 @@
-"""Structures become grammars that accept what they describe and nothing else; invalid ones are rejected at once."""
+"""Structures become grammars that accept exactly the structured texts; invalid structures are rejected."""
 
 from __future__ import annotations
 

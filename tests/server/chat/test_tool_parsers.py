@@ -1,4 +1,4 @@
-"""Tool calls are parsed the same however the text is cut into pieces, and everything else stays content."""
+"""Tool calls are parsed independently of how the text is split; other text is content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ calls = st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), m
 
 
 def written(format: ToolFormat, made: list[Call], indent: int | None) -> str:
-    """Calls in the format of a model."""
+    """The calls in a model's format."""
     key = "parameters" if format == "llama3" else "arguments"
     objects = [json.dumps({"name": name, key: arguments}, indent=indent) for name, arguments in made]
     match format:

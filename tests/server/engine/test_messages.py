@@ -1,4 +1,4 @@
-"""What is sent is what arrives."""
+"""Messages are encoded and decoded without loss."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Messages arrive whole and in order, however the bytes are split, and each side learns when the other is gone."""
+"""Messages arrive complete and in order, however the bytes are split; each side detects when the other closes."""
 
 import asyncio
 import socket
@@ -26,7 +26,7 @@ def test_messages_pass_in_both_directions() -> None:
         front = await wire.connect(ours, received_by_front.put_nowait, lambda: received_by_front.put_nowait(None))
         worker = WorkerSide(theirs)
         assert list(worker.receive(0)) == []
-        large = bytes(1 << 20)  # more than the system holds between the two: the front end must not wait for it
+        large = bytes(1 << 20)  # larger than the socket buffer: the front end must not block on it
         front.send(large)
         front.send(b"small")
         received: list[bytes] = []

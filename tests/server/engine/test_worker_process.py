@@ -1,4 +1,4 @@
-"""Settings cross without the keys; a process reports its exit; the worker ends with its front end."""
+"""Settings are sent without the keys; a process reports its exit code; the worker ends with its front end."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_a_killed_process_reports_its_signal(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_worker_ends_with_its_front_end_and_ignores_ctrl_c() -> None:
-    """From its first moments on, while it imports and loads."""
+    """Also while it imports and loads."""
     process = WorkerProcess(load_settings())
     os.kill(process._process.pid, 0)
-    time.sleep(0.5)  # the interpreter has started
+    time.sleep(0.5)  # until the interpreter has started
     process._process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     assert process.alive
-    process.socket.close()  # as the death of this process would
+    process.socket.close()  # as if the front end had died
     process.wait(20)
     assert process.exit_code == 1

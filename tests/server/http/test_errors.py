@@ -19,7 +19,7 @@ class Thing(BaseModel):
 
 
 def answer(error: Exception | None = None, method: str = "POST", path: str = "/thing", **options: Any) -> httpx.Response:
-    """What an application answers whose only route raises `error`."""
+    """The response of an application whose only route raises `error`."""
     app = FastAPI()
     install(app)
 
@@ -42,7 +42,7 @@ def answer(error: Exception | None = None, method: str = "POST", path: str = "/t
         (Overloaded("full", "queue_full", 2.2), 429, "queue_full", "rate_limit_error"),
         (Overloaded("full", "rate", 2.2), 429, "rate_limit_exceeded", "rate_limit_error"),
         (InvalidRequest("no"), 400, "invalid_value", "invalid_request_error"),
-        (WorkerLost("gone"), 503, "worker_unavailable", "service_unavailable_error"),
+        (WorkerLost("lost"), 503, "worker_unavailable", "service_unavailable_error"),
         (DeadlineExceeded("late"), 503, "deadline_exceeded", "service_unavailable_error"),
         (EngineError("odd"), 500, "internal_error", "server_error"),
     ],
@@ -81,9 +81,9 @@ def test_bodies_that_are_not_json() -> None:
 
 def test_unknown_paths_and_unsupported_methods() -> None:
     assert answer(path="/other").json()["error"]["message"] == "There is no endpoint POST /other."
-    wrong = answer(method="GET")
-    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
-    assert wrong.json()["error"]["message"] == "/thing does not support GET."
+    response = answer(method="GET")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert response.json()["error"]["message"] == "/thing does not support GET."
 
 
 def test_unpaired_surrogates_are_a_client_error() -> None:

@@ -1,4 +1,4 @@
-"""Chats: the format of whole answers and chunks, and what the endpoint asks of the engine."""
+"""Chats: the format of answers and chunks, and the requests to the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.openai.chat import ChatFormatter
 from server.openai.generation import ChoiceOutput
 from server.openai.logprobs import MIN_LOGPROB
 from server.openai.schema import ChatBody
-from tests.server.fakes import VOCABULARY, FakeEngine, app_with, ask, events, post
+from tests.server.fakes import VOCABULARY, FakeEngine, app_with, events, fetch, post
 
 PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -28,7 +28,7 @@ def body(**fields: Any) -> ChatBody:
 
 
 def formatter(**fields: Any) -> ChatFormatter:
-    """Of an answer that may contain reasoning and calls."""
+    """A formatter of an answer that may contain reasoning and calls."""
     return ChatFormatter(body(**fields), VOCABULARY, lambda: ReasoningParser(tool_parser("hermes"), may_reason=True))
 
 
@@ -41,8 +41,8 @@ def output(text: str, finish: Finish | None = None) -> ChoiceOutput:
 def scored_output() -> ChoiceOutput:
     """Two events of one choice: a token with its two most likely ones, then a stop token without log-probability."""
     made = ChoiceOutput(3, offset=7)
-    known = TokenLogprobs([-0.5], [[40, 41]], [[-0.5, -math.inf]])
-    made.add(TokenEvent("r", 3, [40], VOCABULARY.text_of(40), logprobs=known))
+    logprobs = TokenLogprobs([-0.5], [[40, 41]], [[-0.5, -math.inf]])
+    made.add(TokenEvent("r", 3, [40], VOCABULARY.text_of(40), logprobs=logprobs))
     made.add(TokenEvent("r", 3, [0], "", "stop", logprobs=TokenLogprobs([], [], [])))
     return made
 
@@ -132,7 +132,7 @@ def test_required_calls_set_a_grammar_and_keep_special_tokens() -> None:
 def test_reasoning_opened_by_the_prompt(opened: bool, reasoning: str | None) -> None:
     template = "{{ messages[0].content }}" + ("<think>\n" if opened else "{# <think> #}")
     app = app_with(FakeEngine("Hel", "lo</think>42"), template)
-    message = ask(app, "POST", PATH, {"messages": MESSAGES}).json()["choices"][0]["message"]
+    message = fetch(app, "POST", PATH, {"messages": MESSAGES}).json()["choices"][0]["message"]
     assert message.get("reasoning_content") == reasoning
     assert message["content"] == ("42" if opened else "Hello</think>42")
 

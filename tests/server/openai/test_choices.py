@@ -1,4 +1,4 @@
-"""The envelope of chats and completions: one id, usage where it is asked for, and the end of streams."""
+"""The envelope of chats and completions: one id, usage on request, and the end of streams."""
 
 from __future__ import annotations
 

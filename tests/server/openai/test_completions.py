@@ -1,4 +1,4 @@
-"""Completions: the format of whole answers and chunks, echoes, and `best_of`."""
+"""Completions: the format of answers and chunks, echoes, and `best_of`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_best_of_returns_the_most_likely() -> None:
     engine = FakeEngine("a")
     answer = post(engine, PATH, {"prompt": "x", "best_of": 3, "n": 1}).json()
     assert [choice["text"] for choice in answer["choices"]] == ["a!!"]  # the last candidate has the highest log-probability
-    assert answer["choices"][0]["logprobs"] is None  # computed, but not asked for
+    assert answer["choices"][0]["logprobs"] is None  # computed, but not requested
     assert engine.requests[0].choices == 3
 
 

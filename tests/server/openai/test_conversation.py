@@ -1,4 +1,4 @@
-"""Messages: their parts as text, and as chat templates expect them."""
+"""Messages: content parts as text, and the format for chat templates."""
 
 from __future__ import annotations
 

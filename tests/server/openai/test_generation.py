@@ -22,7 +22,7 @@ from verify.sampling_params import SamplingParams
 
 
 class TextFormatter:
-    """The smallest format: another API's formatter needs nothing but this."""
+    """A minimal `Formatter`."""
 
     def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
         return {"texts": [output.text for output in outputs], "tokens": usage.completion_tokens}

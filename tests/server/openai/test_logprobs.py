@@ -10,7 +10,7 @@ from tests.server.fakes import VOCABULARY
 
 
 def output(echoed_tokens: int = 0) -> ChoiceOutput:
-    """Three tokens, of which the last one, a stop token, has no log-probability."""
+    """Three tokens; the last one, a stop token, has no log-probability."""
     logprobs = TokenLogprobs([-0.5, -math.inf], [[40], [42, 41]], [[-0.5], [-0.1, -math.inf]])
     return ChoiceOutput(0, tokens=[40, 41, 0], logprobs=logprobs, offset=10, echoed_tokens=echoed_tokens)
 

@@ -8,7 +8,7 @@ import pytest
 
 from server.http.errors import APIError
 from server.openai.requests import check_count, check_prompt
-from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, ask, post
+from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, fetch, post
 
 PATH = "/v1/completions"
 
@@ -33,9 +33,9 @@ def test_the_session_id_of_the_body_overrides_header_and_cache_key() -> None:
     engine = FakeEngine("a")
     app = app_with(engine)
     for fields in ({"session_id": "body", "prompt_cache_key": "key"}, {"prompt_cache_key": "key"}):
-        ask(app, "POST", PATH, {"prompt": "x", **fields}, headers={"X-Session-Id": "header" * 100})
-    ask(app, "POST", PATH, {"prompt": "x", "prompt_cache_key": "key"})
-    ask(app, "POST", PATH, {"prompt": "x"})
+        fetch(app, "POST", PATH, {"prompt": "x", **fields}, headers={"X-Session-Id": "header" * 100})
+    fetch(app, "POST", PATH, {"prompt": "x", "prompt_cache_key": "key"})
+    fetch(app, "POST", PATH, {"prompt": "x"})
     assert [request.session for request in engine.requests] == ["body", ("header" * 100)[:256], "key", None]
 
 

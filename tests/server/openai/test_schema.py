@@ -1,4 +1,4 @@
-"""Bodies: strict types, unsupported fields by name, and the parameters that they become."""
+"""Bodies: strict types, unsupported fields by name, and the conversion to sampling parameters."""
 
 from __future__ import annotations
 

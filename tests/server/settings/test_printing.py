@@ -1,4 +1,4 @@
-"""Help fits 80 columns and cuts nothing; the effective settings are YAML without secrets."""
+"""The help fits 80 columns without truncation; the effective settings are YAML without secrets."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One name per setting, one order of precedence, and one sentence per mistake."""
+"""One name per setting, one order of precedence, and one sentence per error."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The tree is frozen and light, its sections become the drafters' options, and configs/ matches it."""
+"""The tree is frozen and quick to import, converts to drafter options, and matches configs/."""
 
 import subprocess
 import sys

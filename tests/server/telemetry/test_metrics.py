@@ -1,4 +1,4 @@
-"""Every promised name is there, and a step is counted once in each."""
+"""All metrics are exported, and a step is counted once in each of its metrics."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -57,7 +57,7 @@ def test_a_step_is_counted() -> None:
 
 
 def test_counters_start_at_zero() -> None:
-    """A series that begins with its first event would hide it: rates are rises between two scrapes."""
+    """A series that starts at its first event would hide it: rates are differences between two scrapes."""
     metrics = Metrics()
     metrics.record_step(StepReport(0.001, 0.002, 0.0001, {"lookup": 4}, {}), tokens=1)
     metrics.record_answer("/v1/responses", 200)

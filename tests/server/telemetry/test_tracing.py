@@ -1,4 +1,4 @@
-"""Spans: one for each request, part of the client's trace, with times and nothing that was said."""
+"""Spans: one per request, part of the client's trace, without client text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text comes out whole, however tokens cut it, and ends exactly at the stop."""
+"""Text is complete, however tokens split it, and ends exactly at the stop string."""
 
 import pytest
 from hypothesis import given
@@ -37,23 +37,23 @@ def test_an_incomplete_character_is_replaced_at_the_end() -> None:
     st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
 )
 def test_stop_strings_cut_exactly_however_the_text_is_split(pieces: list[str], stops: list[str]) -> None:
-    whole = "".join(pieces)
-    # What a reader of the growing text would do: stop at the first piece that completes a stop string.
-    expected = whole
-    for end in range(1, len(whole) + 1):
-        found = [whole[:end].find(stop) for stop in stops if stop in whole[:end]]
+    full = "".join(pieces)
+    # The first prefix that contains a stop string ends the text before it.
+    expected = full
+    for end in range(1, len(full) + 1):
+        found = [full[:end].find(stop) for stop in stops if stop in full[:end]]
         if found:
-            expected = whole[: min(found)]
+            expected = full[: min(found)]
             break
     stream = StopStrings(stops)
-    got = ""
-    for character in whole:
-        got += stream.feed(character)
+    text = ""
+    for character in full:
+        text += stream.feed(character)
         if stream.stopped:
             break
     if not stream.stopped:
-        got += stream.flush()
-    assert got == expected
+        text += stream.flush()
+    assert text == expected
 
 
 def test_text_that_may_become_a_stop_is_held_back() -> None:
@@ -61,8 +61,8 @@ def test_text_that_may_become_a_stop_is_held_back() -> None:
     assert [stream.feed(piece) for piece in ["a\n", "b", "E", "N", "x"]] == ["a", "\nb", "", "", "ENx"]
 
 
-def fed(answer: AnswerText, data: bytes, block: int) -> tuple[str, int]:
-    """The text of tokens that come so many at a time, up to a stop string, and how many of them it took."""
+def feed_blocks(answer: AnswerText, data: bytes, block: int) -> tuple[str, int]:
+    """Feeds `data` in blocks up to a stop string. Returns the text and the number of tokens used."""
     text, used = "", 0
     for at in range(0, len(data), block):
         part, count = answer.feed(list(data[at : at + block]))
@@ -76,7 +76,7 @@ def fed(answer: AnswerText, data: bytes, block: int) -> tuple[str, int]:
 def test_tokens_after_a_stop_string_are_unused(block: int) -> None:
     answer = AnswerText(Bytes(), ["stop"])
     data = b"hello stop and more"
-    assert fed(answer, data, block) == ("hello ", len(b"hello stop"))
+    assert feed_blocks(answer, data, block) == ("hello ", len(b"hello stop"))
 
 
 def test_held_back_text_is_returned_at_the_end() -> None:
@@ -89,4 +89,4 @@ def test_held_back_text_is_returned_at_the_end() -> None:
 def test_stop_strings_are_ignored_before_min_tokens(block: int) -> None:
     data = b"stop, no stop and more"
     answer = AnswerText(Bytes(), ["stop"], min_tokens=6)
-    assert fed(answer, data, block) == ("stop, no ", len(b"stop, no stop"))
+    assert feed_blocks(answer, data, block) == ("stop, no ", len(b"stop, no stop"))

@@ -1,4 +1,4 @@
-"""Kernels come from numba's cache; where they are not there, a process beside the worker compiles them."""
+"""Kernels are loaded from numba's cache; a background process compiles missing ones."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class FakeProcess:
         self.killed = True
 
     def communicate(self) -> None:
-        """Ends at once."""
+        """Returns at once."""
 
 
 def uncached() -> Callable[[Resources], None]:
-    """Stands in for `warm` over kernels that have never been compiled."""
+    """A replacement for `warm` whose kernel has never been compiled."""
     compiled = njit(lambda value: value + 1)
     return lambda _: compiled(1)
 
@@ -102,7 +102,7 @@ def test_closing_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_process_compiles_into_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """The real process, over an empty cache: it starts to compile, and ends when told to."""
+    """The real process with an empty cache: it starts to compile, and `close` ends it."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(kernels, "warm", uncached())
     made = Kernels(load_settings(None, {"model.path": "elsewhere"}))

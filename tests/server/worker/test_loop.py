@@ -1,4 +1,4 @@
-"""The loop serves requests in turn; a failed step ends one request, a lost device ends the worker."""
+"""The loop serves requests in turn; a failed step ends one request; a lost device ends the worker."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_a_lost_device_ends_the_worker() -> None:
 
 
 def served(runner: ModelRunner, *sent: ToWorker) -> list[FromWorker]:
-    """What a worker with room for two requests answers to these messages, up to the first token of the last request.
+    """The messages that a worker with two slots sends in response, up to the first token of the last request.
 
-    All messages are there before the first step; the front end then goes away.
+    All messages arrive before the first step; the front end then closes the socket.
     """
     settings = load_settings(None, {"speculation.drafter": "none", "scheduling.max_active": 2})
     ours, theirs = socket.socketpair()
@@ -96,7 +96,7 @@ def test_requests_of_one_session_wait_for_each_other(tiny_runner: ModelRunner) -
 
 
 def test_a_cancelled_request_is_removed(tiny_runner: ModelRunner) -> None:
-    found = served(tiny_runner, request("a"), request("b"), Cancel("a"), Cancel("nobody"))
+    found = served(tiny_runner, request("a"), request("b"), Cancel("a"), Cancel("unknown"))
     assert {message.id for message in found if isinstance(message, TokenEvent)} == {"b"}
 
 

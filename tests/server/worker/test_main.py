@@ -1,4 +1,4 @@
-"""The worker's entry point: the first message, and the refusal of what cannot be loaded."""
+"""The worker's entry point: the first message, and the refusal of a model that cannot be loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tables drafters get."""
+"""The tables that drafters get."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def sizes(resources: Resources) -> list[int]:
 
 
 def test_the_embedded_table_needs_the_embedded_tokenizer() -> None:
-    mark = fingerprint(load_tokenizer(str(models.TARGET)))
-    ours, own = load_resources(load_settings(), Tables(mark, 5000))
+    embedded = fingerprint(load_tokenizer(str(models.TARGET)))
+    ours, own = load_resources(load_settings(), Tables(embedded, 5000))
     theirs, _ = load_resources(load_settings(), Tables("another", 5000))
     empty = [len(array) for array in empty_base()]
     assert sizes(theirs) == empty

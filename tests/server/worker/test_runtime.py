@@ -1,4 +1,4 @@
-"""How many contexts fit, how many threads run, and what a request's drafts may cost."""
+"""The number of KV cache slots, the number of threads, and the draft budget of a request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def slots(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, fitting: int, **
 
 def test_slots_follow_memory_and_settings(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = {"sessions.capacity": 8, "scheduling.max_active": 4}
-    assert slots(tiny_runner, monkeypatch, 100, **flags) == 12  # each kept session and each running request
+    assert slots(tiny_runner, monkeypatch, 100, **flags) == 12  # sessions.capacity + scheduling.max_active
     assert slots(tiny_runner, monkeypatch, 6, **flags) == 6
     assert slots(tiny_runner, monkeypatch, 100, **flags, **{"sessions.slots": 5}) == 5
     with pytest.raises(ModelError, match=r"4 concurrent requests need 4 KV caches of .* GB each, but 3 fit"):
@@ -36,16 +36,16 @@ def test_slots_follow_memory_and_settings(tiny_runner: ModelRunner, monkeypatch:
 
 
 def test_each_slot_reserves_memory_for_the_draft_model(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    beside: list[int] = []
+    reserved: list[int] = []
 
     def fitting(shape: object, positions: int, draft_bytes: int) -> int:
-        beside.append(draft_bytes)
+        reserved.append(draft_bytes)
         return 100
 
     monkeypatch.setattr(runtime, "slots_that_fit", fitting)
     for draft in (None, tiny_runner):
         plan_slots(tiny_runner, draft, load_settings())
-    assert beside == [0, tiny_runner.cache_shape.bytes_for(tiny_runner.context_tokens)]
+    assert reserved == [0, tiny_runner.cache_shape.bytes_for(tiny_runner.context_tokens)]
 
 
 def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
