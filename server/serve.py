@@ -1,4 +1,4 @@
-"""Starts the worker, then the front end beside it. Start-up failures print one sentence and return exit code 2."""
+"""Starts the worker process and the front end. Start-up failures print one sentence and return exit code 2."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class LogRequests:
                 "route": route,
                 **status,
                 "principal": state.get("principal", ""),
-                **state.get("spent", {}),
+                **state.get("stats", {}),
                 "ms": round(1e3 * (time.monotonic() - started), 1),
             }
             if body:

@@ -1,4 +1,4 @@
-"""Runs a request on the engine and writes its answer, whole or as a stream, in any API's format.
+"""Runs a request on the engine and writes its answer, as one body or as a stream, in any API's format.
 
 Knows nothing about JSON: a `Formatter` turns outputs into bodies and events. Usage, metrics, keep-alives, coalescing, padding
 and errors are handled here, once for all endpoints.
@@ -28,7 +28,7 @@ from server.telemetry.metrics import Metrics
 
 @dataclass
 class ChoiceOutput:
-    """New output of one choice, or all of it. Begins with the prompt if that is echoed."""
+    """New output of one choice, or its complete output. Starts with the prompt if the prompt is echoed."""
 
     index: int
     text: str = ""
@@ -75,11 +75,11 @@ class ChoiceOutput:
 class Formatter(Protocol):
     """Writes one answer in an API's format, and holds the state of that answer.
 
-    For a whole answer, `body` is called. For a stream: `start`, `deltas` for each output, then `end` or `error`.
+    For a complete answer, `body` is called; for a stream, `start`, `deltas` for each output, then `end` or `error`.
     """
 
     def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
-        """The whole answer; `outputs` has one element per choice."""
+        """The complete answer; `outputs` has one element per choice."""
 
     def start(self) -> list[ServerSentEvent]:
         """The events before the first output."""
@@ -114,7 +114,7 @@ class GenerationTask:
     padded: bool = False  # pad stream events, so that their sizes do not reveal their content
     echoes: Sequence[str] = ()  # text of each prompt, if choices begin with it
     on_complete: Callable[[], None] = lambda: None  # called after the engine has finished, before the answer's last byte
-    spent: dict[str, float] = field(default_factory=dict)  # times and counts for the request log and traces
+    stats: dict[str, float] = field(default_factory=dict)  # times and counts for the request log and traces
 
 
 class GenerationRunner:
@@ -128,13 +128,13 @@ class GenerationRunner:
 
     async def respond(self, http: HTTPRequest, task: GenerationTask, stream: bool) -> Response:
         """The HTTP answer. Cancels the request if the client disconnects. Raises EngineError before the first byte."""
-        http.state.spent = task.spent
+        http.state.stats = task.stats
         if stream:
             return await sse.stream_response(http, self.stream(task))
         return await sse.json_response(http, self.body(task))
 
     async def body(self, task: GenerationTask) -> dict[str, Any]:
-        """The whole answer. Raises EngineError."""
+        """The complete answer. Raises EngineError."""
         outputs: dict[int, ChoiceOutput] = {}
         usage = Usage()
         async with aclosing(self._events(task, usage)) as events:
@@ -201,11 +201,11 @@ class GenerationRunner:
                         prompt_recorded = True
                         self._record_prompt(usage, len(request.prompt), event.cached_tokens)
                     now = time.monotonic()
-                    task.spent.setdefault("first_token_ms", round(1e3 * (now - task.arrived), 1))
+                    task.stats.setdefault("first_token_ms", round(1e3 * (now - task.arrived), 1))
                     self._record_latency(usage.completion_tokens == 0, now - last_token, len(event.tokens))
                     last_token = now
                     usage.record_event(event)
-                    task.spent.update(completion_tokens=usage.completion_tokens, steps=usage.steps)
+                    task.stats.update(completion_tokens=usage.completion_tokens, steps=usage.steps)
                     if event.step is not None:
                         self._metrics.record_step(event.step, len(event.tokens))
                     yield msgspec.structs.replace(event, choice=number * request.choices + event.choice)

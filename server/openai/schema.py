@@ -262,7 +262,7 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: Annotated[int, Field(ge=0)] | None = None  # 0 returns the prompt alone, with `echo`
+    max_tokens: Annotated[int, Field(ge=0)] | None = None  # with 0 and `echo`, only the prompt is returned
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None  # number of answers to generate, of which the best `n` are returned

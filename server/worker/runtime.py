@@ -56,7 +56,7 @@ class Runtime:
         return self.own_resources.get(principal, self.resources)
 
     def budget(self, drafter: DrafterName, max_nodes: int | Literal["auto"]) -> Budget:
-        """The draft budget of a request, as DecodeOptions takes it."""
+        """The draft budget of a request, as fields of DecodeOptions."""
         if max_nodes != "auto":
             return {"max_nodes": max_nodes, "curve": None}
         # Window nodes carry Jacobi state; never prune them.

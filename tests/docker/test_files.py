@@ -1,4 +1,4 @@
-"""The container files and the examples beside them: linted, and held against what they speak of."""
+"""The container files and deployment examples: linted, and compared with the code that they refer to."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def instructions(name: str) -> list[str]:
-    """What follows each `name` in the Dockerfile, continued lines joined."""
+    """The arguments of each instruction `name` in the Dockerfile, with continued lines joined."""
     lines = re.sub(r"\\\n", " ", re.sub(r"^ *#.*\n", "", DOCKERFILE, flags=re.M)).splitlines()
     return [line.partition(" ")[2].strip() for line in lines if line.startswith(f"{name} ")]
 
@@ -45,25 +45,25 @@ def image_environment() -> dict[str, str]:
     return dict(pair.split("=", 1) for line in instructions("ENV") for pair in line.split())
 
 
-def complaints(*command: str) -> str:
-    """What a linter has to say; it may also fail without a word."""
+def lint(*command: str) -> str:
+    """The output of a linter, and its exit code if it fails."""
     done = subprocess.run([Path(sys.executable).parent / command[0], *command[1:]], capture_output=True, text=True, cwd=ROOT)
     return done.stdout + done.stderr + (f"exit code {done.returncode}" if done.returncode else "")
 
 
 def test_hadolint_passes() -> None:
-    assert complaints("hadolint", "--failure-threshold", "style", "Dockerfile") == ""
+    assert lint("hadolint", "--failure-threshold", "style", "Dockerfile") == ""
 
 
 def test_shellcheck_passes() -> None:
-    assert complaints("shellcheck", *(str(script) for script in DOCKER.glob("*.sh"))) == ""
+    assert lint("shellcheck", *(str(script) for script in DOCKER.glob("*.sh"))) == ""
 
 
 def test_the_base_is_pinned_and_the_user_is_not_root() -> None:
     outside = {line.split()[0] for line in instructions("FROM")} - {"base"}
     assert len(outside) == 1
     assert re.fullmatch(r"python:\d+\.\d+\.\d+-slim-[a-z]+", outside.pop())
-    user, group = instructions("USER")[-1].split(":")  # numbers, so that Kubernetes can tell that it is not root
+    user, group = instructions("USER")[-1].split(":")  # numeric, so that Kubernetes can check that it is not root
     assert int(user) > 0 and int(group) > 0
     assert f"--chown={user}:{group} /var/cache/outrider" in DOCKERFILE
 
@@ -95,7 +95,7 @@ def test_package_data_is_installed() -> None:
         for file in (ROOT / package).rglob("*"):
             name = file.relative_to(ROOT / package).as_posix()
             if file.is_file() and file.suffix != ".py" and "__pycache__" not in name:
-                assert any(fnmatch(name, pattern) for pattern in data.get(package, ())), f"{package}/{name} is left out"
+                assert any(fnmatch(name, pattern) for pattern in data.get(package, ())), f"{package}/{name} is not installed"
     assert "prompts.jsonl" in data["bench"]
 
 
@@ -133,7 +133,7 @@ def test_prometheus_scrapes_the_server_of_compose() -> None:
 
 
 def variables() -> Iterator[tuple[str, str]]:
-    """Where a variable is set, and its name."""
+    """The file that sets a variable, and the variable's name."""
     yield from (("Dockerfile", name) for name in image_environment())
     yield from (("compose.yml", name) for name in COMPOSE["services"]["outrider"]["environment"])
     yield from (("kubernetes.yml", variable["name"]) for variable in CONTAINER["env"])
@@ -147,7 +147,7 @@ def test_variables_are_settings(file: str, name: str) -> None:
 
 
 def test_keys_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As compose's comment and README say."""
+    """As the comment in compose.yml and docs/operations.md describe."""
     monkeypatch.setenv("OUTRIDER_AUTH__KEYS", '{"alice": "sk-alices-key"}')
     assert load_settings().auth.keys["alice"].key.get_secret_value() == "sk-alices-key"
 
@@ -226,6 +226,6 @@ def test_the_unit_is_hardened_and_restarts_the_service() -> None:
 )
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     file = tmp_path / "outrider.service"
-    file.write_text(UNIT.replace("/opt/outrider/bin/outrider", "/bin/true"))  # it must be there
+    file.write_text(UNIT.replace("/opt/outrider/bin/outrider", "/bin/true"))  # the program must exist
     checked = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True)
     assert (checked.returncode, checked.stderr) == (0, "")

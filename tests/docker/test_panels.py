@@ -1,4 +1,4 @@
-"""The dashboards as Grafana reads them: complete, tidy, and about metrics that exist. No Prometheus is needed."""
+"""The dashboards' structure, layout and metrics. Needs no Prometheus."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from server.telemetry.metrics import Metrics
 from tests.docker.dashboards import DASHBOARDS, DOCKER, PANELS, RULES
 
 BOARDS = pytest.mark.parametrize("board", DASHBOARDS.values(), ids=list(DASHBOARDS))
-COLUMNS = 24  # of Grafana's grid
+COLUMNS = 24  # of Grafana's layout grid
 
 
 def metrics_in(expression: str) -> set[str]:
-    """The server's metrics that an expression names."""
+    """The server's metrics in an expression."""
     names = set(re.findall(r"\boutrider_\w+", expression))
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
 
@@ -57,7 +57,7 @@ def test_dashboards_have_unique_ids_and_link_to_each_other(board: dict[str, Any]
     assert len(set(identities)) == len(identities)
     others = {f"/d/{other['uid']}" for other in DASHBOARDS.values() if other is not board}
     assert {link["url"] for link in board["links"]} == others
-    assert {"id", "__inputs", "__requires", "iteration"}.isdisjoint(board)  # what exports leave
+    assert {"id", "__inputs", "__requires", "iteration"}.isdisjoint(board)  # leftovers of an export
 
 
 def test_panels_show_all_metrics_and_no_unknown_ones() -> None:
@@ -80,7 +80,7 @@ def test_alerts_have_severity_summary_and_description() -> None:
         assert all(text.endswith(".") for text in rule["annotations"].values())
     text = " ".join(rule["annotations"]["description"] for rule in RULES if "alert" in rule)
     titles = {panel["title"] for _, panel in PANELS}
-    assert set(re.findall(r'"([^"]+)"', text)) <= titles  # the panels they point to
+    assert set(re.findall(r'"([^"]+)"', text)) <= titles  # the referenced panels
 
 
 def test_the_queue_alert_matches_the_default_bound() -> None:
@@ -89,7 +89,7 @@ def test_the_queue_alert_matches_the_default_bound() -> None:
 
 
 def test_grafanas_interval_is_the_scrape_interval() -> None:
-    """The dashboards' $__rate_interval is made of it; too short, and panels have holes."""
+    """The dashboards' $__rate_interval depends on it; if it is too short, panels have gaps."""
     sources = yaml.safe_load((DOCKER / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"]
     scraped = yaml.safe_load((DOCKER / "prometheus.yml").read_text())["global"]["scrape_interval"]
     assert [source["jsonData"]["timeInterval"] for source in sources] == [scraped]

@@ -1,4 +1,4 @@
-"""Time limits: in the queue, and for a whole answer; and the CORS origins that a server allows."""
+"""Time limits of the queue and of a request; allowed CORS origins."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_an_answer_over_its_time_limit_ends_with_an_error(own: Served) -> None:
     with own.http.stream("POST", "/v1/completions", json=body(own, stream=True, **ENDLESS)) as response:
         lines = [line for line in response.iter_lines() if line]
     assert json.loads(lines[-1][6:])["error"]["code"] == "deadline_exceeded"
-    assert complete(own, max_tokens=3)["choices"]  # and its slot is free again
+    assert complete(own, max_tokens=3)["choices"]  # its slot is free again
 
 
 def test_a_request_that_waits_too_long_is_refused(own: Served) -> None:

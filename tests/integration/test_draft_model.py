@@ -1,4 +1,4 @@
-"""A server with a draft model: its drafters in turn and in parallel, and what a server without one refuses."""
+"""A server with a draft model: its drafters one by one and concurrently; a server without one refuses them."""
 
 from __future__ import annotations
 

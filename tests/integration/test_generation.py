@@ -1,4 +1,4 @@
-"""Chats and completions: whole and streamed answers, stop strings, usage and choices."""
+"""Chats and completions: JSON and streamed answers, stop strings, usage and choices."""
 
 from __future__ import annotations
 

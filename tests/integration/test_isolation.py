@@ -1,4 +1,4 @@
-"""Two tenants: what one sends changes neither the other's answers nor its drafts, sessions, responses or turns."""
+"""Two keys: requests of one do not affect the other's answers, drafts, sessions, responses or turns."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def test_drafters_do_not_learn_across_keys(own: Served, drafter: str) -> None:
         cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
         return found["choices"][0]["text"], found["speculation"], cached
 
-    alone = steps(BOB, session_id=f"never used before {drafter}")
+    fresh = steps(BOB, session_id=f"never used before {drafter}")
     for _ in range(3):
-        taught = steps(ALICE)
-    assert taught[2] > 0  # Alice's second request reused her session
+        cached_answer = steps(ALICE)
+    assert cached_answer[2] > 0  # Alice's second request reused her session
     after = steps(BOB)
-    assert after == alone
+    assert after == fresh
     again = steps(BOB)
     assert again[2] > 0  # and Bob's reused his
 
 
 def test_one_keys_flood_does_not_delay_another_key(own: Served) -> None:
-    """The queue serves tenants in turn: with dozens of Alice's requests waiting, Bob's is next."""
+    """The queue is fair between keys: with dozens of Alice's requests waiting, Bob's is next."""
 
     async def run() -> list[str]:
         order: list[str] = []

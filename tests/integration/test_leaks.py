@@ -1,4 +1,4 @@
-"""A thousand clients that disconnect midway leak no slot, no queue place and no damaged session."""
+"""A thousand clients that disconnect midway leak no slot and no queue place, and damage no session."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_thousand_disconnects_leak_nothing(own: Served) -> None:
         turns = iter(range(DISCONNECTS))
         async with httpx.AsyncClient(base_url=own.url, timeout=60) as client:
 
-            async def leave() -> None:
+            async def disconnect() -> None:
                 for _ in turns:
                     name = f"s{random.randrange(4)}"
                     fields = body(own, prompt=f"def f{name[1:]}(", max_tokens=400, temperature=1.2)
@@ -47,7 +47,7 @@ def test_a_thousand_disconnects_leak_nothing(own: Served) -> None:
                     except (TimeoutError, httpx.HTTPError):
                         pass
 
-            await asyncio.gather(*(leave() for _ in range(CLIENTS)))
+            await asyncio.gather(*(disconnect() for _ in range(CLIENTS)))
             for _ in range(200):
                 text = (await client.get("/metrics")).text
                 if "requests_running 0.0" in text and "requests_waiting 0.0" in text:
@@ -56,7 +56,7 @@ def test_a_thousand_disconnects_leak_nothing(own: Served) -> None:
         raise AssertionError("requests of disconnected clients are still there")
 
     asyncio.run(run())
-    # All slots are free, and every session's next turn is right.
+    # All slots are free, and every session continues correctly.
     long = {"max_tokens": 30, "temperature": 0.8, "ignore_eos": True}
 
     async def together() -> list[int]:

@@ -1,4 +1,4 @@
-"""Answers match OpenAI's API description: their own file where it is present, and our excerpt of it."""
+"""Answers match OpenAI's API description: the complete file if it is present, and the excerpt in `openai_shapes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request fields: what each changes in the output; drafting changes none of it."""
+"""Request fields and their effect on the output, which does not depend on drafting."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def test_min_tokens_delays_stop_strings(served: Served) -> None:
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_logprobs_are_those_of_plain_decoding(served: Served, temperature: float) -> None:
     common: Any = {"model": served.model, "messages": MESSAGES, "max_tokens": 60, "temperature": temperature, "seed": 4}
-    asked: Any = {"logprobs": True, "top_logprobs": 3}
+    scored: Any = {"logprobs": True, "top_logprobs": 3}
     create = served.client.chat.completions.create
-    plain = create(**common, **asked, extra_body={"speculation": {"drafter": "none"}}).choices[0]
-    fast = create(**common, **asked, extra_body={"speculation": {"drafter": "fusion"}}).choices[0]
+    plain = create(**common, **scored, extra_body={"speculation": {"drafter": "none"}}).choices[0]
+    fast = create(**common, **scored, extra_body={"speculation": {"drafter": "fusion"}}).choices[0]
     assert plain.logprobs and fast.logprobs and plain.logprobs.content and fast.logprobs.content
     assert len(plain.logprobs.content) == len(fast.logprobs.content)
     for one, other in zip(plain.logprobs.content, fast.logprobs.content, strict=True):
@@ -89,7 +89,7 @@ def test_logprobs_are_those_of_plain_decoding(served: Served, temperature: float
         assert [top.token for top in one.top_logprobs] == [top.token for top in other.top_logprobs]
         assert [top.logprob for top in other.top_logprobs] == pytest.approx([t.logprob for t in one.top_logprobs], abs=1e-4)
     assert "".join(bytes(entry.bytes or []).decode() for entry in fast.logprobs.content) == fast.message.content
-    chunks = list(create(**common, **asked, stream=True))
+    chunks = list(create(**common, **scored, stream=True))
     streamed = [e for c in chunks if c.choices[0].logprobs for e in c.choices[0].logprobs.content or []]
     assert [entry.token for entry in streamed] == [entry.token for entry in fast.logprobs.content]
 
@@ -196,7 +196,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),
     ({"prediction": {"type": "text", "content": "x"}}, "prediction.type", "content"),
     ({"stop_token_ids": [99999999]}, "stop_token_ids", "from 0 to"),
-    ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs", "may hold"),
+    ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs", "may contain"),
     ({"continue_final_message": True, "add_generation_prompt": False}, "continue_final_message", "assistant"),
 ]
 

@@ -1,4 +1,4 @@
-"""Structured output: always valid, and the same with and without drafts."""
+"""Structured output: always valid, and equal with and without drafts."""
 
 from __future__ import annotations
 
@@ -162,8 +162,8 @@ def test_special_markers_are_tokens() -> None:
 )
 def test_hostile_schemas_are_answered_or_refused(served: Served, schema: dict[str, Any]) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
-    asked = {"model": served.model, "messages": MESSAGES, "max_tokens": 4, "response_format": form}
-    response = served.http.post("/v1/chat/completions", json=asked)
+    content = {"model": served.model, "messages": MESSAGES, "max_tokens": 4, "response_format": form}
+    response = served.http.post("/v1/chat/completions", json=content)
     assert response.status_code in (200, 400), response.text
     if response.status_code == 400:
         assert "\n" not in response.json()["error"]["message"]

@@ -27,7 +27,7 @@ def app_with(middleware: Any, **options: Any) -> FastAPI:
         size = len(await http.body())
         if name == "broken":
             raise RuntimeError("broken")
-        http.state.principal, http.state.spent = "alice", {"steps": 3}
+        http.state.principal, http.state.stats = "alice", {"steps": 3}
         return size
 
     @app.get("/health")

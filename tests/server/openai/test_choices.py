@@ -13,7 +13,7 @@ from server.openai.usage import Usage
 
 
 class PlainFormatter(ChoicesFormatter):
-    id_prefix, body_object, chunk_object = "x-", "whole", "part"
+    id_prefix, body_object, chunk_object = "x-", "body", "chunk"
 
     def opening(self, index: int) -> dict[str, Any]:
         return {"opens": index}
@@ -32,7 +32,7 @@ def formatter(**fields: Any) -> PlainFormatter:
 def test_the_body_has_choices_and_usage() -> None:
     made = formatter(return_token_ids=True)
     body = made.body([ChoiceOutput(0, "ab", tokens=[1, 2, 3], echoed_tokens=1)], Usage(completion_tokens=3))
-    assert body["id"].startswith("x-") and (body["object"], body["model"]) == ("whole", "m")
+    assert body["id"].startswith("x-") and (body["object"], body["model"]) == ("body", "m")
     assert body["choices"] == [{"text": "ab", "token_ids": [2, 3]}]
     assert body["usage"]["completion_tokens"] == 3
     assert "speculation" not in body
@@ -67,5 +67,5 @@ def test_the_last_chunk_has_usage_and_report_if_requested() -> None:
 
 def test_heartbeats_are_empty_chunks_and_errors_end_the_stream() -> None:
     assert data(formatter().heartbeat())["choices"] == [] and formatter().heartbeat().padded
-    (event,) = formatter().error(APIError(503, "Gone.", code="worker_unavailable"))
+    (event,) = formatter().error(APIError(503, "Lost.", code="worker_unavailable"))
     assert data(event)["error"]["code"] == "worker_unavailable"

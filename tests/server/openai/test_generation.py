@@ -126,8 +126,8 @@ def test_usage_metrics_and_timings_are_recorded_once() -> None:
     assert "outrider_time_to_first_token_seconds_count 1.0" in text
     assert "outrider_inter_token_latency_seconds_count 5.0" in text
     assert "outrider_request_duration_seconds_count 1.0" in text
-    assert generation.spent["completion_tokens"] == 6 and generation.spent["steps"] == 6
-    assert generation.spent["first_token_ms"] >= 0
+    assert generation.stats["completion_tokens"] == 6 and generation.stats["steps"] == 6
+    assert generation.stats["first_token_ms"] >= 0
 
 
 def test_a_client_that_stops_reading_closes_the_engines_iterator() -> None:

@@ -21,7 +21,7 @@ def app_with(exporter: InMemorySpanExporter) -> TestClient:
 
     @app.post("/v1/things/{name}")
     async def thing(http: Request, name: str) -> dict[str, str]:
-        http.state.spent = {"steps": 3, "first_token_ms": 1.5}
+        http.state.stats = {"steps": 3, "first_token_ms": 1.5}
         if name == "broken":
             raise RuntimeError("secret")
         return {}
