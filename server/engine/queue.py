@@ -47,9 +47,7 @@ class Queue:
         self._clock = clock
         self._waiting: dict[str, Place] = {}  # in order of arrival
         self._active: dict[str, tuple[str, float]] = {}  # principal, and the clock's time at its turn
-        self._last_turn: dict[
-            str, int
-        ] = {}  # number of the last turn, for each principal with requests in the queue or running
+        self._last_turn: dict[str, int] = {}  # number of the last turn, for principals with waiting or running requests
         self._turns = 0
         self._open = False
         self.seconds_per_request = 1.0  # in the worker (EMA)

@@ -1,7 +1,7 @@
 """Starts the worker; restarts it on crash or stall.
 
-If the first worker never becomes ready, it is not restarted: the settings need a change. A worker that was ready is restarted
-at once; if its successors fail soon after, the delay before each restart doubles.
+A server whose first worker never becomes ready fails without a restart. A worker that was ready is restarted at once; if its
+successors fail soon after, the delay before each restart doubles.
 """
 
 from __future__ import annotations

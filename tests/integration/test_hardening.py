@@ -165,8 +165,8 @@ def test_a_lone_surrogate_is_refused_or_harmless(own: Served, name: str) -> None
     content = json.dumps(body(own, max_tokens=1) | {name: "\ud800"})
     response = own.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
     assert response.status_code in (200, 400, 404), response.text
-    content = {"model": own.model, "input": "hi", "instructions": "\ud800", "max_output_tokens": 1}
-    assert own.http.post("/v1/responses", content=json.dumps(content)).status_code in (200, 400)
+    fields = {"model": own.model, "input": "hi", "instructions": "\ud800", "max_output_tokens": 1}
+    assert own.http.post("/v1/responses", content=json.dumps(fields)).status_code in (200, 400)
 
 
 def test_special_tokens_in_content_are_plain_text(own: Served) -> None:
