@@ -21,9 +21,9 @@ def server() -> Iterator[Served]:
 
 
 def test_an_answer_over_its_time_limit_ends_with_an_error(server: Served) -> None:
-    whole = server.http.post("/v1/completions", json=body(server, **ENDLESS))
-    assert (whole.status_code, whole.json()["error"]["code"]) == (503, "deadline_exceeded")
-    assert "within 2 s" in whole.json()["error"]["message"]
+    response = server.http.post("/v1/completions", json=body(server, **ENDLESS))
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "deadline_exceeded")
+    assert "within 2 s" in response.json()["error"]["message"]
     with server.http.stream("POST", "/v1/completions", json=body(server, stream=True, **ENDLESS)) as response:
         lines = [line for line in response.iter_lines() if line]
     assert json.loads(lines[-1][6:])["error"]["code"] == "deadline_exceeded"

@@ -197,10 +197,10 @@ def test_tokenizing_a_long_text_does_not_block_other_requests(server: Served) ->
     for _ in range(3):
         text = "".join(f"{number} äöü " for number in range(30_000))
         server.http.post("/v1/completions", json=body(server, prompt=text))
-    took = time.perf_counter() - started
+    seconds = time.perf_counter() - started
     done.set()
     polling.join()
-    assert slowest < max(0.5, took / 2)
+    assert slowest < max(0.5, seconds / 2)
 
 
 def test_names_are_never_paths(server: Served) -> None:
@@ -215,7 +215,7 @@ def test_names_are_never_paths(server: Served) -> None:
 
 def test_errors_reveal_no_internals(server: Served) -> None:
     here = str(Path(__file__).parents[2])
-    wrong = [
+    rejected = [
         server.http.post("/v1/completions", content=b"{"),
         server.http.post("/v1/completions", json=body(server, prompt={"a": 1})),
         server.http.post("/v1/chat/completions", json={"model": server.model, "messages": [{"role": "user", "content": [1]}]}),
@@ -223,7 +223,7 @@ def test_errors_reveal_no_internals(server: Served) -> None:
         server.http.post("/v1/completions", headers={"Authorization": "Bearer wrong"}, json={}),
         server.http.get("/v1/nothing"),
     ]
-    for response in wrong:
+    for response in rejected:
         assert 400 <= response.status_code < 500
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
         for word in ("Traceback", 'File "', here, CAROL, "site-packages"):
@@ -231,12 +231,12 @@ def test_errors_reveal_no_internals(server: Served) -> None:
 
 
 def test_metric_labels_hold_no_client_text(server: Served) -> None:
-    mark = "injected-label"
-    server.http.get(f"/{mark}")
-    server.http.get(f"/v1/models/{mark}")
-    server.http.post("/v1/completions", json=body(server, max_tokens=1, user=mark, session_id=mark, metadata={mark: mark}))
-    server.http.request(mark.upper().replace("-", ""), "/health")
-    assert mark not in server.http.get("/metrics").text.lower()
+    label = "injected-label"
+    server.http.get(f"/{label}")
+    server.http.get(f"/v1/models/{label}")
+    server.http.post("/v1/completions", json=body(server, max_tokens=1, user=label, session_id=label, metadata={label: label}))
+    server.http.request(label.upper().replace("-", ""), "/health")
+    assert label not in server.http.get("/metrics").text.lower()
 
 
 def test_remote_code_is_off_by_default() -> None:

@@ -33,7 +33,7 @@ def test_a_response(served: Served) -> None:
 
 def test_the_events_of_a_stream(served: Served) -> None:
     fields: Any = {"model": served.model, "input": QUESTION, "max_output_tokens": 40, "temperature": 0}
-    whole = served.client.responses.create(**fields)
+    full = served.client.responses.create(**fields)
     events: list[Any] = list(served.client.responses.create(**fields, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type for event in events]
@@ -47,13 +47,13 @@ def test_the_events_of_a_stream(served: Served) -> None:
         "response.output_text.done",
         "response.content_part.done",
         "response.output_item.done",
-        f"response.{whole.status}",
+        f"response.{full.status}",
     ]
-    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
-    assert events[-1].response.output_text == whole.output_text
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == full.output_text
+    assert events[-1].response.output_text == full.output_text
     assert len({event.item_id for event in events if hasattr(event, "item_id")}) == 1
     with served.client.responses.stream(**fields) as stream:
-        assert stream.get_final_response().output_text == whole.output_text
+        assert stream.get_final_response().output_text == full.output_text
 
 
 def test_function_calls(served: Served) -> None:
@@ -84,7 +84,7 @@ def test_a_response_continues_a_conversation(served: Served) -> None:
     )
     assert first.usage and second.usage
     assert second.usage.input_tokens > first.usage.input_tokens
-    assert second.usage.input_tokens_details.cached_tokens > 0.8 * first.usage.input_tokens  # the session was kept
+    assert second.usage.input_tokens_details.cached_tokens > 0.8 * first.usage.input_tokens  # read from the session
     assert second.previous_response_id == first.id
     not_stored = served.client.responses.create(model=served.model, input="x", store=False, max_output_tokens=16)
     with pytest.raises(openai.NotFoundError):

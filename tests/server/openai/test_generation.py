@@ -48,7 +48,7 @@ def task(prompts: int = 1, choices: int = 1, **options: Any) -> GenerationTask:
     return GenerationTask(requests, TextFormatter(), time.monotonic(), **options)
 
 
-def whole(engine: FakeEngine, generation: GenerationTask, metrics: Metrics | None = None) -> dict[str, Any]:
+def body_of(engine: FakeEngine, generation: GenerationTask, metrics: Metrics | None = None) -> dict[str, Any]:
     return asyncio.run(GenerationRunner(engine, metrics or Metrics()).body(generation))
 
 
@@ -60,7 +60,7 @@ def streamed(engine: FakeEngine, generation: GenerationTask, tick_seconds: float
 
 
 def test_the_body_joins_the_events_of_each_choice() -> None:
-    body = whole(FakeEngine("a", None, "b"), task(prompts=2, choices=2))
+    body = body_of(FakeEngine("a", None, "b"), task(prompts=2, choices=2))
     assert body == {"texts": ["ab", "ab!", "ab", "ab!"], "tokens": 12}
 
 
@@ -80,7 +80,7 @@ def test_completion_is_reported_before_the_last_event() -> None:
     asyncio.run(run(task(on_complete=lambda: order.append("complete"))))
     assert order.index("complete") == len(order) - 2
     order.clear()
-    whole(FakeEngine("a"), task(on_complete=lambda: order.append("complete")))
+    body_of(FakeEngine("a"), task(on_complete=lambda: order.append("complete")))
     assert order == ["complete"]
 
 
@@ -89,7 +89,7 @@ def test_an_error_before_the_first_byte_is_raised_and_a_later_one_is_an_event() 
     with pytest.raises(Overloaded):
         streamed(FakeEngine(error=full), task())
     with pytest.raises(Overloaded):
-        whole(FakeEngine("a", error=full), task())
+        body_of(FakeEngine("a", error=full), task())
     completed: list[bool] = []
     chunks = streamed(FakeEngine("a", error=full), task(on_complete=lambda: completed.append(True)))
     assert json.loads(chunks[-1][6:]) == {"status": 429, "message": "full"}
@@ -118,7 +118,7 @@ def test_coalescing_joins_the_events_of_a_tick() -> None:
 
 def test_usage_metrics_and_timings_are_recorded_once() -> None:
     metrics, generation = Metrics(), task(prompts=2)
-    whole(FakeEngine("a", "b"), generation, metrics)
+    body_of(FakeEngine("a", "b"), generation, metrics)
     text = metrics.render().decode()
     assert "outrider_prompt_tokens_total 6.0" in text
     assert "outrider_cached_prompt_tokens_total 4.0" in text

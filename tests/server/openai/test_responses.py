@@ -69,12 +69,12 @@ def test_events_build_the_response() -> None:
 
 
 def test_the_response_equals_the_streamed_one() -> None:
-    streamed, whole, joined = formatter(), formatter(), ChoiceOutput(0)
+    streamed, complete, joined = formatter(), formatter(), ChoiceOutput(0)
     data = data_of(streamed, ANSWER)
     for character in ANSWER:
         joined.add(TokenEvent("r", 0, [40], character))
     joined.add(TokenEvent("r", 0, [40], "", "stop"))
-    body = whole.body([joined], Usage(prompt_tokens=3, completion_tokens=9))
+    body = complete.body([joined], Usage(prompt_tokens=3, completion_tokens=9))
 
     def shape(response: dict[str, Any]) -> list[Any]:
         return [
@@ -86,11 +86,11 @@ def test_the_response_equals_the_streamed_one() -> None:
 
 
 def test_log_probabilities_join_the_item_of_their_text() -> None:
-    whole, made = formatter(), ChoiceOutput(0)
+    complete, made = formatter(), ChoiceOutput(0)
     for number, piece in enumerate(["<think>why</think>", "So", ":"]):
         made.add(TokenEvent("r", 0, [40 + number], piece, logprobs=TokenLogprobs([-0.5], [[]], [[]])))
     made.add(TokenEvent("r", 0, [0], "", "stop"))
-    _, message = whole.body([made], Usage())["output"]
+    _, message = complete.body([made], Usage())["output"]
     tokens = [entry["token"] for entry in message["content"][0]["logprobs"]]
     assert tokens == [VOCABULARY.text_of(41), VOCABULARY.text_of(42)]
 
