@@ -239,7 +239,7 @@ class ChatBody(GenerationBody):
 
     @property
     def required_tools(self) -> list[Tool]:
-        """The tools, at least one of which the model must call; empty if no call is required."""
+        """The tools from which at least one call is required; empty if no call is required."""
         if isinstance(self.tool_choice, NamedTool):
             return [tool for tool in self.tools or () if tool.function.name == self.tool_choice.function.name]
         return self.tools or [] if self.tool_choice == "required" else []
@@ -265,7 +265,7 @@ class CompletionBody(GenerationBody):
     max_tokens: Annotated[int, Field(ge=0)] | None = None  # with 0 and `echo`, only the prompt is returned
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None  # number of answers to generate, of which the best `n` are returned
+    best_of: Annotated[int, Field(ge=1)] | None = None  # number of candidates; the best `n` are returned
     suffix: str | None = None
 
     @property

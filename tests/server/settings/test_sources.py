@@ -72,7 +72,7 @@ def test_lists_are_json() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--port"], ["--nonsense", "1"], ["stray"], ["--server.port"]])
-def test_other_arguments_are_rejected(arguments: list[str]) -> None:
+def test_malformed_arguments_are_rejected(arguments: list[str]) -> None:
     with pytest.raises(SettingsError):
         parse_flags(arguments)
 
