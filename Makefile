@@ -1,4 +1,4 @@
-# make serve: run the embedded model's server.  make test: the tests.  make soak: the long ones.  All build .venv first.
+# make serve: serve the embedded model.  make test: run the tests.  make soak: run the slow tests.  Each builds .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed

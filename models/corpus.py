@@ -1,7 +1,7 @@
 """The training text: Python sources that are installed in the project's environment.
 
 The same installed versions give the same documents in the same order. Knows nothing about tokens or models. `SOURCES` lists
-what is read: the standard library (PSF licence) and packages under BSD, MIT or Apache-2.0 terms.
+them: the standard library (PSF licence) and packages under BSD, MIT or Apache-2.0 terms.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Document:
 
 
 def documents(seed: int = 0) -> list[Document]:
-    """All documents, shuffled by `seed`: whole files, and functions as chats (the docstring asks, the code answers)."""
+    """All documents, shuffled by `seed`: whole files, and functions as chats (docstring as question, code as answer)."""
     result: list[Document] = []
     for text in _files():
         held_out = int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) < HELD_OUT_SHARE * 2**32

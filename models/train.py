@@ -37,7 +37,7 @@ SHORT_WINDOW_TOKENS = 512
 
 @dataclass
 class RunState:
-    """The part of a checkpoint besides the weights."""
+    """The progress of a run, stored in its checkpoint."""
 
     step: int = 0
     tokens: int = 0

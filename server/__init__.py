@@ -1,1 +1,1 @@
-"""Everything users touch: HTTP API, settings, command line, queue, worker process, sessions, metrics."""
+"""The server: HTTP API, settings, command line, queue, worker process, sessions, metrics."""

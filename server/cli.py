@@ -39,8 +39,8 @@ datastore = typer.Typer(help="Build and inspect the tables that drafters read.",
 app.add_typer(datastore, name="datastore")
 
 
-def print_version(wanted: bool) -> None:
-    if wanted:
+def print_version(show: bool) -> None:
+    if show:
         print(f"outrider {version('outrider')}")
         raise typer.Exit()
 
@@ -85,7 +85,7 @@ def serve(effective: EffectiveSettings) -> None:
 
     Every setting below is a flag. It also works in a YAML file (--config), and in the environment: OUTRIDER_SERVER__PORT=9000.
     """
-    from server.serve import run  # imported after the flags are checked: this takes seconds
+    from server.serve import run  # after the flags are checked: importing it takes seconds
 
     raise typer.Exit(run(effective.settings))
 
@@ -176,7 +176,7 @@ def datastore_info(path: Annotated[Path, typer.Argument(help="Suffix datastore o
 
 
 def add_plugins(application: typer.Typer) -> None:
-    """Adds the commands of every entry point. One that cannot be loaded costs a line on stderr, and only its own commands."""
+    """Adds the commands of every entry point. Skips one that cannot be loaded, and prints the reason to stderr."""
     for plugin in entry_points(group=COMMANDS):
         try:
             plugin.load()(application)

@@ -34,7 +34,7 @@ class SettingsCommand(TyperCommand):
 
 
 def fail(message: str) -> typer.Exit:
-    """Prints one sentence to stderr; raise the result."""
+    """Prints `message` to stderr and returns the exception to raise: exit code 2."""
     print(f"outrider: {message}", file=sys.stderr)
     return typer.Exit(2)
 

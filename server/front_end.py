@@ -25,7 +25,7 @@ GRACE_SECONDS = 2.0  # after the drain, for streams to send their error
 
 
 class DrainingServer(uvicorn.Server):
-    """Drains at the first signal: refuses new requests, finishes accepted ones, and fails the rest at a deadline.
+    """Drains at the first signal: refuses new requests, finishes accepted ones, and fails the others at a deadline.
 
     A second signal ends it at once.
     """

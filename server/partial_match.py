@@ -1,4 +1,4 @@
-"""How much of a marker the end of a text may already hold. Used on streams by the front end and the worker."""
+"""Detects the start of a marker at the end of a streamed text. Used by the front end and the worker."""
 
 
 def overlap(text: str, marker: str) -> int:

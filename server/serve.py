@@ -1,4 +1,4 @@
-"""Starts the worker, then the front end beside it. Start-up failures print one sentence and return exit code 2."""
+"""Starts the worker process and the front end. Start-up failures print one sentence and return exit code 2."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def run(settings: Settings) -> int:
     configure(settings.logging)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        # The worker spends seconds on importing torch; the front end imports its own modules meanwhile.
+        # The front end imports its modules while the worker imports torch, which takes seconds.
         with listen(settings.server.host, settings.server.port) as listener, closing(WorkerProcess(settings)) as worker:
             with frozen_imports():
-                if not settings.model.trust_remote_code:  # the code of such a tokenizer may need torch
+                if not settings.model.trust_remote_code:  # the tokenizer's code may need torch
                     hide_torch()
                 from server.front_end import serve
             return serve(settings, listener, worker)
@@ -35,7 +35,7 @@ def run(settings: Settings) -> int:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises OSError with one sentence if the address is in use or not this machine's."""
+    """A listening socket. Raises OSError with one sentence if the address is in use or not local."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -45,5 +45,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
-        raise OSError(f"Cannot listen on {host}:{port} ({reason}); choose another --port or stop what uses it.") from None
+        raise OSError(
+            f"Cannot listen on {host}:{port} ({reason}); choose another --port or stop the process that uses it."
+        ) from None
     return listener

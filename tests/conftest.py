@@ -1,4 +1,4 @@
-"""Shared by all tests: a tiny random model, one thread for torch, and how tests are distributed over processes."""
+"""Shared by all tests: a tiny random model, one torch thread, and the distribution of tests over processes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from verify.model.runner import ModelRunner
 
 __all__ = ["coalescing", "crowded", "guarded", "served"]
 
-torch.set_num_threads(1)  # tiny models gain nothing from more, and busy machines lose
+torch.set_num_threads(1)  # more threads do not speed up tiny models
 
 settings.register_profile("outrider", deadline=None)  # a first call may compile a kernel
 settings.load_profile("outrider")
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
-# Groups that take longest, in seconds; they start first, so that no process is left with one at the end.
+# The slowest groups start first, so that no process starts one at the end.
 LONG_GROUPS = (
     "served",
     "lossless greedy",
@@ -69,7 +69,7 @@ def tiny_config() -> LlamaConfig:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
-        initializer_range=0.3,  # wide, so that the choices of a random model are not near-ties
+        initializer_range=0.3,  # large, so that a random model's choices are not near-ties
         attn_implementation=NAME,
     )
 
@@ -83,8 +83,8 @@ def tiny_runner(tiny_config: LlamaConfig) -> ModelRunner:
 
 @pytest.fixture(scope="session")
 def stories() -> Path:
-    """A trained model of another family than the embedded one; skips where it is missing."""
+    """A trained model of another family than the embedded one; skips the test if it is missing."""
     folder = SHARED / "stories260k"
     if not folder.is_dir():
-        pytest.skip("the stories260k model is not on this machine")
+        pytest.skip("the stories260k model is missing")
     return folder

@@ -1,4 +1,4 @@
-"""Drafters for tests: one that knows part of the answer, and one that guesses at random; and a driver for any drafter."""
+"""Test drafters: one drafts a known answer, one drafts at random; and a driver for any drafter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from drafters.sequence import Sequence
 
 
 class Oracle:
-    """Drafts the known continuation `answer`, `length` tokens at a time, every `wrong`-th token spoiled."""
+    """Drafts the known continuation `answer`, `length` tokens at a time, with every `wrong`-th token falsified."""
 
     feedback = 0
     prunable = True

@@ -1,4 +1,4 @@
-"""A language model for tests of those who draft with one: the next token depends on the last one alone."""
+"""A toy language model for tests of model-based drafters: the next token depends only on the last one."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class ToyModel:
     def __init__(
         self, table: NDArray[np.float64], random: np.random.Generator | None = None, thread: ThreadPoolExecutor | None = None
     ) -> None:
-        """`table` is [V, V]: row t holds what follows token t. `thread` is a thread of its own, if it has one."""
+        """`table` is [V, V]: row t holds the probabilities after token t. `thread`, if given, runs the work of `beside`."""
         self._table = table
         self._random = random
         self._thread = thread
         self._text: list[int] = []
         self.rows: list[int] = []
-        self.forwards: list[int] = []  # rows of each
+        self.forwards: list[int] = []  # rows per forward
 
     def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
         self._text, self.rows = text.tokens.tolist(), []

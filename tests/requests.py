@@ -34,12 +34,12 @@ RESPONSES_TOOLS: Any = [
 
 
 def body(server: Served, **fields: Any) -> dict[str, Any]:
-    """The body of a greedy completion, changed by `fields`."""
+    """The body of a greedy completion, updated with `fields`."""
     return {"model": server.model, "prompt": PROMPT, "temperature": 0, "max_tokens": 40, **fields}
 
 
 def complete(server: Served, **fields: Any) -> dict[str, Any]:
-    """The answer to a completion request."""
+    """Sends a completion request and returns the answer."""
     response = server.http.post("/v1/completions", json=body(server, **fields))
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()

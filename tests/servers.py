@@ -1,4 +1,4 @@
-"""Server processes that tests share. The embedded model runs in float32, so that equal means equal.
+"""Server processes that tests share. The embedded model runs in float32, in which drafted answers equal plain decoding.
 
 Each server is started once per test run: `tests/conftest.py` sends all tests of a server to the same pytest-xdist worker.
 """
@@ -57,7 +57,7 @@ def compile_kernels() -> None:
     folder = Path(numba.config.CACHE_DIR)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "compiled").open("a+") as note:
-        fcntl.flock(note, fcntl.LOCK_EX)  # one pytest-xdist worker compiles, the others wait
+        fcntl.flock(note, fcntl.LOCK_EX)  # one pytest-xdist worker compiles while the others wait
         note.seek(0)
         if not note.read():
             subprocess.run([sys.executable, str(ROOT / "docker" / "warm.py")], check=True, capture_output=True)
@@ -103,7 +103,7 @@ def clients(url: str, key: str) -> Iterator[tuple[httpx.Client, openai.OpenAI]]:
 
 @contextmanager
 def serving(*flags: str, key: str = "none") -> Iterator[Served]:
-    """A server process whose worker has loaded, and clients that send `key`."""
+    """A ready server process, and clients that send `key`."""
     process, url = start(*flags)
     log: list[str] = []
     reader = threading.Thread(target=lambda: log.extend(process.stderr or ()), daemon=True)  # a full pipe blocks the server
@@ -152,7 +152,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def crowded() -> Iterator[Served]:
-    """A server that answers one request at a time and queues one more; a worker that stalls for 3 s is replaced."""
+    """A server that runs one request, queues one more, and restarts a worker that stalls for 3 s."""
     flags = {"max_active": "1", "max_waiting": "1", "stall_seconds": "3"}
     with serving("--model.dtype", "float32", *(word for k, v in flags.items() for word in (f"--scheduling.{k}", v))) as server:
         yield server

@@ -17,7 +17,7 @@ def trees(draw: st.DrawFn, vocabulary: int = 97, nodes: int = 24) -> DraftTree:
     probability: list[float] = []
     used: set[tuple[int, int]] = set()
     for row in range(size):
-        # Depth-first: the next node hangs below the last one or one of its ancestors.
+        # Depth-first: the parent of the next node is the last node or one of its ancestors.
         line = [row - 1]
         while line[-1] >= 0:
             line.append(parents[line[-1]])
@@ -41,7 +41,7 @@ def trees(draw: st.DrawFn, vocabulary: int = 97, nodes: int = 24) -> DraftTree:
 
 
 def check(tree: DraftTree) -> None:
-    """Asserts a DraftTree's invariants: sizes, parents first, depth-first rows, falling probabilities, distinct siblings."""
+    """Asserts a DraftTree's invariants: sizes, depth-first rows, non-increasing probabilities, distinct siblings."""
     size = len(tree)
     assert all(len(a) == size for a in (tree.parents, tree.depths, tree.probability, tree.source))
     assert size <= MAX_NODES

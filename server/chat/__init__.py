@@ -1,1 +1,1 @@
-"""Between text and tokens: prompts, tool calls, reasoning, structured output."""
+"""Chat templates, tool calls, reasoning, structured output and token text."""

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 INLINE_CHARACTERS = 4096  # encoded in about a millisecond, so not worth a thread
 
-# While the template is rendered, a special token in a user's text is replaced by its number between these characters,
-# which are for private use.
+# While the template is rendered, a special token in a user's text is replaced by its index between these private-use
+# characters.
 MARK_START, MARK_END = "\ue0f0", "\ue0f1"
 MARK = re.compile(f"{MARK_START}(\\d+){MARK_END}")
 
@@ -52,7 +52,7 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()  # encoding with and without special tokens changes the tokenizer's own state
+        self._lock = threading.Lock()  # encoding options change the tokenizer's state
         self._thread = ThreadPoolExecutor(1, "outrider-tokenizer")
         added = (str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values())
         self._special = sorted({*tokenizer.all_special_tokens, *added}, key=lambda text: (-len(text), text))
@@ -69,7 +69,7 @@ class PromptEncoder:
         return len(self._tokenizer)
 
     def ends_with(self, prompt: list[int], text: str) -> bool:
-        """Whether the prompt's text ends with `text`, not counting spaces."""
+        """Whether the prompt's text ends with `text`, ignoring trailing whitespace."""
         return str(self._tokenizer.decode(prompt[-16:])).rstrip().endswith(text)
 
     async def chat(self, messages: Sequence[dict[str, Any]], options: TemplateOptions) -> list[int]:
@@ -80,7 +80,7 @@ class PromptEncoder:
         return await self._run(characters, partial(self._chat, messages, options))
 
     async def text(self, prompt: str | list[int]) -> list[int]:
-        """The ids of a text, including the special tokens in it and around it; ids are only checked. Raises APIError."""
+        """The ids of a text, including the special tokens in it and around it; ids are only validated. Raises APIError."""
         if isinstance(prompt, str):
             return await self._run(len(prompt), partial(self._encode, prompt))
         if any(not 0 <= token < self.size for token in prompt):
@@ -96,7 +96,7 @@ class PromptEncoder:
         vocabulary = self._tokenizer.get_vocab()
         tokens = next((tokens for tokens in FILL_IN_TOKENS if all(token in vocabulary for token in tokens)), None)
         if tokens is None:
-            message = "This model's tokenizer has no tokens for filling in; leave 'suffix' out."
+            message = "This model's tokenizer has no fill-in-the-middle tokens; omit 'suffix'."
             raise APIError(400, message, "suffix", "unsupported_parameter")
         before = await self.plain(prompt) if isinstance(prompt, str) else await self.text(prompt)
         prefix_token, suffix_token, middle_token = (int(vocabulary[token]) for token in tokens)

@@ -21,11 +21,11 @@ class ReasoningParser:
         self._tools = tools
         self._state: Literal["start", "reasoning", "after_reasoning", "content"]
         self._state = "reasoning" if reasoning else "start" if may_reason else "content"
-        self._pending = ""  # text whose part is not known yet
+        self._pending = ""  # text not assigned to a part yet
         self._reasoning_emitted = False
 
     def feed(self, text: str) -> list[Part]:
-        """The parts that are certain after `text`."""
+        """The parts that later text cannot change."""
         self._pending += text
         parts: list[Part] = []
         if self._state == "start":
@@ -46,7 +46,7 @@ class ReasoningParser:
         return merge_parts(parts)
 
     def finish(self) -> list[Part]:
-        """The parts of the text that was pending at the end of the answer."""
+        """The parts of the pending text at the end of the answer."""
         rest, self._pending = self._pending, ""
         parts = [Part("reasoning", rest)] if self._state == "reasoning" and rest.strip() else []
         if self._state in ("start", "content"):

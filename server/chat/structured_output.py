@@ -1,6 +1,6 @@
 """Structured output: from JSON schemas, regexes, grammars and tools to one checked llguidance grammar.
 
-A grammar is compiled before its request is queued, so that an invalid one is an error of that request alone.
+A grammar is compiled before its request is queued, so that an invalid one fails only that request.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from server.http.errors import APIError
 from server.settings import Limits
 from verify.grammar_limits import LIMITS, first_line
 
-CACHED_GRAMMARS = 256  # known to be valid; the oldest are evicted
-# One way to write each value: a small model could otherwise insert spaces until the token limit.
+CACHED_GRAMMARS = 256  # validated grammars; the oldest are evicted
+# Allows one spelling per value: with flexible whitespace, a small model could insert spaces up to the token limit.
 COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 LENIENT: Any = {**COMPACT, "lenient": True}
 
@@ -75,9 +75,9 @@ class GrammarChecker:
     def _check_size(self, name: str, value: Any) -> None:
         max_bytes, max_depth = self._limits.grammar_bytes, self._limits.schema_depth
         if len(value if isinstance(value, str) else json.dumps(value)) > max_bytes:
-            raise APIError(400, f"'{name}' is longer than the {max_bytes} bytes that are allowed.", name, "too_long")
+            raise APIError(400, f"'{name}' is larger than {max_bytes} bytes; shorten it.", name, "too_long")
         if depth(value) > max_depth:
-            raise APIError(400, f"'{name}' is deeper than {max_depth} levels; flatten it.", name, "too_deep")
+            raise APIError(400, f"'{name}' is nested deeper than {max_depth} levels; flatten it.", name, "too_deep")
 
 
 def to_grammar(structure: Structure) -> str:
@@ -148,7 +148,7 @@ def pythonic_call(name: str, parameters: Any) -> str:
         value = f"{comma}{json.dumps(f'{argument}=')} %json {json.dumps({**definitions, **properties.get(argument, {})})}"
         parts.append(value if argument in required else f"({value})?")
         if argument not in required and len(parts) == 1:
-            break  # if the first argument is optional, the comma before a second one could come first
+            break  # a second argument would start with a comma if the optional first one is omitted
     return " ".join([json.dumps(f"{name}("), *parts, '")"'])
 
 

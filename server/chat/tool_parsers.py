@@ -1,4 +1,4 @@
-"""Tool calls: parses those that models write in their own formats into OpenAI's.
+"""Tool-call parsers: from the formats that models write to OpenAI's.
 
 The parts do not depend on how the text is cut into pieces. The format is detected from the model's chat template.
 """
@@ -19,7 +19,7 @@ MAX_CALLS = 8  # in an answer whose calls are enforced by a grammar
 
 @dataclass(frozen=True)
 class Part:
-    """A part of an answer: text, the name of a new call, or some of a call's arguments."""
+    """A part of an answer: text, the name of a new call, or a fragment of a call's arguments."""
 
     kind: Literal["content", "reasoning", "call", "arguments"]
     text: str
@@ -30,10 +30,10 @@ class ToolParser(Protocol):
     """Finds tool calls in text that is being generated."""
 
     def feed(self, text: str) -> list[Part]:
-        """The parts that are certain after `text`."""
+        """The parts that later text cannot change."""
 
     def finish(self) -> list[Part]:
-        """The parts of the text that was pending at the end. Incomplete calls are content."""
+        """The parts of the pending text at the end of the answer. Incomplete calls are content."""
 
 
 def detect_format(template: str) -> ToolFormat:
@@ -130,12 +130,12 @@ class JsonToolParser:
     """Calls as JSON objects after an opening marker: Hermes and Qwen, Mistral, and Llama 3, which may omit the marker."""
 
     def __init__(self, opening: str, closing: str = "", bare: bool = False) -> None:
-        """With `bare`, an answer that begins with a JSON object consists of calls."""
+        """With `bare`, the marker may be missing if the answer begins with a JSON object."""
         self._opening, self._closing = opening, closing
         self._bare = bare
         self._pending = ""
         self._state: Literal["outside", "between_calls"] = "outside"
-        self._begun = False  # something other than spaces has been read
+        self._begun = False  # a character other than whitespace has been read
         self._scanner: CallScanner | None = None  # of the call that is being read
         self._calls = 0
 
@@ -240,7 +240,7 @@ class PythonicToolParser:
 
 
 def call_end(text: str) -> int | None:
-    """The end of the first Python call in `text`, that is, of its balanced parentheses; None if it is not complete."""
+    """The end of the first Python call in `text`, after its closing parenthesis; None if it is incomplete."""
     depth, quote, escaped = 0, "", False
     for at, character in enumerate(text):
         if quote:
@@ -263,7 +263,7 @@ def call_end(text: str) -> int | None:
 
 def parse_call(source: str) -> tuple[str, dict[str, Any]] | None:
     """The name and the arguments of a Python call with keyword arguments; None if `source` is not one."""
-    json_names = {"true": True, "false": False, "null": None}  # models use them in Python calls, too
+    json_names = {"true": True, "false": False, "null": None}  # models also write these in Python calls
     try:
         node = ast.parse(source.strip(), mode="eval").body
         if not isinstance(node, ast.Call) or node.args:

@@ -1,6 +1,6 @@
 """Text and bytes of single tokens, for log-probabilities.
 
-A token may be part of a character: its bytes are exact, its text then contains replacement characters.
+The bytes of a token are exact. The text of a token that is only part of a character contains replacement characters.
 """
 
 from __future__ import annotations

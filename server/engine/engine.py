@@ -1,7 +1,7 @@
 """The engine: queues requests for the worker and routes each event to its request.
 
-Promises that the event loop never blocks on the worker, that the queue is bounded, that a request whose reader goes away is
-cancelled, that losing the worker fails the running requests only, and that every request ends.
+Promises that the event loop never blocks on the worker, that the queue is bounded, that a request whose client disconnects is
+cancelled, that losing the worker fails only the running requests, and that every request ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Overloaded(EngineError):
         self.seconds = seconds
 
 
-class Impossible(EngineError):
+class InvalidRequest(EngineError):
     """The request is invalid."""
 
 
@@ -87,7 +87,7 @@ class Engine:
 
     @property
     def state(self) -> str:
-        """ready, loading (the first worker), restarting (a later one), draining or failed."""
+        """ready, loading (the first worker), restarting (a later worker), draining or failed."""
         if self.failure is not None:
             return "failed"
         if self._draining:
@@ -127,7 +127,7 @@ class Engine:
         return self.info
 
     async def generate(self, request: Request, admitted: bool = False) -> AsyncGenerator[TokenEvent | None, None]:
-        """Yields the request's events, and None after each keep-alive interval without one. Raises EngineError.
+        """Yields the request's events, and None after each keep-alive interval without an event. Raises EngineError.
 
         Closing the iterator cancels the request. With `admitted`, the request is exempt from the queue's bounds and quotas.
         """
@@ -188,11 +188,11 @@ class Engine:
         remaining = arrived + limit - time.monotonic()
         if remaining <= 0:
             self._metrics.rejected_requests.labels("deadline").inc()
-            raise DeadlineExceeded(f"The request was not answered within {limit:g} s; try again later or request fewer tokens.")
+            raise DeadlineExceeded(f"The request did not finish within {limit:g} s; try again later or request fewer tokens.")
         return min(self._keep_alive_seconds, remaining)
 
     def _leave(self, request_id: str) -> None:
-        """Frees the request's place as soon as the worker is done with it, however slowly its client reads."""
+        """Frees the request's place as soon as the worker has finished it, even if its client has not read the answer yet."""
         self._queue.leave(request_id)
         self._metrics.record_queue(self._queue)
 
@@ -208,7 +208,7 @@ class Engine:
             case Status():
                 self._metrics.record_status(message)
             case Failed():
-                self._deliver(message.id, (Impossible if message.wrong else EngineError)(message.message))
+                self._deliver(message.id, (InvalidRequest if message.client_error else EngineError)(message.message))
             case TokenEvent():
                 self._deliver(message.id, message)
 

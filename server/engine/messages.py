@@ -1,6 +1,6 @@
 """Messages between the front end and the worker: frozen structs, encoded with msgpack.
 
-Promises that nothing executable crosses (no pickle). Knows nothing about HTTP or models.
+Promises that no message can hold code (no pickle). Knows nothing about HTTP or models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Finish = Literal["stop", "length"]
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """The first message to a worker: what it loads."""
+    """The first message to a worker."""
 
     settings: dict[str, Any]  # Settings as plain data, with the API keys masked
     started_at: float  # time.monotonic() of the process's start
@@ -28,13 +28,13 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     id: str
     prompt: list[int]  # token ids
     params: SamplingParams
-    max_tokens: int  # per choice; 0 scores the prompt alone
+    max_tokens: int  # per choice; 0 only scores the prompt
     stop: tuple[str, ...] = ()
     choices: int = 1
-    session: str | None = None  # None = no state is kept after the request
+    session: str | None = None  # None = the request leaves no state
     drafter: DrafterName | None = None  # None = the configured one
     max_nodes: int | None = None  # None = the configured number
-    principal: str = ""  # the API key's name; owner of the session and of the key's datastores
+    principal: str = ""  # the API key's name, which owns the session and the key's datastores
     prediction: list[int] = []  # token ids of the client's predicted output
     stop_token_ids: list[int] = []  # in addition to the model's own
     skip_special_tokens: bool = True  # in the text
@@ -45,13 +45,13 @@ class Request(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Stop working on this request; nobody reads its answer."""
+    """Cancels a request whose answer is no longer read."""
 
     id: str
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """End the worker process."""
+    """Ends the worker process."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -109,7 +109,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
     id: str
     message: str
-    wrong: bool = False  # a client error, not a server error
+    client_error: bool = False  # else a server error
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):

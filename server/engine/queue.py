@@ -47,7 +47,7 @@ class Queue:
         self._clock = clock
         self._waiting: dict[str, Place] = {}  # in order of arrival
         self._active: dict[str, tuple[str, float]] = {}  # principal, and the clock's time at its turn
-        self._last_turn: dict[str, int] = {}  # number of the last turn, for each principal with requests here
+        self._last_turn: dict[str, int] = {}  # number of the last turn, for principals with waiting or running requests
         self._turns = 0
         self._open = False
         self.seconds_per_request = 1.0  # in the worker (EMA)
@@ -75,21 +75,21 @@ class Queue:
     def enter(
         self, id: str, always: bool = False, priority: int = 0, principal: str = "", tokens: int = 0
     ) -> asyncio.Future[None]:
-        """A future that is done when the request's turn comes; call `leave` in any case. Raises QueueFull unless `always`."""
+        """A future that is done at the request's turn. Always call `leave` afterwards. Raises QueueFull unless `always`."""
         free = self._open and len(self._active) < self._max_active
         if not (always or free):
-            self._check(tokens)
+            self._check_bounds(tokens)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[id] = Place(principal, tokens, priority, turn)
         self._grant()
         return turn
 
-    def _check(self, tokens: int) -> None:
+    def _check_bounds(self, tokens: int) -> None:
         if len(self._waiting) >= self._max_waiting:
             message = "The server is busy and its queue is full; try again shortly."
             raise QueueFull("queue_full", message, self.seconds_to_halve)
         if self._waiting and self.waiting_tokens + tokens > self._max_waiting_tokens:
-            message = "The server is busy and its queue has no room for so long a prompt; try again shortly."
+            message = "The server is busy and its queue has no room for a prompt of this length; try again shortly."
             raise QueueFull("tokens", message, self.seconds_to_halve)
 
     def leave(self, id: str) -> None:
@@ -100,7 +100,7 @@ class Queue:
             seconds = self._clock() - since
             self.seconds_per_request = EMA_WEIGHT * self.seconds_per_request + (1 - EMA_WEIGHT) * seconds
         owner = place.principal if place else principal
-        if owner is not None and not self._has(owner):
+        if owner is not None and not self._has_requests(owner):
             self._last_turn.pop(owner, None)
         self._grant()
 
@@ -110,7 +110,7 @@ class Queue:
         self._grant()
 
     def close(self) -> list[str]:
-        """Stops granting turns: the worker is gone. Waiting requests keep waiting. Returns the running ones."""
+        """Stops granting turns: the worker was lost. Waiting requests keep waiting. Returns the running ones."""
         self._open = False
         return list(self._active)
 
@@ -137,6 +137,6 @@ class Queue:
         running = sum(principal == place.principal for principal, _ in self._active.values())
         return running, self._last_turn.get(place.principal, 0), place.priority
 
-    def _has(self, principal: str) -> bool:
+    def _has_requests(self, principal: str) -> bool:
         waiting = any(place.principal == principal for place in self._waiting.values())
         return waiting or any(each == principal for each, _ in self._active.values())

@@ -1,7 +1,7 @@
 """Starts the worker; restarts it on crash or stall.
 
-A worker that never became ready is not restarted: its error is the owner's to fix. A worker that was ready is restarted at
-once; if its successors fail soon after, the delay before each restart doubles.
+A server whose first worker never becomes ready fails without a restart. A worker that was ready is restarted at once; if its
+successors fail soon after, the delay before each restart doubles.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Supervisor:
         self,
         settings: Settings,
         on_message: Callable[[FromWorker], None],
-        on_lost: Callable[[], None],  # the worker is gone and will be restarted
+        on_lost: Callable[[], None],  # the worker was lost and will be restarted
         on_failure: Callable[[str], None],  # the worker cannot run; one sentence
         launch: Callable[[Settings], WorkerProcess] = WorkerProcess,
     ) -> None:
@@ -42,7 +42,7 @@ class Supervisor:
         self._on_failure = on_failure
         self._launch = launch
         self._process: WorkerProcess | None = None
-        self._refusal: str | None = None  # of this worker
+        self._refusal: str | None = None  # the message of this worker's Refused
         self._ready_at: float | None = None  # time.monotonic() of this worker's Ready message
         self._was_ready = False  # a worker has been ready since the server started
         self._delay = 0.0  # seconds before the next restart
@@ -58,7 +58,7 @@ class Supervisor:
         self._side = await wire.connect(self._process.socket, self._on_data, self._on_end)
 
     async def stop(self) -> None:
-        """Ends the worker: with a Shutdown message if it is ready, and by a signal if that does not end it."""
+        """Ends the worker: with a Shutdown message if it is ready, and with SIGKILL if it does not end."""
         self._stopping = True
         for task in self._tasks:
             task.cancel()
@@ -71,7 +71,7 @@ class Supervisor:
         self._side.close()
 
     def send(self, message: ToWorker) -> None:
-        """Never blocks. A message to a worker that is gone is dropped; `on_lost` reports the loss."""
+        """Never blocks. A message to a worker that has ended is dropped; `on_lost` reports the loss."""
         self._side.send(messages.encode(message))
 
     def watch(self, busy: Callable[[], bool]) -> None:
@@ -108,7 +108,7 @@ class Supervisor:
             self._spawn_task(self._restart())
 
     async def _restart(self) -> None:
-        """Restarts the worker after a delay, or reports why there is no point in it."""
+        """Restarts the worker after a delay, or reports the failure if no worker has been ready yet."""
         await asyncio.to_thread(self._running.wait, STOP_SECONDS)
         if self._stalled:
             reason = f"The worker made no progress for {self._settings.scheduling.stall_seconds:g} s."

@@ -1,6 +1,6 @@
 """The socket between the front end and the worker: length-prefixed messages.
 
-Promises that the front end's side never blocks, and that each side learns when the other is gone. Knows nothing about the
+Promises that the front end's side never blocks, and that each side detects when the other closes. Knows nothing about the
 messages' content.
 """
 
@@ -18,7 +18,7 @@ READ_BYTES = 1 << 16
 
 
 def framed(message: bytes) -> bytes:
-    """The message with its length in front."""
+    """The message, prefixed with its length."""
     return LENGTH.pack(len(message)) + message
 
 
@@ -50,7 +50,7 @@ class WorkerSide:
         self._poll.register(end, select.POLLIN)
 
     def receive(self, seconds: float) -> Iterator[bytes]:
-        """The messages that have arrived, after waiting up to `seconds` for data. Raises EOFError if the other side is gone."""
+        """The messages that arrive; waits up to `seconds` for data. Raises EOFError if the other side has closed."""
         if not self._poll.poll(1e3 * seconds):
             return iter(())
         data = self._socket.recv(READ_BYTES)
@@ -59,11 +59,11 @@ class WorkerSide:
         return self._frames.feed(data)
 
     def send(self, message: bytes) -> None:
-        """Blocks until the system has taken the message. Raises OSError if the other side is gone."""
+        """Blocks until the message is in the socket's buffer. Raises OSError if the other side has closed."""
         self._socket.sendall(framed(message))
 
     def wait_closed(self) -> None:
-        """Blocks until the other side is gone; reads nothing. For a thread of its own."""
+        """Blocks until the other side closes; reads nothing. Call it in its own thread."""
         hang_up = select.poll()
         hang_up.register(self._socket, 0)  # POLLHUP and POLLERR are always reported
         hang_up.poll()
@@ -92,7 +92,7 @@ class FrontSide(asyncio.Protocol):
         self._on_end()
 
     def send(self, message: bytes) -> None:
-        """Never blocks. A message to a worker that is gone is dropped."""
+        """Never blocks. A message to a worker that has ended is dropped."""
         self._transport.write(framed(message))
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class FrontSide(asyncio.Protocol):
 
 
 async def connect(end: socket.socket, on_message: Callable[[bytes], None], on_end: Callable[[], None]) -> FrontSide:
-    """The front end's side over its end of the socket, which it then owns."""
+    """Connects the front end's side to its end of the socket, and takes ownership of that end."""
     loop = asyncio.get_running_loop()
     _, side = await loop.create_unix_connection(lambda: FrontSide(on_message, on_end), sock=end)
     return side

@@ -19,7 +19,7 @@ from server.engine.transport import framed
 from server.settings import Settings
 
 # The program gets this process's module search path, so that both run the same code wherever it is installed. Ctrl-C reaches
-# the whole process group; only the front end acts on it.
+# the whole process group; only the front end handles it.
 PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -44,12 +44,12 @@ class WorkerProcess:
         with theirs:
             program = command("server.worker.main", str(theirs.fileno()))
             self._process = subprocess.Popen(program, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-        with contextlib.suppress(ConnectionError):  # a worker that has ended already is reported when its socket closes
+        with contextlib.suppress(ConnectionError):  # the closed socket reports a worker that has already ended
             self.socket.sendall(framed(messages.encode(Start(encode_settings(settings), started_at))))
 
     @property
     def alive(self) -> bool:
-        """The process has not ended."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     @property

@@ -19,7 +19,7 @@ ANYONE = "anyone"  # the principal of a server without keys
 
 
 class Authenticator:
-    """FastAPI dependency of every guarded route: identifies the principal, or answers 401."""
+    """FastAPI dependency of every guarded route: identifies the principal, or raises a 401."""
 
     def __init__(self, keys: Mapping[str, ApiKey]) -> None:
         self._digests = {name: _digest(key.key.get_secret_value()) for name, key in keys.items()}

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from server.engine.engine import EngineError, Impossible, Overloaded, Unavailable
+from server.engine.engine import EngineError, InvalidRequest, Overloaded, Unavailable
 
 RETRY_AFTER_SECONDS = 1.0  # if the error has no estimate
 ERROR_TYPES = {
@@ -26,7 +26,7 @@ ERROR_TYPES = {
 
 
 class APIError(HTTPException):
-    """An error answer. `message` is one sentence that says what to do."""
+    """An error response. `message` is one sentence that says what to do."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None, retry_seconds: float | None = None
@@ -66,7 +66,7 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-# The error answers of any endpoint, for the OpenAPI description.
+# The error responses of every endpoint, for the OpenAPI description.
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": description}
     for status, description in {
@@ -83,11 +83,11 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def from_engine(error: EngineError) -> APIError:
-    """The answer to a request that the engine could not complete."""
+    """The error response to a request that the engine could not complete."""
     if isinstance(error, Overloaded):
         code = {"concurrency": "rate_limit_exceeded", "rate": "rate_limit_exceeded"}.get(error.reason, "queue_full")
         return APIError(429, str(error), code=code, retry_seconds=error.seconds)
-    if isinstance(error, Impossible):
+    if isinstance(error, InvalidRequest):
         return APIError(400, str(error), code="invalid_value")
     if isinstance(error, Unavailable):
         return APIError(503, str(error), code=error.code)
@@ -95,9 +95,9 @@ def from_engine(error: EngineError) -> APIError:
 
 
 def from_validation(error: RequestValidationError) -> APIError:
-    """The first invalid field of a body, and the values that it accepts."""
+    """The error response that names the first invalid field of a body and the values it accepts."""
     first = error.errors()[0]
-    # Pydantic adds the member of a union ("stop.str"), which clients do not know.
+    # Pydantic adds the member of a union ("stop.str"), which is not part of the field's name.
     path = [str(part) for part in first["loc"] if part not in ("body", "str") and "[" not in str(part)]
     if first["type"] == "json_invalid":
         return APIError(400, "The body is not valid JSON.", code="invalid_json")
@@ -131,7 +131,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         messages = {
-            404: f"There is nothing at {request.method} {request.url.path}.",
+            404: f"There is no endpoint {request.method} {request.url.path}.",
             405: f"{request.url.path} does not support {request.method}.",
         }
         response = APIError(error.status_code, messages.get(error.status_code, str(error.detail))).response()

@@ -1,4 +1,4 @@
-"""ASGI middleware: size limit of bodies, headers of answers, request metrics, request log."""
+"""ASGI middleware: body limit, response headers, request metrics, request log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.http.errors import APIError
 from server.settings import Logging
 from server.telemetry.metrics import Metrics
 
-REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # ids that are safe to log and to send back
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # safe to log and to send back
 PROBES = ("/health", "/ready", "/metrics")  # polled every few seconds, so logged at level debug only
 log = logging.getLogger("outrider.requests")
 
@@ -25,7 +25,7 @@ def route_of(scope: Scope) -> str:
 
 
 class BodyLimit:
-    """Answers 413 to bodies larger than `limit_bytes`, whether or not they announce their size, before they are in memory."""
+    """Rejects bodies larger than `limit_bytes` with a 413 before they are in memory, with or without a Content-Length."""
 
     def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
         self._app = app
@@ -34,8 +34,8 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > self._limit_bytes:
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self._limit_bytes:
             return await self._error().response()(scope, receive, send)
         received_bytes = 0
 
@@ -54,7 +54,7 @@ class BodyLimit:
 
 
 class ResponseHeaders:
-    """Adds `x-request-id` (the client's if it is safe, else a new one) and `openai-processing-ms` to every answer."""
+    """Adds `x-request-id` (the client's if it is safe, else a new one) and `openai-processing-ms` to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -78,7 +78,7 @@ class ResponseHeaders:
 
 
 class CountRequests:
-    """Counts answers by route and status."""
+    """Counts responses by route and status."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -105,7 +105,7 @@ class CountRequests:
 
 
 class LogRequests:
-    """Logs one line per request after its answer: route, status, timings. Bodies only with `logging.prompts`."""
+    """Logs one line per request after its response: route, status, timings. Logs bodies only with `logging.prompts`."""
 
     def __init__(self, app: ASGIApp, settings: Logging) -> None:
         self._app = app
@@ -115,7 +115,7 @@ class LogRequests:
         if scope["type"] != "http" or not self._settings.requests:
             return await self._app(scope, receive, send)
         started, body = time.monotonic(), bytearray()
-        status: dict[str, Any] = {"status": 499}  # no answer: the client disconnected
+        status: dict[str, Any] = {"status": 499}  # no response: the client disconnected
 
         async def recording_receive() -> Message:
             message = await receive()
@@ -139,7 +139,7 @@ class LogRequests:
                 "route": route,
                 **status,
                 "principal": state.get("principal", ""),
-                **state.get("spent", {}),
+                **state.get("stats", {}),
                 "ms": round(1e3 * (time.monotonic() - started), 1),
             }
             if body:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 KEEP_ALIVE = b": keep-alive\n\n"
 PADDED_BYTES = 256
 COALESCED_PADDED_BYTES = 2048  # a coalesced event holds the text of a whole tick
-CLIENT_CLOSED_REQUEST = 499  # nginx's status; nobody receives it, but logs and metrics record it
+CLIENT_CLOSED_REQUEST = 499  # nginx's status; the client cannot receive it, but logs and metrics record it
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second turns off buffering in nginx
 
 
@@ -31,7 +31,7 @@ class ServerSentEvent:
 
     data: dict[str, Any] | Literal["[DONE]"]
     name: str | None = None  # the `event:` field
-    padded: bool = False  # contains generated text, so its size is hidden if the client asks for that
+    padded: bool = False  # contains generated text, so its size is hidden if the client requests it
 
     def encode(self, multiple_bytes: int = 0) -> bytes:
         """The event's bytes. If it is `padded`, its JSON is extended to a multiple of `multiple_bytes`; 0 = no padding."""
@@ -52,7 +52,7 @@ def pad(data: dict[str, Any], multiple_bytes: int) -> dict[str, Any]:
 
 
 async def singly(source: AsyncGenerator[T | None, None]) -> AsyncGenerator[list[T], None]:
-    """Each item as a batch of its own; an empty batch for each None."""
+    """Yields each item as its own batch, and an empty batch for each None."""
     async with aclosing(source):
         async for item in source:
             yield [] if item is None else [item]
@@ -103,13 +103,13 @@ async def coalesce(source: AsyncGenerator[T | None, None], tick_seconds: float) 
 
 
 async def json_response(http: Request, body: Awaitable[dict[str, Any]]) -> Response:
-    """Answers with a JSON body; if the client disconnects, `body` is cancelled."""
+    """Responds with a JSON body; cancels `body` if the client disconnects."""
     content = await cancel_on_disconnect(http, body)
     return Response(status_code=CLIENT_CLOSED_REQUEST) if content is None else JSONResponse(content)
 
 
 async def stream_response(http: Request, chunks: AsyncGenerator[bytes, None]) -> Response:
-    """Answers with a stream of events. Errors of `chunks` before its first chunk are re-raised, to get their own status."""
+    """Responds with a stream of events. Re-raises errors before the first chunk, so that they get their own status."""
     started = await cancel_on_disconnect(http, start(chunks))
     if started is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -1,1 +1,1 @@
-"""OpenAI's API: request bodies, one module per endpoint, and shared modules."""
+"""OpenAI's API: request bodies, response formats, and one module per endpoint."""

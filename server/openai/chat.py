@@ -98,7 +98,7 @@ class ChatEndpoint:
         unknown = sorted(set(arguments) - set(self._limits.template_arguments))
         if unknown:
             allowed = ", ".join(self._limits.template_arguments)
-            message = f"'chat_template_kwargs' may hold {allowed}, not {unknown[0]!r}."
+            message = f"'chat_template_kwargs' may contain {allowed}, not {unknown[0]!r}."
             raise APIError(400, message, "chat_template_kwargs", "invalid_value")
         if body.reasoning_effort is not None:
             arguments["reasoning_effort"] = body.reasoning_effort

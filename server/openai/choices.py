@@ -37,7 +37,7 @@ class ChoicesFormatter(ABC):
         return 0
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """The choice of the first chunk, before any output; None = there is no such chunk."""
+        """The choice of a first chunk without output; None = no such chunk."""
         return None
 
     @abstractmethod
@@ -98,5 +98,5 @@ class ChoicesFormatter(ABC):
         return body | {"speculation": usage.speculation_body()} if self._request.reports_speculation else body
 
     def _token_ids(self, output: ChoiceOutput) -> dict[str, Any]:
-        """The field `token_ids`, if the client asked for it; without the echoed prompt."""
+        """The field `token_ids`, if the client requested it, without the echoed prompt."""
         return {"token_ids": output.tokens[output.echoed_tokens :]} if self._request.return_token_ids else {}

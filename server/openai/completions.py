@@ -100,7 +100,7 @@ def choice(
 
 
 def best_outputs(outputs: Sequence[ChoiceOutput], candidates: int, returned: int) -> list[ChoiceOutput]:
-    """Of each prompt's `candidates`, the `returned` ones with the highest mean log-probability, best first, renumbered."""
+    """Keeps the `returned` most probable of each prompt's `candidates` (by mean log-probability), best first, renumbered."""
     best: list[ChoiceOutput] = []
     for start in range(0, len(outputs), candidates):
         ranked = sorted(outputs[start : start + candidates], key=lambda output: -output.mean_logprob)

@@ -1,4 +1,4 @@
-"""Runs a request on the engine and writes its answer, whole or as a stream, in any API's format.
+"""Runs a request on the engine and writes its answer, as one body or as a stream, in any API's format.
 
 Knows nothing about JSON: a `Formatter` turns outputs into bodies and events. Usage, metrics, keep-alives, coalescing, padding
 and errors are handled here, once for all endpoints.
@@ -28,7 +28,7 @@ from server.telemetry.metrics import Metrics
 
 @dataclass
 class ChoiceOutput:
-    """New output of one choice, or all of it. Begins with the prompt if that is echoed."""
+    """New output of one choice, or its complete output. Starts with the prompt if the prompt is echoed."""
 
     index: int
     text: str = ""
@@ -36,8 +36,8 @@ class ChoiceOutput:
     tokens: list[int] = field(default_factory=list)
     logprobs: TokenLogprobs | None = None  # of `tokens`; a stop token at the end may have none
     offset: int = 0  # characters of the choice before `text`
-    echoed_tokens: int = 0  # of `tokens`, the first ones
-    pieces: list[tuple[str, int]] = field(default_factory=list)  # of each event: its text, and its number of tokens
+    echoed_tokens: int = 0  # leading `tokens` that belong to the echoed prompt
+    pieces: list[tuple[str, int]] = field(default_factory=list)  # text and number of tokens of each event
 
     def add(self, event: TokenEvent) -> None:
         """Appends an event of the same choice."""
@@ -46,20 +46,20 @@ class ChoiceOutput:
         self.finish = event.finish
         self.tokens += event.tokens
         if event.logprobs is not None:
-            known, new = self.logprobs or TokenLogprobs([], [], []), event.logprobs
-            self.logprobs = TokenLogprobs(known.chosen + new.chosen, known.ids + new.ids, known.values + new.values)
+            old, new = self.logprobs or TokenLogprobs([], [], []), event.logprobs
+            self.logprobs = TokenLogprobs(old.chosen + new.chosen, old.ids + new.ids, old.values + new.values)
 
     def split(self) -> Iterator[ChoiceOutput]:
-        """The output of each event."""
+        """Splits the output into one output per event."""
         start, offset = 0, self.offset
         for number, (text, size) in enumerate(self.pieces, start=1):
-            part, found = slice(start, start + size), self.logprobs
+            part, scores = slice(start, start + size), self.logprobs
             yield ChoiceOutput(
                 self.index,
                 text,
                 finish=self.finish if number == len(self.pieces) else None,
                 tokens=self.tokens[part],
-                logprobs=found and TokenLogprobs(found.chosen[part], found.ids[part], found.values[part]),
+                logprobs=scores and TokenLogprobs(scores.chosen[part], scores.ids[part], scores.values[part]),
                 offset=offset,
                 pieces=[(text, size)],
             )
@@ -75,11 +75,11 @@ class ChoiceOutput:
 class Formatter(Protocol):
     """Writes one answer in an API's format, and holds the state of that answer.
 
-    For a whole answer, `body` is called. For a stream: `start`, `deltas` for each output, then `end` or `error`.
+    For a complete answer, `body` is called; for a stream, `start`, `deltas` for each output, then `end` or `error`.
     """
 
     def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
-        """The whole answer; `outputs` has one element per choice."""
+        """The complete answer; `outputs` has one element per choice."""
 
     def start(self) -> list[ServerSentEvent]:
         """The events before the first output."""
@@ -88,7 +88,7 @@ class Formatter(Protocol):
         """The events of new output."""
 
     def heartbeat(self) -> ServerSentEvent | None:
-        """A padded event without content, which looks like one with content; None if the API has none."""
+        """A padded event without content, with the size of a content event; None if the API has no such event."""
 
     def end(self, usage: Usage) -> list[ServerSentEvent]:
         """The last events, after the engine has finished."""
@@ -98,23 +98,23 @@ class Formatter(Protocol):
 
 
 class TokenSource(Protocol):
-    """The engine as seen from here."""
+    """The part of the engine that the runner uses."""
 
     def generate(self, request: Request, admitted: bool = False) -> AsyncGenerator[TokenEvent | None, None]:
-        """The events of a request; None after each keep-alive interval without one. Raises EngineError."""
+        """The events of a request; None after each keep-alive interval without an event. Raises EngineError."""
 
 
 @dataclass(frozen=True)
 class GenerationTask:
-    """One HTTP request to be answered."""
+    """One HTTP request and the format of its answer."""
 
-    requests: Sequence[Request]  # one per prompt; choices are numbered through all of them
+    requests: Sequence[Request]  # one per prompt; choices are numbered across all of them
     formatter: Formatter
     arrived: float  # time.monotonic()
-    padded: bool = False  # stream events with content have sizes that do not reveal it
+    padded: bool = False  # pad stream events, so that their sizes do not reveal their content
     echoes: Sequence[str] = ()  # text of each prompt, if choices begin with it
     on_complete: Callable[[], None] = lambda: None  # called after the engine has finished, before the answer's last byte
-    spent: dict[str, float] = field(default_factory=dict)  # times and counts for the request log and traces
+    stats: dict[str, float] = field(default_factory=dict)  # times and counts for the request log and traces
 
 
 class GenerationRunner:
@@ -128,13 +128,13 @@ class GenerationRunner:
 
     async def respond(self, http: HTTPRequest, task: GenerationTask, stream: bool) -> Response:
         """The HTTP answer. Cancels the request if the client disconnects. Raises EngineError before the first byte."""
-        http.state.spent = task.spent
+        http.state.stats = task.stats
         if stream:
             return await sse.stream_response(http, self.stream(task))
         return await sse.json_response(http, self.body(task))
 
     async def body(self, task: GenerationTask) -> dict[str, Any]:
-        """The whole answer. Raises EngineError."""
+        """The complete answer. Raises EngineError."""
         outputs: dict[int, ChoiceOutput] = {}
         usage = Usage()
         async with aclosing(self._events(task, usage)) as events:
@@ -201,11 +201,11 @@ class GenerationRunner:
                         prompt_recorded = True
                         self._record_prompt(usage, len(request.prompt), event.cached_tokens)
                     now = time.monotonic()
-                    task.spent.setdefault("first_token_ms", round(1e3 * (now - task.arrived), 1))
+                    task.stats.setdefault("first_token_ms", round(1e3 * (now - task.arrived), 1))
                     self._record_latency(usage.completion_tokens == 0, now - last_token, len(event.tokens))
                     last_token = now
                     usage.record_event(event)
-                    task.spent.update(completion_tokens=usage.completion_tokens, steps=usage.steps)
+                    task.stats.update(completion_tokens=usage.completion_tokens, steps=usage.steps)
                     if event.step is not None:
                         self._metrics.record_step(event.step, len(event.tokens))
                     yield msgspec.structs.replace(event, choice=number * request.choices + event.choice)
@@ -231,7 +231,7 @@ def new_output(task: GenerationTask, event: TokenEvent) -> ChoiceOutput:
         return ChoiceOutput(event.choice)
     number = event.choice // task.requests[0].choices
     echo, tokens, logprobs = task.echoes[number], task.requests[number].prompt, event.prompt_logprobs
-    if logprobs is not None:  # they begin at the second token
+    if logprobs is not None:  # the first token has none
         logprobs = TokenLogprobs([0.0, *logprobs.chosen], [[], *logprobs.ids], [[], *logprobs.values])
     return ChoiceOutput(
         event.choice,

@@ -36,7 +36,7 @@ def completion_logprobs(vocabulary: Vocabulary, output: ChoiceOutput) -> dict[st
         # The first token of an echoed prompt has no context, so it has no log-probability.
         has_context = number > 0 or not output.echoed_tokens
         logprobs.append(logprob if has_context else None)
-        # As with OpenAI, the chosen token is always one of them.
+        # As with OpenAI, the chosen token is always included.
         most_likely = {vocabulary.text_of(other): value for other, value in [*top, (token, logprob)]}
         tops.append(most_likely if has_context else None)
         offsets.append(offset)

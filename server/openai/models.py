@@ -50,7 +50,7 @@ class ModelEndpoint:
     def retrieve(self, name: str) -> dict[str, Any]:
         """GET /v1/models/{name}. Raises APIError."""
         if name != self._card["id"]:
-            message = f"The model {name!r} does not exist here; this server serves {self._card['id']!r}."
+            message = f"The model {name!r} does not exist; this server serves {self._card['id']!r}."
             raise APIError(404, message, "model", "model_not_found")
         return self._card
 

@@ -40,7 +40,7 @@ class RequestBuilder:
     def check(self, body: GenerationBody) -> None:
         """Checks the fields that all endpoints share. Raises APIError."""
         if body.model != self._served_name:
-            message = f"The model {body.model!r} does not exist here; this server serves {self._served_name!r}."
+            message = f"The model {body.model!r} does not exist; this server serves {self._served_name!r}."
             raise APIError(404, message, "model", "model_not_found")
         drafter = body.speculation and body.speculation.drafter
         if drafter in NEED_A_MODEL and not self._has_draft_model:

@@ -1,4 +1,4 @@
-"""/v1/responses: the endpoints, and the format of their answers: a response object, and the events by which it grows."""
+"""/v1/responses: the endpoints, and the format of their answers: a response object, and the events that build it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ResponseFormatter:
         new_parser: Callable[[], ReasoningParser],
         logprobs_vocabulary: Vocabulary | None = None,
     ) -> None:
-        """Log-probabilities are returned if there is a `logprobs_vocabulary` to write them."""
+        """Writes log-probabilities if `logprobs_vocabulary` is given."""
         self._parser = OutputParser(new_parser)
         self._vocabulary = logprobs_vocabulary
         self._sequence_number = 0  # of the next event
@@ -125,7 +125,7 @@ class ResponseFormatter:
 
     def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
         for output in outputs:
-            for each in output.split():  # so that log-probabilities join the item that their text belongs to
+            for each in output.split():  # so that log-probabilities are added to the item of their text
                 self.deltas(each)
         self.end(usage)
         return self.response
@@ -231,7 +231,7 @@ class ResponseFormatter:
         return events
 
     def _current(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The item in progress, and the fields by which events refer to it."""
+        """The item in progress, and the fields that identify it in events."""
         assert self._item is not None
         return self._item, {"item_id": self._item["id"], "output_index": len(self.response["output"]) - 1}
 

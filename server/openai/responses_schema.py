@@ -193,5 +193,5 @@ def to_messages(items: str | Sequence[InputItem]) -> list[Message]:
             case ResultItem():
                 messages.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
             case ReasoningItem():
-                pass  # chat templates take no earlier reasoning
+                pass  # earlier reasoning is not part of the prompt
     return messages

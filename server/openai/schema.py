@@ -65,7 +65,7 @@ class ResponseFormat(Body):
 
 
 class SpeculationBody(Body):
-    """Outrider's extension: drafter, draft size and acceptance rule of this request, and whether to report its speculation."""
+    """Outrider's extension: drafter, draft size and acceptance rule of a request, and whether to report its speculation."""
 
     drafter: DrafterName | None = None
     max_nodes: Annotated[int, Field(ge=0, le=MAX_NODES)] | None = None
@@ -146,7 +146,7 @@ class GenerationBody(Body):
 
     @property
     def returns_prompt_logprobs(self) -> bool:
-        """Whether the prompt's tokens get log-probabilities, too."""
+        """Whether the answer contains log-probabilities of the prompt's tokens."""
         return False
 
     @property
@@ -176,14 +176,14 @@ class GenerationBody(Body):
 
     @property
     def structures(self) -> dict[str, Structure]:
-        """The structured outputs that the request asks for, by field."""
+        """The requested structured outputs, by field."""
         structures: dict[str, Structure] = {}
-        wanted = self.response_format
-        if wanted is not None and wanted.type == "json_object":
+        requested = self.response_format
+        if requested is not None and requested.type == "json_object":
             structures["response_format"] = Structure("json_object", None)
-        elif wanted is not None and wanted.json_schema is not None:
-            kind = "json_schema" if wanted.json_schema.strict else "lenient_json_schema"
-            structures["response_format"] = Structure(kind, wanted.json_schema.schema_ or {})
+        elif requested is not None and requested.json_schema is not None:
+            kind = "json_schema" if requested.json_schema.strict else "lenient_json_schema"
+            structures["response_format"] = Structure(kind, requested.json_schema.schema_ or {})
         for field in ("regex", "grammar", "choice"):
             if getattr(self, field) is not None:
                 structures[field] = Structure(field, getattr(self, field))
@@ -239,7 +239,7 @@ class ChatBody(GenerationBody):
 
     @property
     def required_tools(self) -> list[Tool]:
-        """The tools of which the model must call one; empty if no call is required."""
+        """The tools from which at least one call is required; empty if no call is required."""
         if isinstance(self.tool_choice, NamedTool):
             return [tool for tool in self.tools or () if tool.function.name == self.tool_choice.function.name]
         return self.tools or [] if self.tool_choice == "required" else []
@@ -262,10 +262,10 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: Annotated[int, Field(ge=0)] | None = None  # 0 returns the prompt alone, with `echo`
+    max_tokens: Annotated[int, Field(ge=0)] | None = None  # with 0 and `echo`, only the prompt is returned
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None  # generate this number of answers, return the best `n`
+    best_of: Annotated[int, Field(ge=1)] | None = None  # number of candidates; the best `n` are returned
     suffix: str | None = None
 
     @property

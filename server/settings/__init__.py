@@ -1,4 +1,4 @@
-"""The settings: their tree, the sources that they are loaded from, and their reference."""
+"""The settings: the tree, its sources, and its reference."""
 
 from server.settings.sources import load_settings, parse_flags
 from server.settings.tree import (

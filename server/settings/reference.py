@@ -1,4 +1,4 @@
-"""A flat list of every setting, for help texts and documentation. Everything in it comes from the tree's JSON schema."""
+"""A flat list of every setting, for help texts and documentation. Derived from the tree's JSON schema."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class DraftModel(Section):
 
 
 class Speculation(Section):
-    """How drafts are made."""
+    """Speculative decoding: the drafter and its node budget."""
 
     drafter: DrafterName = Field(
         "fusion", description="Default drafter. The draft, draft-tree, draft-graph and pearl drafters need a draft model."
@@ -179,7 +179,7 @@ class Speculation(Section):
 class Sessions(Section):
     """State kept between the requests of a session."""
 
-    capacity: int = Field(8, ge=0, description="Maximum idle sessions; the least recently used is evicted first.")
+    capacity: int = Field(8, ge=0, description="Maximum sessions; the least recently used idle one is evicted first.")
     ttl_seconds: float = Field(1800.0, gt=0, description="Idle time after which a session is evicted.")
     slots: int | None = Field(
         None,
@@ -241,7 +241,7 @@ class Limits(Section):
 
 
 class Settings(BaseSettings):
-    """The whole tree."""
+    """The root of the tree."""
 
     model_config = SettingsConfigDict(
         env_prefix="OUTRIDER_", env_nested_delimiter="__", frozen=True, extra="forbid", nested_model_default_partial_update=True

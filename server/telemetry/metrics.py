@@ -17,7 +17,7 @@ LATENCY_BUCKETS = (
 )
 PHASE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0003, *LATENCY_BUCKETS)
 TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
-REFUSALS = ("queue_full", "tokens", "concurrency", "rate", "deadline", "draining")  # why a request did not reach the worker
+REFUSALS = ("queue_full", "tokens", "concurrency", "rate", "deadline", "draining")  # why a request was refused or ended early
 FAILURES = ("500", "503")
 
 
@@ -58,7 +58,7 @@ class Metrics:
         self._positions = [self.accepted_per_position.labels(str(1 + i)) for i in range(MAX_NODES)]
         self.worker_restarts = counter("worker_restarts_total", "Restarts of the worker process.")
         self.rejected_requests = counter(
-            "rejected_requests_total", "Requests refused before they reached the worker.", "reason"
+            "rejected_requests_total", "Requests refused, or ended at their deadline, by reason.", "reason"
         )
         for reason in REFUSALS:  # start at zero, so that the first refusal shows as an increase
             self.rejected_requests.labels(reason)
@@ -69,7 +69,7 @@ class Metrics:
         self.last_progress = gauge("last_progress_timestamp_seconds", "Unix time of the worker's last message.")
 
     def record_answer(self, endpoint: str, status: int) -> None:
-        """Counts an answer. Failures of its endpoint start at zero, so that the first one shows as an increase."""
+        """Counts a response. Failures of its endpoint start at zero, so that the first one shows as an increase."""
         for failure in FAILURES:
             self.requests.labels(endpoint, failure)
         self.requests.labels(endpoint, str(status)).inc()

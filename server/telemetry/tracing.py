@@ -71,5 +71,5 @@ class TraceRequests:
                 span.update_name(f"{scope['method']} {route}")
                 span.set_attribute("http.route", route)
                 span.set_attribute("outrider.request_id", state.get("request_id", ""))
-                for name, value in state.get("spent", {}).items():
+                for name, value in state.get("stats", {}).items():
                     span.set_attribute(f"outrider.{name}", value)

@@ -38,14 +38,14 @@ class Detokenizer:
         self._start, self._done = self._done, len(self._ids)
         return now[len(before) :]
 
-    def take_back(self, count: int, done: tuple[int, int]) -> None:
-        """Removes the last `count` tokens; `done` is the value of `progress` before them."""
+    def rollback(self, count: int, progress: tuple[int, int]) -> None:
+        """Removes the last `count` tokens; `progress` is its value before them."""
         del self._ids[len(self._ids) - count :]
-        self._start, self._done = done
+        self._start, self._done = progress
 
     @property
     def progress(self) -> tuple[int, int]:
-        """The state that `take_back` restores."""
+        """The state that `rollback` restores."""
         return self._start, self._done
 
     def flush(self) -> str:
@@ -68,7 +68,7 @@ class StopStrings:
         self._held = ""
         self.stopped = False
 
-    def finds(self, text: str) -> bool:
+    def would_stop(self, text: str) -> bool:
         """Whether `text` would complete a stop string."""
         whole = self._held + text
         return any(stop in whole for stop in self._stops)
@@ -123,10 +123,10 @@ class AnswerText:
             return text + rest, exempt + used
         progress = self._detokenizer.progress
         text = self._detokenizer.feed(tokens)
-        if text and not self._stops.finds(text):
+        if text and not self._stops.would_stop(text):
             return self._stops.feed(text), len(tokens)
         # Token by token, to find the one that completes a stop string or leaves a character incomplete.
-        self._detokenizer.take_back(len(tokens), progress)
+        self._detokenizer.rollback(len(tokens), progress)
         text = ""
         for used, token in enumerate(tokens, start=1):
             text += self._stops.feed(self._detokenizer.feed([token]))

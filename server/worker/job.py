@@ -1,4 +1,4 @@
-"""A request at work, and how a decoding step becomes a TokenEvent."""
+"""A running request: turns decoding steps into TokenEvents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that the choices' seeds differ
 
 
 class Job:
-    """A request at work: its choices one after another, in one session's KV cache."""
+    """A running request. Generates its choices one after another in one session's KV cache."""
 
     def __init__(self, request: Request, session: Session, runtime: Runtime, settings: Settings) -> None:
         self.request = request
@@ -92,7 +92,7 @@ class Job:
         )
 
     def _read(self, step: Step) -> tuple[str, int, Finish | None]:
-        """The step's text, how many of its visible tokens the text uses, and the finish reason, if the answer ends."""
+        """The step's text, the number of visible tokens that the text uses, and the finish reason if the answer ends."""
         finish = step.finish
         text, used = self._text.feed(step.tokens[: self._visible(step)])
         if self._text.stopped:
@@ -113,7 +113,7 @@ class Job:
 
 
 def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
-    """The parameters of a choice: the request's, with a seed of its own for every choice but the first (number 0)."""
+    """The parameters of a choice: the request's, with a different seed for every choice but the first (number 0)."""
     return replace(params, seed=params.seed + choice * SEED_STRIDE & (1 << 64) - 1) if choice else params
 
 

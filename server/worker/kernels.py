@@ -1,7 +1,7 @@
 """The drafters' compiled kernels. Compiling them takes half a minute, loading them from numba's cache a fraction of a second.
 
 At the first start on a machine, a background process compiles them into the cache while the worker already serves: until it is
-done, answers are decoded without drafts. Drafts never change an answer, so only its speed differs.
+done, answers are decoded without drafts. Drafts never change an answer, so only the speed differs.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class CompileRefusal(Listener):  # type: ignore[misc]
         raise NotCached
 
     def on_end(self, event: Event) -> None:
-        """Nothing was compiled."""
+        """Required by numba; nothing to do."""
 
 
 class Kernels:
-    """Whether the drafters can be used without compiling. Owns the process that compiles their kernels."""
+    """Loads the drafters' kernels; `ready` tells whether they can run. Owns the process that compiles them."""
 
     def __init__(self, settings: Settings, background: bool = True) -> None:
-        """Without `background`, `load` compiles what is not cached, however long that takes."""
+        """Without `background`, `load` blocks until the missing kernels are compiled."""
         self.ready = False
         self._settings = settings
         self._background = background

@@ -1,6 +1,6 @@
-"""The decode loop: gives each active request one step in turn. Speaks only messages.
+"""The decode loop: gives each active request one step in turn. Communicates only by messages.
 
-Promises that one request's failure never touches another, and that a cancelled request costs at most one more step.
+Promises that one request's failure never affects another, and that a cancelled request costs at most one more step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Worker:
         self._last_sent_at = 0.0  # time.monotonic()
 
     def run(self) -> None:
-        """Runs until a Shutdown message. Raises EOFError or OSError if the front end is gone."""
+        """Runs until a Shutdown message. Raises EOFError or OSError if the front end has closed the socket."""
         while self._receive():
             self._runtime.kernels.poll()
             self._admit()
@@ -50,7 +50,7 @@ class Worker:
                 self._report()
 
     def _receive(self) -> bool:
-        """Handles the messages that have arrived; waits for some only when idle. Returns False on Shutdown."""
+        """Handles the messages that have arrived; waits only when idle. Returns False on Shutdown."""
         for data in self._wire.receive(0 if self._active else IDLE_SECONDS):
             match message := messages.decode_to_worker(data):
                 case Shutdown():
@@ -83,14 +83,14 @@ class Worker:
         try:
             event = job.step()
         except torch.AcceleratorError:
-            raise  # this process has lost the device; a new process can use it again
+            raise  # only a new process can use the device again
         except Exception as error:
             job.session.verifier.truncate(0)
             self._finish(job)
             job.session.drafters.clear()  # their state is unknown
             self._send(failure(job.request, error))
             return
-        if event is None:  # a chunk of the prompt was read
+        if event is None:  # prefill of one chunk of the prompt
             if time.monotonic() - self._last_sent_at > REPORT_SECONDS:
                 self._report()
             return
@@ -120,8 +120,8 @@ class Worker:
 def failure(request: Request, error: Exception) -> Failed:
     """The message for the client. An error that the client cannot fix is logged."""
     if isinstance(error, (PromptError, GrammarError)):
-        return Failed(request.id, str(error), wrong=True)
+        return Failed(request.id, str(error), client_error=True)
     log.error("request %s failed", request.id, exc_info=error)
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return Failed(request.id, "There is no memory for this request; try again later or use a shorter context.")
+        return Failed(request.id, "There is not enough memory for this request; try again later or use a shorter context.")
     return Failed(request.id, "The model failed on this request; see the server's log.")

@@ -1,6 +1,6 @@
-"""The worker process's entry point: loads what the settings name, reports Ready or Refused, and runs the decode loop.
+"""The worker process's entry point: loads the model, reports Ready or Refused, and runs the decode loop.
 
-Imports torch only after the hang-up watch runs, so that the process ends with the front end from the start.
+Watches the socket before it imports torch, so that the process ends with the front end even while it is loading.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ START_SECONDS = 60.0  # to wait for the Start message
 
 
 def main(file_descriptor: str) -> None:
-    """Runs a worker over the inherited socket with this number, until the front end ends it or goes away."""
+    """Runs a worker over the inherited socket with this number, until the front end stops it or closes the socket."""
     wire = WorkerSide(socket.socket(fileno=int(file_descriptor)))
     threading.Thread(target=end_with_front_end, args=(wire,), daemon=True).start()
     start = receive_start(wire)
@@ -43,7 +43,7 @@ def end_with_front_end(wire: WorkerSide) -> None:
 
 
 def receive_start(wire: WorkerSide) -> Start:
-    """The first message. Raises EOFError if the front end is gone."""
+    """The first message. Raises EOFError if the front end has closed the socket."""
     while True:
         for data in wire.receive(START_SECONDS):
             message = messages.decode_to_worker(data)
@@ -76,6 +76,6 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
     )
     wire.send(messages.encode(ready))
     gc.freeze()  # excludes the model and the tables from every later collection
-    with contextlib.suppress(EOFError, ConnectionError):  # the front end is gone
+    with contextlib.suppress(EOFError, ConnectionError):  # the front end has closed the socket
         Worker(settings, runtime, wire).run()
     runtime.kernels.close()

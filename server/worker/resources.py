@@ -15,12 +15,12 @@ from drafters.tables.array_file import ArrayFileError
 from drafters.tables.suffix import Corpus
 from server.settings import Settings
 
-ModelFactory = Callable[[], LanguageModel]  # the draft model for one more session
+ModelFactory = Callable[[], LanguageModel]  # makes the draft model's state for one session
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Which tables fit a model."""
+    """The properties of a model that its tables must match."""
 
     tokenizer_fingerprint: str
     vocabulary: int  # greater than every token id
@@ -29,7 +29,7 @@ class Tables:
 def load_resources(
     settings: Settings, tables: Tables, model: ModelFactory | None = None
 ) -> tuple[Resources, dict[str, Resources]]:
-    """The shared resources, and those of each principal with datastores of its own. Raises ArrayFileError with one sentence."""
+    """The shared resources, and those of each principal with its own datastores. Raises ArrayFileError with one sentence."""
     shared = replace(load_shared(settings.speculation.options, tables), model=model)
     own = {
         name: replace(shared, corpus=[*shared.corpus, *load_corpus(key.datastores, tables.tokenizer_fingerprint)])
@@ -40,7 +40,7 @@ def load_resources(
 
 
 def distinct(resources: Iterable[Resources]) -> list[Resources]:
-    """One of each number of datastore blocks: kernels are compiled per number."""
+    """One of the resources for each number of datastore blocks, which kernels are specialised on."""
     return list({len(each.corpus): each for each in resources}.values())
 
 

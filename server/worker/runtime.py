@@ -1,4 +1,4 @@
-"""What a worker loads before it serves: model, tokenizer, tables, kernels and the machine's cost curve."""
+"""Everything that a worker loads before it serves: model, tokenizer, tables, kernels and the machine's cost curve."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Runtime:
     tokenizer: PreTrainedTokenizerBase
     stop_ids: frozenset[int]
     resources: Resources
-    own_resources: dict[str, Resources]  # of the principals with datastores of their own
+    own_resources: dict[str, Resources]  # by principal, for those with their own datastores
     slots: int  # KV caches of a full context on the device
     grammars: GrammarCompiler
     curve: CostCurve | None  # None unless speculation.max_nodes is auto
@@ -56,7 +56,7 @@ class Runtime:
         return self.own_resources.get(principal, self.resources)
 
     def budget(self, drafter: DrafterName, max_nodes: int | Literal["auto"]) -> Budget:
-        """The draft budget of a request, as DecodeOptions takes it."""
+        """The draft budget of a request, as fields of DecodeOptions."""
         if max_nodes != "auto":
             return {"max_nodes": max_nodes, "curve": None}
         # Window nodes carry Jacobi state; never prune them.
@@ -82,7 +82,7 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
     tables = Tables(fingerprint(tokenizer), vocabulary=max(runner.vocabulary, len(tokenizer)) + 1)
     resources, own = load_resources(settings, tables, model)
     kernels = kernels or Kernels(settings, background=False)
-    # After the measurements, which a compiling process would disturb.
+    # After the measurements, which a concurrent compilation would disturb.
     kernels.load(distinct([resources, *own.values()]), tables)
     ends = stop_ids(runner.model, tokenizer)
     return Runtime(
@@ -102,7 +102,7 @@ def load_target(settings: Settings) -> ModelRunner:
     """The target model. Sets torch's thread count. Raises ModelError."""
     model = settings.model
     if checkpoint_bytes(model.path) < SMALL_MODEL_BYTES:
-        torch.set_num_threads(1)  # while other processes start, a second thread slows down the loading
+        torch.set_num_threads(1)  # while other processes start, a second thread slows loading down
     runner = load_model(
         LoadOptions(
             path=model.path,
@@ -149,7 +149,7 @@ def load_curve(runner: ModelRunner, settings: Settings) -> CostCurve | None:
 
 
 def plan_slots(runner: ModelRunner, draft: ModelRunner | None, settings: Settings) -> int:
-    """The number of KV caches on the device: sessions.slots, or as many as sessions need and memory holds.
+    """The number of KV caches on the device: sessions.slots, or as many as the sessions need and memory can hold.
 
     Raises ModelError if they are too few for scheduling.max_active.
     """
@@ -174,6 +174,6 @@ def checkpoint_bytes(path: str) -> float:
 def default_threads(runner: ModelRunner, reserved: int = 0) -> int:
     """All cores but the `reserved` ones of a draft model, which may run at the same time.
 
-    One for a small model: its forwards gain little from a second, and the front end needs it more.
+    Returns 1 for a small model: a second thread gains little, and the front end needs the core.
     """
     return 1 if runner.weight_bytes < SMALL_MODEL_BYTES else max(1, (os.cpu_count() or 1) - reserved)

@@ -35,7 +35,7 @@ class Session:
 
 
 class SessionStore:
-    """The worker's sessions: at most `capacity` of them, none idle for longer than `ttl_seconds`.
+    """The worker's sessions. Evicts idle ones beyond `capacity`, and those idle for longer than `ttl_seconds`.
 
     Busy and recently used sessions hold a slot (a KV cache on the device); the others are swapped out to host memory.
     """
@@ -104,7 +104,7 @@ class SessionStore:
         self.expire()
 
     def expire(self) -> int:
-        """Removes idle sessions beyond the capacity or the time to live; returns their number."""
+        """Evicts idle sessions beyond the capacity or the time to live; returns their number."""
         before = len(self._sessions)
         idle = [key for key, session in self._sessions.items() if not session.busy]
         surplus = len(self._sessions) - self._capacity

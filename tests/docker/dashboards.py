@@ -1,4 +1,4 @@
-"""What docker/ holds for Prometheus and Grafana, read."""
+"""The dashboards and rules in docker/, parsed."""
 
 from __future__ import annotations
 

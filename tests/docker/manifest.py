@@ -1,6 +1,6 @@
-"""What Kubernetes takes of the objects that docker/kubernetes.yml has, as JSON schemas.
+"""JSON schemas of the Kubernetes objects in docker/kubernetes.yml.
 
-Fields that we do not use are left out, and so a misspelt or misplaced one is an error.
+They contain only the fields in use, so a misspelt or misplaced field is an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FLAG: Schema = {"type": "boolean"}
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 TEXTS: Schema = {"type": "array", "items": TEXT}
 QUANTITY: Schema = {"type": "string", "pattern": r"^\d+(m|[KMGT]i)?$"}
-LABELS: Schema = {"type": "object", "additionalProperties": TEXT}  # numbers and booleans are refused as values
+LABELS: Schema = {"type": "object", "additionalProperties": TEXT}  # Kubernetes rejects numbers and booleans as values
 
 
 def fields(optional: Schema | None = None, /, **required: Schema) -> Schema:

@@ -1,4 +1,4 @@
-"""The dashboards and rules: a real Prometheus scrapes a real server under load and evaluates every expression of theirs."""
+"""The dashboards and rules: a real Prometheus scrapes a real server under load and evaluates all their expressions."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ QUERIES = [
 ]
 RECORDED = [rule for rule in RULES if "record" in rule]
 ALERTS = [rule for rule in RULES if "alert" in rule]
-VARIABLES = {"$__rate_interval": "5m", "$__range": "5m", "$instance": ".*"}  # as Grafana puts them in
+VARIABLES = {"$__rate_interval": "5m", "$__range": "5m", "$instance": ".*"}  # as Grafana would substitute them
 WAIT_SECONDS = 60.0
 SCRAPE_SECONDS = 0.5
-STEP_SECONDS = SCRAPE_SECONDS / 2  # between the points of a query; no scrape falls between two
-# What Prometheus has seen when all that the load did has reached it, and the rules have been evaluated since.
-ARRIVED = (
+STEP_SECONDS = SCRAPE_SECONDS / 2  # between the points of a query; shorter than a scrape interval
+# These expressions hold once Prometheus has scraped all effects of the load and evaluated the rules.
+LOADED = (
     'sum(rate(outrider_requests_total{status="404"}[5m])) > 0',
     'sum(rate(outrider_requests_total{status="503", endpoint="/v1/completions"}[5m])) > 0',
     'sum(rate(outrider_rejected_requests_total{reason="queue_full"}[5m])) > 0',
@@ -51,61 +51,61 @@ ARRIVED = (
 
 @dataclass
 class Observed:
-    """A server that has been under load, and the Prometheus that watched it."""
+    """A server that has been under load, and the Prometheus that scraped it."""
 
     served: Served
     prometheus: httpx.Client
-    started: float  # Unix time; when Prometheus was
+    started: float  # Unix time of Prometheus' start
 
-    def ask(self, path: str, **parameters: Any) -> Any:
-        """The data of one of its API's answers."""
+    def query(self, path: str, **parameters: Any) -> Any:
+        """The data of a response of Prometheus' API."""
         response = self.prometheus.get(f"/api/v1/{path}", params=parameters)
         assert response.status_code == 200, response.text
         return response.json()["data"]
 
     def instant(self, expression: str) -> list[float]:
-        """The finite values of an expression, now."""
-        found = self.ask("query", query=expression)["result"]
+        """The current finite values of an expression."""
+        found = self.query("query", query=expression)["result"]
         return [float(series["value"][1]) for series in found if math.isfinite(float(series["value"][1]))]
 
     def over_time(self, expression: str) -> list[float]:
-        """The finite values of an expression, ever."""
-        end = time.time() + STEP_SECONDS  # so that the last point is not before the last scrape
-        found = self.ask("query_range", query=expression, start=self.started, end=end, step=STEP_SECONDS)["result"]
+        """All finite values of an expression since the start."""
+        end = time.time() + STEP_SECONDS  # includes the last scrape
+        found = self.query("query_range", query=expression, start=self.started, end=end, step=STEP_SECONDS)["result"]
         values = (float(value) for series in found for _, value in series["values"])
         return [value for value in values if math.isfinite(value)]
 
     def wait_for(self, condition: str) -> None:
-        """Returns when an expression has a result."""
+        """Waits until an expression has a result."""
         deadline = time.monotonic() + WAIT_SECONDS
         while not self.instant(condition):
-            assert time.monotonic() < deadline, f"Prometheus never saw {condition}"
+            assert time.monotonic() < deadline, f"no result within {WAIT_SECONDS:g} s: {condition}"
             time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of `prometheus` and `promtool`: the machine's own, or unpacked from Debian's package."""
+    """The folder of `prometheus` and `promtool`: installed ones, or unpacked from Debian's package."""
     found = shutil.which("prometheus")
     if found and shutil.which("promtool"):
         return Path(found).parent
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
-        pytest.skip("Prometheus is not on this machine, and there is no apt-get to fetch it with")
+        pytest.skip("Prometheus is not installed, and apt-get is missing")
     folder = tmp_path_factory.mktemp("prometheus")
-    fetch = ["apt-get", "download", "--quiet", "prometheus"]  # installs nothing, and starts no service
+    fetch = ["apt-get", "download", "--quiet", "prometheus"]  # without installing it or starting a service
     if subprocess.run(fetch, cwd=folder, capture_output=True).returncode and os.geteuid() == 0:
         subprocess.run(["apt-get", "update", "--quiet"], capture_output=True, check=False)
         subprocess.run(fetch, cwd=folder, capture_output=True, check=False)
     packages = list(folder.glob("prometheus_*.deb"))
     if not packages:
-        pytest.skip("Prometheus is not on this machine, and apt-get cannot fetch it")
+        pytest.skip("Prometheus is not installed, and apt-get cannot download it")
     subprocess.run(["dpkg", "-x", str(packages[0]), str(folder)], check=True)
     return folder / "usr" / "bin"
 
 
 @contextmanager
-def watching(tools: Path, server: str, folder: Path) -> Iterator[httpx.Client]:
-    """A Prometheus with our configuration, but in a hurry, and that looks at the server of this address."""
+def scraping(tools: Path, server: str, folder: Path) -> Iterator[httpx.Client]:
+    """A Prometheus with the configuration of docker/, but short intervals and `server` as its target."""
     config = yaml.safe_load((DOCKER / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": f"{SCRAPE_SECONDS * 1000:.0f}ms", "evaluation_interval": "1s"}
     config["rule_files"] = [str(DOCKER / name) for name in config["rule_files"]]
@@ -126,7 +126,7 @@ def watching(tools: Path, server: str, folder: Path) -> Iterator[httpx.Client]:
 
 
 def wait_listening(client: httpx.Client, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Returns when Prometheus answers."""
+    """Waits until Prometheus is ready."""
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         assert process.poll() is None and time.monotonic() < deadline, log.read_text()
@@ -139,13 +139,13 @@ def wait_listening(client: httpx.Client, process: subprocess.Popen[bytes], log: 
 
 
 def complete(served: Served, **fields: Any) -> int:
-    """The status of a completion."""
+    """Sends a completion request and returns the status."""
     body = {"model": served.model, "prompt": "def add(a, b):", "max_tokens": 2} | fields
     return served.http.post("/v1/completions", json=body).status_code
 
 
 def stream(served: Served, drafter: str) -> None:
-    """A turn of a session that is always the same one."""
+    """Streams a chat in the session `s`."""
     common: Any = {"model": served.model, "stream": True, "max_tokens": 120, "temperature": 0}
     extra = {"session_id": "s", "ignore_eos": True, "speculation": {"drafter": drafter}}
     messages: Any = [{"role": "user", "content": "Write a function that reads a file."}]
@@ -153,7 +153,7 @@ def stream(served: Served, drafter: str) -> None:
 
 
 def serve_and_refuse(served: Served) -> None:
-    """Answers with several drafters, and requests that are wrong."""
+    """Sends requests for several drafters, and invalid requests."""
     for drafter in ("fusion", "trigram", "lookup", "lookahead", "none"):
         stream(served, drafter)
     assert complete(served, temperature=-1) == 400
@@ -162,12 +162,12 @@ def serve_and_refuse(served: Served) -> None:
 
 
 def fill_the_queue(observed: Observed) -> None:
-    """One at work, one in the queue, one that is refused; both stay until Prometheus has seen them."""
+    """One running, one queued and one refused request; the first two last until Prometheus has scraped them."""
     served = observed.served
     with ThreadPoolExecutor() as pool:
         body = {"model": served.model, "prompt": "x", "stream": True} | ENDLESS
         with served.http.stream("POST", "/v1/completions", json=body) as response:
-            lines = response.iter_lines()  # kept: without it, the response is closed
+            lines = response.iter_lines()  # a reference: without it, the response would be closed
             next(lines)
             waiting = pool.submit(complete, served)
             observed.wait_for("outrider_requests_waiting > 0")
@@ -176,7 +176,7 @@ def fill_the_queue(observed: Observed) -> None:
 
 
 def lose_the_worker(observed: Observed) -> None:
-    """A request whose worker is killed."""
+    """Kills the worker during a request."""
     with ThreadPoolExecutor() as pool:
         lost = pool.submit(complete, observed.served, **ENDLESS)
         observed.wait_for("outrider_requests_running > 0")
@@ -189,21 +189,21 @@ def observed(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = tmp_path_factory.mktemp("observed")
     with serving("--model.dtype", "float32", "--scheduling.max_waiting", "1", "--scheduling.max_active", "1") as served:
         started = time.time()
-        with watching(tools, served.url.removeprefix("http://"), folder) as client:
+        with scraping(tools, served.url.removeprefix("http://"), folder) as client:
             found = Observed(served, client, started)
             found.wait_for('up{job="outrider"} == 1')
             serve_and_refuse(served)
-            found.wait_for('outrider_requests_total{status="404"} > 0')  # a rate needs two scrapes that know the series
+            found.wait_for('outrider_requests_total{status="404"} > 0')  # a rate needs two scrapes of the series
             serve_and_refuse(served)
             fill_the_queue(found)
             lose_the_worker(found)
-            for condition in ARRIVED:
+            for condition in LOADED:
                 found.wait_for(condition)
             yield found
 
 
-def filled(expression: str) -> str:
-    """The expression with Grafana's variables put in."""
+def substituted(expression: str) -> str:
+    """The expression with Grafana's variables substituted."""
     for name, value in VARIABLES.items():
         expression = expression.replace(name, value)
     assert "$" not in expression
@@ -212,7 +212,7 @@ def filled(expression: str) -> str:
 
 @pytest.mark.parametrize("target", QUERIES)
 def test_no_panel_is_empty(observed: Observed, target: dict[str, Any]) -> None:
-    expression = filled(target["expr"])
+    expression = substituted(target["expr"])
     values = observed.instant(expression) if target.get("instant") else observed.over_time(expression)
     assert any(values), "nothing" if not values else "nothing but zeros"
 
@@ -223,21 +223,21 @@ def test_variables_and_annotations_have_data(observed: Observed, board: dict[str
     assert (source["name"], source["type"]) == ("datasource", "datasource")
     query = re.fullmatch(r"label_values\((\w+), (\w+)\)", servers["query"]["query"])
     assert query is not None
-    values = observed.ask(f"label/{query[2]}/values", **{"match[]": query[1]})
+    values = observed.query(f"label/{query[2]}/values", **{"match[]": query[1]})
     assert values == [observed.served.url.removeprefix("http://")]
     for annotation in board["annotations"]["list"]:
-        assert observed.over_time(filled(annotation["expr"]))
+        assert observed.over_time(substituted(annotation["expr"]))
 
 
 @pytest.mark.parametrize("rule", RECORDED, ids=lambda rule: rule["record"])
-def test_a_rule_records_what_its_expression_finds(observed: Observed, rule: dict[str, Any]) -> None:
+def test_recording_rules_have_data(observed: Observed, rule: dict[str, Any]) -> None:
     assert observed.instant(rule["expr"])
     assert observed.over_time(rule["record"])
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
-def test_an_alert_looks_at_what_is_there(observed: Observed, rule: dict[str, Any]) -> None:
-    """Its expression holds only in need; without the comparisons, its sides must have data always."""
+def test_the_operands_of_alerts_have_data(observed: Observed, rule: dict[str, Any]) -> None:
+    """The expression holds only while the alert fires; its operands must always have data."""
     observed.instant(rule["expr"])
     for side in re.split(r"\s+(?:and|or|unless)\s+", rule["expr"]):
         compared, comparisons = re.subn(r"\s*(?:==|!=|[<>]=?)\s*[\d.]+$", "", side)
@@ -245,13 +245,13 @@ def test_an_alert_looks_at_what_is_there(observed: Observed, rule: dict[str, Any
         assert observed.instant(compared)
 
 
-def test_prometheus_is_content_with_the_rules(observed: Observed) -> None:
-    groups = observed.ask("rules")["groups"]
+def test_prometheus_evaluates_all_rules(observed: Observed) -> None:
+    groups = observed.query("rules")["groups"]
     health = {rule["name"]: (rule["health"], rule.get("lastError")) for group in groups for rule in group["rules"]}
     assert health == {rule.get("record") or rule["alert"]: ("ok", None) for rule in RULES}
 
 
-def test_the_restart_is_an_alert(observed: Observed) -> None:
+def test_a_restart_fires_an_alert(observed: Observed) -> None:
     firing = 'ALERTS{alertname="OutriderWorkerRestarted", alertstate="firing"}'
     observed.wait_for(firing)
     assert observed.instant(firing)
@@ -266,12 +266,12 @@ def test_the_restart_is_an_alert(observed: Observed) -> None:
     ],
     ids=" ".join,
 )
-def test_promtool_is_content(tools: Path, command: list[str]) -> None:
+def test_promtool_accepts_the_configuration(tools: Path, command: list[str]) -> None:
     done = subprocess.run([tools / "promtool", *command], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_promtool_is_content_with_the_metrics(tools: Path, observed: Observed) -> None:
+def test_promtool_accepts_the_metrics(tools: Path, observed: Observed) -> None:
     text = observed.served.http.get("/metrics").text
     done = subprocess.run([tools / "promtool", "check", "metrics"], input=text, capture_output=True, text=True)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""The container files and the examples beside them: linted, and held against what they speak of."""
+"""The container files and deployment examples: linted, and compared with the code that they refer to."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def instructions(name: str) -> list[str]:
-    """What follows each `name` in the Dockerfile, continued lines joined."""
+    """The arguments of each instruction `name` in the Dockerfile, with continued lines joined."""
     lines = re.sub(r"\\\n", " ", re.sub(r"^ *#.*\n", "", DOCKERFILE, flags=re.M)).splitlines()
     return [line.partition(" ")[2].strip() for line in lines if line.startswith(f"{name} ")]
 
@@ -45,30 +45,30 @@ def image_environment() -> dict[str, str]:
     return dict(pair.split("=", 1) for line in instructions("ENV") for pair in line.split())
 
 
-def complaints(*command: str) -> str:
-    """What a linter has to say; it may also fail without a word."""
+def lint(*command: str) -> str:
+    """The output of a linter, and its exit code if it fails."""
     done = subprocess.run([Path(sys.executable).parent / command[0], *command[1:]], capture_output=True, text=True, cwd=ROOT)
     return done.stdout + done.stderr + (f"exit code {done.returncode}" if done.returncode else "")
 
 
-def test_hadolint_has_nothing_to_say() -> None:
-    assert complaints("hadolint", "--failure-threshold", "style", "Dockerfile") == ""
+def test_hadolint_passes() -> None:
+    assert lint("hadolint", "--failure-threshold", "style", "Dockerfile") == ""
 
 
-def test_shellcheck_has_nothing_to_say() -> None:
-    assert complaints("shellcheck", *(str(script) for script in DOCKER.glob("*.sh"))) == ""
+def test_shellcheck_passes() -> None:
+    assert lint("shellcheck", *(str(script) for script in DOCKER.glob("*.sh"))) == ""
 
 
 def test_the_base_is_pinned_and_the_user_is_not_root() -> None:
     outside = {line.split()[0] for line in instructions("FROM")} - {"base"}
     assert len(outside) == 1
     assert re.fullmatch(r"python:\d+\.\d+\.\d+-slim-[a-z]+", outside.pop())
-    user, group = instructions("USER")[-1].split(":")  # numbers, so that Kubernetes can tell that it is not root
+    user, group = instructions("USER")[-1].split(":")  # numeric, so that Kubernetes can check that it is not root
     assert int(user) > 0 and int(group) > 0
     assert f"--chown={user}:{group} /var/cache/outrider" in DOCKERFILE
 
 
-def test_the_entry_point_is_ours_and_its_files_are_there() -> None:
+def test_the_entry_point_and_its_files_exist() -> None:
     (entry,) = json.loads(instructions("ENTRYPOINT")[0])
     assert entry in PROJECT["project"]["scripts"]
     command = json.loads(instructions("CMD")[0])
@@ -79,7 +79,7 @@ def test_the_entry_point_is_ours_and_its_files_are_there() -> None:
     load_settings(ROOT / "configs" / Path(command[2]).name)
 
 
-def test_what_the_dockerfile_needs_is_let_through() -> None:
+def test_dockerignore_admits_what_the_build_needs() -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     through = {line[1:] for line in ignored if line.startswith("!")}
     packages = {pattern.rstrip("*") for pattern in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]}
@@ -89,17 +89,17 @@ def test_what_the_dockerfile_needs_is_let_through() -> None:
     assert all((ROOT / name).exists() for name in through)
 
 
-def test_what_packages_read_is_installed_with_them() -> None:
+def test_package_data_is_installed() -> None:
     data: dict[str, list[str]] = PROJECT["tool"]["setuptools"]["package-data"]
     for package in ("server", "drafters", "verify", "models"):
         for file in (ROOT / package).rglob("*"):
             name = file.relative_to(ROOT / package).as_posix()
             if file.is_file() and file.suffix != ".py" and "__pycache__" not in name:
-                assert any(fnmatch(name, pattern) for pattern in data.get(package, ())), f"{package}/{name} is left out"
+                assert any(fnmatch(name, pattern) for pattern in data.get(package, ())), f"{package}/{name} is not installed"
     assert "prompts.jsonl" in data["bench"]
 
 
-def test_compose_mounts_what_is_there() -> None:
+def test_compose_mounts_exist() -> None:
     declared = set(COMPOSE["volumes"])
     for service in COMPOSE["services"].values():
         for mount in service["volumes"]:
@@ -115,7 +115,7 @@ def test_compose_builds_the_dockerfile() -> None:
     assert service["ports"] == [f"127.0.0.1:8000:{instructions('EXPOSE')[0]}"]
 
 
-def test_compose_is_pinned_watched_and_for_this_machine_alone() -> None:
+def test_compose_services_are_pinned_checked_and_on_loopback() -> None:
     for name, service in COMPOSE["services"].items():
         assert service["restart"] == "unless-stopped"
         assert all(port.startswith("127.0.0.1:") for port in service["ports"])
@@ -124,7 +124,7 @@ def test_compose_is_pinned_watched_and_for_this_machine_alone() -> None:
     assert instructions("HEALTHCHECK")
 
 
-def test_prometheus_finds_the_server_of_compose() -> None:
+def test_prometheus_scrapes_the_server_of_compose() -> None:
     scrape = yaml.safe_load((DOCKER / "prometheus.yml").read_text())
     targets = [target for job in scrape["scrape_configs"] for config in job["static_configs"] for target in config["targets"]]
     assert f"outrider:{instructions('EXPOSE')[0]}" in targets
@@ -133,7 +133,7 @@ def test_prometheus_finds_the_server_of_compose() -> None:
 
 
 def variables() -> Iterator[tuple[str, str]]:
-    """Where a variable is set, and its name."""
+    """The file that sets a variable, and the variable's name."""
     yield from (("Dockerfile", name) for name in image_environment())
     yield from (("compose.yml", name) for name in COMPOSE["services"]["outrider"]["environment"])
     yield from (("kubernetes.yml", variable["name"]) for variable in CONTAINER["env"])
@@ -146,19 +146,19 @@ def test_variables_are_settings(file: str, name: str) -> None:
     assert setting in type(getattr(Settings(), section)).model_fields, f"{file}: {name}"
 
 
-def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As compose's comment and README say."""
+def test_keys_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the comment in compose.yml and docs/operations.md describe."""
     monkeypatch.setenv("OUTRIDER_AUTH__KEYS", '{"alice": "sk-alices-key"}')
     assert load_settings().auth.keys["alice"].key.get_secret_value() == "sk-alices-key"
 
 
-def test_kubernetes_knows_every_field() -> None:
+def test_the_manifests_match_the_schemas() -> None:
     assert set(MANIFESTS) == set(SCHEMAS)
     for kind, manifest in MANIFESTS.items():
         jsonschema.validate(manifest, SCHEMAS[kind])
 
 
-def test_kubernetes_has_what_it_needs() -> None:
+def test_labels_volumes_and_arguments_match() -> None:
     deployment, service = MANIFESTS["Deployment"], MANIFESTS["Service"]
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"] == labels
@@ -183,7 +183,7 @@ def test_kubernetes_reads_its_keys_from_a_secret() -> None:
     assert PurePosixPath(file).parent == PurePosixPath(mount["mountPath"])
 
 
-def test_kubernetes_probes_what_the_server_answers() -> None:
+def test_kubernetes_probes_are_endpoints() -> None:
     settings = Settings()
     app = create_app(settings, load_tokenizer(settings.model.path, trust_remote_code=False))
     paths = app.openapi()["paths"]
@@ -197,7 +197,7 @@ def test_kubernetes_probes_what_the_server_answers() -> None:
     assert checked and checked[0] in paths
 
 
-def test_a_client_keeps_its_pod_as_long_as_its_session() -> None:
+def test_session_affinity_lasts_as_long_as_a_session() -> None:
     spec = MANIFESTS["Service"]["spec"]
     assert spec["sessionAffinity"] == "ClientIP"
     assert spec["sessionAffinityConfig"]["clientIP"]["timeoutSeconds"] == Settings().sessions.ttl_seconds
@@ -210,7 +210,7 @@ def unit() -> configparser.ConfigParser:
     return parser
 
 
-def test_the_unit_stops_its_service_gently_and_starts_it_again() -> None:
+def test_the_unit_is_hardened_and_restarts_the_service() -> None:
     service = unit()["Service"]
     hardened = {"NoNewPrivileges": "true", "ProtectSystem": "strict", "ProtectHome": "true", "DynamicUser": "true"}
     assert hardened.items() <= dict(service).items()
@@ -226,6 +226,6 @@ def test_the_unit_stops_its_service_gently_and_starts_it_again() -> None:
 )
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     file = tmp_path / "outrider.service"
-    file.write_text(UNIT.replace("/opt/outrider/bin/outrider", "/bin/true"))  # it must be there
+    file.write_text(UNIT.replace("/opt/outrider/bin/outrider", "/bin/true"))  # the program must exist
     checked = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True)
     assert (checked.returncode, checked.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""The dashboards as Grafana reads them: complete, tidy, and about metrics that exist. No Prometheus is needed."""
+"""The dashboards' structure, layout and metrics. Needs no Prometheus."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from server.telemetry.metrics import Metrics
 from tests.docker.dashboards import DASHBOARDS, DOCKER, PANELS, RULES
 
 BOARDS = pytest.mark.parametrize("board", DASHBOARDS.values(), ids=list(DASHBOARDS))
-COLUMNS = 24  # of Grafana's grid
+COLUMNS = 24  # of Grafana's layout grid
 
 
 def metrics_in(expression: str) -> set[str]:
-    """The server's metrics that an expression names."""
+    """The server's metrics in an expression."""
     names = set(re.findall(r"\boutrider_\w+", expression))
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
 
@@ -30,7 +30,7 @@ def known_metrics() -> set[str]:
 
 
 @pytest.mark.parametrize("panel", [panel for _, panel in PANELS], ids=[f"{name}: {panel['id']}" for name, panel in PANELS])
-def test_a_panel_explains_itself(panel: dict[str, Any]) -> None:
+def test_a_panel_has_description_unit_and_legend(panel: dict[str, Any]) -> None:
     assert panel["description"].endswith(".")
     assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
     assert all(target["legendFormat"] for target in panel["targets"])
@@ -40,7 +40,7 @@ def test_a_panel_explains_itself(panel: dict[str, Any]) -> None:
 
 
 @BOARDS
-def test_the_grid_is_full_and_nothing_overlaps(board: dict[str, Any]) -> None:
+def test_panels_fill_the_grid_without_overlap(board: dict[str, Any]) -> None:
     taken: dict[tuple[int, int], int] = {}
     for panel in board["panels"]:
         at = panel["gridPos"]
@@ -52,44 +52,44 @@ def test_the_grid_is_full_and_nothing_overlaps(board: dict[str, Any]) -> None:
 
 
 @BOARDS
-def test_a_dashboard_is_whole(board: dict[str, Any]) -> None:
+def test_dashboards_have_unique_ids_and_link_to_each_other(board: dict[str, Any]) -> None:
     identities = [panel["id"] for panel in board["panels"]]
     assert len(set(identities)) == len(identities)
     others = {f"/d/{other['uid']}" for other in DASHBOARDS.values() if other is not board}
     assert {link["url"] for link in board["links"]} == others
-    assert {"id", "__inputs", "__requires", "iteration"}.isdisjoint(board)  # what exports leave
+    assert {"id", "__inputs", "__requires", "iteration"}.isdisjoint(board)  # leftovers of an export
 
 
-def test_every_metric_is_shown_and_every_one_shown_exists() -> None:
+def test_panels_show_all_metrics_and_no_unknown_ones() -> None:
     shown = {name for _, panel in PANELS for target in panel["targets"] for name in metrics_in(target["expr"])}
     assert shown == known_metrics()
     assert {name for rule in RULES for name in metrics_in(rule["expr"])} <= known_metrics()
 
 
-def test_every_rule_that_a_rule_builds_on_comes_before_it() -> None:
+def test_rules_follow_the_rules_that_they_use() -> None:
     recorded: set[str] = set()
     for rule in RULES:
         assert set(re.findall(r"\boutrider:[\w:]+", rule["expr"])) <= recorded
         recorded |= {rule["record"]} if "record" in rule else set()
 
 
-def test_alerts_say_what_is_wrong_and_what_to_do() -> None:
+def test_alerts_have_severity_summary_and_description() -> None:
     for rule in (rule for rule in RULES if "alert" in rule):
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert {"summary", "description"} == set(rule["annotations"])
         assert all(text.endswith(".") for text in rule["annotations"].values())
     text = " ".join(rule["annotations"]["description"] for rule in RULES if "alert" in rule)
     titles = {panel["title"] for _, panel in PANELS}
-    assert set(re.findall(r'"([^"]+)"', text)) <= titles  # the panels they point to
+    assert set(re.findall(r'"([^"]+)"', text)) <= titles  # the referenced panels
 
 
-def test_the_queue_alert_knows_the_bound() -> None:
+def test_the_queue_alert_matches_the_default_bound() -> None:
     rule = next(rule for rule in RULES if rule.get("alert") == "OutriderQueueNearlyFull")
     assert rule["expr"] == f"outrider_requests_waiting > {Scheduling().max_waiting * 3 // 4}"
 
 
-def test_grafana_knows_how_often_prometheus_scrapes() -> None:
-    """The dashboards' $__rate_interval is made of it; too short, and panels have holes."""
+def test_grafanas_interval_is_the_scrape_interval() -> None:
+    """The dashboards' $__rate_interval depends on it; if it is too short, panels have gaps."""
     sources = yaml.safe_load((DOCKER / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"]
     scraped = yaml.safe_load((DOCKER / "prometheus.yml").read_text())["global"]["scrape_interval"]
     assert [source["jsonData"]["timeInterval"] for source in sources] == [scraped]

@@ -1,4 +1,4 @@
-"""Generates what repeats the settings tree: configs/default.yaml, and the tables of docs/configuration.md.
+"""Generates configs/default.yaml and the tables of docs/configuration.md from the settings tree.
 
 After a change of a setting, run `python -m tests.docs.generated` to rewrite both files.
 """
@@ -28,13 +28,13 @@ def default_yaml() -> str:
 
 
 def configuration(page: str) -> str:
-    """docs/configuration.md with the tables renewed."""
+    """docs/configuration.md with regenerated tables."""
     tables = "\n".join(_table(section) for section in sections())
     return re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n\n{tables}\n{END}", page, flags=re.DOTALL)
 
 
 def is_value(setting: Setting) -> bool:
-    """The default is YAML, and not words such as "the embedded model" (a path of the installation)."""
+    """Whether the default is YAML rather than a phrase such as "the embedded model"."""
     return not setting.default.startswith("the ")
 
 

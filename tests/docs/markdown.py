@@ -1,4 +1,4 @@
-"""The pages under test, and what is in them: code blocks, inline code, links, headings."""
+"""The documentation pages, and their code blocks, inline code, links and headings."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def routes() -> frozenset[tuple[str, str]]:
 
 
 def matches(template: str, path: str) -> bool:
-    """The path, or another template, fits the template."""
+    """Whether a path or another template matches the template."""
     return re.fullmatch(re.sub(r"\\\{[^/]+\\\}", r"[^/]+", re.escape(template)), path) is not None
 
 

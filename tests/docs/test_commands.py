@@ -1,4 +1,4 @@
-"""Every command in the documentation exists and takes the flags it is shown with; every example is valid."""
+"""Every command in the documentation exists and accepts its flags; every example is valid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCKS = [block for page in PAGE_NAMES for block in blocks(page)]
 
 @pytest.fixture(scope="module")
 def group() -> Any:
-    """The whole `outrider` command, with the commands of all entry points."""
+    """The `outrider` command with the commands of all entry points."""
     add_plugins(app)
     return typer.main.get_command(app)
 

@@ -1,4 +1,4 @@
-"""Files that repeat the settings tree are up to date."""
+"""The generated files are up to date."""
 
 from tests.docs.generated import CONFIGURATION, DEFAULT_YAML, configuration, default_yaml
 

@@ -1,4 +1,4 @@
-"""Every setting, endpoint, field, file and link in the documentation exists, and the API's are complete."""
+"""Every setting, endpoint, field, file and link in the documentation exists, and the documentation of the API is complete."""
 
 from __future__ import annotations
 

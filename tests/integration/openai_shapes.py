@@ -1,4 +1,4 @@
-"""JSON schemas of the parts of OpenAI's answers that clients rely on. They need no file of OpenAI's."""
+"""JSON schemas of the parts of OpenAI's answers that clients rely on. They do not need OpenAI's description file."""
 
 from __future__ import annotations
 

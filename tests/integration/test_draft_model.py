@@ -1,4 +1,4 @@
-"""A server with a draft model: its drafters in turn and in parallel, and what a server without one refuses."""
+"""A server with a draft model: its drafters one by one and concurrently; a server without one refuses them."""
 
 from __future__ import annotations
 
@@ -20,35 +20,37 @@ CONFIG = Path(__file__).parents[2] / "configs" / "pearl.yaml"
 
 
 @pytest.fixture(scope="module")
-def own() -> Iterator[Served]:
+def server() -> Iterator[Served]:
     with serving("--config", str(CONFIG), "--draft-model", str(models.DRAFT), "--scheduling.max_active", "3") as server:
         yield server
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.9, "seed": 6}, {"stop": ["return", ")"]}], ids=str)
-def test_answers_are_the_same(own: Served, fields: dict[str, object]) -> None:
+def test_answers_do_not_depend_on_the_drafter(server: Served, fields: dict[str, object]) -> None:
     def answer(drafter: str) -> object:
-        return complete(own, max_tokens=60, return_token_ids=True, **fields, speculation={"drafter": drafter})["choices"]
+        return complete(server, max_tokens=60, return_token_ids=True, **fields, speculation={"drafter": drafter})["choices"]
 
     expected = answer("none")
     with ThreadPoolExecutor() as pool:  # their steps interleave
         assert list(pool.map(answer, DRAFTERS)) == [expected] * len(DRAFTERS)
 
 
-def test_the_report_counts_the_draft_models_tokens(own: Served) -> None:
+def test_the_report_counts_the_draft_models_tokens(server: Served) -> None:
     for drafter in NEED_A_MODEL:
-        speculation = complete(own, max_tokens=60, speculation={"drafter": drafter, "report": True})["speculation"]
+        speculation = complete(server, max_tokens=60, speculation={"drafter": drafter, "report": True})["speculation"]
         assert speculation["accepted_tokens"]["draft"] > 0
         assert speculation["drafted_tokens"]["draft"] >= speculation["accepted_tokens"]["draft"]
 
 
-def test_a_disconnect_leaves_a_sound_session(own: Served) -> None:
-    expected = complete(own, max_tokens=40)["choices"]
+def test_a_session_is_valid_after_a_disconnect(server: Served) -> None:
+    expected = complete(server, max_tokens=40)["choices"]
     for drafter in ("pearl", "draft-graph"):
-        fields = body(own, max_tokens=900, temperature=1.2, session_id=drafter, stream=True, speculation={"drafter": drafter})
-        with own.http.stream("POST", "/v1/completions", json=fields) as response:
+        fields = body(
+            server, max_tokens=900, temperature=1.2, session_id=drafter, stream=True, speculation={"drafter": drafter}
+        )
+        with server.http.stream("POST", "/v1/completions", json=fields) as response:
             next(response.iter_lines())
-        again = complete(own, max_tokens=40, session_id=drafter, speculation={"drafter": drafter})
+        again = complete(server, max_tokens=40, session_id=drafter, speculation={"drafter": drafter})
         assert again["choices"] == expected
 
 
@@ -68,13 +70,13 @@ def test_a_draft_model_of_another_family_is_refused(stories: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_request_may_choose_the_rejection_rule(own: Served) -> None:
+def test_a_request_may_choose_the_rejection_rule(server: Served) -> None:
     """Greedy answers stay the same; sampled answers differ, but keep their length."""
     for drafter in ("draft", "draft-graph", "trigram"):
         greedy = {"max_tokens": 30, "temperature": 0}
-        expected = complete(own, **greedy)["choices"]
-        assert complete(own, **greedy, speculation={"drafter": drafter, "rule": "rejection"})["choices"] == expected
+        expected = complete(server, **greedy)["choices"]
+        assert complete(server, **greedy, speculation={"drafter": drafter, "rule": "rejection"})["choices"] == expected
         chosen = {"drafter": drafter, "rule": "rejection", "report": True}
-        found = complete(own, max_tokens=40, temperature=1.0, seed=4, ignore_eos=True, speculation=chosen)
+        found = complete(server, max_tokens=40, temperature=1.0, seed=4, ignore_eos=True, speculation=chosen)
         assert found["usage"]["completion_tokens"] == 40
         assert found["speculation"]["steps"] < 40

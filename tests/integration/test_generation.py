@@ -1,4 +1,4 @@
-"""Chats and completions: whole and streamed answers, stop strings, usage and choices."""
+"""Chats and completions: JSON and streamed answers, stop strings, usage and choices."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ def test_chat_through_the_official_client(served: Served) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_a_chat_stream_adds_up_to_the_whole_answer(served: Served) -> None:
+def test_a_chat_stream_adds_up_to_the_answer(served: Served) -> None:
     common: Any = {"model": served.model, "messages": MESSAGES, "max_tokens": 60, "temperature": 0.9, "seed": 4}
-    whole = served.client.chat.completions.create(**common)
+    full = served.client.chat.completions.create(**common)
     chunks = list(served.client.chat.completions.create(**common, stream=True, stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant"
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
-    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == whole.choices[0].finish_reason
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == full.choices[0].message.content
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == full.choices[0].finish_reason
     assert chunks[-1].choices == []
-    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].usage == full.usage
     assert all(c.usage is None for c in chunks[:-1])
 
 
 def test_completions_through_the_official_client(served: Served) -> None:
     common: Any = {"model": served.model, "prompt": PROMPT, "max_tokens": 30, "temperature": 0.5, "seed": 2}
-    whole = served.client.completions.create(**common)
+    full = served.client.completions.create(**common)
     chunks = list(served.client.completions.create(**common, stream=True))
-    assert whole.choices[0].text
-    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert full.choices[0].text
+    assert "".join(chunk.choices[0].text for chunk in chunks) == full.choices[0].text
 
 
 def test_completion_stream_format(served: Served) -> None:
-    whole = complete(served)
+    full = complete(served)
     stream = events(served, "/v1/completions", body(served, stream=True))
     assert stream[-1] == "[DONE]"
-    assert "".join(chunk["choices"][0]["text"] for chunk in stream[:-1]) == text(whole)
+    assert "".join(chunk["choices"][0]["text"] for chunk in stream[:-1]) == text(full)
     assert all("usage" not in chunk for chunk in stream[:-1])
     assert len({chunk["id"] for chunk in stream[:-1]}) == 1
 
@@ -52,21 +52,21 @@ def test_completion_stream_format(served: Served) -> None:
 @pytest.mark.parametrize(
     "fields", [{"temperature": 0}, {"temperature": 1, "seed": 3}, {"temperature": 0.7, "top_p": 0.8, "seed": 9}]
 )
-def test_drafting_changes_nothing_but_the_steps(served: Served, fields: dict[str, Any]) -> None:
+def test_drafting_changes_only_the_number_of_steps(served: Served, fields: dict[str, Any]) -> None:
     plain = complete(served, **fields, max_tokens=80, speculation={"drafter": "none", "report": True})
-    fast = complete(served, **fields, max_tokens=80, speculation={"drafter": "trigram", "report": True})
-    assert text(fast) == text(plain)
-    assert fast["usage"] == plain["usage"]
+    drafted = complete(served, **fields, max_tokens=80, speculation={"drafter": "trigram", "report": True})
+    assert text(drafted) == text(plain)
+    assert drafted["usage"] == plain["usage"]
     assert plain["speculation"]["mean_tokens_per_step"] == 1
-    assert fast["speculation"]["steps"] < plain["speculation"]["steps"]
+    assert drafted["speculation"]["steps"] < plain["speculation"]["steps"]
     off = complete(served, **fields, max_tokens=80, speculation={"max_nodes": 0, "report": True})
     assert off["speculation"]["drafted_tokens"] == {}
 
 
 def test_stop_strings_are_cut_exactly(served: Served) -> None:
-    whole = text(complete(served, max_tokens=80))
-    stop = whole[25:28]
-    expected = whole[: whole.index(stop)]
+    full = text(complete(served, max_tokens=80))
+    stop = full[25:28]
+    expected = full[: full.index(stop)]
     for drafter in ("none", "trigram"):
         answer = complete(served, max_tokens=80, stop=["never there", stop], speculation={"drafter": drafter})
         assert text(answer) == expected

@@ -21,7 +21,7 @@ from tests.servers import CAROL, Served
 
 
 @pytest.fixture(scope="module")
-def own(guarded: Served) -> Iterator[Served]:
+def server(guarded: Served) -> Iterator[Served]:
     """Clients with a request quota."""
     with guarded.login(CAROL) as server:
         yield server
@@ -40,33 +40,35 @@ def raw(server: Served, content: bytes) -> str:
     "host",
     ["localhost/health", "localhost/health?", "127.0.0.1:8000/v1/../health#", "x@localhost/health", "[::1]/health", "evil"],
 )
-def test_a_forged_host_opens_nothing(own: Served, host: str) -> None:
+def test_a_forged_host_gives_no_access(server: Served, host: str) -> None:
     for path in ("/v1/models", "/v1/responses/resp_x", "/tokenize"):
         method = "POST" if path == "/tokenize" else "GET"
-        line = raw(own, f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+        line = raw(
+            server, f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
+        )
         assert line.split(" ")[1] in ("400", "401"), line
 
 
 @pytest.mark.parametrize(
     "path", ["//v1/models", "/v1/models/", "/health/../v1/models", "/V1/models", "/v1/models%00", "/v1;/models"]
 )
-def test_no_spelling_of_a_path_bypasses_the_key(own: Served, path: str) -> None:
-    line = raw(own, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+def test_no_spelling_of_a_path_bypasses_the_key(server: Served, path: str) -> None:
+    line = raw(server, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     assert line.split(" ")[1] in ("307", "400", "401", "404"), line
 
 
 @pytest.mark.parametrize("size", [20_000, 1_000_000])
-def test_giant_headers_are_refused(own: Served, size: int) -> None:
-    line = raw(own, b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"y" * size + b"\r\nConnection: close\r\n\r\n")
+def test_giant_headers_are_refused(server: Served, size: int) -> None:
+    line = raw(server, b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"y" * size + b"\r\nConnection: close\r\n\r\n")
     assert not line or line.split(" ")[1] in ("200", "400", "431")
-    assert own.http.get("/health").status_code == 200
+    assert server.http.get("/health").status_code == 200
 
 
-def test_giant_bodies_are_refused_before_they_are_read(own: Served) -> None:
-    line = raw(own, f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {10**12}\r\n\r\n".encode())
+def test_giant_bodies_are_refused_before_they_are_read(server: Served) -> None:
+    line = raw(server, f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {10**12}\r\n\r\n".encode())
     assert line.split(" ")[1] in ("401", "413")
 
-    parts = urlsplit(own.url)
+    parts = urlsplit(server.url)
     assert parts.hostname and parts.port
     head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {CAROL}\r\nTransfer-Encoding: chunked\r\n\r\n"
     with socket.create_connection((parts.hostname, parts.port), 10) as connection:
@@ -86,11 +88,11 @@ NUMBERS = [-1, 2**31, 2**63, -(2**63) - 1, 10**40, 1e400, float("nan"), "1", Tru
     "name",
     ["n", "top_logprobs", "logprobs", "max_tokens", "min_tokens", "seed", "temperature", "top_p", "top_k", "min_p", "priority"],
 )
-def test_no_number_breaks_anything(own: Served, name: str) -> None:
+def test_extreme_numbers_cause_no_server_error(server: Served, name: str) -> None:
     for value in NUMBERS:
-        content = str({"model": own.model, "prompt": "x", "max_tokens": 1, name: value}).replace("'", '"')
+        content = str({"model": server.model, "prompt": "x", "max_tokens": 1, name: value}).replace("'", '"')
         content = content.replace("True", "true").replace("None", "null").replace("inf", "1e999").replace("nan", "NaN")
-        response = own.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+        response = server.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
         assert response.status_code in (200, 400), (name, value, response.text)
 
 
@@ -110,8 +112,8 @@ def test_no_number_breaks_anything(own: Served, name: str) -> None:
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_bounds_hold(own: Served, fields: dict[str, Any]) -> None:
-    response = own.http.post("/v1/completions", json=body(own, max_tokens=1) | fields)
+def test_bounds_hold(server: Served, fields: dict[str, Any]) -> None:
+    response = server.http.post("/v1/completions", json=body(server, max_tokens=1) | fields)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["message"].endswith((".", "s")) or "Invalid" in response.json()["error"]["message"]
 
@@ -127,9 +129,9 @@ def test_bounds_hold(own: Served, fields: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_catastrophic_patterns_are_answered_or_refused(own: Served, fields: dict[str, Any]) -> None:
-    with httpx.Client(base_url=own.url, timeout=20, headers={"Authorization": f"Bearer {CAROL}"}) as client:
-        response = client.post("/v1/completions", json=body(own, max_tokens=3) | fields)
+def test_catastrophic_patterns_are_answered_or_refused(server: Served, fields: dict[str, Any]) -> None:
+    with httpx.Client(base_url=server.url, timeout=20, headers={"Authorization": f"Bearer {CAROL}"}) as client:
+        response = client.post("/v1/completions", json=body(server, max_tokens=3) | fields)
     assert response.status_code in (200, 400), response.text
 
 
@@ -143,47 +145,47 @@ def test_catastrophic_patterns_are_answered_or_refused(own: Served, fields: dict
     ],
     ids=str,
 )
-def test_recursive_schemas_terminate(own: Served, schema: dict[str, Any]) -> None:
+def test_recursive_schemas_terminate(server: Served, schema: dict[str, Any]) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
-    asked = {"model": own.model, "messages": MESSAGES, "max_tokens": 5, "response_format": form}
-    assert own.http.post("/v1/chat/completions", json=asked).status_code in (200, 400)
+    content = {"model": server.model, "messages": MESSAGES, "max_tokens": 5, "response_format": form}
+    assert server.http.post("/v1/chat/completions", json=content).status_code in (200, 400)
 
 
-def test_chat_templates_come_from_the_model_only(own: Served) -> None:
-    common = {"model": own.model, "messages": MESSAGES, "max_tokens": 3, "temperature": 0}
-    plain = own.http.post("/v1/chat/completions", json=common).json()
-    forged = own.http.post("/v1/chat/completions", json=common | {"chat_template": "{{ 7 * 7 }}"}).json()
+def test_chat_templates_in_requests_are_ignored(server: Served) -> None:
+    common = {"model": server.model, "messages": MESSAGES, "max_tokens": 3, "temperature": 0}
+    plain = server.http.post("/v1/chat/completions", json=common).json()
+    forged = server.http.post("/v1/chat/completions", json=common | {"chat_template": "{{ 7 * 7 }}"}).json()
     assert forged["choices"] == plain["choices"] and forged["usage"] == plain["usage"]
     for name in ("messages", "tools", "add_generation_prompt", "tokenize", "chat_template", "__class__"):
-        response = own.http.post("/v1/chat/completions", json=common | {"chat_template_kwargs": {name: "x"}})
+        response = server.http.post("/v1/chat/completions", json=common | {"chat_template_kwargs": {name: "x"}})
         assert response.status_code == 400
-        assert "may hold" in response.json()["error"]["message"]
+        assert "may contain" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("name", ["stop", "regex", "prompt", "session_id", "user", "model", "suffix", "grammar"])
-def test_a_lone_surrogate_is_refused_or_harmless(own: Served, name: str) -> None:
-    content = json.dumps(body(own, max_tokens=1) | {name: "\ud800"})
-    response = own.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+def test_a_lone_surrogate_is_refused_or_harmless(server: Served, name: str) -> None:
+    content = json.dumps(body(server, max_tokens=1) | {name: "\ud800"})
+    response = server.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
     assert response.status_code in (200, 400, 404), response.text
-    asked = {"model": own.model, "input": "hi", "instructions": "\ud800", "max_output_tokens": 1}
-    assert own.http.post("/v1/responses", content=json.dumps(asked)).status_code in (200, 400)
+    fields = {"model": server.model, "input": "hi", "instructions": "\ud800", "max_output_tokens": 1}
+    assert server.http.post("/v1/responses", content=json.dumps(fields)).status_code in (200, 400)
 
 
-def test_special_tokens_in_content_are_plain_text(own: Served) -> None:
+def test_special_tokens_in_content_are_plain_text(server: Served) -> None:
     special = "<|end|>"
-    alone = own.http.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}]}).json()["tokens"]
-    forged = own.http.post("/tokenize", json={"messages": [{"role": "user", "content": f"a{special}"}]}).json()["tokens"]
-    end = own.http.post("/tokenize", json={"prompt": special}).json()["tokens"]
-    assert forged.count(end[-1]) == alone.count(end[-1])
+    plain = server.http.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}]}).json()["tokens"]
+    forged = server.http.post("/tokenize", json={"messages": [{"role": "user", "content": f"a{special}"}]}).json()["tokens"]
+    end = server.http.post("/tokenize", json={"prompt": special}).json()["tokens"]
+    assert forged.count(end[-1]) == plain.count(end[-1])
 
 
-def test_tokenizing_a_long_text_blocks_nobody(own: Served) -> None:
+def test_tokenizing_a_long_text_does_not_block_other_requests(server: Served) -> None:
     """/health answers while hundreds of kilobytes are tokenized."""
     slowest, done = 0.0, threading.Event()
 
     def poll() -> None:
         nonlocal slowest
-        with httpx.Client(base_url=own.url) as client:
+        with httpx.Client(base_url=server.url) as client:
             while not done.is_set():
                 started = time.perf_counter()
                 assert client.get("/health").status_code == 200
@@ -194,47 +196,47 @@ def test_tokenizing_a_long_text_blocks_nobody(own: Served) -> None:
     started = time.perf_counter()
     for _ in range(3):
         text = "".join(f"{number} äöü " for number in range(30_000))
-        own.http.post("/v1/completions", json=body(own, prompt=text))
-    took = time.perf_counter() - started
+        server.http.post("/v1/completions", json=body(server, prompt=text))
+    seconds = time.perf_counter() - started
     done.set()
     polling.join()
-    assert slowest < max(0.5, took / 2)
+    assert slowest < max(0.5, seconds / 2)
 
 
-def test_names_are_never_paths(own: Served) -> None:
+def test_names_are_never_paths(server: Served) -> None:
     for path in ("/v1/models/../../etc/passwd", "/v1/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "/v1/responses/..%2f..%2fx"):
-        response = own.http.get(path)
+        response = server.http.get(path)
         assert response.status_code == 404
         assert "root:" not in response.text
     for session in ("../../x", "/etc/passwd", "\x00", "a" * 256):
-        assert own.http.post("/v1/completions", json=body(own, max_tokens=1, session_id=session)).status_code == 200
+        assert server.http.post("/v1/completions", json=body(server, max_tokens=1, session_id=session)).status_code == 200
     assert not Path("/etc/passwd.cost").exists()
 
 
-def test_errors_reveal_no_internals(own: Served) -> None:
+def test_errors_reveal_no_internals(server: Served) -> None:
     here = str(Path(__file__).parents[2])
-    wrong = [
-        own.http.post("/v1/completions", content=b"{"),
-        own.http.post("/v1/completions", json=body(own, prompt={"a": 1})),
-        own.http.post("/v1/chat/completions", json={"model": own.model, "messages": [{"role": "user", "content": [1]}]}),
-        own.http.post("/v1/completions", json=body(own, grammar="start: %json {")),
-        own.http.post("/v1/completions", headers={"Authorization": "Bearer wrong"}, json={}),
-        own.http.get("/v1/nothing"),
+    rejected = [
+        server.http.post("/v1/completions", content=b"{"),
+        server.http.post("/v1/completions", json=body(server, prompt={"a": 1})),
+        server.http.post("/v1/chat/completions", json={"model": server.model, "messages": [{"role": "user", "content": [1]}]}),
+        server.http.post("/v1/completions", json=body(server, grammar="start: %json {")),
+        server.http.post("/v1/completions", headers={"Authorization": "Bearer wrong"}, json={}),
+        server.http.get("/v1/nothing"),
     ]
-    for response in wrong:
+    for response in rejected:
         assert 400 <= response.status_code < 500
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
         for word in ("Traceback", 'File "', here, CAROL, "site-packages"):
             assert word not in response.text
 
 
-def test_metric_labels_hold_no_client_text(own: Served) -> None:
-    mark = "injected-label"
-    own.http.get(f"/{mark}")
-    own.http.get(f"/v1/models/{mark}")
-    own.http.post("/v1/completions", json=body(own, max_tokens=1, user=mark, session_id=mark, metadata={mark: mark}))
-    own.http.request(mark.upper().replace("-", ""), "/health")
-    assert mark not in own.http.get("/metrics").text.lower()
+def test_metric_labels_hold_no_client_text(server: Served) -> None:
+    label = "injected-label"
+    server.http.get(f"/{label}")
+    server.http.get(f"/v1/models/{label}")
+    server.http.post("/v1/completions", json=body(server, max_tokens=1, user=label, session_id=label, metadata={label: label}))
+    server.http.request(label.upper().replace("-", ""), "/health")
+    assert label not in server.http.get("/metrics").text.lower()
 
 
 def test_remote_code_is_off_by_default() -> None:
@@ -252,8 +254,8 @@ def test_nothing_is_unpickled() -> None:
             assert "import pickle" not in text and "torch.load(" not in text and "allow_pickle=True" not in text, file
 
 
-def test_no_origin_passes_cors_by_default(own: Served) -> None:
-    asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
-    response = own.http.options("/v1/completions", headers=asked)
+def test_no_origin_passes_cors_by_default(server: Served) -> None:
+    headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    response = server.http.options("/v1/completions", headers=headers)
     assert response.status_code == 405
     assert not any(name.startswith("access-control") for name in response.headers)

@@ -1,4 +1,4 @@
-"""Two tenants: what one sends changes neither the other's answers nor its drafts, sessions, responses or turns."""
+"""Two keys: requests of one do not affect the other's answers, drafts, sessions, responses or turns."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PROMPT = f"{PECULIAR}\n\n" * 6
 
 
 @pytest.fixture(scope="module")
-def own(guarded: Served) -> Iterator[Served]:
+def server(guarded: Served) -> Iterator[Served]:
     with guarded.login(BOB) as server:
         yield server
 
 
-def ask(server: Served, key: str, **fields: Any) -> dict[str, Any]:
+def fetch(server: Served, key: str, **fields: Any) -> dict[str, Any]:
     content = body(server, max_tokens=80) | fields
     response = server.http.post("/v1/completions", json=content, headers={"Authorization": f"Bearer {key}"})
     assert response.status_code == 200, response.text
@@ -30,35 +30,35 @@ def ask(server: Served, key: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("drafter", ["fusion", "trigram", "lookup", "lookahead"])
-def test_drafts_learn_nothing_from_another_key(own: Served, drafter: str) -> None:
+def test_drafters_do_not_learn_across_keys(server: Served, drafter: str) -> None:
     """Same session id, same prompt, another key: steps, drafts and cached tokens are those of a fresh server."""
     fields: dict[str, Any] = {"prompt": PROMPT, "temperature": 0.3, "seed": 1, "session_id": f"shared {drafter}"}
     chosen = {"speculation": {"drafter": drafter, "report": True, "max_nodes": 24}}
 
     def steps(key: str, **more: Any) -> tuple[Any, ...]:
-        found = ask(own, key, **fields | chosen | more)
+        found = fetch(server, key, **fields | chosen | more)
         cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
         return found["choices"][0]["text"], found["speculation"], cached
 
-    alone = steps(BOB, session_id=f"never used before {drafter}")
+    fresh = steps(BOB, session_id=f"never used before {drafter}")
     for _ in range(3):
-        taught = steps(ALICE)
-    assert taught[2] > 0  # Alice's second request reused her session
+        cached_answer = steps(ALICE)
+    assert cached_answer[2] > 0  # Alice's second request reused her session
     after = steps(BOB)
-    assert after == alone
+    assert after == fresh
     again = steps(BOB)
     assert again[2] > 0  # and Bob's reused his
 
 
-def test_one_tenants_flood_does_not_delay_the_other(own: Served) -> None:
-    """The queue serves tenants in turn: with dozens of Alice's requests waiting, Bob's is next."""
+def test_one_keys_flood_does_not_delay_another_key(server: Served) -> None:
+    """The queue is fair between keys: with dozens of Alice's requests waiting, Bob's is next."""
 
     async def run() -> list[str]:
         order: list[str] = []
-        async with httpx.AsyncClient(base_url=own.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
 
             async def one(name: str, key: str) -> None:
-                content = body(own, max_tokens=30, temperature=1.0, ignore_eos=True)
+                content = body(server, max_tokens=30, temperature=1.0, ignore_eos=True)
                 response = await client.post("/v1/completions", json=content, headers={"Authorization": f"Bearer {key}"})
                 assert response.status_code == 200
                 order.append(name)
@@ -74,11 +74,11 @@ def test_one_tenants_flood_does_not_delay_the_other(own: Served) -> None:
     assert len(asyncio.run(run())) < 25
 
 
-def test_a_response_belongs_to_its_key(own: Served) -> None:
-    made = own.client.responses.create(model=own.model, input="hello", max_output_tokens=4)
+def test_a_response_belongs_to_its_key(server: Served) -> None:
+    made = server.client.responses.create(model=server.model, input="hello", max_output_tokens=4)
     as_alice = {"Authorization": f"Bearer {ALICE}"}
-    assert own.http.get(f"/v1/responses/{made.id}").status_code == 200
-    assert own.http.get(f"/v1/responses/{made.id}", headers=as_alice).status_code == 404
-    assert own.http.delete(f"/v1/responses/{made.id}", headers=as_alice).status_code == 404
-    next_turn = {"model": own.model, "input": "and?", "previous_response_id": made.id}
-    assert own.http.post("/v1/responses", json=next_turn, headers=as_alice).status_code == 404
+    assert server.http.get(f"/v1/responses/{made.id}").status_code == 200
+    assert server.http.get(f"/v1/responses/{made.id}", headers=as_alice).status_code == 404
+    assert server.http.delete(f"/v1/responses/{made.id}", headers=as_alice).status_code == 404
+    next_turn = {"model": server.model, "input": "and?", "previous_response_id": made.id}
+    assert server.http.post("/v1/responses", json=next_turn, headers=as_alice).status_code == 404

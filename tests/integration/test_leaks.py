@@ -1,4 +1,4 @@
-"""A thousand clients that disconnect midway leak no slot, no queue place and no damaged session."""
+"""A thousand clients that disconnect midway leak no slot and no queue place, and damage no session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOTS, CAPACITY, CLIENTS, DISCONNECTS = 3, 2, 12, 1000
 
 
 @pytest.fixture(scope="module")
-def own() -> Iterator[Served]:
+def server() -> Iterator[Served]:
     flags = {"scheduling.max_active": SLOTS, "sessions.slots": SLOTS, "sessions.capacity": CAPACITY}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     with serving("--model.dtype", "float32", "--logging.requests", "false", *words) as server:
@@ -24,18 +24,18 @@ def own() -> Iterator[Served]:
 
 
 @pytest.mark.slow
-def test_a_thousand_disconnects_leak_nothing(own: Served) -> None:
+def test_a_thousand_disconnects_leak_nothing(server: Served) -> None:
     random = Random(0)
-    expected = {f"s{number}": complete(own, prompt=f"def f{number}(", max_tokens=12)["choices"] for number in range(4)}
+    expected = {f"s{number}": complete(server, prompt=f"def f{number}(", max_tokens=12)["choices"] for number in range(4)}
 
     async def run() -> None:
         turns = iter(range(DISCONNECTS))
-        async with httpx.AsyncClient(base_url=own.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
 
-            async def leave() -> None:
+            async def disconnect() -> None:
                 for _ in turns:
                     name = f"s{random.randrange(4)}"
-                    fields = body(own, prompt=f"def f{name[1:]}(", max_tokens=400, temperature=1.2)
+                    fields = body(server, prompt=f"def f{name[1:]}(", max_tokens=400, temperature=1.2)
                     fields |= {"stream": random.random() < 0.8}
                     fields |= {"session_id": name} if random.random() < 0.5 else {}
                     fields |= {"speculation": {"drafter": random.choice(["none", "trigram", "fusion", "lookahead"])}}
@@ -47,7 +47,7 @@ def test_a_thousand_disconnects_leak_nothing(own: Served) -> None:
                     except (TimeoutError, httpx.HTTPError):
                         pass
 
-            await asyncio.gather(*(leave() for _ in range(CLIENTS)))
+            await asyncio.gather(*(disconnect() for _ in range(CLIENTS)))
             for _ in range(200):
                 text = (await client.get("/metrics")).text
                 if "requests_running 0.0" in text and "requests_waiting 0.0" in text:
@@ -56,18 +56,20 @@ def test_a_thousand_disconnects_leak_nothing(own: Served) -> None:
         raise AssertionError("requests of disconnected clients are still there")
 
     asyncio.run(run())
-    # All slots are free, and every session's next turn is right.
+    # All slots are free, and every session continues correctly.
     long = {"max_tokens": 30, "temperature": 0.8, "ignore_eos": True}
 
     async def together() -> list[int]:
-        async with httpx.AsyncClient(base_url=own.url, timeout=60) as client:
-            asks = (client.post("/v1/completions", json=body(own, **long, session_id=f"n{n}")) for n in range(SLOTS + CAPACITY))
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            asks = (
+                client.post("/v1/completions", json=body(server, **long, session_id=f"n{n}")) for n in range(SLOTS + CAPACITY)
+            )
             return [response.status_code for response in await asyncio.gather(*asks)]
 
     assert asyncio.run(together()) == [200] * (SLOTS + CAPACITY)
     for name, choices in expected.items():
-        again = complete(own, prompt=f"def f{name[1:]}(", max_tokens=12, session_id=name)
+        again = complete(server, prompt=f"def f{name[1:]}(", max_tokens=12, session_id=name)
         assert again["choices"] == choices
-    sessions = next(line for line in own.http.get("/metrics").text.splitlines() if line.startswith("outrider_sessions "))
+    sessions = next(line for line in server.http.get("/metrics").text.splitlines() if line.startswith("outrider_sessions "))
     assert float(sessions.split()[1]) <= CAPACITY
-    assert own.process.poll() is None
+    assert server.process.poll() is None

@@ -1,4 +1,4 @@
-"""Answers match OpenAI's API description: their own file where it is present, and our excerpt of it."""
+"""Answers match OpenAI's API description: the complete file if it is present, and the excerpt in `openai_shapes`."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ CHATS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("fields", CHATS, ids=["plain", "logprobs", "tools", "json"])
 def test_chat(served: Served, check: Check, fields: dict[str, Any]) -> None:
     body = {"model": served.model, "messages": MESSAGES, "max_tokens": 60, "temperature": 1, **fields}
-    whole = served.http.post("/v1/chat/completions", json=body)
-    assert whole.status_code == 200, whole.text
-    check("CreateChatCompletionResponse", whole.json())
+    response = served.http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    check("CreateChatCompletionResponse", response.json())
     stream = events(served, "/v1/chat/completions", body | {"stream": True, "stream_options": {"include_usage": True}})
     for chunk in stream[:-1]:
         check("CreateChatCompletionStreamResponse", chunk)

@@ -23,16 +23,16 @@ SECONDS = 60
 
 
 @pytest.fixture(scope="module")
-def own() -> Iterator[Served]:
+def server() -> Iterator[Served]:
     """A server whose context is so small that every answer is short."""
     with serving("--model.dtype", "float32", "--model.context_tokens", "64") as server:
         yield server
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
-def test_any_request(own: Served, mode: GenerationMode) -> None:
+def test_any_request(server: Served, mode: GenerationMode) -> None:
     """Valid (positive) and invalid (negative) requests; half of the bodies name the served model."""
-    described: Any = schemathesis.openapi.from_url(f"{own.url}/openapi.json")
+    described: Any = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     operations = [found.ok() for found in described.get_all_operations()]
     assert len(operations) >= 14
     for operation in operations:
@@ -41,9 +41,9 @@ def test_any_request(own: Served, mode: GenerationMode) -> None:
         @given(operation.as_strategy(generation_mode=mode))
         def send(case: Any) -> None:
             if isinstance(case.body, dict) and isinstance(case.body.get("model"), str) and len(case.body["model"]) % 2 == 0:
-                case.body["model"] = own.model
+                case.body["model"] = server.model
             case.call_and_validate(checks=[not_a_server_error, status_code_conformance], timeout=SECONDS)
 
         if mode is GenerationMode.POSITIVE or operation.body:  # a path alone cannot be invalid
             send()
-    assert own.process.poll() is None
+    assert server.process.poll() is None

@@ -16,12 +16,12 @@ REFUSED = 'outrider_rejected_requests_total{reason="queue_full"} '
 
 
 def refusals(server: Served) -> float:
-    """How many requests the server has refused because its queue was full."""
+    """The number of requests refused because the queue was full."""
     lines = server.http.get("/metrics").text.splitlines()
     return sum(float(line.removeprefix(REFUSED)) for line in lines if line.startswith(REFUSED))
 
 
-def test_the_client_retries(crowded: Served) -> None:
+def test_the_official_client_retries(crowded: Served) -> None:
     common: Any = {"model": crowded.model, "messages": MESSAGES, "max_tokens": 2}
     create: Callable[..., Any] = crowded.client.with_options(max_retries=60).chat.completions.create
     with ThreadPoolExecutor() as pool:
@@ -33,12 +33,12 @@ def test_the_client_retries(crowded: Served) -> None:
             assert int(raised.value.response.headers["Retry-After"]) > 0
             assert raised.value.code == "queue_full"
             stream = crowded.http.post("/v1/completions", json={"model": crowded.model, "prompt": "x", "stream": True})
-            assert stream.status_code == 429  # a status of its own, not an event
+            assert stream.status_code == 429  # an HTTP status, not an event
             assert stream.json()["error"]["code"] == "queue_full"
             before = refusals(crowded)
             assert before >= 2
             retried = pool.submit(create, **common)
             wait_until(lambda: refusals(crowded) > before)
-            assert next(line for line in running if line).startswith("data: {")  # the running request is not disturbed
+            assert next(line for line in running if line).startswith("data: {")  # the running request continues
         assert queued.result(60)["choices"]
         assert retried.result(60).choices[0].message.content is not None

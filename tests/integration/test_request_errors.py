@@ -47,7 +47,7 @@ def test_a_prompt_that_is_too_long_names_both_numbers(served: Served) -> None:
     assert raised.value.code == "context_length_exceeded"
 
 
-def test_the_client_raises_its_own_error_classes(served: Served) -> None:
+def test_the_official_client_raises_its_error_classes(served: Served) -> None:
     with pytest.raises(openai.NotFoundError):
         served.client.chat.completions.create(model="other", messages=MESSAGES)
     with pytest.raises(openai.BadRequestError, match="messages"):
@@ -59,7 +59,7 @@ def test_the_client_raises_its_own_error_classes(served: Served) -> None:
 
 def test_unknown_paths_wrong_methods_and_broken_bodies(served: Served) -> None:
     http = served.http
-    assert http.get("/v1/nothing").json()["error"]["message"].startswith("There is nothing at")
+    assert http.get("/v1/nothing").json()["error"]["message"].startswith("There is no endpoint")
     assert http.get("/v1/nothing").status_code == 404
     assert http.get("/v1/completions").status_code == 405
     assert "error" in http.get("/v1/completions").json()

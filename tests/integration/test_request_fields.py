@@ -1,4 +1,4 @@
-"""Request fields: what each changes in the output; drafting changes none of it."""
+"""Request fields and their effect on the output, which does not depend on drafting."""
 
 from __future__ import annotations
 
@@ -34,64 +34,64 @@ SAMPLED: list[dict[str, Any]] = [
 def test_drafting_changes_nothing(served: Served, fields: dict[str, Any]) -> None:
     common = {"max_tokens": 60, "return_token_ids": True, **fields}
     plain = complete(served, **common, speculation={"drafter": "none"})
-    fast = complete(served, **common, speculation={"drafter": "fusion"})
-    assert fast["choices"] == plain["choices"]
+    drafted = complete(served, **common, speculation={"drafter": "fusion"})
+    assert drafted["choices"] == plain["choices"]
 
 
 def test_penalties_and_biases_change_the_answer(served: Served) -> None:
-    whole = complete(served, max_tokens=60, return_token_ids=True)
-    assert text(complete(served, max_tokens=60, frequency_penalty=2)) != text(whole)
-    first = whole["choices"][0]["token_ids"][0]
+    full = complete(served, max_tokens=60, return_token_ids=True)
+    assert text(complete(served, max_tokens=60, frequency_penalty=2)) != text(full)
+    first = full["choices"][0]["token_ids"][0]
     banned = complete(served, max_tokens=5, return_token_ids=True, logit_bias={str(first): -100})
     assert first not in banned["choices"][0]["token_ids"]
 
 
 def test_stop_tokens(served: Served) -> None:
-    whole = complete(served, max_tokens=40, return_token_ids=True)["choices"][0]["token_ids"]
-    stop = next(token for place, token in enumerate(whole) if place > 5 and token not in whole[:place])
+    full = complete(served, max_tokens=40, return_token_ids=True)["choices"][0]["token_ids"]
+    stop = next(token for place, token in enumerate(full) if place > 5 and token not in full[:place])
     cut = complete(served, max_tokens=40, return_token_ids=True, stop_token_ids=[stop])
-    assert cut["choices"][0]["token_ids"] == whole[: whole.index(stop) + 1]
+    assert cut["choices"][0]["token_ids"] == full[: full.index(stop) + 1]
     assert cut["choices"][0]["finish_reason"] == "stop"
-    kept = complete(served, max_tokens=40, stop_token_ids=[stop], include_stop_str_in_output=True)
-    assert text(kept).startswith(text(cut))
-    assert len(text(kept)) > len(text(cut))
+    with_stop = complete(served, max_tokens=40, stop_token_ids=[stop], include_stop_str_in_output=True)
+    assert text(with_stop).startswith(text(cut))
+    assert len(text(with_stop)) > len(text(cut))
 
 
 def test_a_stop_string_may_be_included(served: Served) -> None:
-    whole = text(complete(served, max_tokens=60))
-    stop = whole[20:24]
-    kept = text(complete(served, max_tokens=60, stop=stop, include_stop_str_in_output=True))
-    assert kept == whole[: whole.index(stop) + len(stop)]
+    full = text(complete(served, max_tokens=60))
+    stop = full[20:24]
+    with_stop = text(complete(served, max_tokens=60, stop=stop, include_stop_str_in_output=True))
+    assert with_stop == full[: full.index(stop) + len(stop)]
 
 
 def test_min_tokens_delays_stop_strings(served: Served) -> None:
-    whole = text(complete(served, max_tokens=60))
-    stop = whole[8:11]
+    full = text(complete(served, max_tokens=60))
+    stop = full[8:11]
     early = complete(served, max_tokens=60, stop=stop)
-    assert text(early) == whole[: whole.index(stop)]
+    assert text(early) == full[: full.index(stop)]
     later = complete(served, max_tokens=60, stop=stop, min_tokens=30)
     assert later["usage"]["completion_tokens"] >= 30
-    assert whole.startswith(text(later)[: len(whole) // 4])
+    assert full.startswith(text(later)[: len(full) // 4])
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_logprobs_are_those_of_plain_decoding(served: Served, temperature: float) -> None:
     common: Any = {"model": served.model, "messages": MESSAGES, "max_tokens": 60, "temperature": temperature, "seed": 4}
-    asked: Any = {"logprobs": True, "top_logprobs": 3}
+    scored: Any = {"logprobs": True, "top_logprobs": 3}
     create = served.client.chat.completions.create
-    plain = create(**common, **asked, extra_body={"speculation": {"drafter": "none"}}).choices[0]
-    fast = create(**common, **asked, extra_body={"speculation": {"drafter": "fusion"}}).choices[0]
-    assert plain.logprobs and fast.logprobs and plain.logprobs.content and fast.logprobs.content
-    assert len(plain.logprobs.content) == len(fast.logprobs.content)
-    for one, other in zip(plain.logprobs.content, fast.logprobs.content, strict=True):
+    plain = create(**common, **scored, extra_body={"speculation": {"drafter": "none"}}).choices[0]
+    drafted = create(**common, **scored, extra_body={"speculation": {"drafter": "fusion"}}).choices[0]
+    assert plain.logprobs and drafted.logprobs and plain.logprobs.content and drafted.logprobs.content
+    assert len(plain.logprobs.content) == len(drafted.logprobs.content)
+    for one, other in zip(plain.logprobs.content, drafted.logprobs.content, strict=True):
         assert one.token == other.token
         assert other.logprob == pytest.approx(one.logprob, abs=1e-4)
         assert [top.token for top in one.top_logprobs] == [top.token for top in other.top_logprobs]
         assert [top.logprob for top in other.top_logprobs] == pytest.approx([t.logprob for t in one.top_logprobs], abs=1e-4)
-    assert "".join(bytes(entry.bytes or []).decode() for entry in fast.logprobs.content) == fast.message.content
-    chunks = list(create(**common, **asked, stream=True))
+    assert "".join(bytes(entry.bytes or []).decode() for entry in drafted.logprobs.content) == drafted.message.content
+    chunks = list(create(**common, **scored, stream=True))
     streamed = [e for c in chunks if c.choices[0].logprobs for e in c.choices[0].logprobs.content or []]
-    assert [entry.token for entry in streamed] == [entry.token for entry in fast.logprobs.content]
+    assert [entry.token for entry in streamed] == [entry.token for entry in drafted.logprobs.content]
 
 
 def test_completion_logprobs(served: Served) -> None:
@@ -109,12 +109,12 @@ def test_an_exact_prediction_is_followed(served: Served) -> None:
     answer = plain["choices"][0]["message"]["content"]
     predicted = common | {"prediction": {"type": "content", "content": answer}, "speculation": {"report": True}}
     for drafter in ("prediction", "fusion"):
-        fast = served.http.post(
+        drafted = served.http.post(
             "/v1/chat/completions", json=predicted | {"speculation": {"drafter": drafter, "report": True}}
         ).json()
-        assert fast["choices"] == plain["choices"]
-        assert fast["speculation"]["mean_tokens_per_step"] >= 6
-    details = fast["usage"]["completion_tokens_details"]
+        assert drafted["choices"] == plain["choices"]
+        assert drafted["speculation"]["mean_tokens_per_step"] >= 6
+    details = drafted["usage"]["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] > 0
 
 
@@ -135,11 +135,11 @@ def test_prompt_logprobs_equal_those_of_generation(served: Served) -> None:
     prompt = ids(served, PROMPT)
     answer = complete(served, prompt=prompt, logprobs=2, max_tokens=90, return_token_ids=True)["choices"][0]
     scored = body(served, prompt=prompt + answer["token_ids"], echo=True, logprobs=2)
-    whole = complete(served, **scored | {"max_tokens": 0})["choices"][0]
-    assert (whole["text"], whole["finish_reason"]) == (PROMPT + answer["text"], "length")
-    found, before = whole["logprobs"], answer["logprobs"]
+    full = complete(served, **scored | {"max_tokens": 0})["choices"][0]
+    assert (full["text"], full["finish_reason"]) == (PROMPT + answer["text"], "length")
+    found, before = full["logprobs"], answer["logprobs"]
     assert (found["token_logprobs"][0], found["top_logprobs"][0]) == (None, None)
-    assert "".join(found["tokens"]) == whole["text"]
+    assert "".join(found["tokens"]) == full["text"]
     tail = found["token_logprobs"][len(prompt) :]
     assert tail == pytest.approx(before["token_logprobs"], abs=1e-4)
     assert [top.keys() for top in found["top_logprobs"][len(prompt) :]] == [top.keys() for top in before["top_logprobs"]]
@@ -150,7 +150,7 @@ def test_prompt_logprobs_equal_those_of_generation(served: Served) -> None:
     assert sum(len(chunk["choices"][0].get("token_ids", ())) for chunk in chunks[:-1]) == 7
 
 
-def test_max_tokens_zero_generates_nothing(served: Served) -> None:
+def test_max_tokens_zero_generates_no_tokens(served: Served) -> None:
     answer = complete(served, max_tokens=0, n=2)
     assert [choice["text"] for choice in answer["choices"]] == ["", ""]
     assert answer["usage"]["completion_tokens"] == 0
@@ -183,7 +183,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"regex": "(a"}, "regex", "regex"),
     ({"regex": "a", "choice": ["b"]}, "regex", "only one of"),
     ({"choice": []}, "choice", "at least 1 item"),
-    ({"regex": "a" * 70_000}, "regex", "bytes that are allowed"),
+    ({"regex": "a" * 70_000}, "regex", "larger than 65536 bytes"),
     ({"audio": {"voice": "alloy", "format": "wav"}}, "audio", "not supported"),
     ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
     ({"store": True}, "store", "not supported"),
@@ -196,7 +196,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),
     ({"prediction": {"type": "text", "content": "x"}}, "prediction.type", "content"),
     ({"stop_token_ids": [99999999]}, "stop_token_ids", "from 0 to"),
-    ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs", "may hold"),
+    ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs", "may contain"),
     ({"continue_final_message": True, "add_generation_prompt": False}, "continue_final_message", "assistant"),
 ]
 
@@ -215,19 +215,19 @@ def test_harmless_fields_are_accepted(served: Served) -> None:
     harmless: Any = {"user": "u", "metadata": {"a": "b"}, "service_tier": "auto", "store": False, "parallel_tool_calls": True}
     answer = served.client.chat.completions.create(model=served.model, messages=MESSAGES, max_tokens=2, **harmless)
     assert answer.choices[0].message.content is not None
-    with pytest.raises(openai.BadRequestError, match="no tokens for filling in"):
+    with pytest.raises(openai.BadRequestError, match="no fill-in-the-middle tokens"):
         served.client.completions.create(model=served.model, prompt="x", suffix="y")
 
 
 def test_headers(served: Served) -> None:
-    for given, kept in (("my-id.1", True), ("bad id\u00e9", False), ("x" * 200, False)):
+    for given, with_stop in (("my-id.1", True), ("bad id\u00e9", False), ("x" * 200, False)):
         answer = served.http.get("/health", headers=[(b"x-request-id", given.encode("latin-1"))])
-        assert (answer.headers["x-request-id"] == given) == kept
+        assert (answer.headers["x-request-id"] == given) == with_stop
         assert int(answer.headers["openai-processing-ms"]) >= 0
     assert served.client.chat.completions.create(model=served.model, messages=MESSAGES, max_tokens=1)._request_id
 
 
-def test_obfuscation_hides_the_chunks_sizes(served: Served) -> None:
+def test_obfuscation_hides_chunk_sizes(served: Served) -> None:
     fields = body(served, stream=True, max_tokens=60, temperature=1, seed=2)
     with served.http.stream(
         "POST", "/v1/completions", json=fields | {"stream_options": {"include_obfuscation": True}}

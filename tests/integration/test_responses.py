@@ -33,7 +33,7 @@ def test_a_response(served: Served) -> None:
 
 def test_the_events_of_a_stream(served: Served) -> None:
     fields: Any = {"model": served.model, "input": QUESTION, "max_output_tokens": 40, "temperature": 0}
-    whole = served.client.responses.create(**fields)
+    full = served.client.responses.create(**fields)
     events: list[Any] = list(served.client.responses.create(**fields, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type for event in events]
@@ -47,13 +47,13 @@ def test_the_events_of_a_stream(served: Served) -> None:
         "response.output_text.done",
         "response.content_part.done",
         "response.output_item.done",
-        f"response.{whole.status}",
+        f"response.{full.status}",
     ]
-    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
-    assert events[-1].response.output_text == whole.output_text
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == full.output_text
+    assert events[-1].response.output_text == full.output_text
     assert len({event.item_id for event in events if hasattr(event, "item_id")}) == 1
     with served.client.responses.stream(**fields) as stream:
-        assert stream.get_final_response().output_text == whole.output_text
+        assert stream.get_final_response().output_text == full.output_text
 
 
 def test_function_calls(served: Served) -> None:
@@ -84,7 +84,7 @@ def test_a_response_continues_a_conversation(served: Served) -> None:
     )
     assert first.usage and second.usage
     assert second.usage.input_tokens > first.usage.input_tokens
-    assert second.usage.input_tokens_details.cached_tokens > 0.8 * first.usage.input_tokens  # the session was kept
+    assert second.usage.input_tokens_details.cached_tokens > 0.8 * first.usage.input_tokens  # read from the session
     assert second.previous_response_id == first.id
     not_stored = served.client.responses.create(model=served.model, input="x", store=False, max_output_tokens=16)
     with pytest.raises(openai.NotFoundError):
@@ -96,7 +96,7 @@ class Person(pydantic.BaseModel):
     age: int
 
 
-def test_the_client_parses(served: Served) -> None:
+def test_the_official_client_parses(served: Served) -> None:
     answer = served.client.responses.parse(model=served.model, input="Who?", text_format=Person)
     assert isinstance(answer.output_parsed, Person)
 
@@ -141,7 +141,7 @@ def test_only_background_responses_are_cancelled(served: Served) -> None:
         served.client.responses.cancel("resp_x")
 
 
-def test_the_store_is_bounded_and_keeps_keys_apart() -> None:
+def test_the_store_is_bounded_and_isolates_keys() -> None:
     store = ResponseStore(capacity=2, ttl_seconds=60)
     for identity in "abc":
         store.put(StoredResponse("alice", {"id": identity}, to_messages("x"), identity))

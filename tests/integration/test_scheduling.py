@@ -26,17 +26,17 @@ def test_a_prefix_is_cached_only_with_a_session_id(served: Served) -> None:
 def test_a_disconnect_frees_the_worker(served: Served) -> None:
     with streaming(served, **ENDLESS):
         pass
-    with pytest.raises(httpx.ReadTimeout):  # a client that gives up on a whole answer
+    with pytest.raises(httpx.ReadTimeout):  # a client that gives up on a JSON answer
         served.http.post("/v1/completions", json=body(served, **ENDLESS), timeout=0.3)
     wait_for_metric(served, "outrider_requests_running 0.0")  # in far less time than the two answers take
     assert text(complete(served, max_tokens=2))
 
 
 def test_concurrent_requests_are_all_answered(served: Served) -> None:
-    alone = text(complete(served, max_tokens=30))
+    single = text(complete(served, max_tokens=30))
     with ThreadPoolExecutor(8) as pool:
         texts = list(pool.map(lambda _: text(complete(served, max_tokens=30)), range(8)))
-    assert texts == [alone] * 8
+    assert texts == [single] * 8
 
 
 def test_a_long_answer_does_not_starve_a_short_one(served: Served) -> None:

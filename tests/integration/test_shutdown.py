@@ -17,14 +17,14 @@ WAIT_SECONDS = 20
 
 
 def not_ready(server: Served) -> bool:
-    """Whether the server takes no more requests."""
+    """Whether the server refuses new requests."""
     try:
         return httpx.get(f"{server.url}/ready").status_code == 503
     except httpx.TransportError:
         return True
 
 
-def test_a_drain_finishes_what_runs_and_accepts_nothing_more() -> None:
+def test_a_drain_finishes_running_requests_and_refuses_new_ones() -> None:
     with serving("--model.dtype", "float32", "--server.drain_seconds", "60") as server:
         with streaming(server, max_tokens=400, temperature=1.0, seed=3, ignore_eos=True) as lines:
             server.process.send_signal(signal.SIGTERM)

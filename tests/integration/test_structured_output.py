@@ -1,4 +1,4 @@
-"""Structured output: always valid, and the same with and without drafts."""
+"""Structured output: always valid, and equal with and without drafts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
-def test_a_hundred_answers_are_valid_and_no_draft_changes_them(served: Served, schema: dict[str, Any]) -> None:
+def test_a_hundred_answers_are_valid_and_independent_of_drafts(served: Served, schema: dict[str, Any]) -> None:
     for seed in range(5):
         answers = []
         for drafter in ("none", "trigram", "fusion"):
@@ -88,7 +88,7 @@ class Person(pydantic.BaseModel):
     age: int = pydantic.Field(ge=0, le=150)
 
 
-def test_the_clients_parse(served: Served) -> None:
+def test_the_official_client_parses(served: Served) -> None:
     answer = served.client.chat.completions.parse(model=served.model, messages=MESSAGES, response_format=Person, seed=1)
     assert isinstance(answer.choices[0].message.parsed, Person)
 
@@ -162,8 +162,8 @@ def test_special_markers_are_tokens() -> None:
 )
 def test_hostile_schemas_are_answered_or_refused(served: Served, schema: dict[str, Any]) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
-    asked = {"model": served.model, "messages": MESSAGES, "max_tokens": 4, "response_format": form}
-    response = served.http.post("/v1/chat/completions", json=asked)
+    content = {"model": served.model, "messages": MESSAGES, "max_tokens": 4, "response_format": form}
+    response = served.http.post("/v1/chat/completions", json=content)
     assert response.status_code in (200, 400), response.text
     if response.status_code == 400:
         assert "\n" not in response.json()["error"]["message"]

@@ -24,21 +24,21 @@ def worker_of(server: Served) -> int:
     raise AssertionError("no worker")
 
 
-def ask(server: Served, **fields: Any) -> httpx.Response:
+def fetch(server: Served, **fields: Any) -> httpx.Response:
     body = {"model": server.model, "prompt": "def add(a, b):", "max_tokens": 8, "temperature": 0} | fields
     return server.http.post("/v1/completions", json=body)
 
 
 @pytest.mark.parametrize("cause", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_worker_is_replaced(crowded: Served, cause: signal.Signals) -> None:
-    before = ask(crowded).json()["choices"][0]["text"]
+    before = fetch(crowded).json()["choices"][0]["text"]
     worker = worker_of(crowded)
     with ThreadPoolExecutor() as pool:
         stream = {"model": crowded.model, "prompt": "x", "stream": True} | ENDLESS
         with crowded.http.stream("POST", "/v1/completions", json=stream) as response:
             lines = response.iter_lines()
             next(lines)
-            waiting = pool.submit(ask, crowded)
+            waiting = pool.submit(fetch, crowded)
             os.kill(worker, cause)
             rest = [line for line in lines if line]
         assert '"error"' in rest[-1] and "lost" in rest[-1]
@@ -67,7 +67,7 @@ def test_a_response_of_a_lost_worker_fails(crowded: Served) -> None:
 
 def test_without_a_stream_a_lost_worker_is_a_503(crowded: Served) -> None:
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(ask, crowded, temperature=1.5, max_tokens=1900, n=16)
+        waiting = pool.submit(fetch, crowded, temperature=1.5, max_tokens=1900, n=16)
         wait_for_metric(crowded, "outrider_requests_running 1.0")
         os.kill(worker_of(crowded), signal.SIGKILL)
         response = waiting.result(60)

@@ -36,7 +36,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_documents_are_files_and_chats(package: Path) -> None:
     texts = sorted(document.text for document in documents())
-    assert len(texts) == 3  # the copy, the table and the test are left out
+    assert len(texts) == 3  # the copy, the table and the test are skipped
     chat, *files = texts
     assert all(text.endswith("<|end|>") for text in texts)
     assert [text.startswith(("@decorator", "VALUE")) for text in files] == [True, True]
@@ -65,5 +65,5 @@ def test_a_file_and_its_chats_are_held_out_together(package: Path, monkeypatch: 
         "def broken(:\n",
     ],
 )
-def test_unsuitable_functions_are_no_chats(source: str) -> None:
+def test_unsuitable_functions_are_skipped(source: str) -> None:
     assert list(corpus._chats(source)) == []

@@ -9,7 +9,7 @@ from verify.tokenizer import load_tokenizer
 TEXT = "def add(left, right):\n    return left + right\n\n\n"
 
 
-def test_texts_survive_and_line_breaks_are_one_token(tmp_path: Path) -> None:
+def test_texts_round_trip_and_line_breaks_are_one_token(tmp_path: Path) -> None:
     train_tokenizer([TEXT] * 20, tmp_path, context_tokens=64)
     tokenizer = load_tokenizer(str(tmp_path))
     assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == [0, 1, 2, 3]

@@ -21,7 +21,7 @@ def test_the_rate_warms_up_and_ends_at_zero() -> None:
     assert [rate_at(share) for share in (0.0, 0.005, 0.25, 0.5, 0.75, 1.0)] == [0.0, 0.5, 1.0, 1.0, 0.5, 0.0]
 
 
-def test_batches_read_the_text_in_order_and_start_again() -> None:
+def test_batches_read_the_text_in_order_and_wrap_around() -> None:
     ids = np.arange(20_000, dtype=np.uint16)
     first = batch(ids, RunState(), 512)
     assert first.shape == (BATCH_TOKENS // 512, 513)
@@ -49,7 +49,7 @@ def test_a_checkpoint_resumes_exactly(tmp_path: Path) -> None:
     assert first.step(tokens, 1.0) == second.step(tokens, 1.0)
 
 
-def test_training_stops_at_its_time_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_stops_at_the_time_limit_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "BATCH_TOKENS", 64)
     monkeypatch.setattr(train, "SHORT_WINDOW_TOKENS", 32)
     monkeypatch.setattr(train, "CONTEXT_TOKENS", 32)

@@ -1,4 +1,4 @@
-"""The application with a scripted engine, in this process: no worker, no model, no socket."""
+"""The application with a scripted engine in this process, without worker, model or socket."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from verify.tokenizer import load_tokenizer
 TOKENIZER = load_tokenizer(str(models.TARGET))
 VOCABULARY = Vocabulary(TOKENIZER)
 CONTEXT_TOKENS = 128
-FIRST_TOKEN = 40  # the id of an answer's first token; the others follow
+FIRST_TOKEN = 40  # id of an answer's first token; later ids count up
 
 
 class FakeEngine:
     """Answers every request with the same pieces of text, one event of one token each; None is a keep-alive interval.
 
-    Choice `n` of several gets `n` exclamation marks at its end. `error` is raised after the pieces.
+    Choice `n` ends with `n` exclamation marks. `error` is raised after the pieces.
     """
 
     ready, state = True, "ready"
@@ -60,7 +60,8 @@ class FakeEngine:
         token, top = FIRST_TOKEN + number, request.params.logprobs
         scored = finish is None and top is not None
         logprobs = TokenLogprobs([-0.5 / (1 + choice)], [[token, 7][:top]], [[-0.5, -2.0][:top]]) if scored else None
-        known = len(request.prompt) - 1
+        scored_tokens = len(request.prompt) - 1
+        prompt_logprobs = TokenLogprobs([-1.0] * scored_tokens, [[]] * scored_tokens, [[]] * scored_tokens)
         return TokenEvent(
             request.id,
             choice,
@@ -71,12 +72,12 @@ class FakeEngine:
             cached_tokens=2 if number == 0 else 0,
             last=finish is not None and choice == request.choices - 1,
             logprobs=logprobs,
-            prompt_logprobs=TokenLogprobs([-1.0] * known, [[]] * known, [[]] * known) if request.scores_prompt else None,
+            prompt_logprobs=prompt_logprobs if request.scores_prompt else None,
         )
 
 
 def app_with(engine: FakeEngine, template: str | None = None, **settings: Any) -> FastAPI:
-    """The application; settings are named with `__` for a dot. `template` replaces the model's chat template."""
+    """The application. Setting names have `__` for a dot. `template` replaces the model's chat template."""
     tokenizer = load_tokenizer(str(models.TARGET))
     if template is not None:
         tokenizer.chat_template = template
@@ -84,8 +85,8 @@ def app_with(engine: FakeEngine, template: str | None = None, **settings: Any) -
     return create_app(load_settings(None, flags), tokenizer, new_engine=lambda *_: cast(Engine, engine))
 
 
-def ask(app: FastAPI, method: str, path: str, body: Any = None, **options: Any) -> httpx.Response:
-    """One HTTP request; a dict as body gets the served model's name."""
+def fetch(app: FastAPI, method: str, path: str, body: Any = None, **options: Any) -> httpx.Response:
+    """Sends one HTTP request. Adds the served model's name to a body that is a dict."""
     if isinstance(body, dict):
         body = {"model": models.NAME, **body}
 
@@ -98,8 +99,8 @@ def ask(app: FastAPI, method: str, path: str, body: Any = None, **options: Any) 
 
 
 def post(engine: FakeEngine, path: str, body: dict[str, Any], **settings: Any) -> httpx.Response:
-    """A POST to a new application."""
-    return ask(app_with(engine, **settings), "POST", path, body)
+    """Sends a POST to a new application."""
+    return fetch(app_with(engine, **settings), "POST", path, body)
 
 
 def events(response: httpx.Response) -> list[Any]:

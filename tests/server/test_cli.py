@@ -1,4 +1,4 @@
-"""The commands: mistakes are one sentence and exit code 2, help is quick, settings are shown, tables are built."""
+"""The commands: errors are one sentence and exit code 2; help is quick; settings are printed; tables are built."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["bench", "decode", "--prompts", "/no/such.jsonl"], "Cannot read prompts"),
     ],
 )
-def test_mistakes_are_one_sentence(arguments: list[str], words: str) -> None:
+def test_errors_are_one_sentence(arguments: list[str], words: str) -> None:
     done = outrider(*arguments)
     assert done.returncode == 2
     assert words in done.stderr
@@ -78,7 +78,7 @@ def test_the_version_is_printed() -> None:
     assert run("--version").output == f"outrider {version('outrider')}\n"
 
 
-def test_no_arguments_print_help() -> None:
+def test_the_command_without_arguments_prints_help() -> None:
     assert "Usage:" in run().output
     assert "Usage:" in run("datastore").output
 
@@ -140,7 +140,7 @@ def test_a_broken_entry_point_is_one_line(monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().err == message
 
 
-def test_a_taken_port_is_one_sentence() -> None:
+def test_a_port_in_use_is_one_sentence() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -34,7 +34,7 @@ def test_help_lists_options_and_settings() -> None:
         assert flag in result.output
 
 
-def test_settings_stay_arguments_of_the_command() -> None:
+def test_settings_are_passed_as_arguments() -> None:
     result = CliRunner().invoke(app, ["--port", "3", "--server.port", "4"])
     assert result.output == "3 ['--server.port', '4']\n"
 

@@ -54,7 +54,7 @@ def test_a_table_describes_itself(corpus: Path, tmp_path: Path) -> None:
     assert datastore_builder.describe(tmp_path / "t")["contexts"] == contexts
 
 
-def test_mistakes_are_sentences(corpus: Path, tmp_path: Path) -> None:
+def test_errors_are_sentences(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(DatastoreError, match="no file or folder"):
         datastore_builder.find_files([tmp_path / "nothing"])
     (tmp_path / "empty").mkdir()

@@ -1,4 +1,4 @@
-"""Who may reach the server, and how signals end it."""
+"""Public addresses need keys; signals drain and end the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.front_end import DrainingServer, check_address
 from server.settings import SettingsError, load_settings
 
 
-def test_a_public_address_needs_keys_or_consent() -> None:
+def test_a_public_address_needs_keys_or_auth_open() -> None:
     for flags in ({}, {"server.host": "0.0.0.0", "auth.open": True}, {"server.host": "::", "auth.keys": {"a": "long-enough"}}):
         check_address(load_settings(None, cast(dict[str, Any], flags)))
     with pytest.raises(SettingsError, match=r"0\.0\.0\.0 is a public address"):

@@ -1,4 +1,4 @@
-"""What the front end imports, seen from a fresh process."""
+"""The front end imports neither torch nor the worker's modules."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_the_front_end_works_without_torch() -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_torch_stays_where_it_is_imported() -> None:
+def test_an_imported_torch_is_not_hidden() -> None:
     import torch
 
     hide_torch()
     assert sys.modules["torch"] is torch
 
 
-def test_imports_are_not_collected() -> None:
+def test_imported_objects_are_frozen() -> None:
     frozen = gc.get_freeze_count()
     try:
         with frozen_imports():

@@ -1,4 +1,4 @@
-"""Start-up failures are one sentence and exit code 2; nothing keeps running."""
+"""Start-up failures are one sentence and exit code 2; no process keeps running."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_an_address_in_use_is_named() -> None:
         assert other.getsockname()[1] > 0
 
 
-def test_no_worker_starts_without_an_address(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_worker_starts_if_the_address_is_in_use(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(serve, "configure", lambda _: None)
     monkeypatch.setattr(serve, "WorkerProcess", lambda _: pytest.fail("a worker was started"))
     with listen("127.0.0.1", 0) as taken:

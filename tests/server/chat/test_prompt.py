@@ -1,4 +1,4 @@
-"""Prompts: special tokens in a user's text stay text, also in calls and tools; fill-in-the-middle prompts."""
+"""Prompts: special tokens in a user's text, calls and tools stay text; fill-in-the-middle prompts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_user_text_never_becomes_a_special_token() -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": evil}}]
     ids = asyncio.run(encoder(chat_template=SHOW).chat(messages, TemplateOptions(tools=tools)))
     assert tokenizer.eos_token_id not in ids
-    assert tokenizer.decode(ids).count(evil) == 3  # all of them as text
+    assert tokenizer.decode(ids).count(evil) == 3  # all as text
 
 
 def test_fill_in_the_middle() -> None:
@@ -47,5 +47,5 @@ def test_fill_in_the_middle() -> None:
     before = tokenizer.encode("def f(", add_special_tokens=False)
     after = tokenizer.encode("):\n", add_special_tokens=False)
     assert ids == [first, *before, second, *after, third]
-    with pytest.raises(APIError, match="filling in"):
+    with pytest.raises(APIError, match="fill-in-the-middle"):
         asyncio.run(encoder().fill_in("a", "b"))

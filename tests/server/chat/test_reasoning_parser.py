@@ -1,4 +1,4 @@
-"""Reasoning, content and calls are separated, however the text is cut into pieces."""
+"""Reasoning, content and calls are separated, however the text is split."""
 
 import pytest
 from hypothesis import given
@@ -30,9 +30,9 @@ def test_parts(opened: bool, text: str, parts: list[Part]) -> None:
 
 
 @given(st.text(st.sampled_from("ab <>/think\n"), max_size=40), st.integers(0, 40), st.booleans())
-def test_parts_do_not_depend_on_the_pieces(text: str, at: int, opened: bool) -> None:
-    whole, halves = ReasoningParser(None, True, opened), ReasoningParser(None, True, opened)
-    expected = merge_parts(whole.feed(text) + whole.finish())
+def test_parts_do_not_depend_on_how_the_text_is_split(text: str, at: int, opened: bool) -> None:
+    parser, halves = ReasoningParser(None, True, opened), ReasoningParser(None, True, opened)
+    expected = merge_parts(parser.feed(text) + parser.finish())
     assert merge_parts(halves.feed(text[:at]) + halves.feed(text[at:]) + halves.finish()) == expected
 
 

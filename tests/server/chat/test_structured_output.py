@@ -1,4 +1,4 @@
-"""Structures become grammars that accept what they describe and nothing else; invalid ones are rejected at once."""
+"""Structures become grammars that accept exactly the structured texts; invalid structures are rejected."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ CALLS: list[tuple[ToolFormat, str, str]] = [
 
 
 @pytest.mark.parametrize(("format", "call", "separator"), CALLS)
-def test_enforced_calls_are_those_that_the_parser_reads(format: ToolFormat, call: str, separator: str) -> None:
+def test_enforced_calls_match_the_tool_parser(format: ToolFormat, call: str, separator: str) -> None:
     start, end = {"mistral": ("[TOOL_CALLS][", "]"), "pythonic": ("[", "]")}.get(format, ("", ""))
     one, two = start + call + end, start + call + separator + call + end
     schemas: dict[str, Any] = {"f": POINT}
@@ -121,7 +121,7 @@ def test_optional_arguments_may_be_left_out() -> None:
     assert not accepts(grammar, "[f(b=2)]")
 
 
-def test_depth_needs_no_recursion() -> None:
+def test_depth_is_not_limited_by_the_stack() -> None:
     nested: Any = 1
     for _ in range(100_000):
         nested = [nested]

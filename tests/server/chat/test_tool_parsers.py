@@ -1,4 +1,4 @@
-"""Tool calls are parsed the same however the text is cut into pieces, and everything else stays content."""
+"""Tool calls are parsed independently of how the text is split; other text is content."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ values = st.recursive(
 calls = st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), min_size=1, max_size=3)
 
 
-def written(format: ToolFormat, made: list[Call], indent: int | None) -> str:
-    """Calls in the format of a model."""
+def render(format: ToolFormat, expected: list[Call], indent: int | None) -> str:
+    """The calls in a model's format."""
     key = "parameters" if format == "llama3" else "arguments"
-    objects = [json.dumps({"name": name, key: arguments}, indent=indent) for name, arguments in made]
+    objects = [json.dumps({"name": name, key: arguments}, indent=indent) for name, arguments in expected]
     match format:
         case "hermes":
             return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
@@ -36,16 +36,16 @@ def written(format: ToolFormat, made: list[Call], indent: int | None) -> str:
         case "llama3":
             return "; ".join(objects)
         case "pythonic":
-            parts = (f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in made)
+            parts = (f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in expected)
             return f"[{', '.join(parts)}]"
 
 
-def read(format: ToolFormat, pieces: list[str]) -> list[Part]:
+def parse(format: ToolFormat, pieces: list[str]) -> list[Part]:
     parser = tool_parser(format)
     return merge_parts([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
 
 
-def found(parts: list[Part]) -> tuple[str, list[Call]]:
+def content_and_calls(parts: list[Part]) -> tuple[str, list[Call]]:
     """The content, and the calls with parsed arguments."""
     content = "".join(part.text for part in parts if part.kind == "content")
     named = {part.call: part.text for part in parts if part.kind == "call"}
@@ -53,7 +53,7 @@ def found(parts: list[Part]) -> tuple[str, list[Call]]:
     return content, [(name, json.loads(texts[number])) for number, name in sorted(named.items())]
 
 
-def cut(text: str, places: list[int]) -> list[str]:
+def split_at(text: str, places: list[int]) -> list[str]:
     edges = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
     return [text[a:b] for a, b in itertools.pairwise(edges)]
 
@@ -62,11 +62,13 @@ FORMATS: list[ToolFormat] = ["hermes", "llama3", "mistral", "pythonic"]
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@given(made=calls, places=st.lists(st.integers(0, 1000), max_size=12), indent=st.sampled_from([None, 2]))
-def test_calls_do_not_depend_on_the_pieces(format: ToolFormat, made: list[Call], places: list[int], indent: int | None) -> None:
-    text = written(format, made, indent)
-    assert found(read(format, cut(text, places))) == ("", made)
-    assert read(format, list(text)) == read(format, [text])
+@given(expected=calls, places=st.lists(st.integers(0, 1000), max_size=12), indent=st.sampled_from([None, 2]))
+def test_calls_do_not_depend_on_how_the_text_is_split(
+    format: ToolFormat, expected: list[Call], places: list[int], indent: int | None
+) -> None:
+    text = render(format, expected, indent)
+    assert content_and_calls(parse(format, split_at(text, places))) == ("", expected)
+    assert parse(format, list(text)) == parse(format, [text])
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -74,19 +76,19 @@ def test_calls_do_not_depend_on_the_pieces(format: ToolFormat, made: list[Call],
     text=st.text(st.sampled_from("ab <>[]{}()\"'\\:,tool_call/=1\n"), max_size=40),
     places=st.lists(st.integers(0, 40), max_size=6),
 )
-def test_parts_of_any_text_do_not_depend_on_the_pieces(format: ToolFormat, text: str, places: list[int]) -> None:
-    assert read(format, cut(text, places)) == read(format, [text])
+def test_parts_of_any_text_do_not_depend_on_how_it_is_split(format: ToolFormat, text: str, places: list[int]) -> None:
+    assert parse(format, split_at(text, places)) == parse(format, [text])
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_plain_text_is_content(format: ToolFormat) -> None:
     for text in ("Hello there, no call < here [maybe].", "1 < 2 <tool", "x = [1, 2]", ""):
-        assert found(read(format, list(text))) == (text, [])
+        assert content_and_calls(parse(format, list(text))) == (text, [])
 
 
 def test_text_before_a_call() -> None:
     text = 'Let me see.\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    assert found(read("hermes", list(text))) == ("Let me see.", [("f", {})])
+    assert content_and_calls(parse("hermes", list(text))) == ("Let me see.", [("f", {})])
 
 
 def test_arguments_are_streamed() -> None:
@@ -98,14 +100,14 @@ def test_arguments_are_streamed() -> None:
     assert parts[3] == parser.finish() == []
 
 
-def test_arguments_before_the_name_wait_for_it() -> None:
-    parts = read("hermes", list('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>'))
+def test_arguments_before_the_name_are_held_back() -> None:
+    parts = parse("hermes", list('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>'))
     assert parts == [Part("call", "f"), Part("arguments", '{"a": 1}')]
 
 
 def test_json_without_a_call_is_content() -> None:
-    assert found(read("llama3", list('{"answer": 42}'))) == ('{"answer": 42}', [])
-    assert found(read("pythonic", list("[1, 2](3)")))[1] == []
+    assert content_and_calls(parse("llama3", list('{"answer": 42}'))) == ('{"answer": 42}', [])
+    assert content_and_calls(parse("pythonic", list("[1, 2](3)")))[1] == []
 
 
 def test_the_format_is_detected_from_the_template() -> None:

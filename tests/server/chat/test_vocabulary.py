@@ -25,7 +25,7 @@ def test_every_byte_has_a_character() -> None:
     assert table["Ġ"] == ord(" ")
 
 
-def test_special_tokens_have_their_text() -> None:
+def test_special_tokens_are_their_own_text() -> None:
     vocabulary = Vocabulary(EMBEDDED)
     assert vocabulary.text_of(EMBEDDED.eos_token_id) == EMBEDDED.eos_token
 

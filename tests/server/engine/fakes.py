@@ -1,4 +1,4 @@
-"""A worker process that exists only as the other end of a socket."""
+"""Fake worker processes: the worker's end of the socket, controlled by the test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FakeProcess:
         return self.exit_code is None
 
     def wait(self, seconds: float) -> None:
-        """A fake ends at once or never."""
+        """Returns at once: a fake has no process to wait for."""
 
     def kill(self) -> None:
         if self.alive:
@@ -49,7 +49,7 @@ class FakeProcess:
 
 
 class Launcher:
-    """Starts fake workers; remembers them in order."""
+    """Starts fake workers and records them in order."""
 
     def __init__(self) -> None:
         self.started: list[FakeProcess] = []

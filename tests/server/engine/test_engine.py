@@ -13,7 +13,7 @@ from server.engine.engine import (
     DeadlineExceeded,
     Engine,
     EngineError,
-    Impossible,
+    InvalidRequest,
     Overloaded,
     ShuttingDown,
     WorkerLost,
@@ -26,7 +26,7 @@ from verify.sampling_params import SamplingParams
 
 
 class Rig:
-    """An engine, its fake worker, and the failures that it has reported."""
+    """An engine, its fake worker, and the reported failures."""
 
     def __init__(self, **settings: Any) -> None:
         self.engine = Engine(load_settings(None, settings), Metrics())
@@ -46,7 +46,7 @@ class Rig:
             assert await self.engine.wait_started() == READY
 
     async def received(self) -> list[ToWorker]:
-        """The next messages at the worker."""
+        """The next messages that the worker receives."""
         async with asyncio.timeout(5):
             while not (found := await asyncio.to_thread(self.worker.receive)):
                 pass
@@ -54,12 +54,12 @@ class Rig:
 
 
 def run(body: Callable[[Rig], Awaitable[None]], **settings: Any) -> None:
-    async def whole() -> None:
+    async def main() -> None:
         rig = Rig(**settings)
         await body(rig)
         await rig.engine.stop()
 
-    asyncio.run(whole())
+    asyncio.run(main())
 
 
 def request(id: str) -> Request:
@@ -92,7 +92,7 @@ def test_each_request_gets_its_own_events() -> None:
     run(body)
 
 
-def test_a_reader_that_leaves_cancels_its_request() -> None:
+def test_closing_the_iterator_cancels_the_request() -> None:
     async def body(rig: Rig) -> None:
         await rig.start()
         async with aclosing(rig.engine.generate(request("a"))) as events:
@@ -101,7 +101,7 @@ def test_a_reader_that_leaves_cancels_its_request() -> None:
             rig.worker.send(event("a", "x"))
             assert await reading == event("a", "x")
         assert await rig.received() == [Cancel("a")]
-        rig.worker.send(event("a", "late"))  # for a request that is gone: ignored
+        rig.worker.send(event("a", "late"))  # ignored: the request is cancelled
         await asyncio.sleep(0.02)
 
     run(body)
@@ -110,10 +110,10 @@ def test_a_reader_that_leaves_cancels_its_request() -> None:
 def test_a_failed_request_ends_with_its_error() -> None:
     async def body(rig: Rig) -> None:
         await rig.start()
-        for wrong, kind in ((True, Impossible), (False, EngineError)):
+        for client_error, kind in ((True, InvalidRequest), (False, EngineError)):
             failing = asyncio.ensure_future(answer(rig.engine, "a"))
             await rig.received()
-            rig.worker.send(Failed("a", "The prompt is empty.", wrong))
+            rig.worker.send(Failed("a", "The prompt is empty.", client_error))
             with pytest.raises(kind, match="empty"):
                 await failing
 
@@ -142,7 +142,7 @@ def test_a_lost_worker_fails_running_requests_and_serves_waiting_ones() -> None:
     run(body, **{"scheduling.max_active": 1})
 
 
-def test_a_worker_that_cannot_run_fails_everything() -> None:
+def test_a_worker_that_cannot_run_fails_all_requests() -> None:
     async def body(rig: Rig) -> None:
         await rig.start(ready=False)
         assert rig.engine.state == "loading"
@@ -163,11 +163,11 @@ def test_a_worker_that_cannot_run_fails_everything() -> None:
 def test_silence_yields_keep_alives_and_ends_at_the_deadline() -> None:
     async def body(rig: Rig) -> None:
         await rig.start()
-        seen: list[object] = []
+        events: list[object] = []
         with pytest.raises(DeadlineExceeded, match=r"0\.2 s"):
             async for each in rig.engine.generate(request("a")):
-                seen.append(each)
-        assert seen and set(seen) == {None}
+                events.append(each)
+        assert events and set(events) == {None}
         assert [type(each) for each in await rig.received()] == [Request, Cancel]
 
     run(body, **{"server.keep_alive_seconds": 0.05, "scheduling.request_seconds": 0.2})

@@ -1,4 +1,4 @@
-"""What is sent is what arrives."""
+"""Messages are encoded and decoded without loss."""
 
 import pytest
 
@@ -25,7 +25,7 @@ REPORT = StepReport(0.1, 0.2, 0.3, {"trigram": 4}, {"trigram": 1})
     "message",
     [Request("r", [1, 2], SamplingParams(seed=(1 << 64) - 1), 5, ("x",), 2, "s", "none", 3), Cancel("r"), Shutdown()],
 )
-def test_to_the_worker(message: ToWorker) -> None:
+def test_messages_to_the_worker_round_trip(message: ToWorker) -> None:
     assert messages.decode_to_worker(messages.encode(message)) == message
 
 
@@ -39,5 +39,5 @@ def test_to_the_worker(message: ToWorker) -> None:
         Status(1, 0.5),
     ],
 )
-def test_from_the_worker(message: FromWorker) -> None:
+def test_messages_from_the_worker_round_trip(message: FromWorker) -> None:
     assert messages.decode_from_worker(messages.encode(message)) == message

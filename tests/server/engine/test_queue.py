@@ -1,4 +1,4 @@
-"""Turns come in order, as many at once as allowed; the queue is bounded; nobody who left holds a place."""
+"""The queue is fair, ordered and bounded, and removed requests hold no place."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def test_turns_come_in_order() -> None:
         assert (queue.active, queue.waiting) == (2, 2)
         queue.leave("b")
         assert turns["c"].done() and not turns["d"].done()
-        queue.leave("b")  # twice is once
+        queue.leave("b")  # no effect the second time
         assert not turns["d"].done()
 
     in_loop(body)
@@ -43,21 +43,21 @@ def test_the_queue_is_bounded() -> None:
     in_loop(body)
 
 
-def test_who_leaves_or_is_cancelled_holds_no_place() -> None:
+def test_left_and_cancelled_requests_get_no_turn() -> None:
     def body() -> None:
         queue = Queue(max_active=1, max_waiting=10)
         queue.open()
         queue.enter("a")
-        gone, cancelled, last = (queue.enter(name) for name in "bcd")
+        left, cancelled, last = (queue.enter(name) for name in "bcd")
         queue.leave("b")
         cancelled.cancel()
         queue.leave("a")
-        assert last.done() and not gone.done()
+        assert last.done() and not left.done()
 
     in_loop(body)
 
 
-def test_a_closed_queue_keeps_who_waits() -> None:
+def test_a_closed_queue_keeps_waiting_requests() -> None:
     def body() -> None:
         queue = Queue(max_active=1, max_waiting=10)
         early = queue.enter("a")
@@ -73,7 +73,7 @@ def test_a_closed_queue_keeps_who_waits() -> None:
     in_loop(body)
 
 
-def test_failure_reaches_who_waits() -> None:
+def test_a_failure_ends_waiting_requests() -> None:
     def body() -> None:
         queue = Queue(max_active=1, max_waiting=10)
         turn = queue.enter("a")
@@ -84,17 +84,17 @@ def test_failure_reaches_who_waits() -> None:
     in_loop(body)
 
 
-def test_a_lower_number_comes_first() -> None:
+def test_lower_priority_numbers_run_first() -> None:
     def body() -> None:
         queue = Queue(max_active=1, max_waiting=10)
         queue.open()
         queue.enter("a")
         turns = {name: queue.enter(name, priority=priority) for name, priority in (("b", 1), ("c", -1), ("d", 1), ("e", -1))}
-        came = []
+        granted = []
         for leaving in ("a", "c", "e", "b"):
             queue.leave(leaving)
-            came += [name for name, turn in turns.items() if turn.done() and name not in came]
-        assert came == ["c", "e", "b", "d"]
+            granted += [name for name, turn in turns.items() if turn.done() and name not in granted]
+        assert granted == ["c", "e", "b", "d"]
 
     in_loop(body)
 
@@ -103,9 +103,9 @@ def test_the_queue_is_bounded_by_tokens() -> None:
     def body() -> None:
         queue = Queue(max_active=1, max_waiting=10, max_waiting_tokens=100)
         queue.open()
-        queue.enter("a", tokens=500)  # at work, so it does not wait
-        queue.enter("b", tokens=500)  # alone, however long
-        with pytest.raises(QueueFull, match="so long a prompt") as raised:
+        queue.enter("a", tokens=500)  # running, so it does not count
+        queue.enter("b", tokens=500)  # accepted, because the queue is empty
+        with pytest.raises(QueueFull, match="a prompt of this length") as raised:
             queue.enter("c", tokens=1)
         assert raised.value.reason == "tokens"
         queue.leave("b")
@@ -117,7 +117,7 @@ def test_the_queue_is_bounded_by_tokens() -> None:
     in_loop(body)
 
 
-def test_when_to_come_again_follows_the_measured_rate() -> None:
+def test_the_retry_time_follows_the_measured_rate() -> None:
     def body() -> None:
         now = [0.0]
         queue = Queue(max_active=2, max_waiting=4, clock=lambda: now[0])
@@ -131,30 +131,30 @@ def test_when_to_come_again_follows_the_measured_rate() -> None:
             queue.enter(name)
         with pytest.raises(QueueFull) as raised:
             queue.enter("g")
-        assert raised.value.seconds == pytest.approx(3.0)  # two of the four who wait are gone in one round of two
+        assert raised.value.seconds == pytest.approx(3.0)  # two of four waiting requests run in one round of two
 
     in_loop(body)
 
 
-def test_principals_take_turns() -> None:
+def test_the_queue_is_fair_between_principals() -> None:
     def body() -> None:
         queue = Queue(max_active=2, max_waiting=100)
         queue.open()
         turns = {f"a{number}": queue.enter(f"a{number}", principal="a") for number in range(20)}
         turns |= {f"{name}0": queue.enter(f"{name}0", principal=name) for name in "bc"}
-        came = [name for name, turn in turns.items() if turn.done()]
-        assert came == ["a0", "a1"]
+        granted = [name for name, turn in turns.items() if turn.done()]
+        assert granted == ["a0", "a1"]
         for _ in range(4):
-            queue.leave(came[-2])
-            came += [name for name, turn in turns.items() if turn.done() and name not in came]
-        assert came[2:4] == ["b0", "c0"]  # before all others of a
-        queue.leave(came[-1])
+            queue.leave(granted[-2])
+            granted += [name for name, turn in turns.items() if turn.done() and name not in granted]
+        assert granted[2:4] == ["b0", "c0"]  # before the other requests of a
+        queue.leave(granted[-1])
         assert not queue._last_turn.keys() - {"a", "b", "c"}
 
     in_loop(body)
 
 
-def test_nothing_is_remembered_of_who_is_gone() -> None:
+def test_a_principal_without_requests_leaves_no_state() -> None:
     def body() -> None:
         queue = Queue(max_active=1, max_waiting=100)
         queue.open()
@@ -167,17 +167,17 @@ def test_nothing_is_remembered_of_who_is_gone() -> None:
     in_loop(body)
 
 
-def test_a_priority_counts_among_ones_own() -> None:
+def test_a_priority_orders_one_principals_requests() -> None:
     def body() -> None:
         queue = Queue(max_active=1, max_waiting=100)
         queue.open()
         queue.enter("first", principal="a")
         turns = {f"a{number}": queue.enter(f"a{number}", priority=-number, principal="a") for number in range(3)}
         turns["b"] = queue.enter("b", priority=9, principal="b")
-        came: list[str] = []
+        granted: list[str] = []
         for leaving in ("first", "b", "a2", "a1"):
             queue.leave(leaving)
-            came += [name for name, turn in turns.items() if turn.done() and name not in came]
-        assert came == ["b", "a2", "a1", "a0"]
+            granted += [name for name, turn in turns.items() if turn.done() and name not in granted]
+        assert granted == ["b", "a2", "a1", "a0"]
 
     in_loop(body)

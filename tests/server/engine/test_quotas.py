@@ -1,4 +1,4 @@
-"""What a key may use: at once, and in a minute."""
+"""Quotas per API key: concurrent requests, and requests per minute."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ def quotas(clock: list[float], **auth: object) -> Quotas:
     return Quotas(load_settings(None, {"auth": auth}).auth, lambda: clock[0])
 
 
-def test_requests_at_once() -> None:
-    known = quotas([0.0], max_concurrent=2, keys={"busy": {"key": "long-enough", "max_concurrent": 1}})
+def test_concurrent_requests_are_limited() -> None:
+    limits = quotas([0.0], max_concurrent=2, keys={"busy": {"key": "long-enough", "max_concurrent": 1}})
     with ExitStack() as held:
         for _ in range(2):
-            held.enter_context(known.hold("anyone", 3.0))
+            held.enter_context(limits.hold("anyone", 3.0))
         with pytest.raises(QueueFull, match="2 requests at once") as raised:
-            held.enter_context(known.hold("anyone", 3.0))
+            held.enter_context(limits.hold("anyone", 3.0))
         assert (raised.value.reason, raised.value.seconds) == ("concurrency", 3.0)
-        with known.hold("busy", 1.0), pytest.raises(QueueFull, match="1 requests at once"):
-            held.enter_context(known.hold("busy", 1.0))
-        held.enter_context(known.hold("busy", 1.0))  # the first one has ended
-    with known.hold("anyone", 1.0):
+        with limits.hold("busy", 1.0), pytest.raises(QueueFull, match="1 requests at once"):
+            held.enter_context(limits.hold("busy", 1.0))
+        held.enter_context(limits.hold("busy", 1.0))  # the first request has ended
+    with limits.hold("anyone", 1.0):
         pass
 
 
-def test_requests_a_minute() -> None:
+def test_requests_per_minute_are_limited() -> None:
     clock = [100.0]
-    known = quotas(clock, requests_per_minute=6)
+    limits = quotas(clock, requests_per_minute=6)
 
-    def ask(principal: str = "anyone") -> None:
-        with known.hold(principal, 1.0):
+    def spend(principal: str = "anyone") -> None:
+        with limits.hold(principal, 1.0):
             pass
 
     for _ in range(6):
-        ask()
+        spend()
     with pytest.raises(QueueFull, match="6 requests a minute") as raised:
-        ask()
+        spend()
     assert raised.value.reason == "rate"
     assert raised.value.seconds == pytest.approx(10.0)
-    ask("somebody else")
+    spend("another")
     clock[0] += 10.0
-    ask()
+    spend()
     with pytest.raises(QueueFull):
-        ask()
+        spend()
     clock[0] += 3600.0
     for _ in range(6):
-        ask()
+        spend()
     with pytest.raises(QueueFull):
-        ask()
+        spend()

@@ -1,4 +1,4 @@
-"""The supervisor reports what the worker says, restarts it on crash or stall, and gives up on one that never was ready."""
+"""The supervisor forwards messages, restarts the worker on crash or stall, and gives up on one that never became ready."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.server.engine.fakes import READY, Launcher
 
 
 class Watched:
-    """A supervisor of fake workers, and what it has reported."""
+    """A supervisor of fake workers, and its reports."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.messages: list[FromWorker] = []
@@ -31,20 +31,20 @@ class Watched:
 
 
 def run(body: Callable[[Watched], Awaitable[None]], settings: Settings | None = None) -> None:
-    async def whole() -> None:
+    async def main() -> None:
         await body(Watched(settings))
 
-    asyncio.run(whole())
+    asyncio.run(main())
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Waits for the event loop to bring `condition` about."""
+    """Runs the event loop until `condition` holds."""
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.005)
 
 
-def test_messages_are_passed_on() -> None:
+def test_messages_are_forwarded() -> None:
     async def body(watched: Watched) -> None:
         await watched.supervisor.start()
         [worker] = watched.launcher.started
@@ -62,8 +62,8 @@ def test_messages_are_passed_on() -> None:
 
 def test_a_started_worker_is_taken_over() -> None:
     async def body(watched: Watched) -> None:
-        mine = watched.launcher(load_settings())
-        await watched.supervisor.start(mine)
+        process = watched.launcher(load_settings())
+        await watched.supervisor.start(process)
         [worker] = watched.launcher.started
         worker.send(READY)
         await until(lambda: watched.messages)
@@ -135,7 +135,7 @@ def test_a_silent_busy_worker_is_killed(monkeypatch: pytest.MonkeyPatch, caplog:
         worker = watched.launcher.started[0]
         worker.send(READY)
         await asyncio.sleep(0.15)
-        assert worker.alive  # silence without work is no stall
+        assert worker.alive  # an idle worker may be silent
         busy = True
         await until(lambda: len(watched.launcher.started) == 2)
         busy = False

@@ -1,4 +1,4 @@
-"""Messages arrive whole and in order, however the bytes are split, and each side learns when the other is gone."""
+"""Messages arrive complete and in order, however the bytes are split; each side detects when the other closes."""
 
 import asyncio
 import socket
@@ -12,21 +12,21 @@ from server.engine.transport import Frames, WorkerSide, framed
 
 
 @given(messages=st.lists(st.binary(max_size=300)), piece=st.integers(1, 100))
-def test_any_pieces_give_the_same_messages(messages: list[bytes], piece: int) -> None:
+def test_messages_do_not_depend_on_how_the_bytes_are_split(messages: list[bytes], piece: int) -> None:
     stream = b"".join(framed(message) for message in messages)
     frames = Frames()
     found = [m for at in range(0, len(stream), piece) for m in frames.feed(stream[at : at + piece])]
     assert found == messages
 
 
-def test_both_sides() -> None:
+def test_messages_pass_in_both_directions() -> None:
     async def talk() -> None:
         received_by_front: asyncio.Queue[bytes | None] = asyncio.Queue()
         ours, theirs = socket.socketpair()
         front = await wire.connect(ours, received_by_front.put_nowait, lambda: received_by_front.put_nowait(None))
         worker = WorkerSide(theirs)
         assert list(worker.receive(0)) == []
-        large = bytes(1 << 20)  # more than the system holds between the two: the front end must not wait for it
+        large = bytes(1 << 20)  # larger than the socket buffer: the front end must not block on it
         front.send(large)
         front.send(b"small")
         received: list[bytes] = []
@@ -41,7 +41,7 @@ def test_both_sides() -> None:
     asyncio.run(talk())
 
 
-def test_the_worker_learns_that_the_front_end_is_gone() -> None:
+def test_the_worker_detects_that_the_front_end_has_closed() -> None:
     async def talk() -> None:
         ours, theirs = socket.socketpair()
         front = await wire.connect(ours, lambda _: None, lambda: None)

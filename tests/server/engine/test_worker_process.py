@@ -1,4 +1,4 @@
-"""Settings cross without the keys; a process reports its exit; the worker ends with its front end."""
+"""Settings are sent without the keys; a process reports its exit code; the worker ends with its front end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.engine.worker_process import WorkerProcess, command, decode_settings
 from server.settings import load_settings
 
 
-def test_settings_arrive_whole_but_for_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_arrive_with_masked_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings(
         None,
         {
@@ -31,7 +31,7 @@ def test_settings_arrive_whole_but_for_the_keys(monkeypatch: pytest.MonkeyPatch)
     assert decoded.model_copy(update={"auth": settings.auth}) == settings
 
 
-def test_a_program_is_started_with_this_process_s_search_path() -> None:
+def test_the_child_process_gets_the_module_search_path() -> None:
     program = command("tests.server.engine.echo", "hello")
     done = subprocess.run(program, capture_output=True, text=True, cwd="/")
     assert done.stdout == f"hello {len(sys.path)}\n", done.stderr
@@ -47,13 +47,13 @@ def test_a_killed_process_reports_its_signal(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_worker_ends_with_its_front_end_and_ignores_ctrl_c() -> None:
-    """From its first moments on, while it imports and loads."""
+    """Also while it imports and loads."""
     process = WorkerProcess(load_settings())
     os.kill(process._process.pid, 0)
-    time.sleep(0.5)  # the interpreter has started
+    time.sleep(0.5)  # until the interpreter has started
     process._process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     assert process.alive
-    process.socket.close()  # as the death of this process would
+    process.socket.close()  # as if the front end had died
     process.wait(20)
     assert process.exit_code == 1

@@ -9,28 +9,28 @@ import models
 from server.engine.engine import Engine
 from server.http.app import create_app
 from server.settings import load_settings
-from tests.server.fakes import TOKENIZER, FakeEngine, app_with, ask
+from tests.server.fakes import TOKENIZER, FakeEngine, app_with, fetch
 
 KEY = "a-key-of-some-length"
 OPEN_PATHS = {"/health", "/ready", "/version", "/metrics"}
 
 
-def test_all_routes_but_the_status_ones_need_a_key() -> None:
+def test_all_routes_except_status_routes_need_a_key() -> None:
     app = app_with(FakeEngine("a"), auth__keys={"alice": KEY})
-    paths: dict[str, Any] = ask(app, "GET", "/openapi.json").json()["paths"]
+    paths: dict[str, Any] = fetch(app, "GET", "/openapi.json").json()["paths"]
     assert len(paths) >= 12 and set(paths) > OPEN_PATHS
     for path, operations in paths.items():
         for method in operations:
             body = {"prompt": "x", "messages": [], "input": "x", "tokens": []} if method == "post" else None
-            response = ask(app, method.upper(), path.format(identity="x", name="x"), body)
+            response = fetch(app, method.upper(), path.format(identity="x", name="x"), body)
             assert (response.status_code != 401) == (path in OPEN_PATHS), path
-    answer = ask(app, "POST", "/v1/completions", {"prompt": "x"}, headers={"Authorization": f"Bearer {KEY}"})
+    answer = fetch(app, "POST", "/v1/completions", {"prompt": "x"}, headers={"Authorization": f"Bearer {KEY}"})
     assert answer.json()["choices"][0]["text"] == "a"
 
 
 def test_the_key_is_the_principal() -> None:
     engine = FakeEngine("a")
-    ask(app_with(engine, auth__keys={"alice": KEY}), "POST", "/v1/completions", {"prompt": "x"}, headers=bearer())
+    fetch(app_with(engine, auth__keys={"alice": KEY}), "POST", "/v1/completions", {"prompt": "x"}, headers=bearer())
     assert engine.requests[0].principal == "alice"
 
 
@@ -41,37 +41,37 @@ def bearer() -> dict[str, str]:
 def test_status_routes() -> None:
     engine = FakeEngine()
     app = app_with(engine)
-    assert ask(app, "GET", "/health").json() == {"status": "ok"}
-    assert ask(app, "GET", "/ready").json() == {"status": "ready"}
-    assert ask(app, "GET", "/version").json()["version"]
+    assert fetch(app, "GET", "/health").json() == {"status": "ok"}
+    assert fetch(app, "GET", "/ready").json() == {"status": "ready"}
+    assert fetch(app, "GET", "/version").json()["version"]
     engine.ready, engine.state, engine.failure = False, "failed", "No model."
-    response = ask(app, "GET", "/ready")
+    response = fetch(app, "GET", "/ready")
     assert (response.status_code, response.json()) == (503, {"status": "failed", "detail": "No model."})
-    assert 'outrider_requests_total{endpoint="/ready",status="503"} 1.0' in ask(app, "GET", "/metrics").text
+    assert 'outrider_requests_total{endpoint="/ready",status="503"} 1.0' in fetch(app, "GET", "/metrics").text
 
 
-def test_every_answer_has_the_headers() -> None:
+def test_every_response_has_the_headers() -> None:
     for path in ("/health", "/nothing"):
-        assert {"x-request-id", "openai-processing-ms"} <= set(ask(app_with(FakeEngine()), "GET", path).headers)
+        assert {"x-request-id", "openai-processing-ms"} <= set(fetch(app_with(FakeEngine()), "GET", path).headers)
 
 
 def test_large_bodies_are_refused() -> None:
     app = app_with(FakeEngine("a"), limits__body_bytes=1024)
-    response = ask(app, "POST", "/v1/completions", {"prompt": "x" * 2000})
+    response = fetch(app, "POST", "/v1/completions", {"prompt": "x" * 2000})
     assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
 
 
 def test_cors_is_off_unless_origins_are_set() -> None:
     preflight = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
-    off = ask(app_with(FakeEngine()), "OPTIONS", "/v1/completions", headers=preflight)
+    off = fetch(app_with(FakeEngine()), "OPTIONS", "/v1/completions", headers=preflight)
     assert off.status_code == 405 and "access-control-allow-origin" not in off.headers
     allowed = app_with(FakeEngine(), server__cors_origins=["https://page.example"])
-    on = ask(allowed, "OPTIONS", "/v1/completions", headers=preflight)
+    on = fetch(allowed, "OPTIONS", "/v1/completions", headers=preflight)
     assert on.headers["access-control-allow-origin"] == "https://page.example"
 
 
 def test_invalid_bodies_are_described_as_400() -> None:
-    paths = ask(app_with(FakeEngine()), "GET", "/openapi.json").json()["paths"]
+    paths = fetch(app_with(FakeEngine()), "GET", "/openapi.json").json()["paths"]
     responses = paths["/v1/completions"]["post"]["responses"]
     assert "422" not in responses and "400" in responses
 

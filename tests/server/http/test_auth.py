@@ -20,9 +20,9 @@ def authenticator(**keys: str) -> Authenticator:
 
 
 def test_a_key_names_its_principal() -> None:
-    known = authenticator(alice=ALICE, bob=BOB)
-    assert known.principal(f"Bearer {ALICE}") == "alice"
-    assert known.principal(f"bearer  {BOB} ") == "bob"
+    authenticate = authenticator(alice=ALICE, bob=BOB)
+    assert authenticate.principal(f"Bearer {ALICE}") == "alice"
+    assert authenticate.principal(f"bearer  {BOB} ") == "bob"
     assert authenticator().principal(None) == ANYONE
 
 

@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from server.engine.engine import DeadlineExceeded, EngineError, Impossible, Overloaded, WorkerLost
+from server.engine.engine import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, WorkerLost
 from server.http.errors import APIError, from_engine, install
 
 
@@ -19,7 +19,7 @@ class Thing(BaseModel):
 
 
 def answer(error: Exception | None = None, method: str = "POST", path: str = "/thing", **options: Any) -> httpx.Response:
-    """What an application answers whose only route raises `error`."""
+    """The response of an application whose only route raises `error`."""
     app = FastAPI()
     install(app)
 
@@ -41,8 +41,8 @@ def answer(error: Exception | None = None, method: str = "POST", path: str = "/t
     [
         (Overloaded("full", "queue_full", 2.2), 429, "queue_full", "rate_limit_error"),
         (Overloaded("full", "rate", 2.2), 429, "rate_limit_exceeded", "rate_limit_error"),
-        (Impossible("no"), 400, "invalid_value", "invalid_request_error"),
-        (WorkerLost("gone"), 503, "worker_unavailable", "service_unavailable_error"),
+        (InvalidRequest("no"), 400, "invalid_value", "invalid_request_error"),
+        (WorkerLost("lost"), 503, "worker_unavailable", "service_unavailable_error"),
         (DeadlineExceeded("late"), 503, "deadline_exceeded", "service_unavailable_error"),
         (EngineError("odd"), 500, "internal_error", "server_error"),
     ],
@@ -65,7 +65,7 @@ def test_api_errors_keep_their_fields() -> None:
     assert response.headers["connection"] == "close"
 
 
-def test_validation_errors_name_the_field_as_clients_know_it() -> None:
+def test_validation_errors_name_the_field() -> None:
     response = answer(json={"stop": 5})
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (400, "stop", "invalid_value")
@@ -74,25 +74,25 @@ def test_validation_errors_name_the_field_as_clients_know_it() -> None:
     assert missing["param"] == "stop"
 
 
-def test_bodies_that_are_no_json() -> None:
+def test_bodies_that_are_not_json() -> None:
     response = answer(json=None, content=b"{no", headers={"content-type": "application/json"})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
 
 
-def test_paths_and_methods_that_do_not_exist() -> None:
-    assert answer(path="/other").json()["error"]["message"] == "There is nothing at POST /other."
-    wrong = answer(method="GET")
-    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
-    assert wrong.json()["error"]["message"] == "/thing does not support GET."
+def test_unknown_paths_and_unsupported_methods() -> None:
+    assert answer(path="/other").json()["error"]["message"] == "There is no endpoint POST /other."
+    response = answer(method="GET")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert response.json()["error"]["message"] == "/thing does not support GET."
 
 
-def test_unpaired_surrogates_are_the_clients_error() -> None:
+def test_unpaired_surrogates_are_a_client_error() -> None:
     surrogate = UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
     response = answer(surrogate)
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_unicode")
 
 
-def test_anything_else_is_a_500_that_tells_nothing() -> None:
+def test_other_exceptions_are_a_500_without_details() -> None:
     response = answer(RuntimeError("a secret"))
     assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
     assert "secret" not in response.text

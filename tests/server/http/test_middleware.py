@@ -27,7 +27,7 @@ def app_with(middleware: Any, **options: Any) -> FastAPI:
         size = len(await http.body())
         if name == "broken":
             raise RuntimeError("broken")
-        http.state.principal, http.state.spent = "alice", {"steps": 3}
+        http.state.principal, http.state.stats = "alice", {"steps": 3}
         return size
 
     @app.get("/health")
@@ -36,7 +36,7 @@ def app_with(middleware: Any, **options: Any) -> FastAPI:
     return app
 
 
-def ask(app: FastAPI, path: str = "/things/a", method: str = "POST", **options: Any) -> httpx.Response:
+def fetch(app: FastAPI, path: str = "/things/a", method: str = "POST", **options: Any) -> httpx.Response:
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -52,45 +52,45 @@ async def chunks(count: int) -> AsyncIterator[bytes]:
 
 def test_bodies_up_to_the_limit_pass() -> None:
     app = app_with(BodyLimit, limit_bytes=100)
-    assert ask(app, content=b"x" * 100).json() == 100
-    assert ask(app, content=chunks(10)).json() == 100
+    assert fetch(app, content=b"x" * 100).json() == 100
+    assert fetch(app, content=chunks(10)).json() == 100
 
 
-def test_larger_bodies_are_refused_whether_announced_or_not() -> None:
+def test_larger_bodies_are_refused_with_and_without_content_length() -> None:
     app = app_with(BodyLimit, limit_bytes=100)
     for content in (b"x" * 101, chunks(11)):
-        response = ask(app, content=content)
+        response = fetch(app, content=content)
         assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
 
 
-def test_an_announced_size_is_refused_before_the_body_is_read() -> None:
+def test_a_declared_size_is_refused_before_the_body_is_read() -> None:
     read = []
 
     async def body() -> AsyncIterator[bytes]:
         read.append(True)
         yield b"x"
 
-    response = ask(app_with(BodyLimit, limit_bytes=100), content=body(), headers={"content-length": "1000000000"})
+    response = fetch(app_with(BodyLimit, limit_bytes=100), content=body(), headers={"content-length": "1000000000"})
     assert response.status_code == 413
     assert not read
 
 
 @pytest.mark.parametrize(
-    ("requested", "is_kept"), [("my-id_7.x", True), ("a b", False), ("x" * 129, False), ("<script>", False), ("", False)]
+    ("requested", "accepted"), [("my-id_7.x", True), ("a b", False), ("x" * 129, False), ("<script>", False), ("", False)]
 )
-def test_request_ids_are_kept_if_they_are_safe(requested: str, is_kept: bool) -> None:
-    response = ask(app_with(ResponseHeaders), headers={"x-request-id": requested})
+def test_request_ids_are_kept_if_they_are_safe(requested: str, accepted: bool) -> None:
+    response = fetch(app_with(ResponseHeaders), headers={"x-request-id": requested})
     found = response.headers["x-request-id"]
-    assert (found == requested) is is_kept
-    assert is_kept or found.startswith("req_")
+    assert (found == requested) is accepted
+    assert accepted or found.startswith("req_")
     assert int(response.headers["openai-processing-ms"]) >= 0
 
 
-def test_answers_are_counted_by_route_and_status() -> None:
+def test_responses_are_counted_by_route_and_status() -> None:
     metrics = Metrics()
     app = app_with(CountRequests, metrics=metrics)
     for path in ("/things/a", "/things/b", "/things/broken", "/secret"):
-        ask(app, path)
+        fetch(app, path)
     text = metrics.render().decode()
     for endpoint, status, count in (("/things/{name}", 200, 2), ("/things/{name}", 500, 1), ("other", 404, 1)):
         assert f'outrider_requests_total{{endpoint="{endpoint}",status="{status}"}} {count}.0' in text
@@ -104,9 +104,9 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[int, dict[str, Any]]]
 def test_requests_are_logged_without_their_content(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "outrider.requests")
     app = app_with(LogRequests, settings=Logging())
-    ask(app, "/things/private", content=b"secret")
-    ask(app, "/private", content=b"secret")
-    ask(app, "/health", "GET")
+    fetch(app, "/things/private", content=b"secret")
+    fetch(app, "/private", content=b"secret")
+    fetch(app, "/health", "GET")
     (level, fields), (_, unmatched), (probe_level, probe) = logged(caplog)
     assert (fields["route"], fields["status"], fields["principal"], fields["steps"]) == ("/things/{name}", 200, "alice", 3)
     assert 0 <= fields["first_byte_ms"] <= fields["ms"]
@@ -115,10 +115,10 @@ def test_requests_are_logged_without_their_content(caplog: pytest.LogCaptureFixt
     assert not any(word in str(logged(caplog)) for word in ("secret", "private"))
 
 
-def test_bodies_are_logged_on_request_and_nothing_if_it_is_off(caplog: pytest.LogCaptureFixture) -> None:
+def test_bodies_are_logged_only_if_enabled_and_logs_can_be_turned_off(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "outrider.requests")
-    ask(app_with(LogRequests, settings=Logging(prompts=True)), content=b"a prompt")
+    fetch(app_with(LogRequests, settings=Logging(prompts=True)), content=b"a prompt")
     assert logged(caplog)[0][1]["body"] == "a prompt"
     caplog.clear()
-    ask(app_with(LogRequests, settings=Logging(requests=False)))
+    fetch(app_with(LogRequests, settings=Logging(requests=False)))
     assert not logged(caplog)

@@ -1,4 +1,4 @@
-"""Server-sent events: framing, padding, coalescing, disconnects; and what the sizes and times of packets reveal."""
+"""Server-sent events: framing, padding, coalescing, disconnects; and the information in packet sizes and times."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def collect(stream: AsyncGenerator[list[int], None]) -> list[tuple[float, list[i
         return runner.run(run())
 
 
-def test_singly_passes_every_item() -> None:
+def test_singly_yields_one_batch_per_item() -> None:
     assert [batch for _, batch in collect(singly(source([(0, 3), (0, 0), (0, 2)])))] == [[3], [], [2]]
 
 
-def test_coalescing_keeps_all_items_in_order() -> None:
+def test_coalescing_preserves_all_items_and_their_order() -> None:
     pattern = [(0.003, number) for number in range(1, 40)]
     batches = [batch for _, batch in collect(coalesce(source(pattern), TICK_SECONDS))]
     assert batches[0] == [1]  # the first token does not wait
@@ -116,7 +116,7 @@ def test_closing_the_stream_closes_the_source() -> None:
 
 
 def packets(stream: list[tuple[float, list[int]]], multiple: int) -> list[int]:
-    """The sizes on the wire, for tokens of four characters."""
+    """The packet sizes for tokens of four characters."""
     found = []
     for _, batch in stream:
         chunk = {"choices": [{"index": 0, "delta": {"content": "abcd" * sum(batch)}}]}
@@ -135,14 +135,14 @@ def test_a_servers_streams_are_coalesced(coalescing: Served) -> None:
     }
     for path, fields in bodies.items():
         fields |= {"ignore_eos": True} if "responses" not in path else {}
-        whole = coalescing.http.post(path, json=common | fields | {"stream": False, "stream_options": None}).json()
+        complete = coalescing.http.post(path, json=common | fields | {"stream": False, "stream_options": None}).json()
         started = time.monotonic()
         with coalescing.http.stream("POST", path, json=common | fields) as response:
             assert response.status_code == 200, response.read()
             lines = [line[6:] for line in response.iter_lines() if line.startswith("data: {")]
         chunks = [json.loads(line) for line in lines]
         texts = [text for chunk in chunks if (text := event_text(chunk))]
-        assert "".join(texts) == body_text(whole)
+        assert "".join(texts) == body_text(complete)
         assert 1 <= len(texts) <= (time.monotonic() - started) / 0.1 + 2  # one per tick, not one per token
         sizes = {
             len(line.encode()) % COALESCED_PADDED_BYTES for line, chunk in zip(lines, chunks, strict=True) if event_text(chunk)
@@ -159,7 +159,7 @@ def event_text(chunk: dict[str, Any]) -> str:
 
 
 def body_text(answer: dict[str, Any]) -> str:
-    """The text of a whole answer of any endpoint."""
+    """The text of a complete answer of any endpoint."""
     if "output" in answer:
         return str(answer["output"][0]["content"][0]["text"])
     choice = answer["choices"][0]
@@ -180,11 +180,13 @@ def test_coalescing_hides_acceptance_from_an_eavesdropper() -> None:
         return len(sizes), statistics.mean(sizes)
 
     def accuracy(coalesced: bool) -> float:
-        known = {"evenly": features(evenly, coalesced), "bursts": features(bursts, coalesced)}
+        references = {"evenly": features(evenly, coalesced), "bursts": features(bursts, coalesced)}
         correct = 0
         for kind, pattern in [("evenly", evenly), ("bursts", bursts)] * 4:
             count, size = features(pattern, coalesced)
-            distances = {name: abs(count - each[0]) / each[0] + abs(size - each[1]) / each[1] for name, each in known.items()}
+            distances = {
+                name: abs(count - each[0]) / each[0] + abs(size - each[1]) / each[1] for name, each in references.items()
+            }
             guess = min(distances, key=distances.__getitem__)
             correct += guess == kind and distances["evenly"] != distances["bursts"]
         return correct / 8
@@ -209,7 +211,7 @@ def test_padding_makes_sizes_multiples() -> None:
 
 
 def request_of(*messages: str, hangs: bool = True) -> Request:
-    """A request whose client sends messages of these types, and then nothing."""
+    """A request that receives messages of these types and then blocks."""
     pending = [{"type": kind} for kind in messages]
 
     async def receive() -> Any:
@@ -220,7 +222,7 @@ def request_of(*messages: str, hangs: bool = True) -> Request:
     return Request({"type": "http"}, receive)
 
 
-def test_work_ends_with_its_result_or_with_the_client() -> None:
+def test_a_disconnect_cancels_the_work() -> None:
     cancelled = []
 
     async def work(seconds: float) -> str:
@@ -247,8 +249,11 @@ def test_a_disconnect_is_a_499() -> None:
         yield b""
 
     async def run() -> list[int]:
-        gone = [request_of("http.disconnect"), request_of("http.disconnect")]
-        return [(await json_response(gone[0], body())).status_code, (await stream_response(gone[1], chunks())).status_code]
+        disconnected = [request_of("http.disconnect"), request_of("http.disconnect")]
+        return [
+            (await json_response(disconnected[0], body())).status_code,
+            (await stream_response(disconnected[1], chunks())).status_code,
+        ]
 
     assert asyncio.run(run()) == [499, 499]
 

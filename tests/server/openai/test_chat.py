@@ -1,4 +1,4 @@
-"""Chats: the format of whole answers and chunks, and what the endpoint asks of the engine."""
+"""Chats: the format of answers and chunks, and the requests to the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.openai.chat import ChatFormatter
 from server.openai.generation import ChoiceOutput
 from server.openai.logprobs import MIN_LOGPROB
 from server.openai.schema import ChatBody
-from tests.server.fakes import VOCABULARY, FakeEngine, app_with, ask, events, post
+from tests.server.fakes import VOCABULARY, FakeEngine, app_with, events, fetch, post
 
 PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -28,7 +28,7 @@ def body(**fields: Any) -> ChatBody:
 
 
 def formatter(**fields: Any) -> ChatFormatter:
-    """Of an answer that may contain reasoning and calls."""
+    """A formatter of an answer that may contain reasoning and calls."""
     return ChatFormatter(body(**fields), VOCABULARY, lambda: ReasoningParser(tool_parser("hermes"), may_reason=True))
 
 
@@ -41,8 +41,8 @@ def output(text: str, finish: Finish | None = None) -> ChoiceOutput:
 def scored_output() -> ChoiceOutput:
     """Two events of one choice: a token with its two most likely ones, then a stop token without log-probability."""
     made = ChoiceOutput(3, offset=7)
-    known = TokenLogprobs([-0.5], [[40, 41]], [[-0.5, -math.inf]])
-    made.add(TokenEvent("r", 3, [40], VOCABULARY.text_of(40), logprobs=known))
+    logprobs = TokenLogprobs([-0.5], [[40, 41]], [[-0.5, -math.inf]])
+    made.add(TokenEvent("r", 3, [40], VOCABULARY.text_of(40), logprobs=logprobs))
     made.add(TokenEvent("r", 3, [0], "", "stop", logprobs=TokenLogprobs([], [], [])))
     return made
 
@@ -57,7 +57,7 @@ def test_chat_logprobs() -> None:
     assert [top["logprob"] for top in entry["top_logprobs"]] == [-0.5, MIN_LOGPROB]
 
 
-def test_optional_fields_are_left_out_by_default() -> None:
+def test_optional_fields_are_omitted_by_default() -> None:
     formatter = ChatFormatter(body(), VOCABULARY)
     (delta, last) = formatter.choice_deltas(scored_output())
     assert delta["logprobs"] is None and last["finish_reason"] == "stop"
@@ -66,7 +66,7 @@ def test_optional_fields_are_left_out_by_default() -> None:
     assert with_ids[0]["token_ids"] == [40, 0]
 
 
-def test_a_whole_answer_has_its_parts() -> None:
+def test_an_answer_has_reasoning_content_and_calls() -> None:
     choice = formatter(tools=TOOLS).choice(output(CALL, "stop"))
     message = choice["message"]
     assert (message["content"], message["reasoning_content"]) == ("So:", "why")
@@ -78,7 +78,7 @@ def test_a_whole_answer_has_its_parts() -> None:
     assert formatter(tools=TOOLS).choice(output(CALL[:-20], "length"))["finish_reason"] == "length"
 
 
-def test_chunks_add_up_to_the_whole() -> None:
+def test_chunks_add_up_to_the_answer() -> None:
     streamed = formatter(tools=TOOLS)
     message: dict[str, Any] = {"content": "", "reasoning_content": "", "name": "", "arguments": ""}
     for character in CALL:
@@ -118,7 +118,7 @@ def test_the_endpoint_streams() -> None:
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
 
 
-def test_required_calls_are_a_grammar_and_keep_special_tokens() -> None:
+def test_required_calls_set_a_grammar_and_keep_special_tokens() -> None:
     engine = FakeEngine("x")
     post(engine, PATH, {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required"})
     post(engine, PATH, {"messages": MESSAGES, "tools": TOOLS})
@@ -129,10 +129,10 @@ def test_required_calls_are_a_grammar_and_keep_special_tokens() -> None:
 
 
 @pytest.mark.parametrize(("opened", "reasoning"), [(True, "Hello"), (False, None)])
-def test_reasoning_that_the_prompt_has_opened(opened: bool, reasoning: str | None) -> None:
+def test_reasoning_opened_by_the_prompt(opened: bool, reasoning: str | None) -> None:
     template = "{{ messages[0].content }}" + ("<think>\n" if opened else "{# <think> #}")
     app = app_with(FakeEngine("Hel", "lo</think>42"), template)
-    message = ask(app, "POST", PATH, {"messages": MESSAGES}).json()["choices"][0]["message"]
+    message = fetch(app, "POST", PATH, {"messages": MESSAGES}).json()["choices"][0]["message"]
     assert message.get("reasoning_content") == reasoning
     assert message["content"] == ("42" if opened else "Hello</think>42")
 
@@ -142,7 +142,7 @@ def test_reasoning_that_the_prompt_has_opened(opened: bool, reasoning: str | Non
     [
         ({"messages": MESSAGES * 3000}, "messages", "at most 2048"),
         ({"top_logprobs": 3}, "top_logprobs", "needs 'logprobs'"),
-        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "may hold"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "may contain"),
         ({"continue_final_message": True}, "continue_final_message", "the assistant's"),
         ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
     ],

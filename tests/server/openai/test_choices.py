@@ -1,4 +1,4 @@
-"""The envelope of chats and completions: one id, usage where it is asked for, and the end of streams."""
+"""The envelope of chats and completions: one id, usage on request, and the end of streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.openai.usage import Usage
 
 
 class PlainFormatter(ChoicesFormatter):
-    id_prefix, body_object, chunk_object = "x-", "whole", "part"
+    id_prefix, body_object, chunk_object = "x-", "body", "chunk"
 
     def opening(self, index: int) -> dict[str, Any]:
         return {"opens": index}
@@ -29,10 +29,10 @@ def formatter(**fields: Any) -> PlainFormatter:
     return PlainFormatter(CompletionBody.model_validate({"model": "m", "prompt": "x", **fields}))
 
 
-def test_a_body() -> None:
+def test_the_body_has_choices_and_usage() -> None:
     made = formatter(return_token_ids=True)
     body = made.body([ChoiceOutput(0, "ab", tokens=[1, 2, 3], echoed_tokens=1)], Usage(completion_tokens=3))
-    assert body["id"].startswith("x-") and (body["object"], body["model"]) == ("whole", "m")
+    assert body["id"].startswith("x-") and (body["object"], body["model"]) == ("body", "m")
     assert body["choices"] == [{"text": "ab", "token_ids": [2, 3]}]
     assert body["usage"]["completion_tokens"] == 3
     assert "speculation" not in body
@@ -54,7 +54,7 @@ def test_each_choice_is_opened_once() -> None:
     assert len({data(event)["id"] for event in events}) == 1
 
 
-def test_the_end_has_what_was_asked_for() -> None:
+def test_the_last_chunk_has_usage_and_report_if_requested() -> None:
     assert formatter().end(Usage()) == [DONE]
     with_usage = formatter(stream_options={"include_usage": True})
     last, done = with_usage.end(Usage(completion_tokens=3))
@@ -65,7 +65,7 @@ def test_the_end_has_what_was_asked_for() -> None:
     assert "usage" not in data(report) and data(report)["speculation"]["steps"] == 0
 
 
-def test_heartbeats_look_like_chunks_and_errors_end_the_stream() -> None:
+def test_heartbeats_are_empty_chunks_and_errors_end_the_stream() -> None:
     assert data(formatter().heartbeat())["choices"] == [] and formatter().heartbeat().padded
-    (event,) = formatter().error(APIError(503, "Gone.", code="worker_unavailable"))
+    (event,) = formatter().error(APIError(503, "Lost.", code="worker_unavailable"))
     assert data(event)["error"]["code"] == "worker_unavailable"

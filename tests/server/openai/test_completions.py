@@ -1,4 +1,4 @@
-"""Completions: the format of whole answers and chunks, echoes, and `best_of`."""
+"""Completions: the format of answers and chunks, echoes, and `best_of`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_completion_logprobs() -> None:
     assert found["top_logprobs"] == [{VOCABULARY.text_of(40): -0.5, VOCABULARY.text_of(41): MIN_LOGPROB}]
 
 
-def test_optional_fields_are_left_out_by_default() -> None:
+def test_optional_fields_are_omitted_by_default() -> None:
     choice = formatter().choice(scored_output())
     assert choice["logprobs"] is None
     assert "token_ids" not in choice
@@ -49,11 +49,11 @@ def test_best_of_returns_the_most_likely() -> None:
     engine = FakeEngine("a")
     answer = post(engine, PATH, {"prompt": "x", "best_of": 3, "n": 1}).json()
     assert [choice["text"] for choice in answer["choices"]] == ["a!!"]  # the last candidate has the highest log-probability
-    assert answer["choices"][0]["logprobs"] is None  # computed, but not asked for
+    assert answer["choices"][0]["logprobs"] is None  # computed, but not requested
     assert engine.requests[0].choices == 3
 
 
-def test_an_echo_comes_before_the_text_and_has_logprobs() -> None:
+def test_the_echo_precedes_the_text_and_has_logprobs() -> None:
     answer = post(FakeEngine("ab"), PATH, {"prompt": ["x = 1", "y"], "echo": True, "logprobs": 1}).json()
     first, second = answer["choices"]
     assert (first["text"], second["text"]) == ("x = 1ab", "yab")

@@ -1,4 +1,4 @@
-"""Messages: their parts as text, and as chat templates expect them."""
+"""Messages: content parts as text, and the format for chat templates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_content_is_joined() -> None:
     assert content_text(None) == ""
 
 
-def test_other_parts_are_named() -> None:
+def test_unsupported_content_parts_are_rejected_by_type() -> None:
     for part, name in (({"type": "image_url"}, "image_url"), ("text", "None")):
         with pytest.raises(ValidationError, match=name):
             message(content=[part])
@@ -37,7 +37,7 @@ def test_messages_for_the_template() -> None:
     assert message(role="tool", tool_call_id="1", content="r").rendered()["tool_call_id"] == "1"
 
 
-def test_arguments_that_are_no_json_stay_text() -> None:
+def test_arguments_that_are_not_json_stay_text() -> None:
     assert parse_arguments('{"a": [1]}') == {"a": [1]}
     assert parse_arguments("{a") == "{a"
     assert parse_arguments("[" * 100_000) == "[" * 100_000

@@ -22,7 +22,7 @@ from verify.sampling_params import SamplingParams
 
 
 class TextFormatter:
-    """The smallest format: another API's formatter needs nothing but this."""
+    """A minimal `Formatter`."""
 
     def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
         return {"texts": [output.text for output in outputs], "tokens": usage.completion_tokens}
@@ -48,7 +48,7 @@ def task(prompts: int = 1, choices: int = 1, **options: Any) -> GenerationTask:
     return GenerationTask(requests, TextFormatter(), time.monotonic(), **options)
 
 
-def whole(engine: FakeEngine, generation: GenerationTask, metrics: Metrics | None = None) -> dict[str, Any]:
+def body_of(engine: FakeEngine, generation: GenerationTask, metrics: Metrics | None = None) -> dict[str, Any]:
     return asyncio.run(GenerationRunner(engine, metrics or Metrics()).body(generation))
 
 
@@ -59,12 +59,12 @@ def streamed(engine: FakeEngine, generation: GenerationTask, tick_seconds: float
     return asyncio.run(run())
 
 
-def test_a_whole_answer_joins_the_events_of_each_choice() -> None:
-    body = whole(FakeEngine("a", None, "b"), task(prompts=2, choices=2))
+def test_the_body_joins_the_events_of_each_choice() -> None:
+    body = body_of(FakeEngine("a", None, "b"), task(prompts=2, choices=2))
     assert body == {"texts": ["ab", "ab!", "ab", "ab!"], "tokens": 12}
 
 
-def test_a_stream_starts_grows_and_ends() -> None:
+def test_a_stream_has_start_delta_and_end_events() -> None:
     chunks = streamed(FakeEngine("a", "b"), task())
     assert chunks[0] == b'data: {"start":true}\n\n'
     assert [json.loads(chunk[6:]) for chunk in chunks[1:]] == [{"text": "a"}, {"text": "b"}, {"text": ""}, {"tokens": 3}]
@@ -80,7 +80,7 @@ def test_completion_is_reported_before_the_last_event() -> None:
     asyncio.run(run(task(on_complete=lambda: order.append("complete"))))
     assert order.index("complete") == len(order) - 2
     order.clear()
-    whole(FakeEngine("a"), task(on_complete=lambda: order.append("complete")))
+    body_of(FakeEngine("a"), task(on_complete=lambda: order.append("complete")))
     assert order == ["complete"]
 
 
@@ -89,7 +89,7 @@ def test_an_error_before_the_first_byte_is_raised_and_a_later_one_is_an_event() 
     with pytest.raises(Overloaded):
         streamed(FakeEngine(error=full), task())
     with pytest.raises(Overloaded):
-        whole(FakeEngine("a", error=full), task())
+        body_of(FakeEngine("a", error=full), task())
     completed: list[bool] = []
     chunks = streamed(FakeEngine("a", error=full), task(on_complete=lambda: completed.append(True)))
     assert json.loads(chunks[-1][6:]) == {"status": 429, "message": "full"}
@@ -108,7 +108,7 @@ def test_padding_hides_the_sizes_of_content_and_of_heartbeats() -> None:
     assert before_content[1] == b": keep-alive\n\n"
 
 
-def test_ticks_join_events() -> None:
+def test_coalescing_joins_the_events_of_a_tick() -> None:
     chunks = streamed(FakeEngine(*"abcdefgh"), task(padded=True), tick_seconds=0.02)
     texts = [json.loads(chunk[6:]) for chunk in chunks[1:-1]]
     assert "".join(text["text"] for text in texts) == "abcdefgh"
@@ -118,7 +118,7 @@ def test_ticks_join_events() -> None:
 
 def test_usage_metrics_and_timings_are_recorded_once() -> None:
     metrics, generation = Metrics(), task(prompts=2)
-    whole(FakeEngine("a", "b"), generation, metrics)
+    body_of(FakeEngine("a", "b"), generation, metrics)
     text = metrics.render().decode()
     assert "outrider_prompt_tokens_total 6.0" in text
     assert "outrider_cached_prompt_tokens_total 4.0" in text
@@ -126,8 +126,8 @@ def test_usage_metrics_and_timings_are_recorded_once() -> None:
     assert "outrider_time_to_first_token_seconds_count 1.0" in text
     assert "outrider_inter_token_latency_seconds_count 5.0" in text
     assert "outrider_request_duration_seconds_count 1.0" in text
-    assert generation.spent["completion_tokens"] == 6 and generation.spent["steps"] == 6
-    assert generation.spent["first_token_ms"] >= 0
+    assert generation.stats["completion_tokens"] == 6 and generation.stats["steps"] == 6
+    assert generation.stats["first_token_ms"] >= 0
 
 
 def test_a_client_that_stops_reading_closes_the_engines_iterator() -> None:
@@ -175,7 +175,7 @@ def test_an_output_splits_into_its_events() -> None:
     assert (first.logprobs.chosen, second.logprobs.chosen) == ([-1.0, -2.0], [-3.0])
 
 
-def test_the_mean_counts_generated_tokens() -> None:
+def test_the_mean_logprob_excludes_the_echo() -> None:
     made = ChoiceOutput(0, tokens=[1, 2], logprobs=TokenLogprobs([-1.0, -3.0], [[], []], [[], []]))
     assert made.mean_logprob == -2.0
     made.echoed_tokens = 1

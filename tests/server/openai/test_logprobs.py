@@ -10,12 +10,12 @@ from tests.server.fakes import VOCABULARY
 
 
 def output(echoed_tokens: int = 0) -> ChoiceOutput:
-    """Three tokens, of which the last one, a stop token, has no log-probability."""
+    """Three tokens; the last one, a stop token, has no log-probability."""
     logprobs = TokenLogprobs([-0.5, -math.inf], [[40], [42, 41]], [[-0.5], [-0.1, -math.inf]])
     return ChoiceOutput(0, tokens=[40, 41, 0], logprobs=logprobs, offset=10, echoed_tokens=echoed_tokens)
 
 
-def test_entries() -> None:
+def test_content_logprobs() -> None:
     first, second = content_logprobs(VOCABULARY, output())
     assert bytes(first["bytes"]) == VOCABULARY.bytes_of(40)
     assert (first["logprob"], second["logprob"]) == (-0.5, MIN_LOGPROB)
@@ -23,7 +23,7 @@ def test_entries() -> None:
     json.dumps(second, allow_nan=False)
 
 
-def test_lists() -> None:
+def test_completion_logprobs() -> None:
     found = completion_logprobs(VOCABULARY, output())
     assert found["tokens"] == [VOCABULARY.text_of(40), VOCABULARY.text_of(41)]
     assert found["text_offset"] == [10, 10 + len(VOCABULARY.text_of(40))]

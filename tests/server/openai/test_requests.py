@@ -8,7 +8,7 @@ import pytest
 
 from server.http.errors import APIError
 from server.openai.requests import check_count, check_prompt
-from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, ask, post
+from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, fetch, post
 
 PATH = "/v1/completions"
 
@@ -29,13 +29,13 @@ def test_every_field_reaches_the_engine() -> None:
     assert first.principal == "anyone"
 
 
-def test_the_session_of_the_body_wins_over_the_header_and_the_cache_key() -> None:
+def test_the_session_id_of_the_body_overrides_header_and_cache_key() -> None:
     engine = FakeEngine("a")
     app = app_with(engine)
     for fields in ({"session_id": "body", "prompt_cache_key": "key"}, {"prompt_cache_key": "key"}):
-        ask(app, "POST", PATH, {"prompt": "x", **fields}, headers={"X-Session-Id": "header" * 100})
-    ask(app, "POST", PATH, {"prompt": "x", "prompt_cache_key": "key"})
-    ask(app, "POST", PATH, {"prompt": "x"})
+        fetch(app, "POST", PATH, {"prompt": "x", **fields}, headers={"X-Session-Id": "header" * 100})
+    fetch(app, "POST", PATH, {"prompt": "x", "prompt_cache_key": "key"})
+    fetch(app, "POST", PATH, {"prompt": "x"})
     assert [request.session for request in engine.requests] == ["body", ("header" * 100)[:256], "key", None]
 
 
@@ -56,7 +56,7 @@ def test_the_session_of_the_body_wins_over_the_header_and_the_cache_key() -> Non
         ({"regex": "a", "choice": ["b"]}, 400, "regex", "only one of"),
     ],
 )
-def test_bounds(fields: dict[str, Any], status: int, param: str, words: str) -> None:
+def test_bodies_beyond_the_bounds_are_rejected(fields: dict[str, Any], status: int, param: str, words: str) -> None:
     engine = FakeEngine("a")
     response = post(engine, PATH, {"prompt": "x", **fields})
     assert response.status_code == status
@@ -65,7 +65,7 @@ def test_bounds(fields: dict[str, Any], status: int, param: str, words: str) -> 
     assert not engine.requests
 
 
-def test_counts_and_prompts_at_their_limit_pass() -> None:
+def test_counts_and_prompts_at_the_limit_are_accepted() -> None:
     check_count("stop", 16, 16, "stop strings")
     with pytest.raises(APIError, match="at most 16 stop strings are allowed, not 17"):
         check_count("stop", 17, 16, "stop strings")

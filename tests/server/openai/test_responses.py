@@ -1,4 +1,4 @@
-"""Responses: objects, the order of events, conversations that go on, and errors in mid-stream."""
+"""Responses: objects, the order of events, continued conversations, and errors in mid-stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from server.openai.generation import ChoiceOutput
 from server.openai.responses import ResponseFormatter
 from server.openai.responses_schema import ResponsesBody
 from server.openai.usage import Usage
-from tests.server.fakes import VOCABULARY, FakeEngine, app_with, ask, events, post
+from tests.server.fakes import VOCABULARY, FakeEngine, app_with, events, fetch, post
 
 PATH = "/v1/responses"
 ANSWER = '<think>why</think>So:\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -68,13 +68,13 @@ def test_events_build_the_response() -> None:
     assert data[-1]["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
 
 
-def test_the_whole_response_equals_the_streamed_one() -> None:
-    streamed, whole, joined = formatter(), formatter(), ChoiceOutput(0)
+def test_the_response_equals_the_streamed_one() -> None:
+    streamed, complete, joined = formatter(), formatter(), ChoiceOutput(0)
     data = data_of(streamed, ANSWER)
     for character in ANSWER:
         joined.add(TokenEvent("r", 0, [40], character))
     joined.add(TokenEvent("r", 0, [40], "", "stop"))
-    body = whole.body([joined], Usage(prompt_tokens=3, completion_tokens=9))
+    body = complete.body([joined], Usage(prompt_tokens=3, completion_tokens=9))
 
     def shape(response: dict[str, Any]) -> list[Any]:
         return [
@@ -86,17 +86,17 @@ def test_the_whole_response_equals_the_streamed_one() -> None:
 
 
 def test_log_probabilities_join_the_item_of_their_text() -> None:
-    whole, made = formatter(), ChoiceOutput(0)
+    complete, made = formatter(), ChoiceOutput(0)
     for number, piece in enumerate(["<think>why</think>", "So", ":"]):
         made.add(TokenEvent("r", 0, [40 + number], piece, logprobs=TokenLogprobs([-0.5], [[]], [[]])))
     made.add(TokenEvent("r", 0, [0], "", "stop"))
-    _, message = whole.body([made], Usage())["output"]
+    _, message = complete.body([made], Usage())["output"]
     tokens = [entry["token"] for entry in message["content"][0]["logprobs"]]
     assert tokens == [VOCABULARY.text_of(41), VOCABULARY.text_of(42)]
 
 
 @pytest.mark.parametrize(("finish", "status"), [("stop", "completed"), ("length", "incomplete")])
-def test_status(finish: Finish, status: str) -> None:
+def test_the_status_follows_the_finish_reason(finish: Finish, status: str) -> None:
     body = post(FakeEngine("a", finish=finish), PATH, {"input": "x"}).json()
     assert (body["status"], body["output"][0]["status"]) == (status, status)
     assert body["incomplete_details"] == (None if finish == "stop" else {"reason": "max_output_tokens"})
@@ -118,10 +118,10 @@ def test_streams_send_named_events() -> None:
 
 def test_an_error_in_mid_stream_fails_the_response() -> None:
     app = app_with(FakeEngine("a", error=DeadlineExceeded("too late")))
-    data = events(ask(app, "POST", PATH, {"input": "x", "stream": True}))
+    data = events(fetch(app, "POST", PATH, {"input": "x", "stream": True}))
     assert data[-1]["type"] == "response.failed"
     assert data[-1]["response"]["error"] == {"code": "server_error", "message": "too late"}
-    stored = ask(app, "GET", f"{PATH}/{data[-1]['response']['id']}")
+    stored = fetch(app, "GET", f"{PATH}/{data[-1]['response']['id']}")
     assert stored.status_code == 404
 
 
@@ -134,16 +134,16 @@ def test_an_error_before_the_first_byte_has_its_status(stream: bool) -> None:
 
 def conversation(app: FastAPI, engine: FakeEngine, **second: Any) -> tuple[str, list[int], list[int]]:
     """The first response's id, and the prompts of a first and a second request."""
-    first = ask(app, "POST", PATH, {"input": "one", "instructions": "Be short."}).json()
-    ask(app, "POST", PATH, {"input": "two", "previous_response_id": first["id"], **second})
+    first = fetch(app, "POST", PATH, {"input": "one", "instructions": "Be short."}).json()
+    fetch(app, "POST", PATH, {"input": "two", "previous_response_id": first["id"], **second})
     return first["id"], engine.requests[0].prompt, engine.requests[1].prompt
 
 
-def test_a_conversation_goes_on_in_the_first_responses_session() -> None:
+def test_a_conversation_continues_in_the_first_responses_session() -> None:
     engine = FakeEngine("answer")
     app = app_with(engine, "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}")
     first, _, prompt = conversation(app, engine)
-    text = ask(app, "POST", "/detokenize", {"tokens": prompt}).json()["prompt"]
+    text = fetch(app, "POST", "/detokenize", {"tokens": prompt}).json()["prompt"]
     assert "[user: one][assistant: answer][user: two]" in text
     assert "Be short." not in text  # instructions apply to one response only
     assert [request.session for request in engine.requests] == [first, first]
@@ -153,24 +153,24 @@ def test_a_conversation_goes_on_in_the_first_responses_session() -> None:
 
 def test_stored_responses_are_retrieved_and_deleted() -> None:
     app = app_with(FakeEngine("a"))
-    made = ask(app, "POST", PATH, {"input": "x"}).json()
+    made = fetch(app, "POST", PATH, {"input": "x"}).json()
     path = f"{PATH}/{made['id']}"
-    assert ask(app, "GET", path).json() == made
-    cancelled = ask(app, "POST", f"{path}/cancel")
+    assert fetch(app, "GET", path).json() == made
+    cancelled = fetch(app, "POST", f"{path}/cancel")
     assert (cancelled.status_code, cancelled.json()["error"]["param"]) == (400, "response_id")
-    assert ask(app, "DELETE", path).json() == {"id": made["id"], "object": "response", "deleted": True}
+    assert fetch(app, "DELETE", path).json() == {"id": made["id"], "object": "response", "deleted": True}
     for method, suffix in (("GET", ""), ("DELETE", ""), ("POST", "/cancel")):
-        assert ask(app, method, path + suffix).status_code == 404
+        assert fetch(app, method, path + suffix).status_code == 404
 
 
 def test_store_false_is_not_stored() -> None:
     app = app_with(FakeEngine("a"))
-    made = ask(app, "POST", PATH, {"input": "x", "store": False}).json()
-    response = ask(app, "POST", PATH, {"input": "y", "previous_response_id": made["id"]})
+    made = fetch(app, "POST", PATH, {"input": "x", "store": False}).json()
+    response = fetch(app, "POST", PATH, {"input": "y", "previous_response_id": made["id"]})
     assert (response.status_code, response.json()["error"]["param"]) == (404, "previous_response_id")
 
 
-def test_bodies_that_are_no_valid_chat_are_rejected() -> None:
+def test_bodies_that_are_not_valid_chats_are_rejected() -> None:
     fields = {"input": "x", "tool_choice": {"type": "function", "name": "missing"}}
     response = post(FakeEngine("a"), PATH, fields)
     assert response.status_code == 400

@@ -31,7 +31,7 @@ def test_a_body_becomes_a_chat() -> None:
     assert [tool.function.description for tool in chat.required_tools] == ["d"]
 
 
-def test_a_cache_key_is_the_session() -> None:
+def test_the_cache_key_names_the_session() -> None:
     assert body(prompt_cache_key="mine").to_chat([], "other").session_id == "mine"
 
 
@@ -39,11 +39,11 @@ def test_a_cache_key_is_the_session() -> None:
     ("fields", "logprobs"),
     [({}, None), ({"include": ["message.output_text.logprobs"]}, 0), ({"top_logprobs": 2}, 2)],
 )
-def test_logprobs(fields: dict[str, Any], logprobs: int | None) -> None:
+def test_logprobs_are_computed_on_request(fields: dict[str, Any], logprobs: int | None) -> None:
     assert body(**fields).to_chat([], "s").num_logprobs == logprobs
 
 
-def test_calls_in_a_row_are_one_turn() -> None:
+def test_consecutive_calls_are_one_message() -> None:
     items: list[Any] = [
         {"role": "assistant", "content": "Let me see."},
         {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},

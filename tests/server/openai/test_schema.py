@@ -1,4 +1,4 @@
-"""Bodies: strict types, unsupported fields by name, and the parameters that they become."""
+"""Bodies: strict types, unsupported fields by name, and the conversion to sampling parameters."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_values_without_effect_and_unknown_fields_are_accepted() -> None:
     assert completion(functions=[], function_call="auto", store=False, unknown_field=1).model == "m"
 
 
-def test_structures_by_field() -> None:
+def test_structured_output_fields() -> None:
     schema = {"type": "object"}
     strict = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
     loose = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
@@ -81,7 +81,7 @@ def test_structures_by_field() -> None:
     }
 
 
-def test_tools() -> None:
+def test_enabled_and_required_tools() -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
     named = {"type": "function", "function": {"name": "g"}}
     assert [tool.function.name for tool in chat(tools=tools).enabled_tools] == ["f", "g"]
@@ -92,7 +92,7 @@ def test_tools() -> None:
         chat(tools=tools[:1], tool_choice=named)
 
 
-def test_special_tokens_stay_where_calls_are_read() -> None:
+def test_special_tokens_are_not_skipped_with_tools() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert chat().hides_special_tokens and completion().hides_special_tokens
     assert not chat(tools=tools).hides_special_tokens

@@ -1,4 +1,4 @@
-"""Help fits 80 columns and cuts nothing; the effective settings are YAML without secrets."""
+"""The help fits 80 columns without truncation; the effective settings are YAML without secrets."""
 
 import io
 from pathlib import Path
@@ -13,7 +13,7 @@ from server.settings.sources import load_effective
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_reference_is_printed_whole(width: int) -> None:
+def test_the_reference_is_printed_without_truncation(width: int) -> None:
     console = Console(file=io.StringIO(), width=width)
     print_reference(console)
     assert isinstance(console.file, io.StringIO)

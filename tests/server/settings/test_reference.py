@@ -12,7 +12,7 @@ from server.settings.sources import dotted_names
 SETTINGS = {setting.name: setting for section in sections() for setting in section.settings}
 
 
-def test_it_lists_every_setting_once() -> None:
+def test_every_setting_is_listed_once() -> None:
     names = [name for name in setting_names() if ".NAME." not in name]
     assert sorted(names) == sorted(dotted_names(load_settings().model_dump()))
 
@@ -23,7 +23,7 @@ def test_every_setting_and_section_is_described_in_sentences() -> None:
             assert re.fullmatch(r"\S[^\n]*\.", text), (section.name, text)
 
 
-def test_defaults_are_those_of_the_tree() -> None:
+def test_defaults_match_the_tree() -> None:
     defaults = load_settings().model_dump(mode="json")
     for name, setting in SETTINGS.items():
         value: Any = defaults

@@ -1,4 +1,4 @@
-"""One name per setting, one order of precedence, and one sentence per mistake."""
+"""One name per setting, one order of precedence, and one sentence per error."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from server.settings import SettingsError, load_settings, parse_flags
 from server.settings.sources import dotted_names, load_effective
 
 
-def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_environment_overrides_file_overrides_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("speculation:\n  max_nodes: 1\n  drafter: none\n  trigram: {depth: 6}\nserver: {port: 1}\n")
     monkeypatch.setenv("OUTRIDER_SPECULATION__MAX_NODES", "2")
@@ -41,13 +41,13 @@ def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path, monkey
         ({"speculation.trigram.c1": "-1"}, "greater than 0"),
     ],
 )
-def test_mistakes_are_named(flags: dict[str, str], words: str) -> None:
+def test_invalid_flags_are_named(flags: dict[str, str], words: str) -> None:
     with pytest.raises(SettingsError, match=words) as raised:
         load_settings(None, flags)
     assert "\n" not in str(raised.value)
 
 
-def test_a_bad_file_is_named(tmp_path: Path) -> None:
+def test_an_invalid_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read"):
         load_settings(tmp_path / "nothing.yaml")
     for content in ("a: [", "just text"):
@@ -56,13 +56,13 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
             load_settings(tmp_path / "bad.yaml")
 
 
-def test_a_bad_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_AUTH__KEYS", "{alice")
     with pytest.raises(SettingsError, match="in the environment cannot be read"):
         load_settings()
 
 
-def test_lists_come_as_json() -> None:
+def test_lists_are_json() -> None:
     flags = parse_flags(["--speculation.retrieval.datastores", '["a", "b"]'])
     assert load_settings(None, flags).speculation.retrieval.datastores == ("a", "b")
     with pytest.raises(SettingsError, match="JSON list"):
@@ -72,7 +72,7 @@ def test_lists_come_as_json() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--port"], ["--nonsense", "1"], ["stray"], ["--server.port"]])
-def test_stray_arguments_are_refused(arguments: list[str]) -> None:
+def test_malformed_arguments_are_rejected(arguments: list[str]) -> None:
     with pytest.raises(SettingsError):
         parse_flags(arguments)
 
@@ -87,12 +87,12 @@ def test_stray_arguments_are_refused(arguments: list[str]) -> None:
         ("--servr_port", "--server.port"),
     ],
 )
-def test_an_unknown_flag_suggests_the_nearest(flag: str, suggestion: str) -> None:
+def test_an_unknown_flag_gets_a_suggestion(flag: str, suggestion: str) -> None:
     with pytest.raises(SettingsError, match=f"did you mean {suggestion}\\?"):
         parse_flags([flag, "1"], ["--port", "--drafter"])
 
 
-def test_a_flag_like_no_other_suggests_nothing() -> None:
+def test_a_dissimilar_flag_gets_no_suggestion() -> None:
     with pytest.raises(SettingsError) as raised:
         parse_flags(["--zzzzzzzz", "1"])
     assert "did you mean" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""The tree is frozen and light, its sections become the drafters' options, and configs/ matches it."""
+"""The tree is frozen and quick to import, converts to drafter options, and matches configs/."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def test_the_settings_import_nothing_heavy() -> None:
     assert done.stdout == "\n"
 
 
-def test_settings_cannot_be_changed() -> None:
+def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError):
         load_settings().server.port = 1  # type: ignore[misc]
 
@@ -48,7 +48,7 @@ def test_the_default_file_lists_every_setting_with_its_default() -> None:
     assert missing == {"model.path"}  # in a comment: the default is a path of the installation
 
 
-def test_every_drafter_gets_its_section() -> None:
+def test_every_drafter_gets_its_options() -> None:
     options = load_settings(None, {"speculation.pearl.window": 5, "speculation.draft.gamma": 4}).speculation.options
     assert (options.pearl.window, options.draft.gamma, options.draft.tree.steps) == (5, 4, 4)
 

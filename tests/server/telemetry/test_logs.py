@@ -1,4 +1,4 @@
-"""Logs: JSON or for people, with ids and times, and nothing of what clients send."""
+"""Logs: text or JSON, with ids and times, without client text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def record(**extra: object) -> logging.LogRecord:
     return made
 
 
-def test_a_line_is_an_object() -> None:
+def test_formats() -> None:
     line = json.loads(JsonFormatter().format(record(fields={"ms": 3.5})))
     assert (line["message"], line["level"], line["ms"]) == ("a word", "info", 3.5)
     assert HumanFormatter().format(record(fields={"ms": 3.5})).endswith("INFO outrider: a word ms=3.5")
@@ -29,30 +29,30 @@ def test_requests_are_logged_without_their_content(guarded: Served) -> None:
     answer = guarded.http.post("/v1/completions", json=body(guarded, prompt=SECRET, max_tokens=12), headers=headers)
     assert answer.status_code == 200
     generated = answer.json()["choices"][0]["text"]
-    wrong = [
+    errors = [
         guarded.http.post("/v1/completions", json=body(guarded, prompt=SECRET, temperature=SECRET)),
         guarded.http.post("/v1/completions", content=SECRET),
         guarded.http.get("/v1/models", headers={"Authorization": f"Bearer {ALICE}x"}),
         guarded.http.post("/v1/completions", json=body(guarded, prompt=SECRET, stop=[SECRET * 40])),
         guarded.http.post(f"/{SECRET}", json={"prompt": SECRET}, headers={"X-Request-Id": "the-last-one"}),
     ]
-    assert [response.status_code for response in wrong] == [400, 400, 401, 400, 404]
-    # An error may quote a wrong value to the client that sent it, but never a key.
-    assert all(ALICE not in response.text for response in wrong)
+    assert [response.status_code for response in errors] == [400, 400, 401, 400, 404]
+    # An error may quote an invalid value to its client, but never a key.
+    assert all(ALICE not in response.text for response in errors)
     wait_until(lambda: any("the-last-one" in line for line in guarded.log))
     parsed = [json.loads(line) for line in guarded.log if line.startswith("{")]
     lines = {line["request_id"]: line for line in parsed if line["message"] == "request"}
     logged = "\n".join(guarded.log)
     assert SECRET not in logged and ALICE not in logged
     assert not generated.strip() or generated not in logged
-    mine = lines["my-request-7"]
-    assert (mine["route"], mine["status"], mine["principal"]) == ("/v1/completions", 200, "alice")
-    assert 0 < mine["first_token_ms"] <= mine["first_byte_ms"] <= mine["ms"]
-    assert mine["completion_tokens"] == 12
+    line = lines["my-request-7"]
+    assert (line["route"], line["status"], line["principal"]) == ("/v1/completions", 200, "alice")
+    assert 0 < line["first_token_ms"] <= line["first_byte_ms"] <= line["ms"]
+    assert line["completion_tokens"] == 12
     assert (lines["the-last-one"]["route"], lines["the-last-one"]["status"]) == ("other", 404)
 
 
-def test_prompts_are_logged_where_a_setting_says_so(coalescing: Served) -> None:
+def test_prompts_are_logged_if_enabled(coalescing: Served) -> None:
     coalescing.http.get("/health")
     coalescing.http.post("/v1/completions", json=body(coalescing, prompt=SECRET, max_tokens=1))
     wait_until(lambda: any(SECRET in line for line in coalescing.log))

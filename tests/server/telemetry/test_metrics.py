@@ -1,4 +1,4 @@
-"""Every promised name is there, and a step is counted once in each."""
+"""All metrics are exported, and a step is counted once in each of its metrics."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -35,7 +35,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], f
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
 
 
-def test_all_names_are_there() -> None:
+def test_all_metrics_are_exported() -> None:
     families = {family.name for family in text_string_to_metric_families(Metrics().render().decode())}
     families = {name for name in families if not name.endswith("_created")}
     assert families == {f"outrider_{name}" for name in NAMES}
@@ -56,8 +56,8 @@ def test_a_step_is_counted() -> None:
     assert found["outrider_sessions", ()] == 4
 
 
-def test_what_has_not_happened_is_zero() -> None:
-    """A series that begins with its first event would hide it: rates are rises between two scrapes."""
+def test_counters_start_at_zero() -> None:
+    """A series that starts at its first event would hide it: rates are differences between two scrapes."""
     metrics = Metrics()
     metrics.record_step(StepReport(0.001, 0.002, 0.0001, {"lookup": 4}, {}), tokens=1)
     metrics.record_answer("/v1/responses", 200)

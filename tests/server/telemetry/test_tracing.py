@@ -1,4 +1,4 @@
-"""Spans: one for each request, part of the client's trace, with times and nothing that was said."""
+"""Spans: one per request, part of the client's trace, without client text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def app_with(exporter: InMemorySpanExporter) -> TestClient:
 
     @app.post("/v1/things/{name}")
     async def thing(http: Request, name: str) -> dict[str, str]:
-        http.state.spent = {"steps": 3, "first_token_ms": 1.5}
+        http.state.stats = {"steps": 3, "first_token_ms": 1.5}
         if name == "broken":
             raise RuntimeError("secret")
         return {}
@@ -63,7 +63,7 @@ def test_without_an_endpoint_nothing_is_traced() -> None:
     assert not app.user_middleware
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     importing = builtins.__import__
 
     def without(name: str, *arguments: Any, **options: Any) -> Any:

@@ -19,7 +19,7 @@ class Letters:
 
 
 def tiny_runtime(runner: ModelRunner, settings: Settings, stop_ids: frozenset[int] = frozenset()) -> Runtime:
-    """What `load` would make of the tiny model; the kernels compile where they are used."""
+    """A runtime as `load` returns it, with kernels compiled at first use."""
     kernels = Kernels(settings, background=False)
     kernels.ready = True
     return Runtime(

@@ -1,4 +1,4 @@
-"""Text comes out whole, however tokens cut it, and ends exactly at the stop."""
+"""Text is complete, however tokens split it, and ends exactly at the stop string."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ class Bytes:
 
 
 @given(st.text(max_size=40))
-def test_pieces_add_up_and_no_piece_is_broken(text: str) -> None:
+def test_pieces_add_up_to_the_text(text: str) -> None:
     detokenizer = Detokenizer(Bytes())
     pieces = [detokenizer.feed([byte]) for byte in text.encode()] + [detokenizer.flush()]
     assert "".join(pieces) == text
@@ -26,7 +26,7 @@ def test_a_character_is_held_until_it_is_complete() -> None:
     assert [detokenizer.feed([byte]) for byte in "aé€".encode()] == ["a", "", "é", "", "", "€"]
 
 
-def test_an_unfinished_character_is_replaced_at_the_end() -> None:
+def test_an_incomplete_character_is_replaced_at_the_end() -> None:
     detokenizer = Detokenizer(Bytes())
     assert detokenizer.feed([0xC3]) == ""
     assert detokenizer.flush() == "\ufffd"
@@ -36,24 +36,24 @@ def test_an_unfinished_character_is_replaced_at_the_end() -> None:
     st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=12),
     st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
 )
-def test_stop_strings_cut_exactly_whatever_the_pieces(pieces: list[str], stops: list[str]) -> None:
-    whole = "".join(pieces)
-    # What a reader of the growing text would do: stop at the first piece that completes a stop string.
-    expected = whole
-    for end in range(1, len(whole) + 1):
-        found = [whole[:end].find(stop) for stop in stops if stop in whole[:end]]
+def test_stop_strings_cut_exactly_however_the_text_is_split(pieces: list[str], stops: list[str]) -> None:
+    full = "".join(pieces)
+    # The first prefix that contains a stop string ends the text before it.
+    expected = full
+    for end in range(1, len(full) + 1):
+        found = [full[:end].find(stop) for stop in stops if stop in full[:end]]
         if found:
-            expected = whole[: min(found)]
+            expected = full[: min(found)]
             break
     stream = StopStrings(stops)
-    got = ""
-    for character in whole:
-        got += stream.feed(character)
+    text = ""
+    for character in full:
+        text += stream.feed(character)
         if stream.stopped:
             break
     if not stream.stopped:
-        got += stream.flush()
-    assert got == expected
+        text += stream.flush()
+    assert text == expected
 
 
 def test_text_that_may_become_a_stop_is_held_back() -> None:
@@ -61,8 +61,8 @@ def test_text_that_may_become_a_stop_is_held_back() -> None:
     assert [stream.feed(piece) for piece in ["a\n", "b", "E", "N", "x"]] == ["a", "\nb", "", "", "ENx"]
 
 
-def fed(answer: AnswerText, data: bytes, block: int) -> tuple[str, int]:
-    """The text of tokens that come so many at a time, up to a stop string, and how many of them it took."""
+def feed_blocks(answer: AnswerText, data: bytes, block: int) -> tuple[str, int]:
+    """Feeds `data` in blocks up to a stop string. Returns the text and the number of tokens used."""
     text, used = "", 0
     for at in range(0, len(data), block):
         part, count = answer.feed(list(data[at : at + block]))
@@ -73,20 +73,20 @@ def fed(answer: AnswerText, data: bytes, block: int) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("block", [1, 3, 50])
-def test_a_stop_inside_a_block_leaves_the_rest_unused(block: int) -> None:
+def test_tokens_after_a_stop_string_are_unused(block: int) -> None:
     answer = AnswerText(Bytes(), ["stop"])
     data = b"hello stop and more"
-    assert fed(answer, data, block) == ("hello ", len(b"hello stop"))
+    assert feed_blocks(answer, data, block) == ("hello ", len(b"hello stop"))
 
 
-def test_held_text_appears_at_the_end() -> None:
+def test_held_back_text_is_returned_at_the_end() -> None:
     answer = AnswerText(Bytes(), ["stop"])
     assert answer.feed(list(b"a sto")) == ("a ", 5)
     assert answer.finish() == "sto"
 
 
 @pytest.mark.parametrize("block", [1, 3, 50])
-def test_stop_strings_wait_for_the_least_length(block: int) -> None:
+def test_stop_strings_are_ignored_before_min_tokens(block: int) -> None:
     data = b"stop, no stop and more"
     answer = AnswerText(Bytes(), ["stop"], min_tokens=6)
-    assert fed(answer, data, block) == ("stop, no ", len(b"stop, no stop"))
+    assert feed_blocks(answer, data, block) == ("stop, no ", len(b"stop, no stop"))

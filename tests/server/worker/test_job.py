@@ -1,4 +1,4 @@
-"""A job's events: text and tokens that belong together, choices one after another, and numbers for the metrics."""
+"""A job's events: text that matches the tokens, choices in order, and counts for the metrics."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def text_of(found: list[TokenEvent], choice: int = 0) -> str:
     return "".join(event.text for event in found if event.choice == choice)
 
 
-def test_text_and_tokens_belong_together(runtime: Runtime) -> None:
+def test_text_matches_tokens(runtime: Runtime) -> None:
     found = events(runtime)
     assert len(tokens_of(found)) == 12
     assert text_of(found) == Letters().decode(tokens_of(found), True)
@@ -59,33 +59,33 @@ def test_text_and_tokens_belong_together(runtime: Runtime) -> None:
 
 
 def test_a_stop_string_cuts_tokens_and_text(runtime: Runtime) -> None:
-    whole = events(runtime)
-    stop = text_of(whole)[4:6]
-    at = text_of(whole).index(stop)
+    full = events(runtime)
+    stop = text_of(full)[4:6]
+    at = text_of(full).index(stop)
     found = events(runtime, stop=(stop,))
     assert found[-1].finish == "stop"
-    assert text_of(found) == text_of(whole)[:at]
-    assert tokens_of(found) == tokens_of(whole)[: at + len(stop)]
-    kept = events(runtime, stop=(stop,), keep_stop=True)
-    assert text_of(kept) == text_of(whole)[: at + len(stop)]
+    assert text_of(found) == text_of(full)[:at]
+    assert tokens_of(found) == tokens_of(full)[: at + len(stop)]
+    with_stop = events(runtime, stop=(stop,), keep_stop=True)
+    assert text_of(with_stop) == text_of(full)[: at + len(stop)]
 
 
 def test_a_stop_token_counts_but_has_no_text(runtime: Runtime) -> None:
-    whole = tokens_of(events(runtime))
-    end = whole.index(whole[5])  # its first place
-    found = events(runtime, params=replace(GREEDY, logprobs=1), stop_token_ids=[whole[5]])
-    assert tokens_of(found) == whole[: end + 1]
+    full = tokens_of(events(runtime))
+    end = full.index(full[5])  # its first occurrence
+    found = events(runtime, params=replace(GREEDY, logprobs=1), stop_token_ids=[full[5]])
+    assert tokens_of(found) == full[: end + 1]
     assert found[-1].finish == "stop"
-    assert text_of(found) == Letters().decode(whole[:end], True)
+    assert text_of(found) == Letters().decode(full[:end], True)
 
 
-def test_choices_come_one_after_another_with_seeds_of_their_own(runtime: Runtime) -> None:
+def test_choices_run_in_order_with_different_seeds(runtime: Runtime) -> None:
     params = SamplingParams(temperature=1.0, seed=5)
     found = events(runtime, params=params, choices=3)
     assert [event.choice for event in found] == sorted(event.choice for event in found)
     assert [event.last for event in found] == [False] * (len(found) - 1) + [True]
-    alone = events(runtime, params=choice_params(params, 2))
-    assert tokens_of(found, 2) == tokens_of(alone)
+    single = events(runtime, params=choice_params(params, 2))
+    assert tokens_of(found, 2) == tokens_of(single)
     assert tokens_of(found, 0) != tokens_of(found, 1)
     assert len({choice_params(params, number).seed for number in range(100)}) == 100
     assert choice_params(params, 0) is params
@@ -101,7 +101,7 @@ def test_logprobs_of_tokens_and_prompt(runtime: Runtime) -> None:
     assert all(event.prompt_logprobs is None for event in found[1:])
 
 
-def test_answers_do_not_wait_for_kernels(runtime: Runtime) -> None:
+def test_answers_without_kernels_are_not_drafted(runtime: Runtime) -> None:
     drafted = events(runtime)
     runtime.kernels.ready = False
     plain = events(runtime)

@@ -1,4 +1,4 @@
-"""Kernels come from numba's cache; where they are not there, a process beside the worker compiles them."""
+"""Kernels are loaded from numba's cache; a background process compiles missing ones."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class FakeProcess:
         self.killed = True
 
     def communicate(self) -> None:
-        """Ends at once."""
+        """Returns at once."""
 
 
 def uncached() -> Callable[[Resources], None]:
-    """Stands in for `warm` over kernels that have never been compiled."""
+    """A replacement for `warm` whose kernel has never been compiled."""
     compiled = njit(lambda value: value + 1)
     return lambda _: compiled(1)
 
@@ -54,14 +54,14 @@ def with_process(monkeypatch: pytest.MonkeyPatch, exit_code: int | None) -> tupl
     return made, process
 
 
-def test_without_a_background_they_are_compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_background_kernels_are_compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "warm", uncached())
     made = Kernels(load_settings(), background=False)
     made.load([Resources()], TABLES)
     assert made.ready
 
 
-def test_nothing_to_compile_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_kernels_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "warm", lambda _: None)
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
     made = Kernels(load_settings())
@@ -71,7 +71,7 @@ def test_nothing_to_compile_starts_no_process(monkeypatch: pytest.MonkeyPatch) -
     made.close()
 
 
-def test_they_are_loaded_once_compiled(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_kernels_are_loaded_once_compiled(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     made, process = with_process(monkeypatch, None)
     made.poll()
     assert not made.ready
@@ -86,7 +86,7 @@ def test_they_are_loaded_once_compiled(monkeypatch: pytest.MonkeyPatch, caplog: 
 
 
 @pytest.mark.parametrize("exit_code", [0, 1])
-def test_what_could_not_be_cached_is_compiled_in_the_worker(
+def test_kernels_that_cannot_be_cached_are_compiled_in_the_worker(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, exit_code: int
 ) -> None:
     made, _ = with_process(monkeypatch, exit_code)
@@ -95,14 +95,14 @@ def test_what_could_not_be_cached_is_compiled_in_the_worker(
     assert "could not be cached" in caplog.text
 
 
-def test_a_worker_that_ends_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     made, process = with_process(monkeypatch, None)
     made.close()
     assert process.killed
 
 
 def test_the_process_compiles_into_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """The real process, over an empty cache: it starts to compile, and ends when told to."""
+    """The real process with an empty cache: it starts to compile, and `close` ends it."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(kernels, "warm", uncached())
     made = Kernels(load_settings(None, {"model.path": "elsewhere"}))

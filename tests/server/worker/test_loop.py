@@ -1,4 +1,4 @@
-"""The loop serves requests in turn; a failed step ends one request, a lost device ends the worker."""
+"""The loop serves requests in turn; a failed step ends one request; a lost device ends the worker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def failing(error: Exception) -> tuple[Worker, Any, list[object]]:
     return worker, job, sent
 
 
-def test_a_failed_step_ends_its_request_alone() -> None:
+def test_a_failed_step_ends_only_its_request() -> None:
     worker, job, sent = failing(RuntimeError("shapes"))
     worker._step(job)
     assert [message.id for message in sent if isinstance(message, Failed)] == ["a"]
@@ -53,9 +53,9 @@ def test_a_lost_device_ends_the_worker() -> None:
 
 
 def served(runner: ModelRunner, *sent: ToWorker) -> list[FromWorker]:
-    """What a worker with room for two requests answers to these messages, up to the first token of the last request.
+    """The messages that a worker with two slots sends in response, up to the first token of the last request.
 
-    All messages are there before the first step; the front end then goes away.
+    All messages arrive before the first step; the front end then closes the socket.
     """
     settings = load_settings(None, {"speculation.drafter": "none", "scheduling.max_active": 2})
     ours, theirs = socket.socketpair()
@@ -95,15 +95,15 @@ def test_requests_of_one_session_wait_for_each_other(tiny_runner: ModelRunner) -
     assert next(event for event in events if event.id == "c").cached_tokens == 0
 
 
-def test_a_cancelled_request_is_gone(tiny_runner: ModelRunner) -> None:
-    found = served(tiny_runner, request("a"), request("b"), Cancel("a"), Cancel("nobody"))
+def test_a_cancelled_request_is_removed(tiny_runner: ModelRunner) -> None:
+    found = served(tiny_runner, request("a"), request("b"), Cancel("a"), Cancel("unknown"))
     assert {message.id for message in found if isinstance(message, TokenEvent)} == {"b"}
 
 
-def test_a_wrong_request_fails_alone(tiny_runner: ModelRunner) -> None:
+def test_an_invalid_request_fails_alone(tiny_runner: ModelRunner) -> None:
     found = served(tiny_runner, request("a", prompt=[]), request("b"))
     [failed] = [message for message in found if isinstance(message, Failed)]
-    assert (failed.id, failed.wrong) == ("a", True)
+    assert (failed.id, failed.client_error) == ("a", True)
     assert {message.id for message in found if isinstance(message, TokenEvent)} == {"b"}
 
 

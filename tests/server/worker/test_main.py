@@ -1,4 +1,4 @@
-"""The worker's entry point: the first message, and the refusal of what cannot be loaded."""
+"""The worker's entry point: the first message, and the refusal of a model that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.settings import load_settings
 from server.worker.main import receive_start, run
 
 
-def test_the_first_message_may_come_in_pieces() -> None:
+def test_the_first_message_may_be_split() -> None:
     ours, theirs = socket.socketpair()
     start = Start({"model": {}}, 5.0)
     data = framed(messages.encode(start))

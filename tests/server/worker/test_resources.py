@@ -1,4 +1,4 @@
-"""Which tables drafters get."""
+"""The tables that drafters get."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def sizes(resources: Resources) -> list[int]:
     return [len(array) for array in resources.base]
 
 
-def test_the_embedded_table_is_for_the_embedded_tokenizer_alone() -> None:
-    mark = fingerprint(load_tokenizer(str(models.TARGET)))
-    ours, own = load_resources(load_settings(), Tables(mark, 5000))
+def test_the_embedded_table_needs_the_embedded_tokenizer() -> None:
+    embedded = fingerprint(load_tokenizer(str(models.TARGET)))
+    ours, own = load_resources(load_settings(), Tables(embedded, 5000))
     theirs, _ = load_resources(load_settings(), Tables("another", 5000))
     empty = [len(array) for array in empty_base()]
     assert sizes(theirs) == empty
@@ -29,13 +29,13 @@ def test_the_embedded_table_is_for_the_embedded_tokenizer_alone() -> None:
     assert ours.vocabulary == 5000 and not own
 
 
-def test_a_table_that_is_set_must_load(tmp_path: Path) -> None:
+def test_a_configured_table_must_load(tmp_path: Path) -> None:
     settings = load_settings(None, {"speculation.trigram.table": str(tmp_path / "missing.ngram")})
     with pytest.raises(ArrayFileError):
         load_resources(settings, Tables("any", 100))
 
 
-def test_kernels_are_needed_once_per_number_of_blocks() -> None:
+def test_resources_are_distinct_by_number_of_blocks() -> None:
     one, two, other = Resources(), Resources(), Resources(corpus=[object()])  # type: ignore[list-item]
     assert len(distinct([one, two])) == 1
     assert distinct([one, two, other])[-1] is other

@@ -1,4 +1,4 @@
-"""How many contexts fit, how many threads run, and what a request's drafts may cost."""
+"""The number of KV cache slots, the number of threads, and the draft budget of a request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def slots(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, fitting: int, **
 
 def test_slots_follow_memory_and_settings(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = {"sessions.capacity": 8, "scheduling.max_active": 4}
-    assert slots(tiny_runner, monkeypatch, 100, **flags) == 12  # each kept session and each running request
+    assert slots(tiny_runner, monkeypatch, 100, **flags) == 12  # sessions.capacity + scheduling.max_active
     assert slots(tiny_runner, monkeypatch, 6, **flags) == 6
     assert slots(tiny_runner, monkeypatch, 100, **flags, **{"sessions.slots": 5}) == 5
     with pytest.raises(ModelError, match=r"4 concurrent requests need 4 KV caches of .* GB each, but 3 fit"):
@@ -35,20 +35,20 @@ def test_slots_follow_memory_and_settings(tiny_runner: ModelRunner, monkeypatch:
         slots(tiny_runner, monkeypatch, 100, **flags, **{"sessions.slots": 2})
 
 
-def test_a_draft_model_takes_memory_of_each_slot(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    beside: list[int] = []
+def test_each_slot_reserves_memory_for_the_draft_model(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved: list[int] = []
 
     def fitting(shape: object, positions: int, draft_bytes: int) -> int:
-        beside.append(draft_bytes)
+        reserved.append(draft_bytes)
         return 100
 
     monkeypatch.setattr(runtime, "slots_that_fit", fitting)
     for draft in (None, tiny_runner):
         plan_slots(tiny_runner, draft, load_settings())
-    assert beside == [0, tiny_runner.cache_shape.bytes_for(tiny_runner.context_tokens)]
+    assert reserved == [0, tiny_runner.cache_shape.bytes_for(tiny_runner.context_tokens)]
 
 
-def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 8)
 
     def threads(weight_bytes: int, reserved: int = 0) -> int:
@@ -60,7 +60,7 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads(10_000_000_000, reserved=9) == 1
 
 
-def test_the_size_of_a_checkpoint() -> None:
+def test_checkpoint_bytes() -> None:
     assert 1_000_000 < checkpoint_bytes(str(models.TARGET)) < runtime.SMALL_MODEL_BYTES
     assert checkpoint_bytes("Qwen/Qwen3-8B") == float("inf")
 
@@ -73,7 +73,7 @@ def test_the_budget_of_a_request(tiny_runner: ModelRunner) -> None:
     assert made.resources_of("anyone") is made.resources
 
 
-def test_a_datastore_of_a_key_is_read_for_its_requests_alone(tmp_path: Path) -> None:
+def test_a_keys_datastore_is_used_only_for_its_requests(tmp_path: Path) -> None:
     from server.datastore_builder import build_suffix
 
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 20)

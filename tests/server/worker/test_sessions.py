@@ -1,4 +1,4 @@
-"""Sessions are kept under a cap, one user at a time, and never shared."""
+"""Sessions are bounded in number, used by one request at a time, and never shared."""
 
 import numpy as np
 
@@ -18,20 +18,20 @@ class Clock:
         return self.now
 
 
-def test_a_session_comes_back_and_a_nameless_one_does_not(tiny_runner: ModelRunner) -> None:
+def test_a_named_session_is_reused_and_an_unnamed_one_is_not(tiny_runner: ModelRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
     first = store.acquire("a")
     assert first is not None
     store.release(first)
     assert store.acquire("a") is first
-    nameless = store.acquire(None)
-    assert nameless is not None
-    store.release(nameless)
+    unnamed = store.acquire(None)
+    assert unnamed is not None
+    store.release(unnamed)
     assert len(store) == 1
-    assert store.acquire(None) is not nameless
+    assert store.acquire(None) is not unnamed
 
 
-def test_a_busy_session_waits(tiny_runner: ModelRunner) -> None:
+def test_a_busy_session_cannot_be_acquired(tiny_runner: ModelRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
     held = store.acquire("a")
     assert held is not None
@@ -40,7 +40,7 @@ def test_a_busy_session_waits(tiny_runner: ModelRunner) -> None:
     assert store.acquire("a") is held
 
 
-def test_the_least_recently_used_goes_first(tiny_runner: ModelRunner) -> None:
+def test_the_least_recently_used_session_is_evicted_first(tiny_runner: ModelRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
     made: dict[str, Session] = {}
     for key in ("a", "b", "a", "c"):
@@ -67,7 +67,7 @@ def test_idle_sessions_expire(tiny_runner: ModelRunner) -> None:
     assert len(store) == 0
 
 
-def test_each_session_has_drafters_and_a_cache_of_its_own(tiny_runner: ModelRunner) -> None:
+def test_sessions_do_not_share_drafters_or_caches(tiny_runner: ModelRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
     a, b = store.acquire("a"), store.acquire("b")
     assert a is not None and b is not None
@@ -80,22 +80,22 @@ def test_each_session_has_drafters_and_a_cache_of_its_own(tiny_runner: ModelRunn
     assert 0 < store.usage_ratio < 1
 
 
-def test_sessions_take_turns_in_a_slot_and_keep_their_text(tiny_runner: ModelRunner) -> None:
-    """With one slot for three sessions, each turn goes on from its own prefix, with the tokens of one that never left."""
+def test_sessions_that_share_a_slot_keep_their_prefix(tiny_runner: ModelRunner) -> None:
+    """Three sessions in one slot: each continues from its prefix, with the tokens of a session that is never swapped out."""
     options = DecodeOptions(SamplingParams(temperature=0), max_tokens=5)
     store = SessionStore(tiny_runner, capacity=3, ttl_seconds=60, slots=1)
     texts = {key: np.arange(start, start + 12, dtype=np.int32) for key, start in (("a", 3), ("b", 30), ("c", 60))}
-    alone = {key: TreeVerifier(tiny_runner, tiny_runner.new_cache()) for key in texts}
+    unswapped = {key: TreeVerifier(tiny_runner, tiny_runner.new_cache()) for key in texts}
     for turn in range(3):
         for key, text in texts.items():
             session = store.acquire(key)
             assert session is not None
-            assert store.acquire(None) is None  # the only slot is at work
+            assert store.acquire(None) is None  # the only slot is busy
             answer = decode(session.verifier, NoDrafter(), text, options).tokens
-            assert answer == decode(alone[key], NoDrafter(), text, options).tokens
+            assert answer == decode(unswapped[key], NoDrafter(), text, options).tokens
             store.release(session)
             texts[key] = np.concatenate([text, np.array(answer, np.int32)])
-        assert [key for key, kept in store._sessions.items() if kept.verifier.is_swapped_out] == ["a", "b"], turn
+        assert [key for key, other in store._sessions.items() if other.verifier.is_swapped_out] == ["a", "b"], turn
     session = store.acquire("a")
     assert session is not None
     generation = Generation(session.verifier, NoDrafter(), texts["a"], options)
