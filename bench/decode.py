@@ -172,7 +172,7 @@ def begin(
     """The generation of one answer, to be run step by step."""
     verifier = TreeVerifier(runtime.runner, runtime.runner.new_cache())
     params = SamplingParams(temperature=temperature, seed=plan.seed)
-    budget = runtime.budget(drafter, settings.speculation.max_nodes)
+    budget = runtime.budget(settings.speculation.max_nodes)
     options = DecodeOptions(params, plan.max_tokens, runtime.stop_ids, **budget)
     return Generation(verifier, make(drafter, runtime.resources), prompt, options)
 

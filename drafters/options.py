@@ -72,15 +72,8 @@ class RetrievalOptions:
 class LookupOptions:
     """The `lookup` drafter: continues repeated text of the session."""
 
-    match: Literal["automaton", "ngram"] = option(
-        "automaton", "Matching: a suffix automaton finds the longest repeated suffix; ngram is plain prompt lookup."
-    )
-    continuation: Literal["tree", "recent", "frequent"] = option(
-        "tree", "Continuation after an automaton match: a tree, or the most recent or most frequent chain."
-    )
     shortest: Annotated[int, Ge(1), Le(64)] = option(2, "Minimum length of the repeated suffix in tokens.")
     length: Annotated[int, Ge(1), Le(64)] = option(16, "Tokens copied per match.")
-    ngram: Annotated[int, Ge(1), Le(16)] = option(3, "Longest n-gram tried by `match: ngram`; shorter ones follow, down to 1.")
     capacity: Annotated[int, Ge(64), Le(1 << 22)] = option(16_384, "Tokens of text indexed per session.")
 
 

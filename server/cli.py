@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,8 +34,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-datastore = typer.Typer(help="Build and inspect the tables that drafters read.", no_args_is_help=True)
-app.add_typer(datastore, name="datastore")
 
 
 def print_version(show: bool) -> None:
@@ -115,64 +112,6 @@ def setting_flags(context: typer.Context) -> dict[str, Any]:
     options = [option for parameter in context.command.params for option in parameter.opts]
     given = {name: context.params[option] for option, name in short_names.items() if context.params[option] is not None}
     return parse_flags(context.args, options) | given
-
-
-@datastore.command("build")
-def datastore_build(
-    paths: Annotated[
-        list[Path], typer.Argument(help="Text files (.txt, .py, .md ...), .jsonl files (field `text`), or folders.")
-    ],
-    out: Annotated[Path, typer.Option(help="File (ngram) or folder (suffix) to write.")],
-    tokenizer: Annotated[str, typer.Option(help="Folder or Hugging Face id; defaults to the embedded model's.")] = "",
-    kind: Annotated[str, typer.Option(help="ngram: base table of `trigram`; suffix: index of `retrieval`.")] = "ngram",
-    successors: Annotated[int, typer.Option(min=1, max=64, help="ngram: successors per context.")] = 12,
-    max_megabytes: Annotated[float | None, typer.Option(help="ngram: drop rare contexts until the file fits.")] = None,
-    order: Annotated[int, typer.Option(min=2, max=4, help="ngram: n-gram order; 3 for tri-grams.")] = 3,
-    append: Annotated[bool, typer.Option(help="suffix: add to an existing datastore.")] = False,
-) -> None:
-    """Build a table from a corpus. Run the command again to resume an interrupted suffix build."""
-    import models
-    from server.datastore_builder import DatastoreError, build_ngram, build_suffix
-
-    tokenizer = tokenizer or str(models.TARGET)
-    try:
-        if kind == "ngram":
-            contexts = build_ngram(paths, out, tokenizer, successors, max_megabytes, order)
-            print(f"{out}: {contexts} contexts, {out.stat().st_size / 1e6:.1f} MB")
-        elif kind == "suffix":
-            built = build_suffix(paths, out, tokenizer, append)
-            print(f"{out}: {built.documents} documents, {built.tokens} tokens, {built.bytes / 1e6:.1f} MB")
-        else:
-            raise DatastoreError(f"There is no datastore kind {kind!r}; use ngram or suffix.")
-    except DatastoreError as error:
-        raise fail(str(error)) from None
-
-
-@datastore.command("merge")
-def datastore_merge(
-    folders: Annotated[list[Path], typer.Argument(help="Suffix datastores built with the same tokenizer.")],
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
-) -> None:
-    """Merge several suffix datastores into one."""
-    from server.datastore_builder import DatastoreError, merge
-
-    try:
-        merged = merge(out, folders)
-    except DatastoreError as error:
-        raise fail(str(error)) from None
-    print(f"{out}: {merged.documents} documents, {merged.tokens} tokens, {merged.bytes / 1e6:.1f} MB")
-
-
-@datastore.command("info")
-def datastore_info(path: Annotated[Path, typer.Argument(help="Suffix datastore or n-gram table.")]) -> None:
-    """Describe a table."""
-    from server.datastore_builder import DatastoreError, describe
-
-    try:
-        for name, value in describe(path).items():
-            print(f"{name}: {value}")
-    except DatastoreError as error:
-        raise fail(str(error)) from None
 
 
 def add_plugins(application: typer.Typer) -> None:

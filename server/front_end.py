@@ -13,9 +13,9 @@ from types import FrameType
 import uvicorn
 from transformers.utils.logging import disable_progress_bar
 
+from server.app import create_app
 from server.engine.engine import Engine
 from server.engine.worker_process import WorkerProcess
-from server.http.app import create_app
 from server.http.auth import is_loopback
 from server.settings import Settings, SettingsError
 from server.telemetry.tracing import TracingError

@@ -19,11 +19,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import httpx
-import numba
 import openai
 import pytest
 
 import models
+from drafters.tables.kernel import CACHE_FOLDER
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 180
@@ -54,9 +54,8 @@ class Served:
 @lru_cache
 def compile_kernels() -> None:
     """Compiles the drafters' kernels once per version of their sources, so that servers draft from their first request."""
-    folder = Path(numba.config.CACHE_DIR)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "compiled").open("a+") as note:
+    CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
+    with (CACHE_FOLDER / "compiled").open("a+") as note:
         fcntl.flock(note, fcntl.LOCK_EX)  # one pytest-xdist worker compiles while the others wait
         note.seek(0)
         if not note.read():

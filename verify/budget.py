@@ -69,6 +69,7 @@ class MeasuredBudget:
         self._costs, self._costs_context = curve.at(0), 0
         self._trust = Trust()
         self._draft_seconds = 0.0  # per draft (EMA)
+        self._has_drafted = False
         self._requested = MAX_NODES
         self._rejected = 0  # consecutive drafts without a node worth verifying
         self._probe = Probe(PROBE_INTERVAL)
@@ -99,7 +100,9 @@ class MeasuredBudget:
             return
         self._requested = selection.next_nodes or self._requested
         self._rejected = 0 if len(selection.tree) else self._rejected + 1
-        self._draft_seconds = ema(self._draft_seconds, draft_seconds)
+        if self._has_drafted:  # the first draft of a request includes the draft model's reading of the prompt
+            self._draft_seconds = ema(self._draft_seconds, draft_seconds)
+        self._has_drafted = True
         self._trust.record(*outcome(draft, tokens))
 
     def _next_nodes(self, useful: int, drafted: int, last_gain: float) -> int | None:

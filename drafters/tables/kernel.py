@@ -19,8 +19,8 @@ def source_digest(folder: Path) -> str:
 
 # Numba's cache detects changes in a kernel's own file, but not in the kernels that it calls. The cache folder is
 # therefore keyed by all sources together.
-_cache = Path(numba.config.CACHE_DIR or PACKAGE / "__pycache__")
-numba.config.CACHE_DIR = str(_cache / f"kernels-{source_digest(PACKAGE)}")
+CACHE_FOLDER = Path(numba.config.CACHE_DIR or PACKAGE / "__pycache__") / f"kernels-{source_digest(PACKAGE)}"
+numba.config.CACHE_DIR = str(CACHE_FOLDER)
 
 # Kernels write into preallocated arrays and allocate nothing, so they need no numba runtime. Its reference counting
 # costs more than the work itself where arrays are passed in nested tuples.

@@ -5,14 +5,13 @@ Promises that no message can hold code (no pickle). Knows nothing about HTTP or 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from drafters.options import DrafterName
+from drafters.sequence import Finish
 from verify.sampling_params import SamplingParams
-
-Finish = Literal["stop", "length"]
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):

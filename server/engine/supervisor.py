@@ -54,8 +54,10 @@ class Supervisor:
     async def start(self, process: WorkerProcess | None = None) -> None:
         """Starts a worker, or takes over one that has been started; does not wait until it is ready."""
         self._refusal, self._ready_at, self._stalled, self._last_message_at = None, None, False, time.monotonic()
-        self._process = process or self._launch(self._settings)
-        self._side = await wire.connect(self._process.socket, self._on_data, self._on_end)
+        if process is None:
+            process = await asyncio.to_thread(self._launch, self._settings)
+        self._process = process
+        self._side = await wire.connect(process.socket, self._on_data, self._on_end)
 
     async def stop(self) -> None:
         """Ends the worker: with a Shutdown message if it is ready, and with SIGKILL if it does not end."""

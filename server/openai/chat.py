@@ -62,7 +62,7 @@ class ChatEndpoint:
         """Answers a chat. Raises APIError and EngineError."""
         arrived = time.monotonic()
         chat = await self.prepare(http, body)
-        formatter = ChatFormatter(body, self._vocabulary, chat.new_parser)
+        formatter = ChatFormatter(body, self._vocabulary, chat.new_parser, chat.requests[0].id)
         task = GenerationTask(chat.requests, formatter, arrived, padded=body.pads_stream)
         return await self._runner.respond(http, task, bool(body.stream))
 
@@ -121,9 +121,13 @@ class ChatFormatter(ChoicesFormatter):
     chunk_object = "chat.completion.chunk"
 
     def __init__(
-        self, request: ChatBody, vocabulary: Vocabulary, new_parser: Callable[[], ReasoningParser] = ReasoningParser
+        self,
+        request: ChatBody,
+        vocabulary: Vocabulary,
+        new_parser: Callable[[], ReasoningParser] = ReasoningParser,
+        request_id: str | None = None,
     ) -> None:
-        super().__init__(request)
+        super().__init__(request, request_id)
         self._vocabulary = vocabulary
         self._names_tool = isinstance(request.tool_choice, NamedTool)
         self._parser = OutputParser(new_parser)

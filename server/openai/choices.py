@@ -25,9 +25,10 @@ class ChoicesFormatter(ABC):
     body_object: ClassVar[str]
     chunk_object: ClassVar[str]
 
-    def __init__(self, request: GenerationBody) -> None:
+    def __init__(self, request: GenerationBody, request_id: str | None = None) -> None:
+        """The answer's id is the id of its first engine request without the prompt's number, as in the worker's log."""
         self._request = request
-        self._id = f"{self.id_prefix}{uuid.uuid4().hex}"
+        self._id = self.id_prefix + (request_id.rpartition("-")[0] if request_id else uuid.uuid4().hex)
         self._created = int(time.time())
         self._opened: set[int] = set()  # choices that have started to stream
 

@@ -51,7 +51,7 @@ class CompletionsEndpoint:
             prompts = [await self._prompts.text(prompt) for prompt in body.prompts]
         echoes = [await self._prompts.decode(prompt) for prompt in body.prompts] if body.echo else []
         requests = await self._requests.build(http, body, prompts)
-        formatter = CompletionFormatter(body, self._vocabulary)
+        formatter = CompletionFormatter(body, self._vocabulary, requests[0].id)
         task = GenerationTask(requests, formatter, arrived, padded=body.pads_stream, echoes=echoes)
         return await self._runner.respond(http, task, bool(body.stream))
 
@@ -63,8 +63,8 @@ class CompletionFormatter(ChoicesFormatter):
     body_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, request: CompletionBody, vocabulary: Vocabulary) -> None:
-        super().__init__(request)
+    def __init__(self, request: CompletionBody, vocabulary: Vocabulary, request_id: str | None = None) -> None:
+        super().__init__(request, request_id)
         self._vocabulary = vocabulary
         self._best_of = request.best_of
         self._returned = request.n or 1  # per prompt

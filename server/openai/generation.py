@@ -17,8 +17,9 @@ import msgspec
 from fastapi import Request as HTTPRequest
 from fastapi import Response
 
+from drafters.sequence import Finish
 from server.engine.engine import EngineError
-from server.engine.messages import Finish, Request, TokenEvent, TokenLogprobs
+from server.engine.messages import Request, TokenEvent, TokenLogprobs
 from server.http import sse
 from server.http.errors import APIError, from_engine
 from server.http.sse import ServerSentEvent

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafters.interface import Logprobs, Source
-from server.engine.messages import Finish, Request, StepReport, TokenEvent, TokenLogprobs
+from drafters.sequence import Finish
+from server.engine.messages import Request, StepReport, TokenEvent, TokenLogprobs
 from server.settings import Settings
 from server.worker.detokenizer import AnswerText
 from server.worker.runtime import Runtime
@@ -44,7 +45,7 @@ class Job:
             stop_ids=runtime.stop_ids.union(request.stop_token_ids),
             prediction=tuple(request.prediction),
             scores_prompt=request.scores_prompt,
-            **runtime.budget(name, self._max_nodes),
+            **runtime.budget(self._max_nodes),
         )
         drafter = self.session.drafter(name, runtime.resources_of(request.principal))
         grammar = None if request.grammar is None else runtime.grammars.compile(request.grammar)

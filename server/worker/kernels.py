@@ -78,12 +78,15 @@ class Kernels:
             return
         self._process.communicate()
         exit_code, self._process = self._process.returncode, None
-        if exit_code == 0 and self._try_cache():
+        self.ready = exit_code == 0 and self._try_cache()
+        if self.ready:
             log.info("the drafters' kernels are compiled after %.1f s", time.monotonic() - self._started_at)
         else:
-            log.warning("the drafters' kernels could not be cached (exit code %d): compiling them in the worker", exit_code)
-            self._warm()
-        self.ready = True
+            log.error(
+                "the drafters' kernels could not be cached (exit code %d), so answers are decoded without drafts; "
+                "set NUMBA_CACHE_DIR to a writable folder and restart the server",
+                exit_code,
+            )
 
     def close(self) -> None:
         """Ends the background process."""

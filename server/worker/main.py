@@ -28,7 +28,10 @@ def main(file_descriptor: str) -> None:
     """Runs a worker over the inherited socket with this number, until the front end stops it or closes the socket."""
     wire = WorkerSide(socket.socket(fileno=int(file_descriptor)))
     threading.Thread(target=end_with_front_end, args=(wire,), daemon=True).start()
-    start = receive_start(wire)
+    try:
+        start = receive_start(wire)
+    except (EOFError, ConnectionError):
+        os._exit(1)
     settings = decode_settings(start.settings)
     configure(settings.logging)
     run(settings, wire, start.started_at)

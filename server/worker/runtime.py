@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from drafters.interface import MAX_NODES
-from drafters.options import DrafterName
 from drafters.registry import Resources
 from server.settings import Settings
 from server.worker.kernels import Kernels
@@ -55,12 +54,11 @@ class Runtime:
         """The drafters' resources for a principal's requests."""
         return self.own_resources.get(principal, self.resources)
 
-    def budget(self, drafter: DrafterName, max_nodes: int | Literal["auto"]) -> Budget:
+    def budget(self, max_nodes: int | Literal["auto"]) -> Budget:
         """The draft budget of a request, as fields of DecodeOptions."""
         if max_nodes != "auto":
             return {"max_nodes": max_nodes, "curve": None}
-        # Window nodes carry Jacobi state; never prune them.
-        return {"max_nodes": MAX_NODES, "curve": None if drafter == "lookahead" else self.curve}
+        return {"max_nodes": MAX_NODES, "curve": self.curve}
 
 
 def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:

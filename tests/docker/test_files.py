@@ -19,7 +19,7 @@ import jsonschema
 import pytest
 import yaml
 
-from server.http.app import create_app
+from server.app import create_app
 from server.settings import Settings, load_settings
 from tests.docker.manifest import SCHEMAS
 from verify.tokenizer import load_tokenizer

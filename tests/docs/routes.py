@@ -6,7 +6,7 @@ import re
 from functools import cache
 from typing import Any
 
-from server.http.app import create_app
+from server.app import create_app
 from server.settings import Settings
 from verify.tokenizer import load_tokenizer
 

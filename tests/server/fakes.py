@@ -11,10 +11,11 @@ import httpx
 from fastapi import FastAPI
 
 import models
+from drafters.sequence import Finish
+from server.app import create_app
 from server.chat.vocabulary import Vocabulary
 from server.engine.engine import Engine, EngineError
-from server.engine.messages import Finish, Ready, Request, StepReport, TokenEvent, TokenLogprobs
-from server.http.app import create_app
+from server.engine.messages import Ready, Request, StepReport, TokenEvent, TokenLogprobs
 from server.settings import load_settings
 from verify.tokenizer import load_tokenizer
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from drafters.sequence import Finish
 from server.chat.reasoning_parser import ReasoningParser
 from server.chat.tool_parsers import tool_parser
-from server.engine.messages import Finish, TokenEvent, TokenLogprobs
+from server.engine.messages import TokenEvent, TokenLogprobs
 from server.openai.chat import ChatFormatter
 from server.openai.generation import ChoiceOutput
 from server.openai.logprobs import MIN_LOGPROB

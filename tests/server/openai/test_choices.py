@@ -69,3 +69,9 @@ def test_heartbeats_are_empty_chunks_and_errors_end_the_stream() -> None:
     assert data(formatter().heartbeat())["choices"] == [] and formatter().heartbeat().padded
     (event,) = formatter().error(APIError(503, "Lost.", code="worker_unavailable"))
     assert data(event)["error"]["code"] == "worker_unavailable"
+
+
+def test_the_answers_id_is_the_engine_requests() -> None:
+    body = CompletionBody.model_validate({"model": "m", "prompt": "x"})
+    answer = PlainFormatter(body, "0123abcd-0").body([ChoiceOutput(0)], Usage())
+    assert answer["id"] == "x-0123abcd"

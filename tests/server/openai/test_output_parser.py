@@ -1,8 +1,9 @@
 """Choices are parsed independently, and reasoning tokens are counted over all of them."""
 
+from drafters.sequence import Finish
 from server.chat.reasoning_parser import ReasoningParser
 from server.chat.tool_parsers import Part
-from server.engine.messages import Finish, TokenEvent
+from server.engine.messages import TokenEvent
 from server.openai.generation import ChoiceOutput
 from server.openai.output_parser import OutputParser
 

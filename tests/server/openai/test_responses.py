@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
+from drafters.sequence import Finish
 from server.chat.reasoning_parser import ReasoningParser
 from server.chat.tool_parsers import tool_parser
 from server.engine.engine import DeadlineExceeded, Overloaded
-from server.engine.messages import Finish, TokenEvent, TokenLogprobs
+from server.engine.messages import TokenEvent, TokenLogprobs
 from server.openai.generation import ChoiceOutput
 from server.openai.responses import ResponseFormatter
 from server.openai.responses_schema import ResponsesBody

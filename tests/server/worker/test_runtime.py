@@ -68,8 +68,8 @@ def test_checkpoint_bytes() -> None:
 def test_the_budget_of_a_request(tiny_runner: ModelRunner) -> None:
     made = tiny_runtime(tiny_runner, load_settings())
     made.curve = CostCurve((0, MAX_NODES), (1,), ((0.1, 0.2),))
-    assert made.budget("fusion", 7) == {"max_nodes": 7, "curve": None}
-    assert made.budget("fusion", "auto") == {"max_nodes": MAX_NODES, "curve": made.curve}
+    assert made.budget(7) == {"max_nodes": 7, "curve": None}
+    assert made.budget("auto") == {"max_nodes": MAX_NODES, "curve": made.curve}
     assert made.resources_of("anyone") is made.resources
 
 

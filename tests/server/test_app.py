@@ -6,8 +6,8 @@ import asyncio
 from typing import Any, cast
 
 import models
+from server.app import create_app
 from server.engine.engine import Engine
-from server.http.app import create_app
 from server.settings import load_settings
 from tests.server.fakes import TOKENIZER, FakeEngine, app_with, fetch
 
