@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from server.command import fail
+from server.imports import hide_torch
 
 app = typer.Typer(help="Build and inspect the tables that drafters read.", no_args_is_help=True)
 
@@ -32,6 +33,8 @@ def datastore_build(
 ) -> None:
     """Build a table from a corpus. Run the command again to resume an interrupted suffix build."""
     import models
+
+    hide_torch()  # tokenizers need none
     from server.datastore_builder import DatastoreError, build_ngram, build_suffix
 
     tokenizer = tokenizer or str(models.TARGET)
@@ -54,6 +57,7 @@ def datastore_merge(
     out: Annotated[Path, typer.Option(help="Folder to write.")],
 ) -> None:
     """Merge several suffix datastores into one."""
+    hide_torch()  # tokenizers need none
     from server.datastore_builder import DatastoreError, merge
 
     try:
@@ -66,6 +70,7 @@ def datastore_merge(
 @app.command("info")
 def datastore_info(path: Annotated[Path, typer.Argument(help="Suffix datastore or n-gram table.")]) -> None:
     """Describe a table."""
+    hide_torch()  # tokenizers need none
     from server.datastore_builder import DatastoreError, describe
 
     try:

@@ -26,15 +26,18 @@ settings.register_profile("outrider", deadline=None)  # a first call may compile
 settings.load_profile("outrider")
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
-# The slowest groups start first, so that no process starts one at the end.
+# The groups that take longest start first, so that no process is left with one at the end. While the first server's kernels
+# are compiled, the other processes run tests that need no kernels.
 LONG_GROUPS = (
     "served",
+    "tests/verify/test_rejection.py",
+    "tests/verify/model/test_triton_attention.py",
+    "tests/verify/model/test_cuda_graphs.py",
     "lossless greedy",
     "lossless sampled",
     "guarded",
     "crowded",
     "tests/server/test_cli.py",
-    "tests/verify/test_rejection.py",
     "tests/docker/test_dashboards.py",
     "tests/integration/test_shutdown.py",
 )
