@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -35,7 +36,6 @@ def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["config", "--prot", "8000"], "is not a flag; did you mean --port?"),
         (["serve", "--drafter", "magic"], "'speculation.drafter' is invalid"),
         (["serve", "--config", "/no/such.yaml"], "cannot be read"),
-        (["serve", "--model", "/no/such/model"], "/no/such/model"),
         (["datastore", "build", "/no/such/text", "--out", "/tmp/x"], "no file or folder"),
         (["datastore", "build", "--kind", "magic", "x", "--out", "/tmp/x"], "no datastore kind"),
         (["bench", "decode", "--drafter", "magic"], "no drafter magic"),
@@ -43,14 +43,29 @@ def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_errors_are_one_sentence(arguments: list[str], words: str) -> None:
-    done = outrider(*arguments)
-    assert done.returncode == 2
+    done = run(*arguments)
+    assert done.exit_code == 2
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
+def test_the_program_reports_a_missing_model_in_one_sentence() -> None:
+    done = outrider("serve", "--model", "/no/such/model")
+    assert done.returncode == 2
+    assert "/no/such/model" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+@lru_cache
+def complete_application() -> typer.Typer:
+    """The application with the commands of all entry points."""
+    cli.add_plugins(app)
+    return app
+
+
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
+    """Runs a command in this process."""
+    return CliRunner().invoke(complete_application(), arguments)
 
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
@@ -171,11 +186,11 @@ def test_a_table_is_built_from_texts(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("import os\nimport sys\n" * 20)
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": "def f(x):\n    return x\n"}) + "\n")
     out = tmp_path / "table.ngram"
-    done = outrider("datastore", "build", str(tmp_path / "a.py"), str(tmp_path / "b.jsonl"), "--out", str(out))
-    assert done.returncode == 0, done.stderr
+    done = run("datastore", "build", str(tmp_path / "a.py"), str(tmp_path / "b.jsonl"), "--out", str(out))
+    assert done.exit_code == 0, done.stderr
     assert "contexts" in done.stdout
     assert out.stat().st_size > 0
     (tmp_path / "bad.jsonl").write_text("{}\n")
-    bad = outrider("datastore", "build", str(tmp_path / "bad.jsonl"), "--out", str(out))
-    assert bad.returncode == 2
+    bad = run("datastore", "build", str(tmp_path / "bad.jsonl"), "--out", str(out))
+    assert bad.exit_code == 2
     assert "bad.jsonl line 1" in bad.stderr

@@ -73,6 +73,7 @@ def chi_square(counts: NDArray[np.int64]) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("branches", [(1, 1), (2, 2), (3, 1)])
 @pytest.mark.parametrize("with_q", [True, False])
 def test_answers_follow_the_target(branches: tuple[int, ...], with_q: bool) -> None:
