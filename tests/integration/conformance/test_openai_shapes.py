@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.conftest import SHARED
-from tests.integration.openai_shapes import SHAPES
+from tests.integration.conformance.openai_shapes import SHAPES
 from tests.requests import MESSAGES, PROMPT, RESPONSES_TOOLS, TOOLS, events
 from tests.servers import Served
 
