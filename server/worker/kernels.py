@@ -49,43 +49,54 @@ class Kernels:
         self.ready = False
         self._settings = settings
         self._background = background
+        self._tables: Tables | None = None  # of kernels that have not been looked for yet
         self._process: subprocess.Popen[str] | None = None
         self._started_at = 0.0  # time.monotonic() of the process's start
         self._resources: Sequence[Resources] = ()
 
     def load(self, resources: Sequence[Resources], tables: Tables) -> None:
-        """Loads the kernels for each of `resources`, or starts compiling them.
+        """Sets the resources that the kernels are for. Without `background`, loads or compiles the kernels at once.
 
         `tables` opens the same tables in the background process.
         """
         self._resources = resources
-        self.ready = not self._background or self._try_cache()
-        if not self._background:
+        if self._background:
+            self._tables = tables
+        else:
             self._warm()
-        elif not self.ready:
-            log.info("compiling the drafters' kernels for this machine; until then, answers are decoded without drafts")
-            self._started_at = time.monotonic()
-            self._process = subprocess.Popen(
-                command(__name__, json.dumps(asdict(tables))), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-            )
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(encode_settings(self._settings)) + "\n")
-            self._process.stdin.flush()
+            self.ready = True
 
     def poll(self) -> None:
-        """Loads the kernels once the background process has compiled them. Cheap; call it between two steps."""
-        if self._process is None or self._process.poll() is None:
-            return
-        self._process.communicate()
-        exit_code, self._process = self._process.returncode, None
-        self.ready = exit_code == 0 and self._try_cache()
+        """Loads the kernels: the first call those that are cached, a later one those that were compiled. Call it per step."""
+        if self._tables is not None:
+            tables, self._tables = self._tables, None
+            self.ready = self._try_cache()
+            if not self.ready:
+                self._start_compiling(tables)
+        elif self._process is not None and self._process.poll() is not None:
+            self._load_compiled(self._process)
+
+    def _start_compiling(self, tables: Tables) -> None:
+        log.info("compiling the drafters' kernels for this machine; until then, answers are decoded without drafts")
+        self._started_at = time.monotonic()
+        self._process = subprocess.Popen(
+            command(__name__, json.dumps(asdict(tables))), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(encode_settings(self._settings)) + "\n")
+        self._process.stdin.flush()
+
+    def _load_compiled(self, process: subprocess.Popen[str]) -> None:
+        process.communicate()
+        self._process = None
+        self.ready = process.returncode == 0 and self._try_cache()
         if self.ready:
             log.info("the drafters' kernels are compiled after %.1f s", time.monotonic() - self._started_at)
         else:
             log.error(
                 "the drafters' kernels could not be cached (exit code %d), so answers are decoded without drafts; "
                 "set NUMBA_CACHE_DIR to a writable folder and restart the server",
-                exit_code,
+                process.returncode,
             )
 
     def close(self) -> None:

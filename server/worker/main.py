@@ -78,6 +78,7 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         slot_bytes=shape.bytes_for(context_tokens),
     )
     wire.send(messages.encode(ready))
+    runtime.kernels.poll()  # loads cached kernels, while the front end reads the message
     gc.freeze()  # excludes the model and the tables from every later collection
     with contextlib.suppress(EOFError, ConnectionError):  # the front end has closed the socket
         Worker(settings, runtime, wire).run()

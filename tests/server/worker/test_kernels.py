@@ -51,6 +51,7 @@ def with_process(monkeypatch: pytest.MonkeyPatch, exit_code: int | None) -> tupl
     monkeypatch.setattr(kernels, "warm", uncached())
     made = Kernels(load_settings())
     made.load([Resources()], TABLES)
+    made.poll()
     assert not made.ready
     return made, process
 
@@ -67,8 +68,9 @@ def test_cached_kernels_start_no_process(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
     made = Kernels(load_settings())
     made.load([Resources()], TABLES)
-    assert made.ready
+    assert not made.ready
     made.poll()
+    assert made.ready
     made.close()
 
 
@@ -109,6 +111,7 @@ def test_the_process_compiles_into_the_cache(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(kernels, "warm", uncached())
     made = Kernels(load_settings(None, {"model.path": "elsewhere"}))
     made.load([Resources()], TABLES)
+    made.poll()
     try:
         deadline = time.monotonic() + 60
         while not list(tmp_path.rglob("*.nbi")) and time.monotonic() < deadline:
