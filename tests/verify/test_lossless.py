@@ -119,8 +119,10 @@ TEMPERATURES = pytest.mark.parametrize(
         pytest.param(1.0, marks=pytest.mark.xdist_group("lossless sampled")),
     ],
 )
+# The second model family, and two drafters that share most of their code with `draft`, are soak tests.
+SOAKED = ("draft-tree", "draft-graph")
 CASES = [
-    (subject, drafter)
+    pytest.param(subject, drafter, marks=[pytest.mark.slow] if subject != "embedded" or drafter in SOAKED else [])
     for subject in ("embedded", "stories260k")
     for drafter in NAMES
     if drafter != "none" and (subject == "embedded" or drafter not in NEED_A_MODEL)
