@@ -25,12 +25,12 @@ from server.settings import Settings
 from verify.model.attention import Layer, TorchAttention
 from verify.model.batch import ForwardBatch
 from verify.model.cache import CacheShape, KVCache
-from verify.model.device_rows import DeviceRows
+from verify.model.gpu.device_rows import DeviceRows
 
 TESTS = (
-    "tests/verify/model/test_triton_attention.py",
-    "tests/verify/model/test_cuda_graphs.py",
-    "tests/verify/model/test_gpu.py",
+    "tests/verify/model/gpu/test_triton_attention.py",
+    "tests/verify/model/gpu/test_graphs.py",
+    "tests/verify/model/gpu/test_device.py",
     "tests/verify/test_draft_model.py",
 )
 CONTEXTS = (1, 63, 1000, 4096, 32768)  # tokens
@@ -61,7 +61,7 @@ def kernel_error(
     context: int, groups: int, head_dim: int, rows: int, dtype: torch.dtype, device: torch.device, heads: int = HEADS
 ) -> float:
     """Largest absolute difference between the kernel and the float32 reference, for a random tree of `rows` rows."""
-    from verify.model.triton_attention import KernelAttention
+    from verify.model.gpu.triton_attention import KernelAttention
 
     generator = torch.Generator(device).manual_seed(context + groups)
     shape = CacheShape(1, heads // groups, head_dim, dtype, device)

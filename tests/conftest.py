@@ -31,8 +31,8 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 LONG_GROUPS = (
     "served",
     "tests/verify/test_rejection.py",
-    "tests/verify/model/test_triton_attention.py",
-    "tests/verify/model/test_cuda_graphs.py",
+    "tests/verify/model/gpu/test_triton_attention.py",
+    "tests/verify/model/gpu/test_graphs.py",
     "lossless greedy",
     "lossless sampled",
     "guarded",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from verify.model.cpu_packing import PackedLinear
+from verify.model.cpu.packing import PackedLinear
 from verify.model.runner import ModelRunner
 
 CPU_PROBE_BYTES = 1 << 28

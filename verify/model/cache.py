@@ -20,7 +20,7 @@ import torch
 from drafters.interface import MAX_NODES
 from verify.model.transfer import to_device
 
-SPARE_POSITIONS = 32  # read with weight zero (`verify.model.ordered_attention`)
+SPARE_POSITIONS = 32  # read with weight zero (`verify.model.cpu.ordered_attention`)
 MARGIN_POSITIONS = MAX_NODES + 1 + SPARE_POSITIONS  # of a slot beyond its context; the first are the rows of one draft
 PAGE_TOKENS = 256  # positions of a page; page n holds those from n * PAGE_TOKENS on
 

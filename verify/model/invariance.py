@@ -22,8 +22,8 @@ import torch
 from verify.errors import ModelError
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
-from verify.model.cpu_packing import PackedLinear, packed_layers
-from verify.model.ordered_attention import QUERY_BLOCK, RowClass, UnorderedError, depth_left
+from verify.model.cpu.ordered_attention import QUERY_BLOCK, RowClass, UnorderedError, depth_left
+from verify.model.cpu.packing import PackedLinear, packed_layers
 from verify.model.runner import ModelRunner
 
 # auto = where it costs at most MAX_COST; on = refuses to start where it cannot hold.

@@ -15,9 +15,7 @@ from verify.errors import ModelError, first_sentence
 from verify.model.attention import Attention, ShapeProbe, TorchAttention
 from verify.model.batch import ForwardBatch
 from verify.model.cache import MARGIN_POSITIONS, CacheShape, KVCache
-from verify.model.cpu_packing import PackedLinear, can_pack, pack_layers, packed_layers
-from verify.model.cpu_trace import has_experts, trace
-from verify.model.ordered_attention import (
+from verify.model.cpu.ordered_attention import (
     AttentionInputs,
     OrderedAttention,
     RowClass,
@@ -25,6 +23,8 @@ from verify.model.ordered_attention import (
     padded,
     pieces,
 )
+from verify.model.cpu.packing import PackedLinear, can_pack, pack_layers, packed_layers
+from verify.model.cpu.trace import has_experts, trace
 
 log = logging.getLogger("outrider.worker")
 
@@ -87,7 +87,7 @@ class ModelRunner:
     def start(self, context_tokens: int, rows: RowClass | None = None) -> None:
         """Sets the context length, at most the model's, and builds the backend, which takes memory. Raises ModelError.
 
-        With `rows`, steps are computed in this class, on a CPU (`verify.model.ordered_attention`).
+        With `rows`, steps are computed in this class, on a CPU (`verify.model.cpu.ordered_attention`).
         """
         self.context_tokens = min(self.model_tokens, context_tokens)
         self.compute_in(rows)
@@ -123,7 +123,7 @@ class ModelRunner:
 
     def _graphed(self, compile: Compile) -> ForwardBackend:
         """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
-        from verify.model.cuda_graphs import CompileError, GraphedForward, compiled_layers  # Triton is only needed on a GPU
+        from verify.model.gpu.graphs import CompileError, GraphedForward, compiled_layers  # Triton is only needed on a GPU
 
         graphed = GraphedForward(partial(self._run, keep=0), self.cache_shape, self._positions)
         if has_experts(self.model):

@@ -16,8 +16,8 @@ from tests.drafts import Oracle
 from verify.decode import DecodeOptions, decode
 from verify.errors import ModelError
 from verify.model import invariance
+from verify.model.cpu.ordered_attention import RowClass
 from verify.model.invariance import Finding, common_range, find, linear_layers, start
-from verify.model.ordered_attention import RowClass
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier

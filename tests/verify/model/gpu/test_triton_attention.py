@@ -14,8 +14,8 @@ pytest.importorskip("triton")
 from verify.model.attention import Layer, TorchAttention
 from verify.model.batch import ForwardBatch
 from verify.model.cache import CacheShape, KVCache
-from verify.model.device_rows import DeviceRows
-from verify.model.triton_attention import KernelAttention
+from verify.model.gpu.device_rows import DeviceRows
+from verify.model.gpu.triton_attention import KernelAttention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LARGE_ROWS = 16  # larger cases are soak tests
@@ -75,7 +75,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from verify.model import triton_attention as tree_kernel
+from verify.model.gpu import triton_attention as tree_kernel
 
 KINDS = {name: "*i64" for name in ("location", "bits", "depths")} | {name: "*fp32" for name in ("parts", "lse")}
 KINDS |= {name: "*bf16" for name in ("query", "key", "value", "anchor", "sinks")} | {"scaling": "fp32", "softcap": "fp32"}

@@ -89,7 +89,7 @@ def attend_in_order(
     inputs: list[torch.Tensor],  # of `AttentionInputs`
     scaling: float,
 ) -> torch.Tensor:
-    """Attention of a step's rows, [heads, N, head_dim], from tensors as those of `cpu_trace.attend`. Scriptable."""
+    """Attention of a step's rows, [heads, N, head_dim], from tensors as `verify.model.cpu.trace.attend`. Scriptable."""
     span, prefix_mask, block_mask, block_values = inputs
     start = int(length)
     keys[:, start : start + key.size(1)] = key

@@ -22,11 +22,11 @@ from hypothesis import given, settings
 from drafters.interface import MAX_NODES, DraftTree, Source, chain
 from tests.trees import trees
 from tests.verify.model.test_architectures import make
-from verify.model import triton_attention as tree_kernel
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
-from verify.model.cuda_graphs import ROWS, CompileError, GraphedForward, compiled_layers
+from verify.model.gpu import triton_attention as tree_kernel
+from verify.model.gpu.graphs import ROWS, CompileError, GraphedForward, compiled_layers
 from verify.model.runner import ModelRunner
 
 PREFIX = torch.tensor([5, 9, 60, 3, 44, 7, 7, 21])

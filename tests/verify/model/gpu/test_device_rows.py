@@ -10,7 +10,7 @@ from drafters.interface import DraftTree
 from tests.trees import trees
 from verify.model.batch import ForwardBatch
 from verify.model.cache import CacheShape, KVCache
-from verify.model.device_rows import DeviceRows, ancestor_bits
+from verify.model.gpu.device_rows import DeviceRows, ancestor_bits
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPE = CacheShape(layers=1, kv_heads=2, head_dim=16, dtype=torch.float32, device=DEVICE)

@@ -12,7 +12,7 @@ from tests.trees import trees
 from tests.verify.model.test_architectures import make
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
-from verify.model.cpu_trace import TracedForward
+from verify.model.cpu.trace import TracedForward
 from verify.model.loading import prepare
 from verify.model.runner import ModelRunner
 

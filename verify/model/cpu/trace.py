@@ -19,8 +19,8 @@ from transformers.utils import logging
 from verify.model.attention import Layer, ShapeProbe, TorchAttention
 from verify.model.batch import ForwardBatch
 from verify.model.cache import SPARE_POSITIONS, CacheShape, KVCache
-from verify.model.cpu_packing import multiply, packed_layers
-from verify.model.ordered_attention import AttentionInputs, attend_in_order
+from verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
+from verify.model.cpu.packing import multiply, packed_layers
 
 CHECKS = ((1, 3), (2, 9), (7, 0), (17, 30), (3, 70))  # rows and text length of the forwards compared
 

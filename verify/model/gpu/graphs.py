@@ -21,8 +21,8 @@ from drafters.interface import MAX_NODES
 from verify.model.attention import Attention
 from verify.model.batch import ForwardBatch
 from verify.model.cache import CacheShape, KVCache
-from verify.model.device_rows import DeviceRows
-from verify.model.triton_attention import KernelAttention
+from verify.model.gpu.device_rows import DeviceRows
+from verify.model.gpu.triton_attention import KernelAttention
 
 log = logging.getLogger("outrider.worker")
 ROWS = (1, 2, 4, 8, 16, 32, 64, MAX_NODES + 1)  # captured numbers of rows: the root and the draft's nodes

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from verify.model.attention import Layer
-from verify.model.device_rows import ALIGNMENT, DeviceRows
+from verify.model.gpu.device_rows import ALIGNMENT, DeviceRows
 
 MAX_SPLITS = 32  # of the prefix
 PROGRAMS = 512  # target number of programs: several per multiprocessor of a large GPU
@@ -255,7 +255,7 @@ def tree_attention(
     value: torch.Tensor,
     anchor: torch.Tensor,  # any tensor of the cache's dtype on the device
     location: torch.Tensor,  # int64 [2]: text length, and offset of the slot from the anchor in elements
-    bits: torch.Tensor,  # int64 [N], from `verify.model.device_rows.ancestor_bits`
+    bits: torch.Tensor,  # int64 [N], from `verify.model.gpu.device_rows.ancestor_bits`
     depths: torch.Tensor,  # int64 [N]
     layer_offset: int,
     head_stride: int,

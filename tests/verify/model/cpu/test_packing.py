@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafters.interface import MAX_NODES
 from verify.model.batch import ForwardBatch
-from verify.model.cpu_packing import PackedLinear, can_pack, pack_layers, padded_count
+from verify.model.cpu.packing import PackedLinear, can_pack, pack_layers, padded_count
 from verify.model.runner import ModelRunner
 from verify.verifier import PREFILL_CHUNK_TOKENS
 

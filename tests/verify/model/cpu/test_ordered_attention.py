@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from drafters.interface import DraftTree
 from tests.trees import trees
-from verify.model import ordered_attention
 from verify.model.attention import Layer, TorchAttention
 from verify.model.batch import ForwardBatch
 from verify.model.cache import SPARE_POSITIONS, CacheShape, KVCache
-from verify.model.ordered_attention import BLOCK, AttentionInputs, OrderedAttention, RowClass
+from verify.model.cpu import ordered_attention
+from verify.model.cpu.ordered_attention import BLOCK, AttentionInputs, OrderedAttention, RowClass
 
 ROWS = RowClass(low=2, high=32, queries=4)
 CPU = torch.device("cpu")
