@@ -95,7 +95,7 @@ def runner() -> ModelRunner:
     return load_model(LoadOptions(str(models.TARGET), dtype="float32"))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_drafting_is_lossless_under_a_budget(runner: ModelRunner, temperature: float) -> None:
     prompt = np.arange(40, 60, dtype=np.int32)
     for max_tokens in (0, 7, 30):
