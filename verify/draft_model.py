@@ -168,7 +168,7 @@ class SessionDraft:
             self._reading = self._shared.submit(self._read_ahead)
 
     def _read_ahead(self) -> None:
-        """Reads a chunk of the prompt while the target reads it, and the next ones later: other sessions' work comes between."""
+        """Reads a chunk of the prompt while the target reads it; the next one comes after other sessions' work."""
         if self._reads_ahead and self._read_chunk(self._shared.cache_for(self)):
             self._shared.synchronize()
             self._reading = self._shared.submit(self._read_ahead)
