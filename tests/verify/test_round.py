@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +24,7 @@ from verify.model import invariance
 from verify.model.loading import LoadOptions, load_weights
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
-from verify.round import MIN_CHUNK_TOKENS, run_round
+from verify.round import MIN_CHUNK_TOKENS, OVERLAP_PROBE_INTERVAL, Overlap, Round, run_round
 from verify.sampling_params import ReasoningLimit, SamplingParams
 from verify.verifier import PREFILL_CHUNK_TOKENS, TreeVerifier
 
@@ -134,6 +135,32 @@ def test_an_error_ends_one_request(tiny_runner: ModelRunner) -> None:
         for outcome, generation in zip(outcomes[::2], running[::2], strict=True):
             assert isinstance(outcome, Step)
             assert outcome.tokens + finish(generation).tokens == expected
+
+
+def test_rounds_alternate_where_the_host_works_longer_than_the_device() -> None:
+    overlap = Overlap()
+
+    def record(host: float, device: float) -> None:
+        overlap.record(cast(Round, SimpleNamespace(host_seconds=host, device_seconds=device)))
+
+    assert not overlap.pays()
+    record(0.002, 0.003)
+    assert not overlap.pays()
+    for _ in range(30):
+        record(0.009, 0.003)
+    assert sum(overlap.pays() for _ in range(OVERLAP_PROBE_INTERVAL)) == OVERLAP_PROBE_INTERVAL - 1
+
+
+def test_two_rounds_may_run_at_a_time(tiny_runner: ModelRunner) -> None:
+    def generation(token: int) -> Generation:
+        options = DecodeOptions(SamplingParams(temperature=0), 10)
+        return Generation(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), np.array([token], np.int32), options)
+
+    alone = [finish(generation(token)).tokens for token in (5, 6)]
+    one, other = generation(5), generation(6)
+    rounds = [Round([one], keeps=True), Round([other], keeps=True)]
+    firsts = [cast(Step, each.end()[0]) for each in rounds]
+    assert [first.tokens + finish(each).tokens for first, each in zip(firsts, (one, other), strict=True)] == alone
 
 
 def test_a_lost_device_is_raised(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
