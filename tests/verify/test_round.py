@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +23,7 @@ from verify.cost import NODES, CostCurve
 from verify.decode import finish
 from verify.generation import DecodeOptions, Generation, Step
 from verify.model import invariance
+from verify.model.cache import KVCache
 from verify.model.loading import LoadOptions, load_weights
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
@@ -174,3 +177,28 @@ def test_a_lost_device_is_raised(tiny_runner: ModelRunner, monkeypatch: pytest.M
 
 def raising(*_: Any, error: Exception | None = None, **__: Any) -> Any:
     raise error or ValueError("broken")
+
+
+@pytest.mark.slow
+def test_ten_thousand_rounds_of_joining_and_leaving_keep_the_memory_and_starve_nobody(tiny_runner: ModelRunner) -> None:
+    random, caches = Random(3), [tiny_runner.new_cache() for _ in range(8)]
+    active: dict[int, tuple[Generation, KVCache]] = {}
+    rounds_of = dict[int, int]()  # in which a request took part, and got no token
+    memory = []
+    for number in range(10_000):
+        if caches and random.random() < 0.3:
+            prompt = np.array([random.randrange(97) for _ in range(random.randrange(1, 60))], np.int32)
+            options = DecodeOptions(SamplingParams(seed=number), random.randrange(1, 30), max_nodes=6)
+            verifier = TreeVerifier(tiny_runner, cache := caches.pop())
+            active[number] = Generation(verifier, make("lookup", Resources(vocabulary=98)), prompt, options), cache
+        outcomes = run_round([generation for generation, _ in active.values()])
+        for key, outcome in zip(list(active), outcomes, strict=True):
+            assert not isinstance(outcome, Exception)
+            rounds_of[key] = 0 if outcome and outcome.tokens else rounds_of.get(key, 0) + 1
+            assert rounds_of[key] <= 3  # a prompt has one chunk
+            if (outcome and outcome.finish) or random.random() < 0.01:
+                generation, cache = active.pop(key)
+                generation.close()
+                caches.append(cache)
+        memory.append(int(Path("/proc/self/statm").read_text().split()[1]))
+    assert statistics.median(memory[-1000:]) < 1.02 * statistics.median(memory[2000:3000])
