@@ -28,6 +28,7 @@ from server.telemetry.logs import configure
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 NEIGHBOURS = 2  # replicas that are tried after a full one
 COORDINATOR_CALLS = 10_000  # at once
+NO_ACCESS_LOG = {"enable_access_log": False}  # the ingress logs its requests itself
 INGRESS_CALLS = 1024  # HTTP requests at once, per ingress
 
 
@@ -77,18 +78,26 @@ def application(settings: Settings, scale: Scale) -> Application:
         name="coordinator",
         max_ongoing_requests=COORDINATOR_CALLS,
         ray_actor_options={"num_cpus": 0},
+        logging_config=NO_ACCESS_LOG,
     ).bind(without_keys(settings.auth))
     replicas = replica_deployment(settings, scale).bind(encode_settings(settings), coordinator)
-    ingress = serve.deployment(
+    return ingress_deployment(settings, scale).bind(settings, replicas, coordinator)
+
+
+def ingress_deployment(settings: Settings, scale: Scale) -> Any:
+    """The deployment of the ingresses, not yet bound to its arguments."""
+    # Stored responses are in the ingress that made them; a client with the header `x-session-id` returns to it.
+    several: dict[str, Any] = {"request_router_config": RequestRouterConfig(request_router_class=ROUTER)}
+    return serve.deployment(
         serve.ingress()(Ingress),
         name="ingress",
         num_replicas=scale.ingress_replicas,
         max_ongoing_requests=INGRESS_CALLS,
         graceful_shutdown_timeout_s=settings.server.drain_seconds,
-        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         ray_actor_options={"num_cpus": scale.ingress_cpus},
+        logging_config=NO_ACCESS_LOG,
+        **(several if scale.ingress_replicas > 1 else {}),
     )
-    return ingress.bind(settings, replicas, coordinator)
 
 
 def replica_deployment(settings: Settings, scale: Scale) -> Any:
@@ -102,12 +111,13 @@ def replica_deployment(settings: Settings, scale: Scale) -> Any:
         Replica,
         name="replica",
         max_ongoing_requests=2 * active,  # as many wait as run; further ones go to a neighbour
-        max_queued_requests=settings.scheduling.max_waiting,
+        max_queued_requests=max(1, settings.scheduling.max_waiting),
         graceful_shutdown_timeout_s=settings.server.drain_seconds,
         request_router_config=RequestRouterConfig(
             request_router_class=ROUTER, request_router_kwargs={"num_fallback_replicas": NEIGHBOURS}
         ),
         ray_actor_options={"num_cpus": scale.cpus, "num_gpus": scale.gpus},
+        logging_config=NO_ACCESS_LOG,
         **count,
     )
 
