@@ -1,4 +1,4 @@
-"""What the application needs of an engine: the one on this machine, or one that spreads requests over the replicas of a cluster."""
+"""What the application needs of an engine: the one on this machine, or one that sends requests to a cluster's replicas."""
 
 from __future__ import annotations
 

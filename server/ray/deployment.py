@@ -25,7 +25,7 @@ from server.ray.scale import Scale
 from server.settings import Auth, Settings, SettingsError, load_settings
 from server.telemetry.logs import configure
 
-ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+ROUTER = "server.ray.router.AffinityRouter"
 NEIGHBOURS = 2  # replicas that are tried after a full one
 COORDINATOR_CALLS = 10_000  # at once
 NO_ACCESS_LOG = {"enable_access_log": False}  # the ingress logs its requests itself
@@ -125,7 +125,9 @@ def replica_deployment(settings: Settings, scale: Scale) -> Any:
 def check(settings: Settings) -> None:
     """Raises SettingsError."""
     if settings.metrics.port is not None:
-        raise SettingsError("metrics.port does not work on a Ray cluster, whose ingress serves /metrics; set metrics.key instead.")
+        raise SettingsError(
+            "metrics.port does not work on a Ray cluster, whose ingress serves /metrics; set metrics.key instead."
+        )
 
 
 def without_keys(auth: Auth) -> Auth:
@@ -135,7 +137,7 @@ def without_keys(auth: Auth) -> Auth:
 
 
 def build(arguments: dict[str, Any]) -> Application:
-    """The application of a Serve config file. `config` is a settings file on the nodes; the others are the fields of `Scale`."""
+    """The application of a Serve config file: `config` is a settings file on the nodes, the rest are fields of `Scale`."""
     config = arguments.get("config")
     scale = Scale.model_validate({name: value for name, value in arguments.items() if name != "config"})
     return application(load_settings(Path(config) if config else None), scale)

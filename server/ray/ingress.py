@@ -18,7 +18,13 @@ from verify.tokenizer import load_tokenizer
 
 
 class IngressMetrics(Metrics):
-    """The metrics of an ingress. The replicas count their own decoding steps."""
+    """The metrics of an ingress. Those of workers are the replicas', which also count their own decoding steps."""
+
+    def __init__(self, coarse: bool) -> None:
+        super().__init__(coarse)
+        gauges = (self.worker_ready, self.last_progress, self.running, self.waiting, self.sessions, self.kv_cache_usage)
+        for gauge in gauges:  # at zero they would look like a worker that does not run
+            self.registry.unregister(gauge)
 
     def record_step(self, step: StepReport, tokens: int) -> None:
         """Counts nothing."""

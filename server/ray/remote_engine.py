@@ -115,7 +115,6 @@ class RemoteEngine:
                 break
             except ReplicaLost:
                 losses += 1
-                self._metrics.worker_restarts.inc()
                 if begun or losses >= MAX_LOSSES:
                     raise WorkerLost("The replica was lost during the request; try again shortly.") from None
                 log.warning("the replica of request %s was lost before its first token; it goes to another one", request.id)

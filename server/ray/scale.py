@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Scale(BaseModel):
@@ -18,3 +18,9 @@ class Scale(BaseModel):
     cpus: float = Field(1.0, ge=0, description="Cores that a model replica reserves.")
     gpus: float = Field(0.0, ge=0, description="GPUs that a model replica reserves.")
     ingress_cpus: float = Field(1.0, ge=0, description="Cores that an ingress reserves.")
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Scale:
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ValueError("max_replicas must be at least replicas")
+        return self
