@@ -70,7 +70,7 @@ def replica_name() -> str:
     return str(serve.get_replica_context().replica_id.unique_id)
 
 
-def application(settings: Settings, scale: Scale) -> Application:
+def application(settings: Settings, scale: Scale, replica: type[Replica] = Replica) -> Application:
     """The application. Raises SettingsError if a setting does not work on a cluster."""
     check(settings)
     coordinator = serve.deployment(
@@ -80,7 +80,7 @@ def application(settings: Settings, scale: Scale) -> Application:
         ray_actor_options={"num_cpus": 0},
         logging_config=NO_ACCESS_LOG,
     ).bind(without_keys(settings.auth))
-    replicas = replica_deployment(settings, scale).bind(encode_settings(settings), coordinator)
+    replicas = replica_deployment(settings, scale, replica).bind(encode_settings(settings), coordinator)
     return ingress_deployment(settings, scale).bind(settings, replicas, coordinator)
 
 
@@ -100,7 +100,7 @@ def ingress_deployment(settings: Settings, scale: Scale) -> Any:
     )
 
 
-def replica_deployment(settings: Settings, scale: Scale) -> Any:
+def replica_deployment(settings: Settings, scale: Scale, replica: type[Replica]) -> Any:
     """The deployment of the model replicas, not yet bound to its arguments."""
     active = settings.scheduling.concurrency()
     count: dict[str, Any] = {"num_replicas": scale.replicas}
@@ -108,7 +108,7 @@ def replica_deployment(settings: Settings, scale: Scale) -> Any:
         bounds = {"min_replicas": scale.replicas, "max_replicas": scale.max_replicas}
         count = {"autoscaling_config": AutoscalingConfig(**bounds, target_ongoing_requests=active)}
     return serve.deployment(
-        Replica,
+        replica,
         name="replica",
         max_ongoing_requests=2 * active,  # as many wait as run; further ones go to a neighbour
         max_queued_requests=max(1, settings.scheduling.max_waiting),
@@ -140,4 +140,7 @@ def build(arguments: dict[str, Any]) -> Application:
     """The application of a Serve config file: `config` is a settings file on the nodes, the rest are fields of `Scale`."""
     config = arguments.get("config")
     scale = Scale.model_validate({name: value for name, value in arguments.items() if name != "config"})
-    return application(load_settings(Path(config) if config else None), scale)
+    settings = load_settings(Path(config) if config else None)
+    if not (settings.auth.keys or settings.auth.open):  # Ray's proxy listens where the Serve config file says
+        raise SettingsError("A cluster needs API keys; set auth.keys or auth.file, or auth.open if others control access.")
+    return application(settings, scale)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -130,6 +132,24 @@ def wait_ready(http: httpx.Client) -> None:
     wait_until(ready, START_SECONDS)
 
 
+def serving(http: httpx.Client) -> set[str]:
+    """The replicas that have decoded something, as the metrics tell."""
+    found = re.findall(r'^outrider_steps_total{replica="(\w+)"} (?!0\.0)', http.get("/metrics").text, flags=re.MULTILINE)
+    return set(found)
+
+
+def wait_serving(deployed: Deployed, replicas: int) -> None:
+    """Returns once the ingress sends requests to this many replicas."""
+    numbers = itertools.count()
+
+    def all_serve() -> bool:
+        for _ in range(4):
+            deployed.chat(f"Count to {next(numbers)}.", max_tokens=2)
+        return len(serving(deployed.http)) >= replicas
+
+    wait_until(all_serve, START_SECONDS)
+
+
 def deploy(replicas: int, ingress_replicas: int = 1, **settings: Any) -> None:
     """Deploys, or changes what is deployed."""
     from ray import serve
@@ -146,7 +166,11 @@ def deploy(replicas: int, ingress_replicas: int = 1, **settings: Any) -> None:
 @pytest.fixture(scope="module")
 def deployed() -> Iterator[Deployed]:
     """Two replicas on a head and two nodes."""
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path(models.__file__).parents[1])}
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_memory_monitor_refresh_ms": "0",  # other programs of this machine may use its memory
+        "PYTHONPATH": str(Path(models.__file__).parents[1]),
+    }
     compile_kernels()
     import ray
     from ray import serve
@@ -160,7 +184,9 @@ def deployed() -> Iterator[Deployed]:
         deploy(replicas=2)
         with httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=300, limits=httpx.Limits(max_connections=100)) as http:
             wait_ready(http)
-            yield Deployed(cluster, http, nodes)
+            application = Deployed(cluster, http, nodes)
+            wait_serving(application, 2)
+            yield application
     finally:
         ray.shutdown()
         cluster.shutdown()
