@@ -61,4 +61,6 @@ class SleepingEngine:
 class SleepingReplica(Replica):
     """A replica with this engine."""
 
-    new_engine = SleepingEngine
+    def new_engine(self, settings: Settings) -> SleepingEngine:
+        """Ignores everything but the number of requests at once."""
+        return SleepingEngine(settings, self.metrics)

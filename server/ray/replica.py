@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, ClassVar
+from typing import Any
 
 from server.engine.engine import MAX_UNREAD_EVENTS, Engine, EngineError
 from server.engine.interface import EngineLike
@@ -27,14 +27,16 @@ Item = TokenEvent | EngineError
 class ModelReplica:
     """Construct it, then await `start`."""
 
-    new_engine: ClassVar[Callable[[Settings, Metrics], EngineLike]] = Engine
-
     def __init__(self, settings: dict[str, Any]) -> None:
         """`settings` are as `encode_settings` returns them: without the API keys."""
         self._settings = decode_settings(settings)
         configure(self._settings.logging)
         self.metrics = Metrics(coarse=self._settings.server.coalesce_ms > 0)
-        self._engine = type(self).new_engine(self._settings, self.metrics)
+        self._engine = self.new_engine(self._settings)
+
+    def new_engine(self, settings: Settings) -> EngineLike:
+        """The engine; benchmarks replace it."""
+        return Engine(settings, self.metrics)
 
     async def start(self) -> None:
         """Returns once the model is loaded. Raises EngineError with one sentence if it cannot be."""

@@ -208,22 +208,18 @@ def test_answers_are_those_of_one_server(deployed: Deployed, served: Served) -> 
 
 
 def test_a_conversation_without_an_id_stays_on_its_replica(deployed: Deployed) -> None:
-    kept = []
     for number in range(20):
-        first = deployed.chat(f"Write function number {number} with a docstring.")
-        earlier = (
-            {"role": "user", "content": f"Write function number {number} with a docstring."},
-            {"role": "assistant", "content": text_of(first)},
-        )
+        question = f"{number}. Write a function with a docstring. " * 8  # long: a short beginning is not worth a session
+        first = deployed.chat(question)
+        earlier = ({"role": "user", "content": question}, {"role": "assistant", "content": text_of(first)})
         second = deployed.chat("Now add types.", earlier)
-        kept.append(second["usage"]["prompt_tokens_details"]["cached_tokens"])
-    assert min(kept) > 20, kept
+        assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 50, number
 
 
 def test_metrics_carry_the_replica(deployed: Deployed) -> None:
     def replicas() -> set[str]:
         lines = deployed.http.get("/metrics").text.splitlines()
-        return {line.split('replica="')[1].split('"')[0] for line in lines if line.startswith("outrider_worker_ready{")}
+        return {line.split('replica="')[1].split('"')[0] for line in lines if line.startswith("outrider_steps_total{")}
 
     wait_until(lambda: len(replicas()) >= 3)  # the ingress and two replicas
     assert sum(name.startswith("ingress-") for name in replicas()) == 1

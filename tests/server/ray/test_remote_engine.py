@@ -117,7 +117,8 @@ def test_an_answer_that_has_begun_is_lost_with_its_replica(script: list[Item]) -
 
 
 def test_a_request_does_not_end_every_replica() -> None:
-    replicas = FakeReplicas(*[[ReplicaLost()]] * (MAX_LOSSES + 1))
+    lost: list[Item] = [ReplicaLost()]
+    replicas = FakeReplicas(*[lost] * (MAX_LOSSES + 1))
 
     async def body(engine: RemoteEngine) -> None:
         with pytest.raises(WorkerLost):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from server.engine.engine import MAX_UNREAD_EVENTS, EngineError, InvalidRequest
+from server.engine.engine import MAX_UNREAD_EVENTS, Engine, EngineError, InvalidRequest
 from server.engine.messages import Cancel, Failed, Pause, Request, Resume, StepReport, TokenEvent, ToWorker
 from server.engine.worker_process import encode_settings
 from server.ray import wire
@@ -25,7 +25,8 @@ CALL = wire.encode(wire.Call(REQUEST, 0.0, False))
 def run(body: Callable[[ModelReplica, FakeProcess], Awaitable[None]]) -> None:
     async def main() -> None:
         replica, launcher = ModelReplica(encode_settings(load_settings())), Launcher()
-        replica._engine._supervisor._launch = launcher
+        engine = cast(Engine, replica._engine)
+        engine._supervisor._launch = launcher
         starting = asyncio.ensure_future(replica.start())
         async with asyncio.timeout(5):
             while not launcher.started:
@@ -117,7 +118,7 @@ def test_a_request_whose_events_are_not_read_is_paused() -> None:
 def test_a_replica_without_a_worker_is_not_healthy() -> None:
     async def body(replica: ModelReplica, worker: FakeProcess) -> None:
         replica.check_health()
-        replica._engine.failure = "No memory."
+        cast(Engine, replica._engine).failure = "No memory."
         with pytest.raises(EngineError, match="No memory"):
             replica.check_health()
 
