@@ -34,6 +34,7 @@ ACTIVE = 4  # requests that a replica serves at once
 TURNS = 4
 HOST = "127.0.0.1"
 MEMORY_BYTES = 80 << 20  # Ray's object store, which nothing here uses
+CORES = 4  # as Ray counts them; it starts so many idle processes, too
 
 
 @dataclass
@@ -125,7 +126,7 @@ def cluster(settings: Settings) -> Iterator[None]:
     import ray
     from ray import serve
 
-    ray.init(num_cpus=64, object_store_memory=MEMORY_BYTES, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=CORES, object_store_memory=MEMORY_BYTES, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": HOST, "port": settings.server.port})
     try:
         yield
