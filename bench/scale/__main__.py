@@ -131,8 +131,7 @@ def cluster(settings: Settings) -> Iterator[None]:
     try:
         yield
     finally:
-        serve.shutdown()
-        ray.shutdown()
+        ray.shutdown()  # ends the cluster, and Serve with it
 
 
 async def deployed(settings: Settings, replicas: int) -> str:
