@@ -45,6 +45,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     scores_prompt: bool = False  # return log-probabilities of the prompt's tokens
     reasoning: ReasoningLimit | None = None  # None = no limit
     trace: bool = False  # report the draft of each step
+    affinity: str = ""  # requests with equal values go to one replica of a cluster
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -14,14 +15,15 @@ from server.chat.structured_output import GrammarChecker
 from server.engine.messages import Ready, Request
 from server.http.auth import ANYONE
 from server.http.errors import APIError
-from server.openai.conversation import content_text
+from server.openai.conversation import beginning, content_text
 from server.openai.fields import NO_DEFAULTS, SamplingFields
 from server.openai.models import ModelNames
-from server.openai.schema import GenerationBody
+from server.openai.schema import ChatBody, GenerationBody
 from server.settings import Settings
 from verify.sampling_params import SamplingParams
 
 SESSION_CHARACTERS = 256
+AFFINITY_TOKENS = 64  # of a prompt that is no chat; texts that begin with the same ones share a replica of a cluster
 SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that the choices' seeds differ
 
 
@@ -114,6 +116,7 @@ class RequestBuilder:
                 keep_stop=bool(body.include_stop_str_in_output),
                 scores_prompt=body.returns_prompt_logprobs and choice == 0,
                 trace=body.traces_steps,
+                affinity=affinity_of(principal, session, body, prompt),
             )
             for number, prompt in enumerate(prompts)
             for choice in range(choices)
@@ -160,6 +163,20 @@ class RequestBuilder:
         if invalid is not None:
             message = f"Invalid '{name}': token ids must be from 0 to {self._prompts.size - 1}, not {invalid}."
             raise APIError(400, message, name, "invalid_value")
+
+
+def affinity_of(principal: str, session: str | None, body: GenerationBody, prompt: Sequence[int]) -> str:
+    """What the requests of one conversation have in common, as a digest.
+
+    That is their session, or else how the conversation begins. Principals do not share it.
+    """
+    if session is not None:
+        common = f"session\0{session}"
+    elif isinstance(body, ChatBody):
+        common = f"chat\0{beginning(body.messages)}"
+    else:
+        common = f"text\0{prompt[:AFFINITY_TOKENS]}"
+    return hashlib.blake2b(f"{principal}\0{common}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def check_count(name: str, count: int, limit: int, unit: str) -> None:

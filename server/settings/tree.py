@@ -242,6 +242,11 @@ class Scheduling(Section):
         1800.0, gt=0, description="Time for a worker to download and load its model before it is ended; null sets no limit."
     )
 
+    @property
+    def most_active(self) -> int:
+        """The most requests that a worker serves concurrently; it may serve fewer if max_active is not set."""
+        return self.max_active or DEFAULT_MAX_ACTIVE
+
 
 class Responses(Section):
     """Responses stored in memory for /v1/responses."""

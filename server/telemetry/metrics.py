@@ -123,6 +123,10 @@ class Metrics:
         self.sessions.set(status.sessions)
         self.kv_cache_usage.set(status.kv_cache_usage_ratio)
 
+    async def read(self) -> bytes:
+        """The metrics in Prometheus' text format, for a page that may come from elsewhere."""
+        return self.render()
+
     def render(self) -> bytes:
         """The metrics in Prometheus' text format."""
         if not self._coarse:
