@@ -142,6 +142,11 @@ class Speculation(Section):
     max_nodes: Literal["auto"] | Annotated[int, Field(ge=0, le=MAX_NODES)] = Field(
         "auto", description="Maximum draft nodes per step; auto measures how many pay off, 0 is plain decoding."
     )
+    rule: Literal["keyed", "rejection", "auto"] = Field(
+        "keyed",
+        description="Default acceptance rule of requests that sample; auto uses rejection where it is faster and a request has "
+        "no seed, grammar or further choice.",
+    )
     cost_folder: Path | None = Field(
         Path("~/.cache/outrider"), description="Folder of measured step costs; null measures them at every start."
     )
