@@ -150,7 +150,7 @@ def bench_ablations(
     """Repeat the tables and figures of the papers, as far as the data and models that are here allow."""
     from bench.ablations.material import Recordings
     from bench.ablations.run import choose, run
-    from bench.ablations.study import FULL, QUICK
+    from bench.ablations.size import FULL, QUICK
     from bench.plan import BenchError
 
     with errors_as_sentences():

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from bench.ablations.material import Material, StreamName
-from bench.ablations.study import Ablation, Case, Row
+from bench.ablations.size import Row
+from bench.ablations.study import Ablation, Case
 from drafters.options import Options, RetrievalOptions, TrigramOptions
 from verify.sampling_params import SamplingParams
 

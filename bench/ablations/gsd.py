@@ -11,7 +11,8 @@ from typing import Any
 
 from bench.ablations.decoding import MAX_RANK, Decoding
 from bench.ablations.material import GREEDY, Material
-from bench.ablations.study import Ablation, Case, Row
+from bench.ablations.size import Row
+from bench.ablations.study import Ablation, Case
 from drafters.options import DrafterName
 from verify.sampling_params import SamplingParams
 

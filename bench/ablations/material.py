@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import models
 from bench.ablations.decoding import Decoding, decode_all
-from bench.ablations.study import Row, Size
+from bench.ablations.size import Row, Size
 from bench.decode import encode
 from bench.plan import PROMPTS, read_prompts
 from bench.recordings import Encoder, Line, index_tokens, load_corpus, load_encoder, load_stream

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bench.ablations.study import Paper
 
-
-def tables(results: Mapping[str, Any], paper: Paper) -> str:
+def tables(results: Mapping[str, Any], paper: str) -> str:
     """A paragraph with the claim and a table for each ablation of a paper."""
     return "\n".join(section(name, result) for name, result in results.items() if result["paper"] == paper)
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from bench.ablations.material import Material
-from bench.ablations.study import Ablation, Case, Row
+from bench.ablations.size import Row
+from bench.ablations.study import Ablation, Case
 from bench.pearl_simulation import simulate
 
 WINDOW = 4  # about the speed ratio of the embedded pair

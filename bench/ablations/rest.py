@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from bench.ablations.material import CorpusName, Material, StreamName
-from bench.ablations.study import Ablation, Case, Row
+from bench.ablations.size import Row
+from bench.ablations.study import Ablation, Case
 from drafters.interface import DraftTree
 from drafters.options import MAX_MATCH, Options, RetrievalOptions
 from drafters.registry import Resources

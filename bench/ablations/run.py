@@ -13,7 +13,8 @@ from rich.progress import Progress
 from bench import report
 from bench.ablations import aded, gsd, pearl, plots, rest
 from bench.ablations.material import Material, Recordings
-from bench.ablations.study import Ablation, Case, Row, Size
+from bench.ablations.size import Row, Size
+from bench.ablations.study import Ablation, Case
 from bench.plan import BenchError
 
 ABLATIONS: tuple[Ablation, ...] = (*aded.ABLATIONS, *rest.ABLATIONS, *gsd.ABLATIONS, *pearl.ABLATIONS)

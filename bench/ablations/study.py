@@ -1,37 +1,19 @@
 """What an ablation is: a table or figure of a paper, its claim, and the cases that are measured for it.
 
-Knows nothing about drafters or models. The rows of a table are plain dicts, and the columns are their keys.
+The rows of a table are plain dicts, and the columns are their keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from bench.ablations.material import Material
+from bench.ablations.material import Material
+from bench.ablations.size import Row
 
 Paper = Literal["aded", "rest", "gsd", "pearl"]
 PAPERS: dict[Paper, str] = {"aded": "ADED / Adaptix", "rest": "REST", "gsd": "GSD", "pearl": "PEARL"}
-Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much is measured."""
-
-    name: Literal["full", "quick"]
-    lines: int | None  # of each recording; None = all
-    modules: int | None  # of the standard library, as a corpus of code; None = all
-    prompts: int
-    max_tokens: int  # per answer of the embedded model
-    rounds: int  # of a timed comparison
-    simulated_tokens: int
-
-
-FULL = Size("full", None, None, prompts=12, max_tokens=128, rounds=3, simulated_tokens=300)
-QUICK = Size("quick", 1, 3, prompts=2, max_tokens=12, rounds=1, simulated_tokens=12)
 
 
 @dataclass(frozen=True)
