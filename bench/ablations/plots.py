@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from drafters.interface import DraftTree, Source
 COLUMNS = 3  # panels side by side
 
 
-def new_figure(width: float, height: float, layout: str = "constrained") -> Any:
+def new_figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> Any:
     """An empty figure that is drawn without a display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -60,7 +60,7 @@ def draw_graph(material: Material, path: Path) -> None:
     tree = tree_of(step)
     places = positions(tree)
     depth = max(1, int(tree.depths.max(initial=1)))
-    figure = new_figure(1.5 * depth + 2, 0.25 * max(12, len(places)), "none")
+    figure = new_figure(1.5 * depth + 2, 0.25 * max(12, len(places)), None)
     axes = figure.add_axes((0.05, 0.02, 0.9, 0.96))
     axes.axis("off")
     accepted = set(step.accepted.tolist())

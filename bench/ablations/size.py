@@ -22,5 +22,5 @@ class Size:
     simulated_tokens: int
 
 
-FULL = Size("full", None, None, prompts=12, max_tokens=128, rounds=3, simulated_tokens=300)
+FULL = Size("full", None, None, prompts=8, max_tokens=96, rounds=3, simulated_tokens=300)
 QUICK = Size("quick", 1, 3, prompts=2, max_tokens=12, rounds=1, simulated_tokens=12)
