@@ -141,6 +141,9 @@ def bench_ablations(
     code: Annotated[Path | None, typer.Option(help="Recorded answers of a code model.")] = None,
     corpus: Corpus = None,
     tokenizer: StreamTokenizer = "",
+    every: Annotated[int, typer.Option(help="Use one in this many pairs of recorded answers.", min=1)] = 1,
+    limit: Limit = 12,
+    max_tokens: MaxTokens = 128,
     only: Annotated[str | None, typer.Option(help="Names of ablations, separated by commas.")] = None,
     timed: Annotated[bool, typer.Option(help="Also measure figures that depend on what else the machine does.")] = True,
     quick: Annotated[bool, typer.Option("--quick", help="Measure as little as possible, to see that it works.")] = False,
@@ -150,7 +153,7 @@ def bench_ablations(
     """Repeat the tables and figures of the papers, as far as the data and models that are here allow."""
     from bench.ablations.material import Recordings
     from bench.ablations.run import choose, run
-    from bench.ablations.size import FULL, QUICK
+    from bench.ablations.size import QUICK, Size
     from bench.plan import BenchError
 
     with errors_as_sentences():
@@ -159,7 +162,8 @@ def bench_ablations(
         recordings = Recordings(chat, code, corpus, tokenizer) if chat and code and corpus else None
         chosen = choose(only, recordings is not None, timed)
         out.mkdir(parents=True, exist_ok=True)
-        run(QUICK if quick else FULL, recordings, chosen, out, again or (only is not None))
+        size = QUICK if quick else Size(every, prompts=limit or 12, max_tokens=max_tokens)
+        run(size, recordings, chosen, out, again or (only is not None))
 
 
 @app.command("pearl", context_settings=EXTRA_FLAGS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import sysconfig
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,6 +34,7 @@ from verify.sampling_params import SamplingParams
 StreamName = Literal["chat", "code"]
 CorpusName = Literal["chat", "library", "none"]
 Result = TypeVar("Result")
+INDEXES = 3  # kept
 GREEDY = SamplingParams(temperature=0)
 
 
@@ -54,7 +56,7 @@ class Material:
         self._recordings = recordings
         self._tokens: dict[CorpusName, NDArray[np.uint32]] = {"none": np.empty(0, np.uint32)}
         self._lines: dict[StreamName, list[Line]] = {}
-        self._indexed: tuple[tuple[CorpusName, float, int], Resources] | None = None
+        self._indexed: OrderedDict[tuple[CorpusName, float, int], Resources] = OrderedDict()  # newest last
         self._results: dict[Any, Any] = {}
 
     def once(self, key: object, measure: Callable[[], Result]) -> Result:
@@ -73,7 +75,9 @@ class Material:
         """The recorded answers of a stream."""
         assert self._recordings is not None
         if stream not in self._lines:
-            self._lines[stream] = load_stream(getattr(self._recordings, stream), self._encoder, self.size.lines)[0]
+            lines = load_stream(getattr(self._recordings, stream), self._encoder, None)[0]
+            some = [line for number, line in enumerate(lines) if number // 2 % self.size.every == 0]
+            self._lines[stream] = some[: self.size.lines]
         return self._lines[stream]
 
     def corpus(self, name: CorpusName, share: float = 1.0) -> NDArray[np.uint32]:
@@ -86,11 +90,14 @@ class Material:
         return tokens[: int(share * len(tokens))]
 
     def resources(self, options: Options, corpus: CorpusName, share: float) -> Resources:
-        """Drafters' resources with a share of a corpus. The last corpus stays indexed."""
+        """Drafters' resources with a share of a corpus. The last few stay indexed."""
         key = (corpus, share, options.trigram.order)
-        if self._indexed is None or self._indexed[0] != key:
-            self._indexed = (key, index_tokens(self.corpus(corpus, share), len(self._encoder), options))
-        return replace(self._indexed[1], options=options)
+        if key not in self._indexed:
+            self._indexed[key] = index_tokens(self.corpus(corpus, share), len(self._encoder), options)
+            if len(self._indexed) > INDEXES:
+                self._indexed.popitem(last=False)
+        self._indexed.move_to_end(key)
+        return replace(self._indexed[key], options=options)
 
     def replay(
         self,

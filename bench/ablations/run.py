@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,13 @@ def choose(only: str | None, has_recordings: bool, with_timed: bool) -> list[Abl
 
 def run(size: Size, recordings: Recordings | None, chosen: Sequence[Ablation], out: Path, again: bool = False) -> Row:
     """Measures the chosen ablations that the folder `out` does not have, or all of them with `again`; prints and plots."""
-    done = {} if again else saved(out / RESULTS, size)
+    done = saved(out / RESULTS, size)
     material = Material(size, recordings)
     with Progress() as progress:
         task = progress.add_task("measuring", total=sum(len(ablation.cases) for ablation in chosen))
         for ablation in chosen:
             progress.update(task, description=ablation.name)
-            if ablation.name in done:
+            if ablation.name in done and not again:
                 progress.advance(task, len(ablation.cases))
                 continue
             rows = []
@@ -80,13 +81,13 @@ def saved(path: Path, size: Size) -> dict[str, Any]:
     if not path.exists():
         return {}
     results = json.loads(path.read_text())
-    return dict(results["ablations"]) if results["size"] == size.name else {}
+    return dict(results["ablations"]) if results["size"] == asdict(size) else {}
 
 
 def save(path: Path, size: Size, done: Mapping[str, Any]) -> None:
     """Writes the ablations in the order of the papers."""
     ordered = {ablation.name: done[ablation.name] for ablation in ABLATIONS if ablation.name in done}
-    report.save(path, {"size": size.name, "ablations": ordered})
+    report.save(path, {"size": asdict(size), "ablations": ordered})
 
 
 def show(name: str, result: Mapping[str, Any]) -> None:

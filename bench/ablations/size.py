@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 Row = Mapping[str, Any]
 
@@ -13,14 +13,13 @@ Row = Mapping[str, Any]
 class Size:
     """How much is measured."""
 
-    name: Literal["full", "quick"]
-    lines: int | None  # of each recording; None = all
-    modules: int | None  # of the standard library, as a corpus of code; None = all
-    prompts: int
-    max_tokens: int  # per answer of the embedded model
-    rounds: int  # of a timed comparison
-    simulated_tokens: int
+    every: int = 1  # one in this many pairs of recorded answers; the two turns of a chat are a pair
+    lines: int | None = None  # of the remaining ones; None = all
+    modules: int | None = None  # of the standard library, as a corpus of code; None = all
+    prompts: int = 12
+    max_tokens: int = 128  # per answer of the embedded model
+    rounds: int = 2  # of a timed comparison
+    simulated_tokens: int = 300
 
 
-FULL = Size("full", None, None, prompts=8, max_tokens=96, rounds=3, simulated_tokens=300)
-QUICK = Size("quick", 1, 3, prompts=2, max_tokens=12, rounds=1, simulated_tokens=12)
+QUICK = Size(lines=1, modules=3, prompts=2, max_tokens=12, rounds=1, simulated_tokens=12)
