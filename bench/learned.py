@@ -18,35 +18,30 @@ from bench.options import Limit, Out, StreamTokenizer
 from bench.recordings import Line, load_encoder, load_resources, load_stream
 from bench.replay import Tally, replay
 from drafters.interface import MAX_NODES
-from drafters.options import DrafterName, Options
+from drafters.options import Options
 from drafters.registry import Resources, make
 from server.settings import Settings
 from server.worker.learned import LearnedText
 from server.worker.resources import Stores
 
-DRAFTERS: tuple[DrafterName, ...] = ("retrieval", "fusion")  # those that read datastores
 
-
-def tokens_per_step(name: DrafterName, resources: Resources, lines: Sequence[Line]) -> float:
-    """Of a drafter that begins every line as a new session."""
+def tokens_per_step(resources: Resources, lines: Sequence[Line]) -> float:
+    """Of `fusion`, which begins every line as a new session."""
     tally = Tally()
     for line in lines:
-        replay(make(name, resources), line, MAX_NODES, tally)
+        replay(make("fusion", resources), line, MAX_NODES, tally)
     return round(tally.tokens_per_step, 4)
 
 
-def compare(lines: Sequence[Line], resources: Resources, max_tokens: int) -> list[dict[str, Any]]:
-    """The figures of each drafter on the last half of the lines."""
+def compare(lines: Sequence[Line], resources: Resources, max_tokens: int) -> dict[str, float]:
+    """The figures of the last half of the lines."""
     middle = len(lines) // 2
     text = LearnedText(max_tokens, resources.vocabulary)
     for number, line in enumerate(lines[:middle]):
         text.add(number, np.concatenate([line.prompt, line.answer]))
     learning = replace(resources, corpus=(*resources.corpus, *Stores([text])))
-    rows = []
-    for name in DRAFTERS:
-        alone, learned = (tokens_per_step(name, each, lines[middle:]) for each in (resources, learning))
-        rows.append({"drafter": name, "alone": alone, "learned": learned, "gain": round(learned / alone - 1, 4)})
-    return rows
+    alone, learned = (tokens_per_step(each, lines[middle:]) for each in (resources, learning))
+    return {"alone": alone, "learned": learned, "gain": round(learned / alone - 1, 4)}
 
 
 def main(
@@ -62,10 +57,10 @@ def main(
     for paths in (corpus, []):
         resources = load_resources(paths, encoder, Options())
         for path in stream:
-            labels = {"stream": path.stem, "datastore": bool(paths)}
-            rows += [labels | row for row in compare(load_stream(path, encoder, limit)[0], resources, max_tokens)]
-    columns = ("stream", "datastore", "drafter", "alone", "learned", "gain")
-    report.print_table("Tokens per step, 64 nodes", columns, [tuple(row.values()) for row in rows])
+            figures = compare(load_stream(path, encoder, limit)[0], resources, max_tokens)
+            rows.append({"stream": path.stem, "datastore": bool(paths), **figures})
+    columns = ("stream", "datastore", "alone", "learned", "gain")
+    report.print_table("Tokens per step of fusion, 64 nodes", columns, [tuple(row.values()) for row in rows])
     if out:
         report.save(out, {"tokenizer": Path(tokenizer).name, "learned_tokens": max_tokens, "results": rows})
 

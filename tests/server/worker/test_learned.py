@@ -21,7 +21,8 @@ def drafted(texts: LearnedTexts, principal: str, prompt: Ints) -> list[int]:
     corpus = Stores([LearnedText(1, VOCABULARY)]).learning(texts.of(principal))
     drafter = make("fusion", Resources(corpus=corpus, vocabulary=VOCABULARY))
     drafter.begin(Sequence(prompt))
-    return drafter.propose(4).tokens.tolist()
+    tokens: list[int] = drafter.propose(4).tokens.tolist()
+    return tokens
 
 
 def test_a_later_session_drafts_what_an_earlier_one_said() -> None:
