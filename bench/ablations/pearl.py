@@ -104,6 +104,7 @@ ABLATIONS = (
         ),
         "nothing",
         timed=True,
+        wide=True,
     ),
     Ablation(
         "pearl-table-6",
@@ -122,6 +123,7 @@ ABLATIONS = (
         ),
         "nothing",
         timed=True,
+        wide=True,
     ),
     Ablation(
         "pearl-figure-2a",

@@ -115,6 +115,7 @@ ABLATIONS = (
         "CodeLlama-7B on HumanEval: M is 1.96, 2.18, 2.35, 2.45 and 2.65 with 0.9, 4.4, 8.7, 14 and 27 GB.",
         [stored("code", "library", share) for share in (1 / 30, 1 / 6, 1 / 3, 1 / 2, 1.0)],
         "recordings",
+        wide=True,
         plotted=(LENGTH, OURS),
     ),
     Ablation(
