@@ -1,4 +1,4 @@
-"""The decode loop: gives each active request one step in turn. Communicates only by messages.
+"""The decode loop: runs rounds of all active requests. Communicates only by messages.
 
 Promises that one request's failure never affects another, that a cancelled request costs at most one more step, and that a
 paused one holds nothing that another needs.
@@ -14,16 +14,17 @@ import numpy as np
 import torch
 
 from server.engine import messages
-from server.engine.messages import Cancel, Failed, Forget, FromWorker, Pause, Request, Resume, Shutdown, Status
+from server.engine.messages import Cancel, Failed, Forget, FromWorker, Pause, Request, Resume, Shutdown, Status, TokenEvent
 from server.engine.transport import WorkerSide
 from server.settings import Settings
 from server.worker.job import Job
 from server.worker.runtime import Runtime
 from server.worker.session_files import SessionFiles, model_digest
 from server.worker.sessions import SessionKey, SessionStore
-from verify.decode import PromptError
-from verify.grammar import GrammarError
+from verify.constraints.grammar import GrammarError
+from verify.generation import PromptError, Step
 from verify.model.runner import ModelRunner
+from verify.round import Overlap, Round
 
 log = logging.getLogger("outrider.worker")
 IDLE_SECONDS = 0.5  # to wait for messages when there is no work
@@ -32,7 +33,7 @@ CLIENT_ERRORS = (PromptError, GrammarError)  # a request that fails to start wit
 
 
 class Worker:
-    """Receives messages, starts requests, runs one step of each in turn and sends their events."""
+    """Receives messages, starts requests, runs rounds of them and sends their events."""
 
     def __init__(self, settings: Settings, runtime: Runtime, wire: WorkerSide) -> None:
         self._settings = settings
@@ -50,7 +51,9 @@ class Worker:
             learn=runtime.learn,
         )
         self._waiting: deque[Request | Job] = deque()  # new requests, and jobs whose pause has ended
-        self._active: deque[Job] = deque()
+        self._active: list[Job] = []
+        self._running: tuple[list[Job], Round] | None = None  # a round whose forward has started, and its jobs
+        self._overlap = Overlap()
         self._paused: dict[str, Request | Job] = {}  # by request id
         self._last_sent_at = 0.0  # time.monotonic()
 
@@ -60,7 +63,7 @@ class Worker:
             self._runtime.kernels.poll()
             self._admit()
             if self._active:
-                self._step(self._active.popleft())
+                self._round()
             elif self._sessions.expire():
                 self._report()
             elif not self._waiting:
@@ -89,7 +92,7 @@ class Worker:
     def _admit(self) -> None:
         """Starts waiting requests in order, skipping those whose session is busy and those that no KV cache is free for."""
         for _ in range(len(self._waiting)):
-            if len(self._active) >= self._settings.scheduling.concurrency(self._runtime.slots):
+            if len(self._active) >= self._runtime.max_active:
                 return
             entry = self._waiting.popleft()
             if not (self._continue(entry) if isinstance(entry, Job) else self._begin(entry)):
@@ -116,24 +119,66 @@ class Worker:
         self._active.append(job)
         return True
 
-    def _step(self, job: Job) -> None:
-        """Runs one step of a job, and puts it back in line unless it has ended."""
-        try:
-            event = job.step()
-        except torch.AcceleratorError:
-            raise  # only a new process can use the device again
-        except Exception as error:
-            self._end(job, failed=True)
-            self._send(failure(job.request, error))
-            return
-        if event is not None and event.finish is not None:
-            self._end(job)
+    def _round(self) -> None:
+        """Runs a round of the active jobs; or starts one of half of them, and ends the one before it, of the other half."""
+        if self._alternates:
+            before = self._running
+            busy = before[0] if before else []
+            jobs = [job for job in self._active if job not in busy]
+            half = jobs if busy else jobs[: (len(jobs) + 1) // 2]
+            self._running = (half, self._started(half, keeps=True)) if half else None
+            if before is not None:
+                self._end_round(*before)
+        elif self._running is not None:
+            self._settle()
         else:
-            self._active.append(job)
-        if event is not None:
-            self._send(event)
-        elif time.monotonic() - self._last_sent_at > REPORT_SECONDS:  # the step read one chunk of the prompt
+            started = self._started(self._active)
+            self._end_round(self._active, started)
+            self._overlap.record(started)
+
+    @property
+    def _alternates(self) -> bool:
+        return self._runtime.runner.device.type != "cpu" and len(self._active) > 1 and self._overlap.pays()
+
+    def _started(self, jobs: list[Job], keeps: bool = False) -> Round:
+        gap = self._settings.scheduling.max_gap_ms
+        return Round([job.generation for job in jobs], None if gap is None else gap / 1e3, keeps)
+
+    def _end_round(self, jobs: list[Job], started: Round) -> None:
+        """Ends a round. Jobs whose prompt had to wait come first in the next one."""
+        outcomes = started.end()
+        others = [job for job in self._active if job not in jobs]
+        waiting = [job for job, outcome in zip(jobs, outcomes, strict=True) if outcome is None]
+        self._active = waiting + others
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if outcome is not None and not self._finish(job, outcome):
+                self._active.append(job)
+        if time.monotonic() - self._last_sent_at > REPORT_SECONDS:  # the round read a part of a prompt
             self._report()
+
+    def _settle(self) -> None:
+        """Ends the round that is running, before jobs are taken out of line."""
+        if self._running is not None:
+            running, self._running = self._running, None
+            self._end_round(*running)
+
+    def _finish(self, job: Job, outcome: Step | Exception) -> bool:
+        """Sends what a round brought a job that is not in line; returns whether the job has ended."""
+        event: TokenEvent | None = None
+        error = outcome if isinstance(outcome, Exception) else None
+        if isinstance(outcome, Step):
+            try:
+                event = job.event(outcome)
+            except Exception as raised:
+                error = raised
+        ended = error is not None or (event is not None and event.finish is not None)
+        if ended:
+            self._end(job, failed=error is not None)
+        if error is not None:
+            self._send(failure(job.request, error))
+        elif event is not None:
+            self._send(event)
+        return ended
 
     def _end(self, job: Job, failed: bool = False) -> None:
         """Ends a job that is no longer in line. Its session keeps the KV cache, unless the job has failed."""
@@ -162,6 +207,7 @@ class Worker:
 
     def _remove(self, request_id: str) -> Request | Job | None:
         """Takes the request out of line, wherever it is; None if it has ended."""
+        self._settle()
         if request_id in self._paused:
             return self._paused.pop(request_id)
         for line in (self._active, self._waiting):

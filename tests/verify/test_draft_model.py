@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import wait
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -18,8 +19,9 @@ from drafters.none import NoDrafter
 from drafters.options import NEED_A_MODEL, DrafterName, DraftGraphOptions, DraftOptions, DraftTreeOptions, Options, PearlOptions
 from drafters.registry import Resources, make
 from drafters.sequence import Sequence
-from verify.decode import DecodeOptions, decode
+from verify.decode import decode
 from verify.draft_model import DraftRunner, SessionDraft
+from verify.generation import DecodeOptions
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
@@ -216,6 +218,25 @@ def test_answers_equal_plain_decoding(
     assert accepted > 0 or draft.runner.vocabulary < tiny_runner.vocabulary
 
 
+def test_a_prompt_is_read_ahead_and_any_use_of_the_model_ends_that(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verify.draft_model.PREFILL_CHUNK_TOKENS", 8)
+    monkeypatch.setattr("verify.draft_model.MAX_NODES", 4)
+    prompt = (np.arange(60) % 90).astype(np.int32)
+
+    def read(idle: bool) -> tuple[int, Ints]:
+        text, session = Sequence(), draft.session()
+        text.begin(prompt)
+        session.begin(text)
+        while idle and session._reading is not None and not session._reading.done():
+            wait([session._reading])
+        length = draft.cache_for(session).length
+        return length, session.root(5).tokens
+
+    length, candidates = read(idle=True)
+    assert length == 56
+    assert np.array_equal(read(idle=False)[1], candidates)
+
+
 @settings(max_examples=25)
 @given(
     st.sampled_from(NEED_A_MODEL),
@@ -329,5 +350,5 @@ def test_a_grammars_only_token_is_emitted_at_any_float(
         verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
         params = SamplingParams(**{"temperature": 0.9, "rule": rule, "min_tokens": 5, **extreme})
         verifier.begin(PROMPT, params, 8, stop_ids=range(97))
-        assert list(verifier.prefill())
+        verifier.prefill()
         assert verifier.verify(tree, allowed=allowed).tokens.tolist() == [only, only]

@@ -1,0 +1,189 @@
+"""`outrider bench decode --shape --forced --streams`: several recorded answers at once, in shared rounds and in turns.
+
+In turns, each stream has a forward of its own, as if it were alone. Also measures what a long prompt costs the streams beside
+which it is read.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.progress import Progress
+
+from bench import report
+from bench.model.forced import DEFAULT_CONTEXT_TOKENS, ForcedVerifier, select_fitting
+from bench.model.steps import make_runner
+from bench.recordings import Line, Recordings, load_encoder, load_resources, load_stream
+from drafters.interface import MAX_NODES
+from drafters.none import NoDrafter
+from drafters.options import DrafterName
+from drafters.registry import Resources, make, warm
+from server.settings import Settings
+from verify.cost import CostCurve, measure
+from verify.decode import step
+from verify.generation import DecodeOptions, Generation
+from verify.model.runner import ModelRunner
+from verify.round import run_round
+from verify.sampling_params import SamplingParams
+from verify.verifier import TreeVerifier
+
+IN_TURNS = "in turns"
+PROMPT_TOKENS, BESIDE = 2000, 3  # of the prompt that is read, and streams beside it
+
+
+def run_streams(
+    shape: str,
+    settings: Settings,
+    recordings: Recordings,
+    drafter: DrafterName,
+    counts: Sequence[int],
+    max_tokens: int,
+    repeats: int,
+    out: Path | None,
+) -> dict[str, Any]:
+    """Measures, prints, and saves the figures if `out` is given. Answers are cut to `max_tokens`. Raises BenchError."""
+    stream, encoder = recordings.streams[0], load_encoder(recordings.tokenizer)
+    lines, _ = load_stream(stream, encoder, recordings.limit)
+    lines = select_fitting(lines, settings.model.context_tokens or DEFAULT_CONTEXT_TOKENS)
+    lines = [replace(line, answer=line.answer[:max_tokens]) for line in lines]
+    resources = load_resources(recordings.corpus, encoder, settings.speculation.options)
+    warm(resources)
+    runner = make_runner(shape, settings)
+    nodes = settings.speculation.max_nodes
+    max_nodes, curve = (MAX_NODES, measure(runner)) if nodes == "auto" else (nodes, None)
+
+    def start(line: Line) -> Generation:
+        options = DecodeOptions(SamplingParams(temperature=0), len(line.answer), max_nodes=max_nodes, curve=curve)
+        prompt = line.prompt[-(runner.context_tokens - len(line.answer) - 1) :]
+        return Generation(ForcedVerifier(runner, line.answer), made(drafter, resources), prompt, options)
+
+    runs = {str(count): partial(tokens_per_second, lines, start, count, together) for count in counts}
+    runs[IN_TURNS] = partial(tokens_per_second, lines, start, max(counts), in_turns)
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    with Progress() as progress:
+        task = progress.add_task("decoding", total=repeats * len(runs))
+        for _ in range(repeats):
+            for name, run in runs.items():
+                found[name].append(run())
+                progress.advance(task)
+    figures = {
+        "shape": shape,
+        "dtype": str(runner.cache_shape.dtype),
+        "stream": stream.name,
+        "drafter": drafter,
+        "answers": len(lines),
+        "results": rates(found),
+        "prompt_beside_streams": [prompt_beside_streams(runner, curve) for _ in range(repeats)],
+    }
+    show(figures)
+    if out:
+        report.save(out, figures)
+    return figures
+
+
+def made(drafter: DrafterName, resources: Resources) -> Any:
+    """The drafter, which gets no feedback: logits of random weights mean nothing."""
+    found = NoDrafter() if drafter == "none" else make(drafter, resources)
+    found.feedback = 0
+    return found
+
+
+def together(active: Sequence[Generation]) -> Iterator[bool]:
+    """One round; which of the requests have ended."""
+    for outcome in run_round(active):
+        if isinstance(outcome, Exception):
+            raise outcome
+        yield outcome is not None and outcome.finish is not None
+
+
+def in_turns(active: Sequence[Generation]) -> Iterator[bool]:
+    """A step of each request alone; which of them have ended."""
+    for generation in active:
+        yield step(generation).finish is not None
+
+
+def tokens_per_second(
+    lines: Sequence[Line],
+    start: Callable[[Line], Generation],
+    streams: int,
+    advance: Callable[[Sequence[Generation]], Iterator[bool]],
+) -> float:
+    """Emitted tokens per second of all lines, of which `streams` are decoded at a time; prompts are read, too."""
+    waiting, active = list(lines), list[Generation]()
+    started = time.perf_counter()
+    while waiting or active:
+        while waiting and len(active) < streams:
+            active.append(start(waiting.pop(0)))
+        ended = list(advance(active))
+        for generation in [generation for generation, has_ended in zip(active, ended, strict=True) if has_ended]:
+            generation.close()
+            active.remove(generation)
+    return sum(len(line.answer) for line in lines) / (time.perf_counter() - started)
+
+
+def rates(found: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """The figures of each number of streams: medians, and medians of paired ratios."""
+    turns = found[IN_TURNS]
+    return [
+        {
+            "streams": name,
+            "tokens_per_second": round(statistics.median(speeds), 2),
+            "over_turns": round(statistics.median(a / b for a, b in zip(speeds, turns, strict=True)), 3),
+        }
+        for name, speeds in found.items()
+    ]
+
+
+def prompt_beside_streams(runner: ModelRunner, curve: CostCurve | None) -> dict[str, float]:
+    """What a long prompt costs BESIDE streams without drafts: their longest gap, and the time to its own first token."""
+
+    def generation(prompt: int, tokens: int) -> Generation:
+        options = DecodeOptions(SamplingParams(temperature=0), tokens, max_nodes=0, curve=curve)
+        random = np.random.default_rng(prompt)
+        text = random.integers(0, runner.vocabulary, prompt).astype(np.int32)
+        return Generation(TreeVerifier(runner, runner.new_cache()), NoDrafter(), text, options)
+
+    def until_first_token(others: Sequence[Generation]) -> list[float]:
+        newcomer, seconds = generation(PROMPT_TOKENS, 2), []
+        while newcomer.remaining == 2:
+            started = time.perf_counter()
+            run_round([*others, newcomer])
+            seconds.append(time.perf_counter() - started)
+        return seconds
+
+    streams = [generation(64, 1000) for _ in range(BESIDE)]
+    plain = []
+    for _ in range(20):
+        started = time.perf_counter()
+        run_round(streams)
+        plain.append(time.perf_counter() - started)
+    alone, beside = until_first_token([]), until_first_token(streams)
+    return {
+        "round_ms": round(1e3 * statistics.median(plain), 2),
+        "longest_gap_in_rounds": round(max(beside) / statistics.median(plain), 2),
+        "median_gap_in_rounds": round(statistics.median(beside) / statistics.median(plain), 2),
+        "alone_seconds": round(sum(alone), 3),
+        "first_token_over_alone": round(sum(beside) / sum(alone), 3),
+    }
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Prints both tables."""
+    columns = {"streams": "streams", "tokens/s": "tokens_per_second:.2f", f"over {IN_TURNS}": "over_turns:.3f"}
+    report.print_figures(f"Forced replay of several streams, {figures['drafter']}", columns, figures["results"])
+    columns = {
+        "round\n(ms)": "round_ms:.2f",
+        "longest gap\nin rounds": "longest_gap_in_rounds:.2f",
+        "median gap\nin rounds": "median_gap_in_rounds:.2f",
+        "first token\nalone (s)": "alone_seconds:.3f",
+        "first token\nover alone": "first_token_over_alone:.3f",
+    }
+    title = f"A prompt of {PROMPT_TOKENS} tokens, read beside {BESIDE} streams without drafts"
+    report.print_figures(title, columns, figures["prompt_beside_streams"])

@@ -1,0 +1,190 @@
+"""A round: one forward for the steps of several requests, and for parts of the prompts that are being read.
+
+Every request drafts, the nodes of all drafts share the round's budget, one forward computes the rows of all, and each request
+is judged and committed by itself. An error of one request does not disturb the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from drafters.policy import Probe, ema
+from verify.budget import Selection, share
+from verify.generation import Drafted, Generation, Plan, Step
+from verify.model.segment import Segment
+from verify.verifier import PREFILL_CHUNK_TOKENS
+
+T = TypeVar("T")
+MIN_CHUNK_TOKENS = 16  # of a prompt that is read beside steps
+UNMEASURED_CHUNK_TOKENS = 64  # without a cost curve
+OVERLAP_PROBE_INTERVAL = 64  # rounds
+READING_FACTOR = 2.0  # by default, a round that also reads a prompt takes at most this multiple of its steps' time
+
+# A step; or the error that ends the request; or None if its prompt waits, because the round reads enough of others.
+Outcome = Step | Exception | None
+
+
+@dataclass
+class Member:
+    """One request in a round."""
+
+    generation: Generation
+    outcome: Outcome = None
+    drafted: Drafted | None = None
+    plan: Plan | None = None
+    segment: Segment | None = None
+
+    def attempt(self, work: Callable[[], T]) -> T | None:
+        """The result of `work`, or None after an error, which ends the request."""
+        try:
+            return work()
+        except torch.AcceleratorError:
+            raise  # only a new process can use the device again
+        except Exception as error:
+            self.outcome = error
+            return None
+
+    def draft(self) -> None:
+        """Asks for a draft, unless the answer has no tokens left."""
+        if self.generation.remaining:
+            self.drafted = self.attempt(self.generation.draft)
+        else:
+            self.outcome = Step([], "length")
+
+    def read(self, tokens: int) -> int:
+        """Takes part with at most `tokens` of the prompt; returns their number."""
+        if tokens > 0:
+            self.segment = self.attempt(lambda: self.generation.verifier.chunk(tokens))
+        return self.segment.rows if self.segment else 0
+
+    def select(self, selection: Selection) -> None:
+        """Plans the step with the selected nodes."""
+        assert self.drafted is not None
+        self.plan = self.generation.plan(self.drafted, selection)
+        self.segment = self.generation.verifier.segment(self.plan.tree)
+
+    def complete(self, logits: torch.Tensor, seconds: float) -> None:
+        """Ends the member's part of the round after its forward."""
+        segment, plan = self.segment, self.plan
+        assert segment is not None
+        if plan is None:
+            self.outcome = Step([])
+            self.attempt(lambda: self.generation.verifier.read(segment, logits))
+        else:
+            self.outcome = self.attempt(lambda: self.generation.complete(plan, logits, seconds)) or self.outcome
+
+
+class Round:
+    """One round of requests to the same model: drafts and starts the forward when it is made, judges in `end`."""
+
+    def __init__(self, generations: Sequence[Generation], max_seconds: float | None = None, keeps: bool = False) -> None:
+        """Prompts are read in the order of the requests.
+
+        `max_seconds` bounds the time of a round that reads prompts beside steps; None = READING_FACTOR times that of its steps.
+        With `keeps`, another round may start before `end`. Raises torch.AcceleratorError.
+        """
+        started = time.perf_counter()
+        self._members = [Member(generation) for generation in generations]
+        readers = [member for member in self._members if member.generation.verifier.unread]
+        steps = [member for member in self._members if not member.generation.verifier.unread]
+        for member in steps:
+            member.draft()
+        steps = [member for member in steps if member.drafted is not None]
+        left = most = chunk_tokens(steps, readers[0].generation.read_tokens, max_seconds) if readers else 0
+        for member in readers:
+            left -= member.read(left)
+        plan_steps(steps, most - left)
+        self._computed = [member for member in self._members if member.segment is not None]
+        self._started = time.perf_counter()
+        self._logits = compute(self._computed, keeps)
+        self.host_seconds = self._started - started  # of drafting, and later of judging, without waiting for the device
+        self.device_seconds = 0.0  # from the forward's start to the first request's verdict, once the round has ended
+
+    def end(self) -> list[Outcome]:
+        """The outcome of each request. Raises torch.AcceleratorError."""
+        if self._logits is None:
+            for member in self._computed:
+                compute_alone(member)
+        else:
+            seconds = time.perf_counter() - self._started
+            for member, rows in zip(self._computed, self._logits, strict=True):
+                member.complete(rows, seconds)
+                self.device_seconds = self.device_seconds or time.perf_counter() - self._started
+        self.host_seconds += time.perf_counter() - self._started - self.device_seconds
+        return [member.outcome for member in self._members]
+
+
+class Overlap:
+    """Whether two rounds of half the requests each should alternate, one on the device while the host works for the other.
+
+    A forward of half the rows takes as long, because it reads the same weights. So this pays where the host's work takes longer
+    than the forward.
+    """
+
+    def __init__(self) -> None:
+        self._host_seconds = self._device_seconds = 0.0  # of a round of all requests (EMA)
+        self._probe = Probe(OVERLAP_PROBE_INTERVAL)
+
+    def record(self, ended: Round) -> None:
+        """Records a round that was not overlapped."""
+        self._host_seconds = ema(self._host_seconds, ended.host_seconds)
+        self._device_seconds = ema(self._device_seconds, ended.device_seconds)
+
+    def pays(self) -> bool:
+        """Whether the next round should overlap the one after it; now and then not, to measure again."""
+        return self._host_seconds > self._device_seconds and not self._probe.due()
+
+
+def run_round(generations: Sequence[Generation], max_seconds: float | None = None) -> list[Outcome]:
+    """Runs a round from its start to its end. Raises torch.AcceleratorError."""
+    return Round(generations, max_seconds).end()
+
+
+def chunk_tokens(steps: Sequence[Member], read: int, max_seconds: float | None) -> int:
+    """How many tokens of prompts are read beside these steps; of the first prompt, `read` tokens have been read."""
+    curve = next((member.generation.curve for member in steps if member.generation.curve), None)
+    if not steps or curve is None:
+        return UNMEASURED_CHUNK_TOKENS if steps else PREFILL_CHUNK_TOKENS
+    rows = sum(1 + len(member.drafted.tree) for member in steps if member.drafted)
+    context = sum(member.generation.context for member in steps) // len(steps)
+    step_seconds = float(curve.of_rows(context, len(steps), rows)[-1])
+    left = (READING_FACTOR * step_seconds if max_seconds is None else max_seconds) - step_seconds
+    costs = curve.of_rows(read, 1, rows + PREFILL_CHUNK_TOKENS)
+    return max(MIN_CHUNK_TOKENS, int(np.searchsorted(costs[rows:] - costs[rows - 1], left, "right")))
+
+
+def plan_steps(steps: Sequence[Member], rows: int) -> None:
+    """Shares the round's nodes out among the steps. The round computes `rows` other rows besides."""
+    selections = share([member.generation.offer(member.drafted) for member in steps if member.drafted], rows)
+    for member, selection in zip(steps, selections, strict=True):
+        member.attempt(partial(member.select, selection))
+
+
+def compute(members: Sequence[Member], keeps: bool) -> list[torch.Tensor] | None:
+    """The logits of all members by one forward, which a device may still be computing; None if it failed."""
+    if not members:
+        return []
+    try:
+        segments = [member.segment for member in members if member.segment]
+        logits = members[0].generation.verifier.runner.forward_all(segments)
+    except torch.AcceleratorError:
+        raise
+    except Exception:
+        return None  # one member's rows may be the reason
+    return [rows.clone() for rows in logits] if keeps else logits
+
+
+def compute_alone(member: Member) -> None:
+    """Completes a member by a forward of its own, whose error ends this request only."""
+    segment, started = member.segment, time.perf_counter()
+    assert segment is not None
+    logits = member.attempt(lambda: member.generation.verifier.runner.forward_all([segment])[0])
+    if logits is not None:
+        member.complete(logits, time.perf_counter() - started)
