@@ -14,7 +14,8 @@ from drafters.options import DrafterName
 from drafters.pearl import PearlDrafter
 from drafters.registry import Resources, make
 from server.worker.runtime import Runtime
-from verify.decode import DecodeOptions, Step, decode
+from verify.decode import decode
+from verify.generation import DecodeOptions, Step
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 

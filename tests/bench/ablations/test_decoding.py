@@ -9,7 +9,7 @@ import pytest
 
 from bench.ablations.decoding import Decoding, recurring_nodes
 from drafters.interface import DraftTree, Source, arrange
-from verify.decode import Step
+from verify.generation import Step
 
 #        1 - 2 - 3
 # root <
