@@ -144,6 +144,37 @@ def bench_replay(
         run(recordings, parse_drafters(drafter), parse_counts("--nodes", nodes), options, json, plot)
 
 
+@app.command("ablations")
+def bench_ablations(
+    chat: Annotated[Path | None, typer.Option(help="Recorded answers of a chat model, as for `replay`.")] = None,
+    code: Annotated[Path | None, typer.Option(help="Recorded answers of a code model.")] = None,
+    corpus: Corpus = None,
+    tokenizer: StreamTokenizer = "",
+    every: Annotated[int, typer.Option(help="Use one in this many pairs of recorded answers.", min=1)] = 1,
+    limit: Limit = 12,
+    max_tokens: MaxTokens = 128,
+    only: Annotated[str | None, typer.Option(help="Names of ablations, separated by commas.")] = None,
+    timed: Annotated[bool, typer.Option(help="Also measure figures that depend on what else the machine does.")] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure as little as possible, to see that it works.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also measure what the folder has.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder of ablations.json and the plots.")] = Path("bench/results"),
+) -> None:
+    """Repeat the tables and figures of the papers, as far as the data and models that are here allow."""
+    from bench.ablations.material import Recordings
+    from bench.ablations.run import choose, run
+    from bench.ablations.size import QUICK, Size
+    from bench.plan import BenchError
+
+    with errors_as_sentences():
+        if any((chat, code, corpus, tokenizer)) and not (chat and code and corpus and tokenizer):
+            raise BenchError("Recorded answers need all of --chat, --code, --corpus and --tokenizer.")
+        recordings = Recordings(chat, code, corpus, tokenizer) if chat and code and corpus else None
+        chosen = choose(only, recordings is not None, timed)
+        out.mkdir(parents=True, exist_ok=True)
+        size = QUICK if quick else Size(every, prompts=limit or 12, max_tokens=max_tokens)
+        run(size, recordings, chosen, out, again or (only is not None))
+
+
 @app.command("pearl", context_settings=EXTRA_FLAGS)
 def bench_pearl(
     context: typer.Context,

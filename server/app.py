@@ -24,6 +24,7 @@ from server.chat.structured_output import GrammarChecker
 from server.chat.vocabulary import Vocabulary
 from server.engine.engine import Engine
 from server.engine.interface import EngineLike
+from server.engine.rules import AcceptanceRules
 from server.http import errors
 from server.http.auth import Authenticator
 from server.http.exposition import MetricsPage, add_metrics_route
@@ -147,8 +148,9 @@ def create_endpoints(
     sampling_defaults = NO_DEFAULTS
     if settings.model.generation_config == "auto":
         sampling_defaults = load_sampling_defaults(settings.model.path, settings.model.revision)
-    requests = RequestBuilder(settings, prompts, grammars, engine.wait_started, quotas.charge, sampling_defaults)
-    runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3)
+    rules = AcceptanceRules(settings)
+    requests = RequestBuilder(settings, prompts, grammars, engine.wait_started, quotas.charge, sampling_defaults, rules)
+    runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3, rules.record)
     chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner)
     names = ModelNames(settings.model.served_name, settings.model.aliases)
     responses = settings.responses

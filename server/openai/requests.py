@@ -13,6 +13,7 @@ from drafters.options import NEED_A_MODEL
 from server.chat.prompt import PromptEncoder
 from server.chat.structured_output import GrammarChecker
 from server.engine.messages import Ready, Request
+from server.engine.rules import AcceptanceRules
 from server.http.auth import ANYONE
 from server.http.errors import APIError
 from server.openai.conversation import beginning, content_text
@@ -38,6 +39,7 @@ class RequestBuilder:
         wait_started: Callable[[], Awaitable[Ready]],
         charge: Callable[[str, int], None] = lambda principal, requests: None,
         sampling_defaults: SamplingFields = NO_DEFAULTS,
+        rules: AcceptanceRules | None = None,
     ) -> None:
         """`wait_started` returns the properties of the worker once it has loaded, and may raise EngineError.
 
@@ -54,6 +56,7 @@ class RequestBuilder:
         self._wait_started = wait_started
         self._charge = charge
         self._sampling_defaults = sampling_defaults
+        self._rules = rules or AcceptanceRules(settings)
 
     async def context_tokens(self) -> int:
         """The model's context length, once the worker has loaded. Raises EngineError."""
@@ -94,7 +97,7 @@ class RequestBuilder:
         limits = (context_tokens, body.token_limit, self._limits.max_tokens, scored_tokens)
         max_tokens = min(limit for limit in limits if limit is not None)
         self._charge(principal, len(prompts) * choices - 1)
-        params = [body.sampling_params(self._sampling_defaults) for _ in prompts]  # without a seed, each prompt gets its own
+        params = [self._sampling_params(body, grammar) for _ in prompts]  # without a seed, each prompt gets its own
         return [
             Request(
                 id=f"{request_id}-{number * choices + choice}",
@@ -121,6 +124,13 @@ class RequestBuilder:
             for number, prompt in enumerate(prompts)
             for choice in range(choices)
         ]
+
+    def _sampling_params(self, body: GenerationBody, grammar: str | None) -> SamplingParams:
+        """The sampling parameters of a body, with the acceptance rule."""
+        params, speculation = body.sampling_params(self._sampling_defaults), body.speculation
+        asked, drafter = (speculation.rule, speculation.drafter) if speculation else (None, None)
+        comparable = body.seed is not None or body.candidates > 1 or grammar is not None
+        return replace(params, rule=self._rules.choose(asked, drafter, params, comparable))
 
     def _session_name(self, http: HTTPRequest, body: GenerationBody) -> str | None:
         """The name of the request's session among its principal's; None if the request names none.

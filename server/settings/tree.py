@@ -142,6 +142,11 @@ class Speculation(Section):
     max_nodes: Literal["auto"] | Annotated[int, Field(ge=0, le=MAX_NODES)] = Field(
         "auto", description="Maximum draft nodes per step; auto measures how many pay off, 0 is plain decoding."
     )
+    rule: Literal["keyed", "rejection", "auto"] = Field(
+        "keyed",
+        description="Default acceptance rule of requests that sample; auto uses rejection where it is faster and a request has "
+        "no seed, grammar or further choice.",
+    )
     cost_folder: Path | None = Field(
         Path("~/.cache/outrider"), description="Folder of measured step costs; null measures them at every start."
     )
@@ -204,6 +209,12 @@ class Sessions(Section):
         description="Find sessions by the text of the prompt, also for requests that name none; auto does so unless the "
         "address is public and there are no API keys.",
     )
+    learn: Literal["session", "key"] = Field(
+        "session",
+        description="What drafts learn from: the session, or also earlier sessions of the API key, on any server that finds "
+        "sessions by text.",
+    )
+    learned_tokens: int = Field(1 << 15, ge=1, le=1 << 20, description="Tokens of earlier sessions kept in memory per API key.")
     ttl_seconds: float = Field(1800.0, gt=0, description="Idle time after which a session is evicted.")
     folder: Path | None = Field(
         None,
@@ -321,6 +332,11 @@ class Settings(BaseSettings):
     def shows_drafts(self) -> bool:
         """Whether requests may see the drafts of their steps."""
         return not self.auth.keys if self.speculation.trace is None else self.speculation.trace
+
+    @property
+    def learns_from_sessions(self) -> bool:
+        """Whether the drafts of a session learn from earlier ones of its principal."""
+        return self.sessions.learn == "key" and self.finds_sessions_by_text
 
     @property
     def finds_sessions_by_text(self) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -13,13 +14,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from drafters.interface import MAX_NODES
+from drafters.interface import MAX_NODES, Ints
 from drafters.registry import Resources
 from server.settings import Settings
 from server.settings.tree import DEFAULT_MAX_ACTIVE
 from server.worker.kernels import Kernels
+from server.worker.learned import LearnedTexts
 from server.worker.memory_plan import MemoryFigures, MemoryWishes, plan_memory
-from server.worker.resources import Tables, distinct, load_resources
+from server.worker.resources import Stores, Tables, distinct, load_resources
 from verify.constraints.grammar import GrammarCompiler
 from verify.cost import CostCurve, load_or_measure, machine_key
 from verify.draft_model import DraftRunner
@@ -53,10 +55,20 @@ class Runtime:
     grammars: GrammarCompiler
     curve: CostCurve | None  # None unless speculation.max_nodes is auto
     kernels: Kernels
+    learned: LearnedTexts | None = None  # None if sessions learn only from themselves
 
     def resources_of(self, principal: str) -> Resources:
         """The drafters' resources for a principal's requests."""
-        return self.own_resources.get(principal, self.resources)
+        resources = self.own_resources.get(principal, self.resources)
+        if self.learned is None:
+            return resources
+        assert isinstance(resources.corpus, Stores)
+        return replace(resources, corpus=resources.corpus.learning(self.learned.of(principal)))
+
+    def learn(self, principal: str, session: Hashable, text: Ints) -> None:
+        """Keeps the text (int32 [N]) of a principal's session for the drafts of its others."""
+        if self.learned is not None:
+            self.learned.of(principal).add(session, text)
 
     def budget(self, max_nodes: int | Literal["auto"]) -> Budget:
         """The draft budget of a request, as fields of DecodeOptions."""
@@ -98,6 +110,7 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
         grammars=GrammarCompiler(tokenizer, runner.vocabulary, ends),
         curve=curve,
         kernels=kernels,
+        learned=LearnedTexts(settings.sessions.learned_tokens, tables.vocabulary) if settings.learns_from_sessions else None,
     )
 
 

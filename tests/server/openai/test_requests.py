@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fastapi import Request as HTTPRequest
 
+import models
 from server.chat.prompt import PromptEncoder
 from server.chat.structured_output import GrammarChecker
 from server.engine.messages import Ready
@@ -89,6 +90,15 @@ def test_every_choice_has_its_own_seed() -> None:
     params = SamplingParams(seed=5)
     assert len({choice_params(params, number).seed for number in range(100)}) == 100
     assert choice_params(params, 0) is params
+
+
+def test_the_rule_is_chosen_where_neither_a_seed_nor_another_choice_makes_answers_comparable() -> None:
+    engine = FakeEngine(*"a" * 600)
+    app = app_with(engine, speculation__rule="auto", draft_model__path=str(models.DRAFT))
+    for fields in ({}, {}, {"seed": 1}, {"n": 2}, {"temperature": 0}, {"speculation": {"rule": "rejection"}, "seed": 1}):
+        fetch(app, "POST", PATH, {"prompt": [5], **fields})
+    rules = [request.params.rule for request in engine.requests]
+    assert rules == ["keyed", "rejection", "keyed", "keyed", "keyed", "keyed", "rejection"]  # the first one used up its trial
 
 
 def test_each_choice_of_each_prompt_counts_towards_the_rate() -> None:
