@@ -16,6 +16,7 @@ from verify.model.attention import NAME
 from verify.model.cache import free_bytes
 from verify.model.download import download_progress
 from verify.model.invariance import Invariant, start
+from verify.model.quantization import Quantization, finish, while_loading
 from verify.model.runner import Compile, ModelRunner
 from verify.model.self_check import check_model
 
@@ -33,6 +34,7 @@ class LoadOptions:
     pack: bool = True  # CPU: pack the weights of linear layers for oneDNN
     trace: bool = True  # CPU: run forwards as a TorchScript trace
     compile: Compile = "auto"
+    quantization: Quantization = Quantization()
 
 
 def load_model(options: LoadOptions) -> ModelRunner:
@@ -52,6 +54,7 @@ def load_weights(options: LoadOptions) -> ModelRunner:
     except (OSError, ValueError) as error:
         raise ModelError(f"No model at {options.path!r}: {first_sentence(error)}") from None
     device = resolve_device(options.device)
+    options.quantization.check(device)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             options.path,
@@ -62,6 +65,7 @@ def load_weights(options: LoadOptions) -> ModelRunner:
             use_safetensors=True,
             trust_remote_code=options.trust_remote_code,
             tqdm_class=download_progress(options.path),
+            **while_loading(options.quantization, device, config),
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise ModelError(f"The model at {options.path!r} does not load: {first_sentence(error)}") from None
@@ -71,6 +75,7 @@ def load_weights(options: LoadOptions) -> ModelRunner:
             " serve a model with attention layers only."
         )
     try:
+        finish(model, options.quantization, device)
         model.to(device)
     except torch.OutOfMemoryError:
         size, free = model.get_memory_footprint() / 1e9, free_bytes(device) / 1e9

@@ -23,7 +23,7 @@ from verify.model.cpu.ordered_attention import (
     padded,
     pieces,
 )
-from verify.model.cpu.packing import PackedLinear, can_pack, pack_layers, packed_layers
+from verify.model.cpu.packing import PackedLayer, can_pack, pack_layers, packed_layers
 from verify.model.cpu.trace import has_experts, trace
 
 log = logging.getLogger("outrider.worker")
@@ -208,6 +208,6 @@ def weight_bytes(model: PreTrainedModel) -> int:
     """Bytes of weights that a step reads: all parameters except the embedding table, unless the head shares it."""
     sizes = {parameter.data_ptr(): parameter.nbytes for parameter in model.parameters()}
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-    if isinstance(head, PackedLinear) or table.data_ptr() != head.weight.data_ptr():
+    if isinstance(head, PackedLayer) or table.data_ptr() != head.weight.data_ptr():
         sizes.pop(table.data_ptr())
     return int(sum(sizes.values())) + sum(layer.nbytes for layer in packed_layers(model))
