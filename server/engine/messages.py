@@ -86,6 +86,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     slots: int  # KV caches of a full context on the device
     slot_bytes: int
     invariance: str  # whether logits have the same bits in every step, and why
+    weight_bits: float  # mean bits of a weight that a step reads
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

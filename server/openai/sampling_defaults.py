@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from transformers.utils import cached_file
 
 from server.openai.fields import NO_DEFAULTS, SamplingFields
-from verify.errors import DEFAULT_REVISION
+from verify.checkpoint import DEFAULT_REVISION
 
 FILE = "generation_config.json"
 log = logging.getLogger("outrider")

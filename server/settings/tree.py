@@ -29,13 +29,16 @@ from drafters.options import (
     TrigramOptions,
 )
 from server.settings.access import Auth, MetricsAccess, Section, Server, is_loopback
-from verify.errors import DEFAULT_REVISION
+from verify.checkpoint import DEFAULT_REVISION
 
 DEFAULT_MAX_ACTIVE = 4
 
 
 class SettingsError(ValueError):
     """A setting is invalid. The message is one sentence that names the setting and the values it accepts."""
+
+
+Quantize = Literal["none", "int8", "int4", "fp8"]
 
 
 class Model(Section):
@@ -57,6 +60,10 @@ class Model(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Data type; auto uses the checkpoint's."
     )
+    quantize: Quantize = Field(
+        "none", description="Bits of the linear layers' weights, quantised while they load: int8, int4, or, on a GPU, fp8."
+    )
+    quantize_head: bool = Field(True, description="With quantize, also quantise the layer that computes logits, to 8 bits.")
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N; auto uses a GPU if there is one."
     )
@@ -126,6 +133,7 @@ class DraftModel(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Data type; auto uses the checkpoint's."
     )
+    quantize: Quantize = Field("none", description="As model.quantize, for the draft model.")
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N, for example a second GPU."
     )

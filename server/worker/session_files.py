@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 
 from drafters.interface import Ints
 from drafters.options import DrafterName
-from verify.errors import DEFAULT_REVISION
+from verify.checkpoint import DEFAULT_REVISION
 from verify.model.cache import PAGE_TOKENS, Page, SwappedRows
 from verify.model.runner import ModelRunner
 from verify.verifier import TreeVerifier
@@ -236,5 +236,6 @@ def model_digest(path: str, runner: ModelRunner, revision: str = DEFAULT_REVISIO
     files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.glob("*.safetensors"))]
     shape = runner.cache_shape
     parts = [path, folder.name, files, runner.model.config.to_json_string(), str(shape.dtype), shape.device.type]
+    parts += [runner.weight_bytes]
     parts += [version("outrider"), torch.__version__]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]

@@ -11,12 +11,13 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from verify.errors import DEFAULT_REVISION, ModelError, check_path, first_sentence
+from verify.checkpoint import DEFAULT_REVISION, locate
+from verify.errors import ModelError, first_sentence
 from verify.model.attention import NAME
 from verify.model.cache import free_bytes
 from verify.model.download import download_progress
 from verify.model.invariance import Invariant, start
-from verify.model.quantization import Quantization, finish, while_loading
+from verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization, loading_arguments
 from verify.model.runner import Compile, ModelRunner
 from verify.model.self_check import check_model
 
@@ -34,7 +35,7 @@ class LoadOptions:
     pack: bool = True  # CPU: pack the weights of linear layers for oneDNN
     trace: bool = True  # CPU: run forwards as a TorchScript trace
     compile: Compile = "auto"
-    quantization: Quantization = Quantization()
+    quantization: Quantization = UNQUANTIZED
 
 
 def load_model(options: LoadOptions) -> ModelRunner:
@@ -46,18 +47,22 @@ def load_model(options: LoadOptions) -> ModelRunner:
 
 def load_weights(options: LoadOptions) -> ModelRunner:
     """The model at `options.path` on its device, to be started by `start_model`. Raises ModelError."""
-    check_path(options.path, options.revision)
+    location = locate(options.path, options.revision)
     try:
         config = AutoConfig.from_pretrained(
-            options.path, revision=options.revision, trust_remote_code=options.trust_remote_code
+            location.source,
+            revision=options.revision,
+            trust_remote_code=options.trust_remote_code,
+            **location.arguments,
         )
     except (OSError, ValueError) as error:
         raise ModelError(f"No model at {options.path!r}: {first_sentence(error)}") from None
     device = resolve_device(options.device)
     options.quantization.check(device)
+    arguments = loading_arguments(options.path, config, location, options.quantization, device)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            options.path,
+            location.source,
             revision=options.revision,
             config=config,
             dtype=resolve_dtype(options.dtype, config, device),
@@ -65,7 +70,7 @@ def load_weights(options: LoadOptions) -> ModelRunner:
             use_safetensors=True,
             trust_remote_code=options.trust_remote_code,
             tqdm_class=download_progress(options.path),
-            **while_loading(options.quantization, device, config),
+            **arguments,
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise ModelError(f"The model at {options.path!r} does not load: {first_sentence(error)}") from None
@@ -75,7 +80,7 @@ def load_weights(options: LoadOptions) -> ModelRunner:
             " serve a model with attention layers only."
         )
     try:
-        finish(model, options.quantization, device)
+        finish_quantization(model, options.quantization, device)
         model.to(device)
     except torch.OutOfMemoryError:
         size, free = model.get_memory_footprint() / 1e9, free_bytes(device) / 1e9

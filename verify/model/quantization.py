@@ -13,16 +13,18 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
-from transformers.utils.quantization_config import QuantizationConfigMixin
+from transformers.utils.quantization_config import GgufConfig, QuantizationConfigMixin
 
+from verify.checkpoint import Location, check_packages, quantization_method
 from verify.errors import ModelError
-from verify.model.cpu.packing import PackedLayer, is_plain, packed_layers
+from verify.model.cpu.packing import is_plain, packed_layers
 from verify.model.cpu.quantized import check_processor, quantized_layer
 
 Quantize = Literal["none", "int8", "int4", "fp8"]
 METHOD = "outrider"  # of the quantizer below, in transformers' registry
 BITS: dict[Quantize, int] = {"int8": 8, "int4": 4}  # on a CPU
 HEAD_BITS = 8
+DEQUANTIZED = ("compressed-tensors", "fp8")  # formats that have no kernels for CPUs, and that transformers can unpack
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,9 @@ class Quantization:
         return BITS[self.layers]
 
 
+UNQUANTIZED = Quantization()
+
+
 def quantize_layers(model: PreTrainedModel, quantization: Quantization, device: torch.device) -> None:
     """Quantises the linear layers in place that are not quantised yet. Raises ModelError if the model has none."""
     if not quantization:
@@ -65,7 +70,9 @@ def quantize_layers(model: PreTrainedModel, quantization: Quantization, device: 
     if device.type == "cuda":
         from verify.model.gpu.quantized import quantize_on_gpu
 
-        quantize_on_gpu(model, quantization.layers, device, None if quantization.head else model.get_output_embeddings())
+        excluded = None if quantization.head else model.get_output_embeddings()
+        wanted = [module for module in model.modules() if is_plain(module) and module is not excluded]
+        quantize_on_gpu(model, quantization.layers, device, wanted)
         return
     for name, _ in list(model.named_modules()):
         bits = quantization.bits(model, name)
@@ -136,25 +143,25 @@ register_quantization_config(METHOD)(_Settings)
 register_quantizer(METHOD)(_Quantizer)
 
 
-def while_loading(quantization: Quantization, device: torch.device, config: Any) -> dict[str, Any]:
-    """Arguments of `from_pretrained` that quantise the layers of a checkpoint with full weights."""
-    if not quantization or device.type != "cpu" or getattr(config, "quantization_config", None) is not None:
+def loading_arguments(
+    path: str, config: Any, location: Location, quantization: Quantization, device: torch.device
+) -> dict[str, Any]:
+    """Further arguments of `from_pretrained`. Raises ModelError if the checkpoint's format needs a package."""
+    if location.gguf is not None:
+        # The kernels for its blocks are downloaded code; weights are unpacked instead.
+        return location.arguments | {"quantization_config": GgufConfig(dequantize=True)}
+    method = quantization_method(config)
+    if method is not None:
+        check_packages(path, method)
+        if method in DEQUANTIZED and (quantization or device.type == "cpu"):
+            config.quantization_config["dequantize"] = True
         return {}
-    return {"quantization_config": _Settings(quantization)}
+    return {"quantization_config": _Settings(quantization)} if quantization and device.type == "cpu" else {}
 
 
-def finish(model: PreTrainedModel, quantization: Quantization, device: torch.device) -> None:
+def finish_quantization(model: PreTrainedModel, quantization: Quantization, device: torch.device) -> None:
     """Quantises the rest of a loaded model. Raises ModelError if the model has no layers to quantise."""
     quantizer = getattr(model, "hf_quantizer", None)
     if isinstance(quantizer, _Quantizer):
         quantizer.remove_quantization_config(model)
     quantize_layers(model, quantization, device)
-
-
-def weight_bits(model: PreTrainedModel) -> float:
-    """Mean bits per weight of the linear layers and other parameters, scales included, without the embedding table."""
-    table = model.get_input_embeddings().weight.data_ptr()
-    parameters = [parameter for parameter in model.parameters() if parameter.data_ptr() != table]
-    layers = packed_layers(model)
-    count = sum(each.numel() for each in parameters) + sum(layer.in_features * layer.out_features for layer in layers)
-    return 8 * (sum(each.nbytes for each in parameters) + sum(layer.nbytes for layer in layers)) / max(1, count)

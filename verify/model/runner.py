@@ -66,7 +66,8 @@ class ModelRunner:
         if compile == "on" and model.device.type != "cuda":
             raise ModelError("model.compile is for GPUs; on a CPU, set it to auto: packed layers and tracing replace it.")
         self.model = model.eval()
-        self.weight_bytes = weight_bytes(model)  # read by each step
+        self.weight_bytes, weights = weight_size(model)  # read by each step
+        self.weight_bits = round(8 * self.weight_bytes / max(1, weights), 2)  # mean, scales included
         if pack and can_pack(model):
             pack_layers(model)
         config = model.config.get_text_config()
@@ -106,7 +107,8 @@ class ModelRunner:
     @property
     def backends(self) -> str:
         """What measurements depend on beside the machine and the model."""
-        return f"packed {bool(packed_layers(self.model))}, traced {self._traced}, compiled {self._compile}"
+        packed = sorted({type(layer).__name__ for layer in packed_layers(self.model)})
+        return f"packed {packed}, {self.weight_bytes} bytes, traced {self._traced}, compiled {self._compile}"
 
     @property
     def mode(self) -> Mode:
@@ -204,10 +206,19 @@ class ModelRunner:
         return cast(torch.Tensor, output.logits[0])
 
 
-def weight_bytes(model: PreTrainedModel) -> int:
-    """Bytes of weights that a step reads: all parameters except the embedding table, unless the head shares it."""
-    sizes = {parameter.data_ptr(): parameter.nbytes for parameter in model.parameters()}
+def weight_size(model: PreTrainedModel) -> tuple[int, int]:
+    """Bytes and number of the weights that a step reads: all but the embedding table, unless the head shares it."""
+    parameters = list(model.parameters())  # without repetitions
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-    if isinstance(head, PackedLayer) or table.data_ptr() != head.weight.data_ptr():
-        sizes.pop(table.data_ptr())
-    return int(sum(sizes.values())) + sum(layer.nbytes for layer in packed_layers(model))
+    if isinstance(head, PackedLayer) or table is not head.weight:
+        parameters = [parameter for parameter in parameters if parameter is not table]
+    layers = packed_layers(model)
+    size = sum(map(stored_bytes, parameters)) + sum(layer.nbytes for layer in layers)
+    return size, sum(map(torch.numel, parameters)) + sum(layer.in_features * layer.out_features for layer in layers)
+
+
+def stored_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor; of a quantised one, those of its parts."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return tensor.nbytes
+    return sum(stored_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])

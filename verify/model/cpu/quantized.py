@@ -1,10 +1,12 @@
 """Linear layers with weights of 8 or 4 bits for CPUs.
 
-A row's result has the same bits beside any number of other rows, so a draft changes no answer: `Int8Linear` sums integers, which
-is exact, and `Int4Linear`'s kernel sums each output in one order.
+A row has the same bits beside any number of other rows, so a draft changes no answer: `Int8Linear` sums integers, which is
+exact, and `Int4Linear`'s kernel sums each output in one order.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
@@ -33,7 +35,8 @@ def multiply_int8(
     result = sums * scale
     if bias is not None:
         result = result + bias
-    return result.to(rows.dtype).view(rows.size()[:-1] + (scales.numel(),))
+    shaped: torch.Tensor = result.to(rows.dtype).unflatten(0, rows.size()[:-1])
+    return shaped
 
 
 class Int8Linear(PackedLayer):
@@ -49,14 +52,13 @@ class Int8Linear(PackedLayer):
         self.nbytes = values.nbytes + scales.nbytes
 
 
-def multiply_int4(
-    rows: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def multiply_int4(rows: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """[..., N, in_features] to [..., N, out_features]. Scriptable."""
     result = torch.ops.aten._weight_int4pack_mm_for_cpu(rows.flatten(0, -2), packed, 32, scales)
     if bias is not None:
         result = result + bias
-    return result.view(rows.size()[:-1] + (result.size(-1),))
+    shaped: torch.Tensor = result.unflatten(0, rows.size()[:-1])
+    return shaped
 
 
 class Int4Linear(PackedLayer):
@@ -81,22 +83,29 @@ def quantize_groups(groups: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Ten
     """
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     middle, half = (high + low) / 2, (high - low).clamp_min(1e-8) / 2
-    chosen: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-    least = torch.full_like(low, torch.inf)
-    for share in SHARES:
-        # The kernel reads scale and centre in `dtype`, so values are chosen by the rounded ones.
-        scale = (half * (share / 7.5)).to(dtype)
-        centre = (middle + scale.float() / 2).to(dtype)
-        values = ((groups - centre.float()) / scale.float() + 8).round().clamp(0, 15)
-        error = ((values - 8) * scale.float() + centre.float() - groups).square().sum(-1, keepdim=True)
-        if chosen is None:
-            chosen = values, scale, centre
-        else:
-            chosen = tuple(torch.where(error < least, new, old) for new, old in zip((values, scale, centre), chosen, strict=True))
-        least = torch.minimum(least, error)
-    assert chosen is not None
-    values, scale, centre = chosen
-    return values.to(torch.int32), scale[..., 0], centre[..., 0]
+    chosen = _rounded(groups, middle, half, SHARES[0], dtype)
+    for share in SHARES[1:]:
+        other = _rounded(groups, middle, half, share, dtype)
+        better = other.errors < chosen.errors
+        chosen = _Rounded(*(torch.where(better, new, old) for new, old in zip(other, chosen, strict=True)))
+    return chosen.values.to(torch.int32), chosen.scales[..., 0], chosen.centres[..., 0]
+
+
+class _Rounded(NamedTuple):
+    values: torch.Tensor
+    scales: torch.Tensor
+    centres: torch.Tensor
+    errors: torch.Tensor
+
+
+def _rounded(groups: torch.Tensor, middle: torch.Tensor, half: torch.Tensor, share: float, dtype: torch.dtype) -> _Rounded:
+    """The groups rounded in this share of their range."""
+    # The kernel reads scales and centres in `dtype`, so values are chosen by the rounded ones.
+    scales = (half * (share / 7.5)).to(dtype)
+    centres = (middle + scales.float() / 2).to(dtype)
+    values = ((groups - centres.float()) / scales.float() + 8).round().clamp(0, 15)
+    errors = ((values - 8) * scales.float() + centres.float() - groups).square().sum(-1, keepdim=True)
+    return _Rounded(values, scales, centres, errors)
 
 
 def can_hold_int4(linear: torch.nn.Linear) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from verify.errors import ModelError
-from verify.model.cpu.packing import is_plain
 
 GROUP = 32  # inputs that share a scale in 4 bits
 
@@ -19,8 +19,8 @@ def check_installed() -> None:
         raise ModelError("model.quantize needs torchao on a GPU; install it with pip install 'outrider[torchao]'.")
 
 
-def quantize_on_gpu(model: torch.nn.Module, name: str, device: torch.device, excluded: torch.nn.Module | None) -> None:
-    """Moves the plain linear layers but `excluded` to the device one by one, and keeps their weights in fewer bits there."""
+def quantize_on_gpu(model: torch.nn.Module, name: str, device: torch.device, layers: Sequence[torch.nn.Module]) -> None:
+    """Moves these layers of the model to the device one by one, and keeps their weights in fewer bits there."""
     from torchao import quantization as ao
 
     configs: dict[str, Any] = {
@@ -28,4 +28,5 @@ def quantize_on_gpu(model: torch.nn.Module, name: str, device: torch.device, exc
         "int4": lambda: ao.Int4WeightOnlyConfig(group_size=GROUP),
         "fp8": ao.Float8WeightOnlyConfig,
     }
-    ao.quantize_(model, configs[name](), lambda module, _: is_plain(module) and module is not excluded, device=device)
+    chosen = set(map(id, layers))
+    ao.quantize_(model, configs[name](), lambda module, _: id(module) in chosen, device=device)
