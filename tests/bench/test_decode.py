@@ -16,6 +16,7 @@ from server.settings import Settings
 PROMPT = "def read_file(path):\n"
 
 
+@pytest.mark.slow
 def test_greedy_peers_emit_the_same_tokens(exact: Settings, tmp_path: Path, printed: Callable[[], str]) -> None:
     plan = Plan(["none", "fusion"], [PROMPT], [0.0], 24, 1)
     figures = run(exact, plan, tmp_path / "r.json", with_peers=True)

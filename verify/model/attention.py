@@ -7,6 +7,7 @@ model builds no mask of its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -107,6 +108,19 @@ class TorchAttention:
         mask = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device)
         mask.masked_fill_(~allowed, -torch.inf)
         return mask.repeat(groups, 1)
+
+
+class JointAttention:
+    """Attention of a forward over several streams, by the attention of each. Implements `Attention`."""
+
+    def __init__(self, streams: Sequence[tuple[Attention, int]]) -> None:
+        """The streams' attention and numbers of rows, in the rows' order."""
+        self._streams = streams
+
+    def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        counts = [rows for _, rows in self._streams]
+        parts = zip(*(each.split(counts, 1) for each in (query, key, value)), strict=True)
+        return torch.cat([each.attend(layer, *part) for (each, _), part in zip(self._streams, parts, strict=True)], 1)
 
 
 def _capped(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Literal, NamedTuple, Protocol, cast
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel
 
 from drafters.interface import MAX_NODES
 from verify.errors import ModelError, first_sentence
-from verify.model.attention import Attention, ShapeProbe, TorchAttention
+from verify.model.attention import Attention, JointAttention, ShapeProbe, TorchAttention
 from verify.model.batch import ForwardBatch
 from verify.model.cache import MARGIN_POSITIONS, CacheShape, KVCache
 from verify.model.cpu.ordered_attention import (
@@ -25,18 +26,24 @@ from verify.model.cpu.ordered_attention import (
 )
 from verify.model.cpu.packing import PackedLayer, can_pack, pack_layers, packed_layers
 from verify.model.cpu.trace import has_experts, trace
+from verify.model.segment import Segment, kept_rows, positions_of, tokens_of
 
 log = logging.getLogger("outrider.worker")
+
+MAX_STREAMS, MAX_ROWS = 16, 1024  # in one forward without a backend
 
 # torch.compile on a GPU: auto = if the model can be compiled; on = an error if it cannot.
 Compile = Literal["auto", "on", "off"]
 
 
 class ForwardBackend(Protocol):
-    """A faster forward for batches of up to MAX_NODES + 1 rows."""
+    """A faster forward."""
 
-    def __call__(self, cache: KVCache, batch: ForwardBatch) -> torch.Tensor:
-        """As `ModelRunner.forward`: logits [N - known, V], valid until the next call."""
+    max_streams: int
+    max_rows: int
+
+    def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """The logits of the segments' rows, one segment after the other, [M, V]; valid until the next call."""
 
 
 class Mode(NamedTuple):
@@ -170,32 +177,90 @@ class ModelRunner:
         Returns logits [N - known, V] on the model's device, valid until the next forward; without `logits`, only those of
         the last row, [1, V].
         """
-        if not logits or len(batch) > MAX_NODES + 1:
-            return self._untraced(cache, batch, TorchAttention(cache, batch), keep=0 if logits else 1)
-        if self.row_class is None:
-            return self._step(cache, batch)
-        parts = [
-            self._step(cache, padded(part, self.row_class.low))[: len(part) - part.known]
-            for part in pieces(batch, cache.length, self.row_class)
+        return self.forward_all([Segment(cache, batch, logits)])[0]
+
+    def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """`forward` for each segment, as many at once as the backend takes. No two segments have the same cache."""
+        if len(segments) == 1 and (self._is_apart(segments[0]) or (self.row_class is None and is_chunk(segments[0]))):
+            return [self._untraced(segments, in_order=False)]
+        forwards = self._forwards(segments)
+        found: list[list[torch.Tensor]] = [[] for _ in segments]
+        for numbers, parts in forwards:
+            counts = [part.kept for part in parts]
+            logits = self._together(parts)[: sum(counts)].split(counts)
+            for number, of_part in zip(numbers, logits, strict=True):
+                found[number].append(of_part if len(forwards) == 1 else of_part.clone())
+        return [
+            torch.cat(parts) if segment.logits and len(parts) > 1 else parts[-1]
+            for segment, parts in zip(segments, found, strict=True)
         ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _step(self, cache: KVCache, batch: ForwardBatch) -> torch.Tensor:
-        step = self._untraced_step if self._backend is None else self._backend
-        return step(cache, batch)
+    def _forwards(self, segments: Sequence[Segment]) -> list[tuple[list[int], list[Segment]]]:
+        """What is computed at once: parts of segments, and these segments' numbers. A segment's parts are in order."""
+        forwards: list[tuple[list[int], list[Segment]]] = []
+        for number, segment in enumerate(segments):
+            place = 0
+            for part in self._parts(segment):
+                while place < len(forwards) and not self._fits(part, forwards[place][1]):
+                    place += 1
+                if place == len(forwards):
+                    forwards.append(([], []))
+                forwards[place][0].append(number)
+                forwards[place][1].append(part)
+        return forwards
 
-    def _untraced_step(self, cache: KVCache, batch: ForwardBatch) -> torch.Tensor:
-        in_order = self._inputs and OrderedAttention(cache, batch, self._inputs)
-        return self._untraced(cache, batch, in_order or TorchAttention(cache, batch), keep=0)
+    def _parts(self, segment: Segment) -> Iterator[Segment]:
+        if self.row_class is None or self._is_apart(segment):
+            return iter([segment])
+        return (segment._replace(batch=part) for part in pieces(segment.batch, segment.cache.length, self.row_class))
 
-    def _untraced(self, cache: KVCache, batch: ForwardBatch, attention: Attention, keep: int) -> torch.Tensor:
-        tokens = batch.tokens[batch.known :].to(self.device)
-        positions = batch.positions(cache.length).to(self.device)
-        return self._run(tokens, positions, attention, keep)
+    def _fits(self, part: Segment, others: Sequence[Segment]) -> bool:
+        """Whether the part can be computed together with the others."""
+        if any(self._is_apart(each) for each in (part, *others)):
+            return False
+        streams = MAX_STREAMS if self._backend is None else self._backend.max_streams
+        return len(others) < streams and part.rows + sum(each.rows for each in others) <= self.max_rows
+
+    def _is_apart(self, segment: Segment) -> bool:
+        """Whether these rows are computed outside of the class of rows, because they are too many for it."""
+        return self.row_class is not None and not self.row_class.has_prompts and is_chunk(segment)
+
+    @property
+    def max_rows(self) -> int:
+        """The most rows that are computed at once if they belong to several streams."""
+        if self.row_class is not None:
+            return self.row_class.high
+        return MAX_ROWS if self._backend is None else self._backend.max_rows
+
+    def _together(self, segments: list[Segment]) -> torch.Tensor:
+        """One forward; logits of the kept rows, and possibly of more behind them."""
+        if self._is_apart(segments[0]):
+            return self._untraced(segments, in_order=False)
+        if self.row_class is not None:
+            missing = self.row_class.low - sum(each.rows for each in segments)
+            last = segments[-1]
+            segments[-1] = last._replace(batch=padded(last.batch, last.rows + missing))
+        return self._untraced_step(segments) if self._backend is None else self._backend(segments)
+
+    def _untraced_step(self, segments: Sequence[Segment]) -> torch.Tensor:
+        return self._untraced(segments, in_order=True)
+
+    def _untraced(self, segments: Sequence[Segment], in_order: bool) -> torch.Tensor:
+        """A forward by Python. With `in_order`, attention is that of the class of rows, if there is one."""
+        inputs = self._inputs if in_order else None
+        streams: list[tuple[Attention, int]] = []
+        for cache, batch, _ in segments:
+            attention = TorchAttention(cache, batch) if inputs is None else OrderedAttention(cache, batch, inputs)
+            streams.append((attention, len(batch) - batch.known))
+        joint = streams[0][0] if len(streams) == 1 else JointAttention(streams)
+        keep = 0 if all(each.logits for each in segments) else kept_rows(segments).to(self.device)
+        return self._run(tokens_of(segments).to(self.device), positions_of(segments).to(self.device), joint, keep)
 
     @torch.inference_mode()
-    def _run(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, keep: int) -> torch.Tensor:
-        """The model's forward; logits of the last `keep` rows, or of all rows if it is 0."""
+    def _run(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, keep: int | torch.Tensor
+    ) -> torch.Tensor:
+        """The model's forward; logits of the rows `keep`, of the last `keep` rows, or of all rows if it is 0."""
         output = self.model(
             input_ids=tokens[None],
             position_ids=positions[None],
@@ -204,6 +269,11 @@ class ModelRunner:
             attention=attention,
         )
         return cast(torch.Tensor, output.logits[0])
+
+
+def is_chunk(segment: Segment) -> bool:
+    """Whether these rows are a part of a prompt, not a step."""
+    return not segment.logits or len(segment.batch) > MAX_NODES + 1
 
 
 def weight_size(model: PreTrainedModel) -> tuple[int, int]:

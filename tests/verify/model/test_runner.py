@@ -1,5 +1,7 @@
 """A whole tree in one forward gives the logits of each path recomputed by the unmodified model."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -12,8 +14,10 @@ from tests.trees import trees
 from verify.errors import ModelError
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
-from verify.model.cache import MARGIN_POSITIONS, KVCache
+from verify.model.cache import MARGIN_POSITIONS
+from verify.model.cpu.ordered_attention import RowClass
 from verify.model.runner import ModelRunner, weight_size
+from verify.model.segment import Segment
 
 
 def chain(*tokens: int) -> ForwardBatch:
@@ -89,10 +93,11 @@ def test_the_logits_of_the_last_row_alone(tiny_runner: ModelRunner) -> None:
 def test_only_batches_of_a_step_use_the_backend(tiny_config: LlamaConfig, rows: int) -> None:
     class Backend:
         calls = 0
+        max_streams, max_rows = 2, 100
 
-        def __call__(self, cache: KVCache, batch: ForwardBatch) -> torch.Tensor:
+        def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
             self.calls += 1
-            return torch.zeros(len(batch), tiny_config.vocab_size)
+            return torch.zeros(sum(each.kept for each in segments), tiny_config.vocab_size)
 
     runner = ModelRunner(LlamaForCausalLM(tiny_config))
     runner._backend = backend = Backend()
@@ -127,3 +132,55 @@ def test_a_model_with_another_attention_is_refused(tiny_config: LlamaConfig) -> 
         ModelRunner(model)
     model.config._attn_implementation = NAME
     ModelRunner(model)
+
+
+STREAMS = ((3, 4), (0, 1), (70, 9), (20, 30))  # tokens of text and rows of each stream
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("rows", [None, RowClass(2, 32, 4)])
+def test_streams_share_a_forward(tiny_config: LlamaConfig, traced: bool, rows: RowClass | None) -> None:
+    runner = ModelRunner(LlamaForCausalLM(tiny_config), pack=True, traced=traced, started=False)
+    runner.start(200, rows)
+    for joint in (STREAMS[:2], STREAMS, STREAMS[::-1]):
+        segments, expected = [], []
+        for text, count in joint:
+            cache = runner.new_cache()
+            cache.tensor.normal_(generator=torch.Generator().manual_seed(text))
+            cache.length = text
+            batch = chain(*range(5, 5 + count))
+            expected.append((runner.forward(cache, batch).clone(), cache.tensor.clone()))
+            cache.tensor[:, :, :, text : text + count] = 0
+            segments.append(Segment(cache, batch))
+        found = runner.forward_all(segments)
+        for logits, segment, (alone, written) in zip(found, segments, expected, strict=True):
+            end = segment.cache.length + segment.rows
+            assert torch.allclose(logits, alone, atol=1e-4)
+            assert torch.allclose(segment.cache.tensor[:, :, :, :end], written[:, :, :, :end], atol=1e-5)
+
+
+def test_a_prompt_is_read_beside_steps(tiny_runner: ModelRunner) -> None:
+    step, reading = tiny_runner.new_cache(), tiny_runner.new_cache()
+    alone = tiny_runner.forward(tiny_runner.new_cache(), chain(3, 4))
+    last = tiny_runner.forward(tiny_runner.new_cache(), chain(*range(5, 85)), logits=False)
+    found = tiny_runner.forward_all([Segment(reading, chain(*range(5, 85)), logits=False), Segment(step, chain(3, 4))])
+    assert [len(each) for each in found] == [1, 2]
+    assert torch.allclose(found[0], last, atol=1e-4)
+    assert torch.allclose(found[1], alone, atol=1e-4)
+
+
+def test_streams_are_spread_over_several_forwards(tiny_config: LlamaConfig) -> None:
+    class Backend:
+        def __init__(self) -> None:
+            self.rows: list[list[int]] = []
+            self.max_streams, self.max_rows = 3, 40
+
+        def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
+            self.rows.append([each.rows for each in segments])
+            return torch.cat([torch.full((each.rows, 4), float(each.rows)) for each in segments])
+
+    runner = ModelRunner(LlamaForCausalLM(tiny_config))
+    runner._backend = backend = Backend()
+    found = runner.forward_all([Segment(runner.new_cache(), chain(*range(rows))) for rows in (5, 30, 20, 1, 2, 3, 4)])
+    assert backend.rows == [[5, 30, 1], [20, 2, 3], [4]]
+    assert [int(each[0, 0]) for each in found] == [5, 30, 20, 1, 2, 3, 4]

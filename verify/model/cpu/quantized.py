@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from verify.errors import ModelError
-from verify.model.cpu.packing import PackedLayer
+from verify.model.cpu.packing import PackedLayer, padded_count
 
 GROUP = 32  # inputs of an int4 layer that share a scale and a minimum
 INT4_OUTPUTS = 16  # the kernel computes multiples of as many outputs
@@ -29,10 +29,14 @@ def multiply_int8(
     # Unsigned with a zero point of 128: without AMX, the kernels for signed activations are slow.
     scale = values.abs().amax(-1, keepdim=True).clamp_min(1e-20) * (1.0 / 127.0)
     quantized = (values / scale + 128.0).round().to(torch.uint8)
+    count = quantized.size(0)
+    padding = padded_count(count) - count
+    if padding > 0:
+        quantized = torch.nn.functional.pad(quantized, [0, 0, 0, padding])
     sums = torch.ops.onednn.qlinear_pointwise(
         quantized, 1.0, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
-    result = sums * scale
+    result = sums[:count] * scale
     if bias is not None:
         result = result + bias
     shaped: torch.Tensor = result.to(rows.dtype).unflatten(0, rows.size()[:-1])

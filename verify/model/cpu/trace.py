@@ -8,9 +8,9 @@ those whose attention uses soft-capping or sinks.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -21,8 +21,11 @@ from verify.model.batch import ForwardBatch
 from verify.model.cache import SPARE_POSITIONS, CacheShape, KVCache
 from verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
 from verify.model.cpu.packing import packed_layers
+from verify.model.segment import Segment, kept_rows, positions_of, tokens_of
 
-CHECKS = ((1, 3), (2, 9), (7, 0), (17, 30), (3, 70))  # rows and text length of the forwards compared
+CHECKS = ((1, 3), (2, 9), (7, 0), (17, 30), (3, 70))  # rows and text length of the streams compared
+STREAMS = 16  # in one forward
+MAX_ROWS = 1024  # in one forward
 
 
 def attend(
@@ -50,8 +53,48 @@ def attend(
     return out.reshape(query.size(0), query.size(1), query.size(2))
 
 
-# The attention's tensors for a batch, the same number for each window.
-BuildInputs = Callable[[KVCache, ForwardBatch], list[torch.Tensor]]
+def script_all(attend: Any) -> Any:
+    """The script of an attention function for the rows of several streams."""
+
+    def attend_all(
+        query: torch.Tensor,  # [heads, N, head_dim]; the streams' rows, one stream after the other
+        key: torch.Tensor,
+        value: torch.Tensor,
+        caches: list[torch.Tensor],  # [layers, 2, kv_heads, positions, head_dim]; one for each stream
+        layer: int,
+        starts: torch.Tensor,  # int64 [S]; positions written before
+        counts: torch.Tensor,  # int64 [S]; rows
+        inputs: list[torch.Tensor],  # the same number for each stream
+        scaling: float,
+    ) -> torch.Tensor:
+        size = len(inputs) // len(caches)
+        if counts.size(0) == 1:
+            cache = caches[0][layer]
+            return attend(query, key, value, cache[0], cache[1], starts[0], inputs[:size], scaling)  # type: ignore[no-any-return]
+        parts: list[torch.Tensor] = []
+        first = 0
+        for stream in range(counts.size(0)):
+            end = first + int(counts[stream])
+            cache = caches[stream][layer]
+            of_stream = inputs[size * stream : size * (stream + 1)]
+            rows = (query[:, first:end], key[:, first:end], value[:, first:end])
+            parts.append(attend(rows[0], rows[1], rows[2], cache[0], cache[1], starts[stream], of_stream, scaling))
+            first = end
+        return torch.cat(parts, 1)
+
+    return torch.jit.script(attend_all)
+
+
+# The attention's tensors for a stream's rows: for each window the same number.
+BuildInputs = Callable[[KVCache, ForwardBatch], list[list[torch.Tensor]]]
+
+
+class _Streams(NamedTuple):
+    """What the script takes of each stream."""
+
+    caches: list[torch.Tensor]
+    starts: torch.Tensor
+    counts: torch.Tensor
 
 
 class _Untraceable(Exception):
@@ -61,10 +104,8 @@ class _Untraceable(Exception):
 class _TracedAttention:
     """Calls the scripted attention while the model is traced. Implements `verify.model.attention.Attention`."""
 
-    def __init__(
-        self, script: Any, cache: torch.Tensor, length: torch.Tensor, inputs: dict[int | None, list[torch.Tensor]]
-    ) -> None:
-        self._script, self._cache, self._length, self._inputs = script, cache, length, inputs
+    def __init__(self, script: Any, streams: _Streams, inputs: dict[int | None, list[torch.Tensor]]) -> None:
+        self._script, self._streams, self._inputs = script, streams, inputs
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         if layer.softcap is not None or layer.sinks is not None:
@@ -73,9 +114,10 @@ class _TracedAttention:
             query=query,
             key=key,
             value=value,
-            keys=self._cache[layer.index, 0],
-            values=self._cache[layer.index, 1],
-            length=self._length,
+            caches=self._streams.caches,
+            layer=layer.index,
+            starts=self._streams.starts,
+            counts=self._streams.counts,
             inputs=self._inputs[layer.window],
             scaling=layer.scaling,
         )
@@ -94,43 +136,68 @@ class _Forward(torch.nn.Module):
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        cache: torch.Tensor,
-        length: torch.Tensor,
+        kept: torch.Tensor,  # int64 [M]; rows whose logits are computed
+        caches: list[torch.Tensor],
+        starts: torch.Tensor,
+        counts: torch.Tensor,
         inputs: list[torch.Tensor],  # of the attention, by window
         packed: list[torch.Tensor],
     ) -> torch.Tensor:
-        """Logits [N, V]."""
+        """Logits [M, V]."""
         for layer, weights in zip(self._layers, packed, strict=False):
             layer.packed = weights  # packed weights are inputs, since a trace cannot hold them as constants
         size = len(inputs) // len(self._windows)
         by_window = {window: inputs[size * index : size * (index + 1)] for index, window in enumerate(self._windows)}
-        attention = _TracedAttention(self._script, cache, length, by_window)
-        output = self._model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, attention=attention)
+        attention = _TracedAttention(self._script, _Streams(caches, starts, counts), by_window)
+        output = self._model(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=kept,
+            attention=attention,
+        )
         return cast(torch.Tensor, output.logits[0])
 
 
 class TracedForward:
     """Runs a traced model. Implements `verify.model.runner.ForwardBackend`. Created by `trace`."""
 
-    def __init__(self, traced: Any, packed: list[torch.Tensor], build: BuildInputs) -> None:
-        self._traced, self._packed, self._build = traced, packed, build
+    max_streams = STREAMS
+    max_rows = MAX_ROWS
+
+    def __init__(self, forward: _Forward, packed: list[torch.Tensor], build: BuildInputs, example: Sequence[Segment]) -> None:
+        """Traces `forward`; `example` is what it runs meanwhile."""
+        self._packed, self._build = packed, build
+        self._absent = torch.empty(0, dtype=example[0].cache.tensor.dtype)
+        self._traced: Any = torch.jit.trace(forward, self._arguments(example), check_trace=False)
 
     @torch.inference_mode()
-    def __call__(self, cache: KVCache, batch: ForwardBatch) -> torch.Tensor:
-        inputs = self._build(cache, batch)
-        start = torch.tensor(cache.length + batch.known)
-        positions = batch.positions(cache.length)
+    def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
+        arguments = self._arguments(segments)
         with cast(Any, torch.jit).optimized_execution(False):  # the profiling executor would stall the first requests
-            logits = self._traced(batch.tokens[batch.known :], positions, cache.tensor, start, inputs, self._packed)
-        return cast(torch.Tensor, logits)
+            return cast(torch.Tensor, self._traced(*arguments))
+
+    def _arguments(self, segments: Sequence[Segment]) -> tuple[Any, ...]:
+        """A trace takes lists of one length only, so those of absent streams are filled up."""
+        absent = [self._absent] * (STREAMS - len(segments))
+        caches = [each.cache.tensor for each in segments] + absent
+        starts = torch.tensor([each.cache.length + each.batch.known for each in segments])
+        counts = torch.tensor([each.rows for each in segments])
+        built = [self._build(each.cache, each.batch) for each in segments]
+        by_window = ([*chain.from_iterable(tensors), *(absent * len(tensors[0]))] for tensors in zip(*built, strict=True))
+        inputs = list(chain.from_iterable(by_window))
+        rows = tokens_of(segments), positions_of(segments), kept_rows(segments)
+        return *rows, caches, starts, counts, inputs, self._packed
 
 
-def attention_masks(cache: KVCache, batch: ForwardBatch, windows: Sequence[int | None], groups: int) -> list[torch.Tensor]:
+def attention_masks(
+    cache: KVCache, batch: ForwardBatch, windows: Sequence[int | None], groups: int
+) -> list[list[torch.Tensor]]:
     """`TorchAttention.mask` for each window; empty if nothing is masked."""
     attention = TorchAttention(cache, batch)
     unmasked = torch.empty(0, dtype=cache.tensor.dtype)
     masks = (attention.mask(window, groups, cache.tensor) for window in windows)
-    return [unmasked if mask is None else mask for mask in masks]
+    return [[unmasked if mask is None else mask] for mask in masks]
 
 
 def has_experts(model: PreTrainedModel) -> bool:
@@ -142,7 +209,7 @@ def trace(
     model: PreTrainedModel,
     shape: CacheShape,
     probe: ShapeProbe,
-    reference: Callable[[KVCache, ForwardBatch], torch.Tensor],
+    reference: Callable[[Sequence[Segment]], torch.Tensor],
     inputs: AttentionInputs | None = None,
 ) -> TracedForward | None:
     """Traces the model's forward; returns None if it cannot be traced.
@@ -153,31 +220,29 @@ def trace(
         return None
     windows = tuple(probe.windows)
 
-    def build(cache: KVCache, batch: ForwardBatch) -> list[torch.Tensor]:
+    def build(cache: KVCache, batch: ForwardBatch) -> list[list[torch.Tensor]]:
         if inputs is None:
             return attention_masks(cache, batch, windows, probe.groups)
-        return list(chain.from_iterable(inputs.build(cache, batch, windows).values()))
+        return list(inputs.build(cache, batch, windows).values())
 
     layers = packed_layers(model)
     products = [layer.multiply for layer in layers]
     packed = [layer.packed for layer in layers] or [torch.empty(0)]  # a trace does not accept an empty list
     cache = KVCache(shape, max(rows + length for rows, length in CHECKS) + SPARE_POSITIONS)
     cache.length = 5
-    example = ForwardBatch.chain(torch.arange(4))
+    example = [Segment(cache, ForwardBatch.chain(torch.arange(4)))]
     verbosity = logging.get_verbosity()
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
-            forward = _Forward(model, windows, torch.jit.script(attend if inputs is None else attend_in_order))
+            forward = _Forward(model, windows, script_all(attend if inputs is None else attend_in_order))
             for layer in layers:
                 layer.multiply = torch.jit.script(layer.multiply)
-            positions, length = example.positions(cache.length), torch.tensor(cache.length)
-            arguments = (example.tokens, positions, cache.tensor, length, build(cache, example), packed)
             logging.set_verbosity_error()  # tracing reads every property, and some log warnings
-            traced = TracedForward(torch.jit.trace(forward, arguments, check_trace=False), packed, build)
+            traced = TracedForward(forward, packed, build, example)
         vocabulary = int(model.config.get_text_config().vocab_size)
-        same = all(_same_logits(traced, reference, cache, rows, length, vocabulary) for rows, length in CHECKS)
+        same = all(_same_logits(traced, reference, segments) for segments in _checks(shape, vocabulary))
     except (_Untraceable, RuntimeError, TypeError, ValueError):
         return None
     finally:
@@ -187,17 +252,22 @@ def trace(
     return traced if same else None
 
 
+def _checks(shape: CacheShape, vocabulary: int) -> Iterator[list[Segment]]:
+    """Random tokens after random positions: of one stream, and of several."""
+    several = []
+    for rows, length in CHECKS:
+        generator = torch.Generator().manual_seed(rows)
+        cache = KVCache(shape, rows + length + SPARE_POSITIONS)
+        cache.tensor.normal_(generator=generator)
+        cache.length = length
+        tokens = torch.randint(0, vocabulary, (rows,), generator=generator)
+        several.append(Segment(cache, ForwardBatch.chain(tokens), logits=rows != 2))
+        yield several[-1:]
+    yield several
+
+
 def _same_logits(
-    traced: TracedForward,
-    reference: Callable[[KVCache, ForwardBatch], torch.Tensor],
-    cache: KVCache,
-    rows: int,
-    length: int,
-    vocabulary: int,
+    traced: TracedForward, reference: Callable[[Sequence[Segment]], torch.Tensor], segments: list[Segment]
 ) -> bool:
-    """Whether both give bit-identical logits for `rows` random tokens after `length` random positions."""
-    cache.length = length
-    cache.tensor.normal_(generator=torch.Generator().manual_seed(rows))
-    tokens = torch.randint(0, vocabulary, (rows,), generator=torch.Generator().manual_seed(length))
-    batch = ForwardBatch.chain(tokens)
-    return torch.equal(traced(cache, batch), reference(cache, batch))
+    """Whether both give bit-identical logits."""
+    return torch.equal(traced(segments), reference(segments))

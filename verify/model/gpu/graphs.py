@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -23,6 +23,7 @@ from verify.model.batch import ForwardBatch
 from verify.model.cache import CacheShape, KVCache
 from verify.model.gpu.device_rows import DeviceRows
 from verify.model.gpu.triton_attention import KernelAttention
+from verify.model.segment import Segment
 
 log = logging.getLogger("outrider.worker")
 ROWS = (1, 2, 4, 8, 16, 32, 64, MAX_NODES + 1)  # captured numbers of rows: the root and the draft's nodes
@@ -48,11 +49,15 @@ class GraphedForward:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._logits: dict[int, torch.Tensor] = {}
 
-    def __call__(self, cache: KVCache, batch: ForwardBatch) -> torch.Tensor:
+    max_streams = 1
+    max_rows = MAX_NODES + 1
+
+    def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
         """The logits are valid until the next call.
 
         Known rows are computed again: they cost almost nothing here, and graphs without them would take memory.
         """
+        ((cache, batch, _),) = segments
         rows = len(batch)
         count = ROWS[bisect_left(ROWS, rows)]
         with self._on_device():

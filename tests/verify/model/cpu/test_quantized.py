@@ -35,9 +35,7 @@ def test_results_are_near_the_linear_layers(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", [Int8Linear, Int4Linear])
-def test_a_row_has_the_same_bits_beside_any_number_of_others(
-    kind: type[Int8Linear | Int4Linear], dtype: torch.dtype
-) -> None:
+def test_a_row_has_the_same_bits_beside_any_number_of_others(kind: type[Int8Linear | Int4Linear], dtype: torch.dtype) -> None:
     layer = kind(linear(352, 112, dtype=dtype))
     rows = torch.randn(1, 130, 352, dtype=dtype)
     with torch.inference_mode():

@@ -28,6 +28,7 @@ from verify.model.cache import KVCache
 from verify.model.gpu import triton_attention as tree_kernel
 from verify.model.gpu.graphs import ROWS, CompileError, GraphedForward, compiled_layers
 from verify.model.runner import ModelRunner
+from verify.model.segment import Segment
 
 PREFIX = torch.tensor([5, 9, 60, 3, 44, 7, 7, 21])
 
@@ -57,7 +58,7 @@ def filled(runner: ModelRunner) -> KVCache:
 
 def both(runner: ModelRunner, graphs: GraphedForward, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """The batch's logits by the plain forward and by the graphed one."""
-    return runner.forward(filled(runner), batch), graphs(filled(runner), batch)
+    return runner.forward(filled(runner), batch), graphs([Segment(filled(runner), batch)])
 
 
 @settings(max_examples=5)
@@ -82,7 +83,7 @@ def test_one_forward_serves_every_slot_and_length(tiny_runner: ModelRunner) -> N
         slot, reference = filled(tiny_runner), filled(tiny_runner)
         for each in (slot, reference):
             each.truncate(length)
-        assert torch.allclose(graphs(slot, batch), tiny_runner.forward(reference, batch), atol=1e-4)
+        assert torch.allclose(graphs([Segment(slot, batch)]), tiny_runner.forward(reference, batch), atol=1e-4)
         assert torch.allclose(slot.tensor[:, :, :, : length + 1], reference.tensor[:, :, :, : length + 1], atol=1e-5)
 
 
@@ -95,8 +96,8 @@ def test_a_chain_needs_no_ancestors(tiny_runner: ModelRunner) -> None:
 def test_known_rows_have_no_logits(tiny_runner: ModelRunner) -> None:
     graphs, slot = graphed(tiny_runner), filled(tiny_runner)
     batch = ForwardBatch.chain(torch.arange(3, 9))
-    expected = graphs(slot, batch)[4:].clone()
-    found = graphs(slot, replace(batch, known=4))
+    expected = graphs([Segment(slot, batch)])[4:].clone()
+    found = graphs([Segment(slot, replace(batch, known=4))])
     assert found.shape == (2, tiny_runner.vocabulary)
     assert torch.equal(found, expected)
 
@@ -118,7 +119,7 @@ def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixtu
         batch = ForwardBatch.chain(torch.arange(3, 3 + size))
         expected, slot = runner.forward(filled(runner), batch), filled(runner)
         with compiled_layers(runner.model, count):
-            assert torch.allclose(forward(slot, batch), expected, atol=1e-4)
+            assert torch.allclose(forward([Segment(slot, batch)]), expected, atol=1e-4)
     assert len(graphs) == 4  # the first layer and the others, any number of rows, one row
     assert [module.forward for module in runner.model.modules()] == before
 
@@ -131,7 +132,7 @@ def test_a_failed_compilation_is_reported() -> None:
         raise ValueError("no")
 
     with pytest.raises(CompileError, match="no"), compiled_layers(runner.model, refuse):
-        graphs(slot, ForwardBatch.chain(torch.tensor([11])))
+        graphs([Segment(slot, ForwardBatch.chain(torch.tensor([11])))])
 
 
 def test_the_largest_tree_has_its_own_graph() -> None:

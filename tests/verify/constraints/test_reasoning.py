@@ -13,10 +13,11 @@ from drafters.none import NoDrafter
 from drafters.options import DrafterName
 from drafters.registry import Resources, make
 from tests.trees import trees
-from verify.decode import DecodeOptions, decode
+from verify.constraints.reasoning import ReasoningBudget
+from verify.decode import decode
+from verify.generation import DecodeOptions
 from verify.model.loading import LoadOptions, load_model
 from verify.model.runner import ModelRunner
-from verify.reasoning_budget import ReasoningBudget
 from verify.sampling_params import ReasoningLimit, SamplingParams
 from verify.verifier import TreeVerifier
 
@@ -95,7 +96,7 @@ def runner() -> ModelRunner:
     return load_model(LoadOptions(str(models.TARGET), dtype="float32"))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_drafting_is_lossless_under_a_budget(runner: ModelRunner, temperature: float) -> None:
     prompt = np.arange(40, 60, dtype=np.int32)
     for max_tokens in (0, 7, 30):

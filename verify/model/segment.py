@@ -1,0 +1,55 @@
+"""A forward over several streams: the rows of each follow its own cache, and attend to nothing of another stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from verify.model.batch import ForwardBatch
+from verify.model.cache import KVCache
+
+
+class Segment(NamedTuple):
+    """The rows of one stream in a forward."""
+
+    cache: KVCache
+    batch: ForwardBatch
+    logits: bool = True  # of all rows that are computed; otherwise of the last one only
+
+    @property
+    def rows(self) -> int:
+        """The number of rows that are computed."""
+        return len(self.batch) - self.batch.known
+
+    @property
+    def kept(self) -> int:
+        """The number of rows whose logits are returned."""
+        return self.rows if self.logits else 1
+
+
+class Forwards(Protocol):
+    """What computes segments: a `verify.model.runner.ModelRunner`."""
+
+    def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """The logits of the kept rows of each segment, valid until the next call."""
+
+
+def tokens_of(segments: Sequence[Segment]) -> torch.Tensor:
+    """The tokens of the rows that are computed, int64 [N]."""
+    return torch.cat([each.batch.tokens[each.batch.known :] for each in segments])
+
+
+def positions_of(segments: Sequence[Segment]) -> torch.Tensor:
+    """The positions of the rows that are computed, int64 [N]."""
+    return torch.cat([each.batch.positions(each.cache.length) for each in segments])
+
+
+def kept_rows(segments: Sequence[Segment]) -> torch.Tensor:
+    """The rows whose logits are returned, among those that are computed, int64 [M]."""
+    parts, start = [], 0
+    for each in segments:
+        start += each.rows
+        parts.append(torch.arange(start - each.kept, start))
+    return torch.cat(parts)
