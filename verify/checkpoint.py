@@ -16,7 +16,7 @@ REQUIRED: dict[str, dict[str, str]] = {
     "awq": {"gptqmodel": "gptqmodel", "accelerate": "accelerate"},
     "compressed-tensors": {"compressed_tensors": "compressed-tensors"},
     "fp8": {"accelerate": "accelerate"},
-    "gguf": {"gguf": "gguf", "accelerate": "accelerate"},
+    "gguf": {"gguf": "gguf"},
     "gptq": {"optimum": "optimum", "gptqmodel": "gptqmodel"},
     "torchao": {"torchao": "torchao"},
 }
@@ -74,3 +74,11 @@ def check_packages(path: str, method: str) -> None:
             f"The weights of {path!r} are in the format {method}, which needs {' and '.join(missing)};"
             f" install with pip install {' '.join(missing)}."
         )
+
+
+def gguf_bits(file: str) -> float:
+    """Mean bits per weight of a GGUF file."""
+    from gguf import GGUFReader  # an optional extra
+
+    tensors = GGUFReader(file).tensors
+    return 8 * sum(int(tensor.n_bytes) for tensor in tensors) / sum(int(tensor.n_elements) for tensor in tensors)

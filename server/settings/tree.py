@@ -46,7 +46,7 @@ class Model(Section):
 
     path: str = Field(
         str(models.TARGET),
-        description="Local folder or Hugging Face id.",
+        description="Local folder, Hugging Face id or GGUF file.",
         json_schema_extra={"default": "the embedded model"},
     )
     revision: str = Field(

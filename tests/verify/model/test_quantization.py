@@ -140,7 +140,7 @@ def test_a_model_without_full_weights_is_reported(tiny_config: LlamaConfig) -> N
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             module.__class__ = type("Other", (torch.nn.Linear,), {})
-    with pytest.raises(ModelError, match="set model.quantize to none"):
+    with pytest.raises(ModelError, match=r"set model\.quantize to none"):
         quantize_layers(model, Quantization("int8"), CPU)
 
 

@@ -98,5 +98,5 @@ def test_weights_take_fewer_bytes() -> None:
 def test_a_processor_without_vnni_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     quantized.check_processor()
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    with pytest.raises(ModelError, match="set model.quantize to none"):
+    with pytest.raises(ModelError, match=r"set model\.quantize to none"):
         quantized.check_processor()
