@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
@@ -71,8 +70,7 @@ def tensor_name(name: str) -> str:
 
 def interleaved(values: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     """The rows of a query or key projection with the halves of each rotated pair side by side."""
-    rows = torch.from_numpy(values).unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(values.shape)
-    return rows.contiguous().numpy()
+    return values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
 
 
 def add_shape(writer: Any, config: Any) -> None:

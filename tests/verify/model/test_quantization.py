@@ -13,8 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 import models
 from drafters.registry import Resources, make
 from verify import checkpoint
-from verify.decode import DecodeOptions, decode
+from verify.decode import decode
 from verify.errors import ModelError
+from verify.generation import DecodeOptions
 from verify.model import quantization
 from verify.model.batch import ForwardBatch
 from verify.model.cpu.packing import PackedLinear

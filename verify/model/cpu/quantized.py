@@ -58,7 +58,8 @@ class Int8Linear(PackedLayer):
 
 def multiply_int4(rows: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """[..., N, in_features] to [..., N, out_features]. Scriptable."""
-    result = torch.ops.aten._weight_int4pack_mm_for_cpu(rows.flatten(0, -2), packed, 32, scales)
+    values = rows.flatten(0, -2).to(torch.bfloat16)  # the kernel is slow in other types
+    result = torch.ops.aten._weight_int4pack_mm_for_cpu(values, packed, 32, scales).to(rows.dtype)
     if bias is not None:
         result = result + bias
     shaped: torch.Tensor = result.unflatten(0, rows.size()[:-1])
@@ -72,7 +73,7 @@ class Int4Linear(PackedLayer):
         weight = linear.weight.detach()
         packed, scales = [], []
         for block in weight.split(BLOCK):
-            values, *floats = quantize_groups(block.float().unflatten(1, (-1, GROUP)), weight.dtype)
+            values, *floats = quantize_groups(block.float().unflatten(1, (-1, GROUP)))
             packed.append(torch.ops.aten._convert_weight_to_int4pack_for_cpu(values.flatten(1), 1))
             scales.append(torch.stack(floats, -1).transpose(0, 1))
         super().__init__(multiply_int4, linear, torch.cat(packed))
@@ -80,16 +81,16 @@ class Int4Linear(PackedLayer):
         self.nbytes = self.packed.nbytes + self.constants[0].nbytes
 
 
-def quantize_groups(groups: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Values 0 to 15 of groups [outputs, groups, GROUP], with the scale and the value of 8 per group in `dtype`.
+def quantize_groups(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values 0 to 15 of groups [outputs, groups, GROUP], with the scale and the value of 8 per group in bfloat16.
 
     Of several ranges, each group gets the one with the smallest squared error.
     """
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     middle, half = (high + low) / 2, (high - low).clamp_min(1e-8) / 2
-    chosen = _rounded(groups, middle, half, SHARES[0], dtype)
+    chosen = _rounded(groups, middle, half, SHARES[0])
     for share in SHARES[1:]:
-        other = _rounded(groups, middle, half, share, dtype)
+        other = _rounded(groups, middle, half, share)
         better = other.errors < chosen.errors
         chosen = _Rounded(*(torch.where(better, new, old) for new, old in zip(other, chosen, strict=True)))
     return chosen.values.to(torch.int32), chosen.scales[..., 0], chosen.centres[..., 0]
@@ -102,11 +103,11 @@ class _Rounded(NamedTuple):
     errors: torch.Tensor
 
 
-def _rounded(groups: torch.Tensor, middle: torch.Tensor, half: torch.Tensor, share: float, dtype: torch.dtype) -> _Rounded:
+def _rounded(groups: torch.Tensor, middle: torch.Tensor, half: torch.Tensor, share: float) -> _Rounded:
     """The groups rounded in this share of their range."""
-    # The kernel reads scales and centres in `dtype`, so values are chosen by the rounded ones.
-    scales = (half * (share / 7.5)).to(dtype)
-    centres = (middle + scales.float() / 2).to(dtype)
+    # Values are chosen by the rounded scales and centres, which the kernel reads.
+    scales = (half * (share / 7.5)).to(torch.bfloat16)
+    centres = (middle + scales.float() / 2).to(torch.bfloat16)
     values = ((groups - centres.float()) / scales.float() + 8).round().clamp(0, 15)
     errors = ((values - 8) * scales.float() + centres.float() - groups).square().sum(-1, keepdim=True)
     return _Rounded(values, scales, centres, errors)
