@@ -45,7 +45,7 @@ def test_a_quantised_file_is_quantised_again(tmp_path: Path, caplog: pytest.LogC
     with caplog.at_level("INFO", "outrider.worker"):
         given = logits(file, "int8")
     assert (given - expected).norm() < 0.03 * expected.norm()
-    assert any("8.6 bits per weight in the file" in record.message for record in caplog.records)
+    assert any("8.5 bits per weight in the file" in record.message for record in caplog.records)
 
 
 def test_only_llamas_are_converted(tmp_path: Path) -> None:
