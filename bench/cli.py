@@ -1,4 +1,7 @@
-"""The commands `outrider bench ...` and `outrider verify-lossless`. Heavy imports happen inside them, to keep --help fast."""
+"""The commands `outrider bench ...`, `outrider verify-lossless` and `outrider verify-quality`.
+
+Heavy imports happen inside them, to keep --help fast.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ def register(outrider: typer.Typer) -> None:
     """Adds the commands of this package to the `outrider` application."""
     outrider.add_typer(app, name="bench")
     outrider.command("verify-lossless", context_settings=EXTRA_FLAGS)(verify_lossless)
+    outrider.command("verify-quality", context_settings=EXTRA_FLAGS)(verify_quality)
 
 
 def verify_lossless(
@@ -54,6 +58,24 @@ def verify_lossless(
         plan = make_plan(drafter, prompts, limit, temperature, max_tokens, repeats=1)
         divergences = run(settings, plan)
     raise typer.Exit(1 if divergences else 0)
+
+
+def verify_quality(
+    context: typer.Context,
+    text: Annotated[Path, typer.Option(help="A text in UTF-8.")],
+    config: Config = None,
+    model: Annotated[str | None, typer.Option(help="Local folder, Hugging Face id or GGUF file.")] = None,
+    window: Annotated[int, typer.Option(help="Tokens that are read together.", min=2)] = 512,
+    tokens: Annotated[int, typer.Option(help="Tokens of the text that are read.", min=2)] = 8192,
+    out: Out = None,
+) -> None:
+    """Compare a model in --model.quantize int8, int4 or fp8 with its full weights, on a text. Settings also work as flags."""
+    from bench.quality import run
+    from server.settings import load_settings, parse_flags
+
+    with errors_as_sentences():
+        settings = load_settings(config, parse_flags(context.args) | ({"model.path": model} if model else {}))
+        run(settings, text, window, tokens, out)
 
 
 @app.command("decode", context_settings=EXTRA_FLAGS)

@@ -286,8 +286,9 @@ def add_status_routes(app: FastAPI, engine: EngineLike) -> None:
         return JSONResponse({"status": engine.state, "detail": engine.failure}, 503)
 
     @app.get("/version")
-    async def app_version() -> dict[str, str | None]:
-        versions: dict[str, str | None] = {"version": version("outrider")}
+    async def app_version() -> dict[str, str | float]:
+        versions: dict[str, str | float] = {"version": version("outrider")}
         if engine.info is not None:
-            versions |= {"dtype": engine.info.dtype, "invariant_rows": engine.info.invariance}
+            info = engine.info
+            versions |= {"dtype": info.dtype, "weight_bits": info.weight_bits, "invariant_rows": info.invariance}
         return versions

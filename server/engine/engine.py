@@ -250,10 +250,11 @@ class Engine:
             case Ready():
                 self.info, self.ready, self.failure = message, True, None
                 self._metrics.worker_ready.set(1)
+                self._metrics.record_model(message)
                 self._started.set()
                 self._queue.open(self._limits.max_active or message.max_active)
                 slots = f"{message.slots} KV cache slots of {message.slot_bytes / 1e6:.0f} MB"
-                where = f"{message.dtype} on {message.device}, {slots}"
+                where = f"{message.dtype} on {message.device}, {message.weight_bits:g} bits per weight, {slots}"
                 log.info("ready after %.1f s: %s; invariant rows: %s", message.seconds, where, message.invariance)
             case Status():
                 self._metrics.record_status(message)

@@ -88,6 +88,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     slot_bytes: int
     max_active: int  # requests served concurrently
     invariance: str  # whether logits have the same bits in every step, and why
+    weight_bits: float  # mean bits of a weight that a step reads
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

@@ -29,7 +29,8 @@ from drafters.options import (
     TrigramOptions,
 )
 from server.settings.access import Auth, MetricsAccess, Section, Server, is_loopback
-from verify.errors import DEFAULT_REVISION
+from server.settings.tool_formats import ToolFormat
+from verify.checkpoint import DEFAULT_REVISION
 
 DEFAULT_MAX_ACTIVE = 8
 
@@ -38,12 +39,15 @@ class SettingsError(ValueError):
     """A setting is invalid. The message is one sentence that names the setting and the values it accepts."""
 
 
+Quantize = Literal["none", "int8", "int4", "fp8"]
+
+
 class Model(Section):
     """The target model."""
 
     path: str = Field(
         str(models.TARGET),
-        description="Local folder or Hugging Face id.",
+        description="Local folder, Hugging Face id or GGUF file.",
         json_schema_extra={"default": "the embedded model"},
     )
     revision: str = Field(
@@ -57,6 +61,10 @@ class Model(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Data type; auto uses the checkpoint's."
     )
+    quantize: Quantize = Field(
+        "none", description="Bits of the linear layers' weights, quantised while they load: int8, int4, or, on a GPU, fp8."
+    )
+    quantize_head: bool = Field(True, description="With quantize, also quantise the layer that computes logits, to 8 bits.")
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N; auto uses a GPU if there is one."
     )
@@ -76,33 +84,9 @@ class Model(Section):
         description="On a CPU, compute each row with the same bits in every step, so that drafts change no answer in any dtype;"
         " auto does so where it costs at most 5 % of a step, and on refuses to start where it cannot hold.",
     )
-    tool_format: Literal[
-        "auto",
-        "deepseek_v3",
-        "deepseek_v31",
-        "deepseek_v32",
-        "deepseek_v4",
-        "functools",
-        "gemma4",
-        "glm45",
-        "glm47",
-        "granite",
-        "harmony",
-        "hermes",
-        "kimi_k2",
-        "lfm2",
-        "lfm2_json",
-        "llama3",
-        "llama4_json",
-        "llama4_pythonic",
-        "minimax_m2",
-        "mistral",
-        "mistral_args",
-        "phi4_mini",
-        "pythonic",
-        "qwen3_coder",
-        "seed_oss",
-    ] = Field("auto", description="Format of the model's tool calls; auto detects it from the chat template.")
+    tool_format: ToolFormat = Field(
+        "auto", description="Format of the model's tool calls; auto detects it from the chat template."
+    )
     generation_config: Literal["auto", "none"] = Field(
         "auto",
         description="Defaults of temperature, top_p, top_k, min_p and repetition_penalty: auto uses those of the model's "
@@ -126,6 +110,7 @@ class DraftModel(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Data type; auto uses the checkpoint's."
     )
+    quantize: Quantize = Field("none", description="As model.quantize, for the draft model.")
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N, for example a second GPU."
     )

@@ -27,6 +27,7 @@ from verify.cost import CostCurve, load_or_measure, machine_key
 from verify.draft_model import DraftRunner
 from verify.model.cache import free_bytes
 from verify.model.loading import LoadOptions, load_weights, start_model, stop_ids
+from verify.model.quantization import Quantization
 from verify.model.runner import ModelRunner
 from verify.tokenizer import check_pair, fingerprint, load_tokenizer
 
@@ -130,6 +131,7 @@ def load_target(settings: Settings) -> ModelRunner:
             pack=model.pack,
             trace=model.trace,
             compile=model.compile,
+            quantization=Quantization(model.quantize, model.quantize_head),
         )
     )
 
@@ -151,6 +153,7 @@ def load_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase) -> ModelR
             pack=target.pack,
             trace=target.trace,
             compile=target.compile,
+            quantization=Quantization(draft.quantize, target.quantize_head),
         )
     )
 

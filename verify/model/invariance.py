@@ -102,7 +102,8 @@ def find(runner: ModelRunner, context_tokens: int) -> Finding:
 
 def linear_layers(model: torch.nn.Module) -> set[LinearShape]:
     """The distinct shapes of the model's linear layers. Others, such as quantised ones, are only checked by `holds`."""
-    packed = {LinearShape(layer.in_features, layer.out_features, layer.dtype, True) for layer in packed_layers(model)}
+    unquantized = (layer for layer in packed_layers(model) if isinstance(layer, PackedLinear))
+    packed = {LinearShape(layer.in_features, layer.out_features, layer.dtype, True) for layer in unquantized}
     plain = {
         LinearShape(layer.in_features, layer.out_features, layer.weight.dtype, False)
         for layer in model.modules()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -10,21 +11,26 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.utils import cached_file
 
-from verify.errors import DEFAULT_REVISION, ModelError, check_path, first_sentence
+from verify.checkpoint import DEFAULT_REVISION, Location, gguf_bits, locate
+from verify.errors import ModelError, first_sentence
 from verify.model.attention import NAME
 from verify.model.cache import free_bytes
 from verify.model.download import download_progress
 from verify.model.invariance import Invariant, start
+from verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization, loading_arguments
 from verify.model.runner import Compile, ModelRunner
 from verify.model.self_check import check_model
+
+log = logging.getLogger("outrider.worker")
 
 
 @dataclass(frozen=True)
 class LoadOptions:
     """How a model is loaded."""
 
-    path: str  # local folder or hub id
+    path: str  # local folder, hub id or GGUF file
     revision: str = DEFAULT_REVISION  # of the hub id
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16
     device: str = "auto"  # auto | cpu | cuda | cuda:N
@@ -33,6 +39,7 @@ class LoadOptions:
     pack: bool = True  # CPU: pack the weights of linear layers for oneDNN
     trace: bool = True  # CPU: run forwards as a TorchScript trace
     compile: Compile = "auto"
+    quantization: Quantization = UNQUANTIZED
 
 
 def load_model(options: LoadOptions) -> ModelRunner:
@@ -44,33 +51,16 @@ def load_model(options: LoadOptions) -> ModelRunner:
 
 def load_weights(options: LoadOptions) -> ModelRunner:
     """The model at `options.path` on its device, to be started by `start_model`. Raises ModelError."""
-    check_path(options.path, options.revision)
-    try:
-        config = AutoConfig.from_pretrained(
-            options.path, revision=options.revision, trust_remote_code=options.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        raise ModelError(f"No model at {options.path!r}: {first_sentence(error)}") from None
-    device = resolve_device(options.device)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            options.path,
-            revision=options.revision,
-            config=config,
-            dtype=resolve_dtype(options.dtype, config, device),
-            attn_implementation=NAME,
-            use_safetensors=True,
-            trust_remote_code=options.trust_remote_code,
-            tqdm_class=download_progress(options.path),
-        )
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise ModelError(f"The model at {options.path!r} does not load: {first_sentence(error)}") from None
+    location, device = locate(options.path, options.revision), resolve_device(options.device)
+    options.quantization.check(device)
+    model = read_model(options, location, device)
     if getattr(model, "_is_stateful", False):
         raise ModelError(
             f"The model at {options.path!r} keeps a recurrent state, which cannot be rolled back when a draft is rejected;"
             " serve a model with attention layers only."
         )
     try:
+        finish_quantization(model, options.quantization, device)
         model.to(device)
     except torch.OutOfMemoryError:
         size, free = model.get_memory_footprint() / 1e9, free_bytes(device) / 1e9
@@ -78,7 +68,34 @@ def load_weights(options: LoadOptions) -> ModelRunner:
             f"The weights of the model at {options.path!r} take {size:.1f} GB, more than the memory of {device}, of which"
             f" {free:.1f} GB are free; serve a smaller or quantised model."
         ) from None
-    return ModelRunner(model, options.context_tokens, options.pack, options.trace, options.compile, started=False)
+    runner = ModelRunner(model, options.context_tokens, options.pack, options.trace, options.compile, started=False)
+    if location.gguf is not None:
+        bits = gguf_bits(str(cached_file(location.source, location.gguf, revision=options.revision)))
+        log.info("%s: %.1f bits per weight in the file, %.1f served", location.gguf, bits, runner.weight_bits)
+    return runner
+
+
+def read_model(options: LoadOptions, location: Location, device: torch.device) -> PreTrainedModel:
+    """The model with its weights, those of a CPU quantised as the options say. Raises ModelError."""
+    source: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(location.source, **source, **location.arguments)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"No model at {options.path!r}: {first_sentence(error)}") from None
+    arguments = loading_arguments(options.path, config, location, options.quantization, device)
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            location.source,
+            config=config,
+            dtype=resolve_dtype(options.dtype, config, device),
+            attn_implementation=NAME,
+            use_safetensors=True,
+            tqdm_class=download_progress(options.path),
+            **source,
+            **arguments,
+        )
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        raise ModelError(f"The model at {options.path!r} does not load: {first_sentence(error)}") from None
 
 
 def start_model(

@@ -24,7 +24,7 @@ from verify.model.cpu.ordered_attention import (
     padded,
     pieces,
 )
-from verify.model.cpu.packing import PackedLinear, can_pack, pack_layers, packed_layers
+from verify.model.cpu.packing import PackedLayer, can_pack, pack_layers, packed_layers
 from verify.model.cpu.trace import has_experts, trace
 from verify.model.segment import Segment, kept_rows, positions_of, tokens_of
 
@@ -73,7 +73,8 @@ class ModelRunner:
         if compile == "on" and model.device.type != "cuda":
             raise ModelError("model.compile is for GPUs; on a CPU, set it to auto: packed layers and tracing replace it.")
         self.model = model.eval()
-        self.weight_bytes = weight_bytes(model)  # read by each step
+        self.weight_bytes, weights = weight_size(model)  # read by each step
+        self.weight_bits = round(8 * self.weight_bytes / max(1, weights), 2)  # mean, scales included
         if pack and can_pack(model):
             pack_layers(model)
         config = model.config.get_text_config()
@@ -113,7 +114,8 @@ class ModelRunner:
     @property
     def backends(self) -> str:
         """What measurements depend on beside the machine and the model."""
-        return f"packed {bool(packed_layers(self.model))}, traced {self._traced}, compiled {self._compile}"
+        packed = sorted({type(layer).__name__ for layer in packed_layers(self.model)})
+        return f"packed {packed}, {self.weight_bytes} bytes, traced {self._traced}, compiled {self._compile}"
 
     @property
     def mode(self) -> Mode:
@@ -274,10 +276,19 @@ def is_chunk(segment: Segment) -> bool:
     return not segment.logits or len(segment.batch) > MAX_NODES + 1
 
 
-def weight_bytes(model: PreTrainedModel) -> int:
-    """Bytes of weights that a step reads: all parameters except the embedding table, unless the head shares it."""
-    sizes = {parameter.data_ptr(): parameter.nbytes for parameter in model.parameters()}
+def weight_size(model: PreTrainedModel) -> tuple[int, int]:
+    """Bytes and number of the weights that a step reads: all but the embedding table, unless the head shares it."""
+    parameters = list(model.parameters())  # without repetitions
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-    if isinstance(head, PackedLinear) or table.data_ptr() != head.weight.data_ptr():
-        sizes.pop(table.data_ptr())
-    return int(sum(sizes.values())) + sum(layer.nbytes for layer in packed_layers(model))
+    if isinstance(head, PackedLayer) or table is not head.weight:
+        parameters = [parameter for parameter in parameters if parameter is not table]
+    layers = packed_layers(model)
+    size = sum(map(stored_bytes, parameters)) + sum(layer.nbytes for layer in layers)
+    return size, sum(map(torch.numel, parameters)) + sum(layer.in_features * layer.out_features for layer in layers)
+
+
+def stored_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor; of a quantised one, those of its parts."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return tensor.nbytes
+    return sum(stored_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
