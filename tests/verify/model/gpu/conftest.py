@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("triton")
 
 import triton.language as tl
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _convert_float
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _convert_float, _LangPatchScope
 
 from verify.model import cache
 from verify.model.gpu import triton_attention
@@ -25,6 +26,19 @@ def dot(_: Any, left: TensorHandle, right: TensorHandle, added: TensorHandle, *_
     return TensorHandle(np.stack([row @ columns for row in rows]) + added.data, added.dtype.scalar)
 
 
+def patch_once(function: Any) -> Any:
+    """Replaces the language's functions by the interpreter's, unless they are: the interpreter does so in every call."""
+    languages = [value for value in function.__globals__.values() if value is tl or value is tl.core]
+    return patch_language(function) if any(map(is_unpatched, languages)) else _LangPatchScope()
+
+
+def is_unpatched(language: Any) -> bool:
+    return bool(tl.core.is_builtin(language.load))
+
+
+patch_language = interpreter._patch_lang
+
+
 @pytest.fixture(scope="package", autouse=True)
 def emulated_gpu() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
@@ -32,4 +46,5 @@ def emulated_gpu() -> Iterator[None]:
         patch.setattr(triton_attention, "SPLIT_KEYS", PAGE)
         patch.setattr(triton_attention, "PROGRAMS", 4)
         patch.setattr(InterpreterBuilder, "create_dot", dot)
+        patch.setattr(interpreter, "_patch_lang", patch_once)
         yield
