@@ -59,9 +59,9 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     """
     cache = runner.new_cache()
     contexts = tuple(c for c in CONTEXTS if c + MAX_NODES < runner.context_tokens) or (1,)
-    cache.tensor[:, :, :, : contexts[-1]] = 0  # denormal numbers in fresh memory would be slow
     verifier = TreeVerifier(runner, cache)
     verifier.begin(np.zeros(contexts[-1] + 1, np.int32), SamplingParams(), max_tokens=MAX_NODES + 1)
+    cache.fill(contexts[-1])  # denormal numbers in fresh memory would be slow
 
     def step_seconds(context: int, count: int) -> float:
         tree = chain(np.zeros(count, np.int32), np.ones(count, np.float32), Source.NONE)

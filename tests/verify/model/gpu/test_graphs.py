@@ -92,6 +92,7 @@ def test_streams_of_any_length_share_a_forward(tiny_runner: ModelRunner) -> None
         assert torch.allclose(part, reference.tensor[:, :, :, :end], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_chunk_of_a_prompt_goes_beyond_a_block(tiny_runner: ModelRunner) -> None:
     expected, found = Graphed(tiny_runner).both(ForwardBatch.chain(torch.arange(3, 63)))
     assert torch.allclose(found, expected, atol=1e-4)
