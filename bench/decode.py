@@ -25,7 +25,8 @@ from drafters.options import DrafterName
 from drafters.registry import make
 from server.settings import Settings
 from server.worker.runtime import Runtime, load
-from verify.decode import Decoded, DecodeOptions, Generation, finish
+from verify.decode import Decoded, finish
+from verify.generation import DecodeOptions, Generation
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 

@@ -14,13 +14,14 @@ a / (1 - a) + 1 = 1 / (1 - a), which is compared here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rich.progress import Progress
 
@@ -31,12 +32,17 @@ from drafters.options import PearlOptions
 from drafters.pearl import PearlDrafter
 from drafters.sequence import Sequence
 from verify.acceptance import walk
-from verify.decode import DecodeOptions, Generation, finish
+from verify.decode import finish
+from verify.generation import DecodeOptions, Generation
+from verify.model.batch import ForwardBatch
+from verify.model.cache import CacheShape, KVCache
+from verify.model.segment import Segment
 from verify.sampling_params import SamplingParams
 
 T = TypeVar("T")
 RATIOS = (3, 5, 8)  # c
 RATES = (0.5, 0.7, 0.9)  # a
+NO_ROWS = Segment(KVCache(CacheShape(1, 1, 1, torch.float32, torch.device("cpu")), 1), ForwardBatch.chain(torch.zeros(1)))
 WRONG = 1  # added to a token, to be rejected
 
 
@@ -164,14 +170,31 @@ class SleepingVerifier:
         self.sequence.begin(prompt, max_tokens, stop_ids)
         return 0
 
-    def prefill(self) -> Iterator[int]:
-        yield from ()
+    unread = 0
 
-    def verify(self, tree: DraftTree, feedback: int = 0, allowed: NDArray[np.bool_] | None = None) -> Verdict:
+    @property
+    def runner(self) -> SleepingVerifier:
+        return self
+
+    def chunk(self, tokens: int = 0) -> Segment | None:
+        return None
+
+    def read(self, chunk: Segment, logits: torch.Tensor) -> None:
+        pass
+
+    def segment(self, tree: DraftTree) -> Segment:
+        return NO_ROWS
+
+    def forward_all(self, segments: Sized) -> list[torch.Tensor]:
         self._clock.spend("verify", lambda: time.sleep(self._seconds))
+        return [torch.empty(0)] * len(segments)
+
+    def judge(
+        self, tree: DraftTree, logits: torch.Tensor, feedback: int = 0, allowed: NDArray[np.bool_] | None = None
+    ) -> Verdict:
         choices = self._answer[self.sequence.emitted :][[0, *tree.depths.tolist()]]
         rows, tokens = walk(tree, choices.tolist().__getitem__)
-        return Verdict(tree, rows, tokens, seconds=self._seconds)
+        return Verdict(tree, rows, tokens)
 
     def commit(self, verdict: Verdict) -> None:
         self.sequence.append(verdict.tokens)

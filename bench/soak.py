@@ -30,7 +30,8 @@ from bench.plan import PROMPTS, read_prompts
 from drafters.none import NoDrafter
 from server.settings import load_settings
 from server.worker.runtime import load
-from verify.decode import DecodeOptions, decode
+from verify.decode import decode
+from verify.generation import DecodeOptions
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 

@@ -1,16 +1,18 @@
-"""Chooses the draft nodes that a step verifies: the subtree with the most expected tokens per second.
+"""Chooses the draft nodes that a round verifies: the subtrees of all streams with the most expected tokens per second.
 
 The cost of the likeliest n nodes comes from the machine's cost curve; their expected tokens are the sum of their path
-probabilities, times the trust in the drafter. So drafting that does not pay stops within a few steps, and resumes after a
-probe that pays.
+probabilities, times the trust in the stream's drafter. So drafting that does not pay stops within a few steps, and resumes
+after a probe that pays.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from drafters.interface import EMPTY, MAX_NODES, DraftTree, Ints
 from drafters.policy import Probe, Trust, ema
@@ -21,7 +23,6 @@ PROBE_INTERVAL = 4  # steps between two such probes
 MIN_NODES = 3  # in the smallest draft that is requested
 FULL_BUDGET_GAIN = 1.5  # gain over break-even that restores the full budget
 MIN_PRUNING_GAIN = 1.02  # ratio of tokens per second; pruning takes time, too
-CONTEXT_STEP = 64  # tokens of context after which costs are looked up again
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,10 @@ class Selection:
 
 
 class Budget(Protocol):
-    """Decides how many nodes are drafted and verified."""
+    """Decides how many nodes of one stream are drafted; `share` decides how many are verified."""
 
     def nodes(self) -> int:
         """The number of nodes that the drafter may propose in this step. Called once per step."""
-
-    def select(self, draft: DraftTree, context: int) -> Selection:
-        """The part of the draft worth verifying after `context` tokens. Has no side effects."""
 
     def record(self, draft: DraftTree, selection: Selection, tokens: Ints, draft_seconds: float) -> None:
         """Records one step's outcome: the emitted tokens (int32 [A+1]) and the seconds that drafting took."""
@@ -54,9 +52,6 @@ class FixedBudget:
     def nodes(self) -> int:
         return self._nodes
 
-    def select(self, draft: DraftTree, context: int) -> Selection:
-        return Selection(draft)
-
     def record(self, draft: DraftTree, selection: Selection, tokens: Ints, draft_seconds: float) -> None:
         pass
 
@@ -65,37 +60,22 @@ class MeasuredBudget:
     """Chooses the nodes by the machine's cost curve and the drafter's past acceptance. Implements `Budget`."""
 
     def __init__(self, curve: CostCurve) -> None:
-        self._curve = curve
-        self._costs, self._costs_context = curve.at(0), 0
+        self.curve = curve
+        self.draft_seconds = 0.0  # per draft (EMA)
         self._trust = Trust()
-        self._draft_seconds = 0.0  # per draft (EMA)
         self._has_drafted = False
         self._requested = MAX_NODES
         self._rejected = 0  # consecutive drafts without a node worth verifying
         self._probe = Probe(PROBE_INTERVAL)
 
+    @property
+    def trust(self) -> float:
+        """The factor by which the drafter's probabilities have come true."""
+        return self._trust.factor
+
     def nodes(self) -> int:
         probe = self._probe.due()
         return self._requested if self._rejected < REJECTED_DRAFTS or probe else 0
-
-    def select(self, draft: DraftTree, context: int) -> Selection:
-        if not len(draft):
-            return Selection(draft)
-        costs, trust = self._costs_at(context), self._trust.factor
-        drawn = draft.drawn  # kept: pruning by what was sampled would bias rejection sampling
-        order = np.lexsort((-draft.probability, ~drawn))  # equal nodes keep their order, so parents come first
-        tokens = 1.0 + trust * np.concatenate([[0.0], np.cumsum(draft.probability[order], dtype=np.float64)])
-        rates = tokens / (costs[: len(tokens)] + self._draft_seconds)  # tokens per second, by number of nodes
-        fewest = int(drawn.sum())
-        best = fewest + int(np.argmax(rates[fewest:]))
-        break_even = rates[best] * (costs[-1] - costs[0]) / MAX_NODES  # tokens that one more node must add
-        last_gain = trust * float(draft.probability[order[-1]])
-        next_nodes = self._next_nodes(best, len(draft), last_gain / break_even if break_even else np.inf)
-        if rates[best] < MIN_PRUNING_GAIN * rates[-1]:
-            return Selection(draft, next_nodes)
-        kept = np.zeros(len(draft), np.bool_)
-        kept[order[:best]] = True
-        return Selection(draft.keep(kept) if best else EMPTY, next_nodes)
 
     def record(self, draft: DraftTree, selection: Selection, tokens: Ints, draft_seconds: float) -> None:
         if not len(draft):
@@ -103,21 +83,84 @@ class MeasuredBudget:
         self._requested = selection.next_nodes or self._requested
         self._rejected = 0 if len(selection.tree) else self._rejected + 1
         if self._has_drafted:  # the first draft of a request includes the draft model's reading of the prompt
-            self._draft_seconds = ema(self._draft_seconds, draft_seconds)
+            self.draft_seconds = ema(self.draft_seconds, draft_seconds)
         self._has_drafted = True
         self._trust.record(*outcome(draft, tokens))
 
-    def _next_nodes(self, useful: int, drafted: int, last_gain: float) -> int | None:
-        """A drafter that fills its budget gets only the useful size next time, or all nodes if the last one clearly paid."""
+    def next_nodes(self, useful: int, drafted: int, last_gain: float) -> int | None:
+        """A drafter that fills its budget gets only the useful size next time, or all nodes if the last one clearly paid.
+
+        `last_gain` is the gain of the draft's last node over break-even.
+        """
         if useful < drafted == self._requested:
             return max(MIN_NODES, useful)
         return MAX_NODES if useful == drafted and last_gain > FULL_BUDGET_GAIN else None
 
-    def _costs_at(self, context: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Seconds of a step by number of nodes, float64 [MAX_NODES + 1]."""
-        if abs(context - self._costs_context) > CONTEXT_STEP:
-            self._costs, self._costs_context = self._curve.at(context), context
-        return self._costs
+
+@dataclass(frozen=True)
+class Offer:
+    """One stream's draft for a round."""
+
+    draft: DraftTree
+    budget: Budget
+    context: int  # tokens before the draft
+    prunable: bool = True
+
+    def kept(self) -> NDArray[np.bool_]:
+        """The nodes that must be verified, bool [N]: pruning by what was sampled would bias rejection sampling."""
+        if self.prunable and isinstance(self.budget, MeasuredBudget):
+            return self.draft.drawn
+        return np.ones(len(self.draft), np.bool_)
+
+
+def share(offers: Sequence[Offer], rows: int = 0) -> list[Selection]:
+    """The nodes to verify of each stream in one round: those with which the round emits the most tokens per second.
+
+    The round computes `rows` other rows besides, of a prompt. Has no side effects.
+    """
+    drafted = sum(len(offer.draft) for offer in offers)
+    measured = [offer.budget for offer in offers if isinstance(offer.budget, MeasuredBudget)]
+    forced = np.concatenate([np.empty(0, np.bool_), *(offer.kept() for offer in offers)])
+    if not drafted or not measured or forced.all():
+        return [Selection(offer.draft) for offer in offers]
+    gains = np.concatenate([trust_of(offer.budget) * offer.draft.probability for offer in offers])
+    order = np.lexsort((-gains, ~forced))  # equal nodes keep their order, so parents come first
+    context = sum(offer.context for offer in offers) // len(offers)
+    others = rows + len(offers)  # rows that are no nodes
+    costs = measured[0].curve.of_rows(context, len(offers), others + max(drafted, MAX_NODES))[others - 1 :]
+    tokens = len(offers) + np.concatenate([[0.0], np.cumsum(gains[order], dtype=np.float64)])
+    # Tokens per second, by number of nodes.
+    rates = tokens / (costs[: drafted + 1] + sum(budget.draft_seconds for budget in measured))
+    fewest = int(forced.sum())
+    best = fewest + int(np.argmax(rates[fewest:]))
+    kept = np.zeros(drafted, np.bool_)
+    kept[order[:best]] = True
+    break_even = rates[best] * (costs[MAX_NODES] - costs[0]) / MAX_NODES  # tokens that one more node must add
+    whole = rates[best] < MIN_PRUNING_GAIN * rates[-1]
+    selections, end = [], 0
+    for offer in offers:
+        start, end = end, end + len(offer.draft)
+        selections.append(select(offer, kept[start:end], gains[start:end], break_even, whole))
+    return selections
+
+
+def select(offer: Offer, kept: NDArray[np.bool_], gains: NDArray[np.float64], break_even: float, whole: bool) -> Selection:
+    """One stream's part of a round, from the nodes that are worth verifying (bool [N]) and their gains in tokens.
+
+    `whole`: pruning gains too little, so all nodes are verified.
+    """
+    next_nodes = None
+    if isinstance(offer.budget, MeasuredBudget) and len(gains) and offer.prunable:
+        last_gain = float(gains.min()) / break_even if break_even else np.inf
+        next_nodes = offer.budget.next_nodes(int(kept.sum()), len(kept), last_gain)
+    if whole or kept.all():
+        return Selection(offer.draft, next_nodes)
+    return Selection(offer.draft.keep(kept) if kept.any() else EMPTY, next_nodes)
+
+
+def trust_of(budget: Budget) -> float:
+    """The factor by which a stream's probabilities have come true."""
+    return budget.trust if isinstance(budget, MeasuredBudget) else 1.0
 
 
 def outcome(draft: DraftTree, tokens: Ints) -> tuple[float, int]:

@@ -1,4 +1,4 @@
-"""The measured cost of a step on this machine: seconds by draft nodes and by context length.
+"""The measured cost of a step on this machine: seconds by draft nodes, by context length and by number of streams.
 
 A tree of 64 nodes is nearly free on a large GPU and costs ten steps on a laptop; the budget follows this curve.
 """
@@ -6,6 +6,7 @@ A tree of 64 nodes is nearly free on a large GPU and costs ten steps on a laptop
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import platform
 import statistics
 import time
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,9 @@ CONTEXTS = (64, 512, 2048, 8192, 32768)
 FEEDBACK = 8  # top tokens per row that drafters learn from by default
 REPEATS = 7
 POINT_SECONDS = 0.4  # no repeats of a point beyond this total
+STREAMS = 4  # of the steps of several streams
+KEPT_SHARE = 0.25
+CONTEXT_STEP, ROWS_STEP = 64, 64  # costs are kept for multiples of these
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ class CostCurve:
     nodes: tuple[int, ...]  # ascending, from 0 to MAX_NODES
     contexts: tuple[int, ...]  # ascending
     seconds: tuple[tuple[float, ...], ...]  # [contexts, nodes]
+    row_seconds: float = 0.0  # of each row beyond those of one stream's largest step
+    stream_seconds: float = 0.0  # of each further stream, beside its rows
 
     def at(self, context: int) -> NDArray[np.float64]:
         """Seconds of a step over 0, 1, ... MAX_NODES draft nodes after `context` tokens, float64 [MAX_NODES + 1]."""
@@ -51,36 +58,80 @@ class CostCurve:
         # More nodes never cost less; a measurement that says so is noise.
         return np.interp(np.arange(MAX_NODES + 1), self.nodes, np.maximum.accumulate(row))
 
+    def of_rows(self, context: int, streams: int, rows: int) -> NDArray[np.float64]:
+        """Seconds of a step of `streams` streams over 1, 2, ... `rows` rows in all, each after `context` tokens."""
+        return extended(self, context // CONTEXT_STEP * CONTEXT_STEP, -(-rows // ROWS_STEP) * ROWS_STEP)[:rows] + (
+            self.stream_seconds * (streams - 1)
+        )
+
+    def paying_streams(self, most: int) -> int:
+        """How many streams, at most `most`, a round should have: each adds KEPT_SHARE of what it would have alone, or more."""
+        context = self.contexts[0]
+        rates = [streams / float(self.of_rows(context, streams, streams)[-1]) for streams in range(1, most + 1)]
+        for streams, (fewer, rate) in enumerate(itertools.pairwise(rates), start=1):
+            if rate - fewer < KEPT_SHARE * fewer / streams:
+                return streams
+        return most
+
+
+@lru_cache(maxsize=64)
+def extended(curve: CostCurve, context: int, rows: int) -> NDArray[np.float64]:
+    """`CostCurve.at` by number of rows, float64 [rows]."""
+    seconds = curve.at(context)
+    more = np.arange(1, max(0, rows - len(seconds)) + 1)
+    return np.concatenate([seconds, seconds[-1] + more * curve.row_seconds])[:rows]
+
 
 def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     """Times steps of every size over a zeroed cache. Takes a second on a small model, a minute on a slow one.
 
     Times whole steps, sampled and with feedback: on a small model, a node costs as much outside the forward as inside.
     """
-    cache = runner.new_cache()
     contexts = tuple(c for c in CONTEXTS if c + MAX_NODES < runner.context_tokens) or (1,)
-    verifier = TreeVerifier(runner, cache)
-    verifier.begin(np.zeros(contexts[-1] + 1, np.int32), SamplingParams(), max_tokens=MAX_NODES + 1)
-    cache.fill(contexts[-1])  # denormal numbers in fresh memory would be slow
-
-    def step_seconds(context: int, count: int) -> float:
-        tree = chain(np.zeros(count, np.int32), np.ones(count, np.float32), Source.NONE)
-        verifier.sequence.begin(np.zeros(context + 1, np.int32))
-        cache.length = context
-        started = time.perf_counter()
-        verifier.commit(verifier.verify(tree, FEEDBACK))
-        return time.perf_counter() - started
+    verifier = started(runner, contexts[-1])
 
     def median_seconds(context: int, count: int) -> float:
-        if context == contexts[0]:
-            step_seconds(context, count)  # warm-up: the first step of a size allocates and chooses algorithms
-        times: list[float] = []
-        while not times or (len(times) < REPEATS and sum(times) < POINT_SECONDS):
-            times.append(step_seconds(context, count))
-        return statistics.median(times)
+        return _median([verifier], context, count, warm_up=context == contexts[0])
 
-    rows = (tuple(median_seconds(context, count) for count in nodes) for context in contexts)
-    return CostCurve(nodes, contexts, tuple(rows))
+    rows = tuple(tuple(median_seconds(context, count) for count in nodes) for context in contexts)
+    streams = [verifier, *(started(runner, contexts[0]) for _ in range(STREAMS - 1))]
+    many = _median(streams, contexts[0], MAX_NODES, warm_up=True)
+    few = _median(streams, contexts[0], 0, warm_up=True)
+    one = np.interp(STREAMS - 1, nodes, rows[0])  # the same rows in one stream
+    stream_seconds = max(0.0, (few - float(one)) / (STREAMS - 1))
+    row_seconds = (many - rows[0][-1] - stream_seconds * (STREAMS - 1)) / ((STREAMS - 1) * (MAX_NODES + 1))
+    return CostCurve(nodes, contexts, rows, max(0.0, row_seconds), stream_seconds)
+
+
+def started(runner: ModelRunner, context: int) -> TreeVerifier:
+    """A verifier after `context` zeros, which steps may exceed by MAX_NODES."""
+    cache = runner.new_cache()
+    verifier = TreeVerifier(runner, cache)
+    verifier.begin(np.zeros(context + 1, np.int32), SamplingParams(), max_tokens=MAX_NODES + 1)
+    cache.fill(context)  # denormal numbers in fresh memory would be slow
+    return verifier
+
+
+def _median(verifiers: list[TreeVerifier], context: int, nodes: int, warm_up: bool) -> float:
+    """Seconds of a step of all verifiers after `context` tokens, over `nodes` draft nodes each."""
+    if warm_up:
+        _step_seconds(verifiers, context, nodes)  # the first step of a size allocates and chooses algorithms
+    times: list[float] = []
+    while not times or (len(times) < REPEATS and sum(times) < POINT_SECONDS):
+        times.append(_step_seconds(verifiers, context, nodes))
+    return statistics.median(times)
+
+
+def _step_seconds(verifiers: list[TreeVerifier], context: int, nodes: int) -> float:
+    tree = chain(np.zeros(nodes, np.int32), np.ones(nodes, np.float32), Source.NONE)
+    for verifier in verifiers:
+        verifier.sequence.begin(np.zeros(context + 1, np.int32))
+        verifier.cache.length = context
+    started_at = time.perf_counter()
+    logits = verifiers[0].runner.forward_all([verifier.segment(tree) for verifier in verifiers])
+    for verifier, rows in zip(verifiers, logits, strict=True):
+        verifier.commit(verifier.judge(tree, rows, FEEDBACK))
+    return time.perf_counter() - started_at
 
 
 def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
@@ -119,6 +170,7 @@ def parse(text: str) -> CostCurve:
         saved = json.loads(text)
         nodes, contexts = (np.array(saved[name], np.int64) for name in ("nodes", "contexts"))
         seconds = np.array(saved["seconds"], np.float64)
+        further = np.array([saved[name] for name in ("row_seconds", "stream_seconds")], np.float64)
     except (KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
     for name, values in (("nodes", nodes), ("contexts", contexts)):
@@ -126,9 +178,11 @@ def parse(text: str) -> CostCurve:
             raise ValueError(f"{name} must be ascending numbers")
     if nodes[0] != 0 or nodes[-1] != MAX_NODES or contexts[0] < 1:
         raise ValueError(f"nodes must be 0 to {MAX_NODES}, and contexts positive")
+    if not np.all((further >= 0) & np.isfinite(further)):
+        raise ValueError("row_seconds and stream_seconds must be numbers of at least 0")
     if seconds.shape != (len(contexts), len(nodes)) or not np.all((seconds > 0) & np.isfinite(seconds)):
         raise ValueError("seconds must be positive numbers by contexts and nodes")
-    return CostCurve(tuple(nodes.tolist()), tuple(contexts.tolist()), tuple(map(tuple, seconds.tolist())))
+    return CostCurve(tuple(nodes.tolist()), tuple(contexts.tolist()), tuple(map(tuple, seconds.tolist())), *further.tolist())
 
 
 def processor_name() -> str:
@@ -147,7 +201,7 @@ def machine_key(runner: ModelRunner) -> str:
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{processor_name()} {os.cpu_count()}"
     shape = runner.cache_shape
     parts = [
-        f"whole steps over {NODES}, rows {runner.row_class}, {runner.backends}",
+        f"whole steps over {NODES} and of {STREAMS} streams, rows {runner.row_class}, {runner.backends}",
         runner.model.config.to_json_string(),
         str(shape.dtype),
         machine,

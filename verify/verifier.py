@@ -7,8 +7,7 @@ next forward.
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Any, Protocol
 
@@ -24,6 +23,7 @@ from verify.logits import LogitsProcessor, ProcessedLogits
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache, Rows
 from verify.model.runner import ModelRunner
+from verify.model.segment import Forwards, Segment
 from verify.sampling_params import SamplingParams
 
 PREFILL_CHUNK_TOKENS = 512
@@ -31,9 +31,13 @@ SCORED_CHUNK_TOKENS = 64  # prompt log-probabilities need a row of logits per to
 
 
 class Verifier(Protocol):
-    """Decides a request's next tokens. Calls come in the order begin, prefill, (verify, commit)*."""
+    """Decides a request's next tokens. Calls come in the order begin, (chunk, read)*, (segment, judge, commit)*."""
 
     sequence: Sequence  # the session's text; only the verifier changes it
+
+    @property
+    def runner(self) -> Forwards:
+        """Computes segments."""
 
     @property
     def context_tokens(self) -> int:
@@ -52,16 +56,28 @@ class Verifier(Protocol):
     ) -> int:
         """Starts a request; returns the number of prompt tokens that are in the cache already.
 
-        With `scores`, `prefill` computes the prompt's log-probabilities, and therefore reads all of it.
+        With `scores`, the prompt's log-probabilities are computed, and therefore all of it is read.
         """
 
-    def prefill(self) -> Iterator[int]:
-        """Reads the prompt chunk by chunk; yields the number of tokens read after each."""
+    @property
+    def unread(self) -> int:
+        """The number of the prompt's tokens that are not in the cache, without its last one, which is the first step's root."""
 
-    def verify(self, tree: DraftTree, feedback: int = 0, allowed: NDArray[np.bool_] | None = None) -> Verdict:
-        """One target forward over the tree.
+    def chunk(self, tokens: int = PREFILL_CHUNK_TOKENS) -> Segment | None:
+        """The next part of the prompt, at most `tokens` long; None once the prompt is read."""
 
-        The verdict holds the target's `feedback` likeliest tokens at every node. Emits only tokens in `allowed` [N+1, V].
+    def read(self, chunk: Segment, logits: torch.Tensor) -> None:
+        """Records a part of the prompt as read, after its forward."""
+
+    def segment(self, tree: DraftTree) -> Segment:
+        """The rows of a step: the root and the tree."""
+
+    def judge(
+        self, tree: DraftTree, logits: torch.Tensor, feedback: int = 0, allowed: NDArray[np.bool_] | None = None
+    ) -> Verdict:
+        """The verdict on a tree after its forward, from its logits [N+1, V].
+
+        Holds the target's `feedback` likeliest tokens at every node. Emits only tokens in `allowed` [N+1, V].
         """
 
     def commit(self, verdict: Verdict) -> None:
@@ -77,7 +93,7 @@ class TreeVerifier:
     def __init__(self, runner: ModelRunner, cache: KVCache | None) -> None:
         self.sequence = Sequence()
         self._reader = Reader()
-        self._runner = runner
+        self.runner = runner
         self._slot: KVCache | None = cache
         self._swapped: Rows | None = None
         self._params = SamplingParams()
@@ -112,7 +128,7 @@ class TreeVerifier:
 
         `memo` is that of `copy.deepcopy`: with it, copies of the text's readers read the copy of the text.
         """
-        forked = TreeVerifier(self._runner, slot)
+        forked = TreeVerifier(self.runner, slot)
         forked.sequence = copy.deepcopy(self.sequence, memo)
         forked.sequence.truncate(length)
         forked._reader = copy.deepcopy(self._reader, memo)
@@ -152,55 +168,73 @@ class TreeVerifier:
 
     @property
     def context_tokens(self) -> int:
-        return self._runner.context_tokens
+        return self.runner.context_tokens
 
     @property
     def draft_depth(self) -> int:
-        return self._runner.draft_depth(self.committed_rows)
+        return self.runner.draft_depth(self.committed_rows)
 
     def begin(
         self, prompt: Ints, params: SamplingParams, max_tokens: int, stop_ids: Collection[int] = (), scores: bool = False
     ) -> int:
         self._params = params
         self._rule = rule_of(params)
-        self._processor = LogitsProcessor(params, prompt, stop_ids, self._runner.vocabulary, self._runner.device)
+        self._processor = LogitsProcessor(params, prompt, stop_ids, self.runner.vocabulary, self.runner.device)
         self._scores = [] if scores else None
         self.sequence.begin(prompt, max_tokens, stop_ids)
         known = self._reader.begin(self.sequence)
         self.cache.truncate(0 if scores else min(known, len(prompt) - 1))
         return self.cache.length
 
-    def prefill(self) -> Iterator[int]:
-        prompt = self.sequence.tokens
-        while self.cache.length < len(prompt) - 1:
-            start, scores = self.cache.length, self._scores
-            size = PREFILL_CHUNK_TOKENS if scores is None else SCORED_CHUNK_TOKENS
-            chunk = prompt[start : len(prompt) - 1][:size]
-            batch = ForwardBatch.chain(torch.from_numpy(chunk.astype(np.int64)))
-            logits = self._runner.forward(self.cache, batch, logits=scores is not None)
-            if scores is not None:
-                scores.append(_logprobs(logits, prompt[start + 1 :][: len(chunk)], self._params.logprobs or 0))
-            self.cache.length += len(chunk)
-            yield self.cache.length
+    @property
+    def unread(self) -> int:
+        return max(0, self.sequence.prompt_length - 1 - self.cache.length)
+
+    def chunk(self, tokens: int = PREFILL_CHUNK_TOKENS) -> Segment | None:
+        start, scores = self.cache.length, self._scores is not None
+        prompt = self.sequence.tokens[: self.sequence.prompt_length - 1]
+        part = prompt[start:][: min(tokens, SCORED_CHUNK_TOKENS) if scores else tokens]
+        if not len(part):
+            return None
+        return Segment(self.cache, ForwardBatch.chain(torch.from_numpy(part.astype(np.int64))), logits=scores)
+
+    def read(self, chunk: Segment, logits: torch.Tensor) -> None:
+        start = self.cache.length
+        if self._scores is not None:
+            following = self.sequence.tokens[start + 1 :][: chunk.rows]
+            self._scores.append(_logprobs(logits, following, self._params.logprobs or 0))
+        self.cache.length += chunk.rows
+
+    def prefill(self) -> None:
+        """Reads the whole prompt."""
+        while (chunk := self.chunk()) is not None:
+            self.read(chunk, self.runner.forward_all([chunk])[0])
 
     @property
     def prompt_logprobs(self) -> Logprobs | None:
         if self._scores is None:
             return None
-        empty = _logprobs(torch.empty(0, self._runner.vocabulary), np.empty(0, np.int32), self._params.logprobs or 0)
+        empty = _logprobs(torch.empty(0, self.runner.vocabulary), np.empty(0, np.int32), self._params.logprobs or 0)
         parts = [empty, *self._scores]
         return Logprobs(*(np.concatenate([getattr(part, entry.name) for part in parts]) for entry in fields(Logprobs)))
 
-    def verify(self, tree: DraftTree, feedback: int = 0, allowed: NDArray[np.bool_] | None = None) -> Verdict:
+    def segment(self, tree: DraftTree) -> Segment:
+        return Segment(self.cache, ForwardBatch.tree(int(self.sequence.tokens[-1]), tree))
+
+    def judge(
+        self, tree: DraftTree, logits: torch.Tensor, feedback: int = 0, allowed: NDArray[np.bool_] | None = None
+    ) -> Verdict:
         assert self._processor is not None
-        started = time.perf_counter()
-        logits = self._runner.forward(self.cache, ForwardBatch.tree(int(self.sequence.tokens[-1]), tree))
         position = self.sequence.emitted  # of the next token in the answer
         processed = ProcessedLogits(self._processor, logits, tree, position, allowed)
         rows, tokens, (ids, probabilities) = self._rule.decide(processed, tree, position, likeliest(logits, feedback))
         count = self._params.logprobs
         logprobs = None if count is None else _logprobs(logits[[0, *(rows + 1).tolist()]], tokens, count)
-        return Verdict(tree, rows, tokens, ids, probabilities, time.perf_counter() - started, logprobs)
+        return Verdict(tree, rows, tokens, ids, probabilities, logprobs=logprobs)
+
+    def verify(self, tree: DraftTree, feedback: int = 0, allowed: NDArray[np.bool_] | None = None) -> Verdict:
+        """`judge` after a forward of this step alone."""
+        return self.judge(tree, self.runner.forward_all([self.segment(tree)])[0], feedback, allowed)
 
     def commit(self, verdict: Verdict) -> None:
         assert self._processor is not None

@@ -27,6 +27,7 @@ from bench.http.process import start_server
 from bench.plan import BenchError, Plan
 from server.settings import Settings
 from server.worker.runtime import load
+from verify.decode import step
 
 HEALTH_PAUSE_SECONDS = 0.01
 TIMEOUT_SECONDS = 120
@@ -135,11 +136,11 @@ class InProcess:
         ids = encode(self._runtime, prompt)
         generation = begin(self._runtime, self._settings, self._plan.drafters[0], ids, temperature, self._plan)
         while True:
-            step = generation.step()
-            tokens += len(step.tokens)
-            if step.tree is not None:
+            taken = step(generation)
+            tokens += len(taken.tokens)
+            if taken.tree is not None:
                 arrivals.append(time.perf_counter())
-            if step.finish is not None:
+            if taken.finish is not None:
                 break
         generation.close()
         return make_timing(tokens, arrivals)

@@ -32,8 +32,9 @@ from drafters.registry import Resources, make
 from server.settings import Settings
 from server.worker.runtime import load
 from verify.cost import CostCurve
-from verify.decode import Decoded, DecodeOptions, decode
+from verify.decode import Decoded, decode
 from verify.draft_model import DraftRunner, SessionDraft
+from verify.generation import DecodeOptions
 from verify.model.loading import resolve_device
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams

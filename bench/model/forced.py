@@ -29,7 +29,8 @@ from drafters.registry import Resources, make, warm
 from server.settings import Settings
 from verify.acceptance import NodeLogits, walk
 from verify.cost import CostCurve, measure
-from verify.decode import Decoded, DecodeOptions, decode
+from verify.decode import Decoded, decode
+from verify.generation import DecodeOptions
 from verify.model.runner import ModelRunner
 from verify.model.transfer import to_host
 from verify.sampling_params import SamplingParams

@@ -50,8 +50,7 @@ def paired(
 
     def begin() -> None:
         verifier.begin(prompt, params, max_tokens=nodes + ACCEPTED + 1)
-        for _ in verifier.prefill():
-            pass
+        verifier.prefill()
 
     begin()
     answer = [_plain_step(verifier) for _ in range(ACCEPTED)]

@@ -24,7 +24,8 @@ from drafters.pearl import PearlDrafter
 from drafters.registry import make
 from server.settings import Settings, load_settings
 from server.worker.runtime import load
-from verify.decode import DecodeOptions, Step, decode
+from verify.decode import decode
+from verify.generation import DecodeOptions, Step
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 

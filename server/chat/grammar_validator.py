@@ -19,7 +19,7 @@ import threading
 
 from llguidance import LLMatcher, LLTokenizer
 
-from verify.grammar_limits import LIMITS, first_line
+from verify.constraints.limits import LIMITS, first_line
 
 CPU_SECONDS = 2.0  # for one grammar; LIMITS keeps the slowest known ones below 1 s
 MEMORY_BYTES = 1 << 30  # address space; the largest known grammars need an eighth

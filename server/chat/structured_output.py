@@ -18,7 +18,7 @@ from server.chat.tools.grammar import MAX_CALLS, calls_grammar
 from server.chat.tools.lark import COMPACT
 from server.http.errors import APIError
 from server.settings import Limits
-from verify.grammar_limits import first_line
+from verify.constraints.limits import first_line
 
 LENIENT: Any = {**COMPACT, "lenient": True}
 

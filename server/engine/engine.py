@@ -29,6 +29,7 @@ from server.engine.queue import Queue, QueueFull
 from server.engine.supervisor import Supervisor
 from server.engine.worker_process import WorkerProcess
 from server.settings import Settings
+from server.settings.tree import DEFAULT_MAX_ACTIVE
 from server.telemetry.metrics import Metrics
 
 log = logging.getLogger("outrider")
@@ -97,7 +98,7 @@ class Engine:
         self._keep_alive_seconds = settings.server.keep_alive_seconds
         self._metrics = metrics
         self._limits = limits = settings.scheduling
-        bounds = limits.concurrency(), limits.max_waiting, limits.max_waiting_tokens
+        bounds = limits.max_active or DEFAULT_MAX_ACTIVE, limits.max_waiting, limits.max_waiting_tokens
         self._queue = Queue(*bounds, on_run=self._run, on_pause=self._pause)
         self._streams: dict[str, Stream] = {}
         self._supervisor = Supervisor(settings, self._on_message, self._on_lost, self._on_unavailable, self._on_failed)
@@ -246,7 +247,7 @@ class Engine:
                 self.info, self.ready, self.failure = message, True, None
                 self._metrics.worker_ready.set(1)
                 self._started.set()
-                self._queue.open(self._limits.concurrency(message.slots))
+                self._queue.open(self._limits.max_active or message.max_active)
                 slots = f"{message.slots} KV cache slots of {message.slot_bytes / 1e6:.0f} MB"
                 where = f"{message.dtype} on {message.device}, {slots}"
                 log.info("ready after %.1f s: %s; invariant rows: %s", message.seconds, where, message.invariance)

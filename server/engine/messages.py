@@ -85,6 +85,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     seconds: float  # since the process's start
     slots: int  # KV caches of a full context on the device
     slot_bytes: int
+    max_active: int  # requests served concurrently
     invariance: str  # whether logits have the same bits in every step, and why
 
 

@@ -31,7 +31,7 @@ from drafters.options import (
 from server.settings.access import Auth, MetricsAccess, Section, Server, is_loopback
 from verify.errors import DEFAULT_REVISION
 
-DEFAULT_MAX_ACTIVE = 4
+DEFAULT_MAX_ACTIVE = 8
 
 
 class SettingsError(ValueError):
@@ -224,7 +224,12 @@ class Scheduling(Section):
         None,
         ge=1,
         le=64,
-        description="Requests served concurrently, one step each in turn; null allows 4, or fewer if fewer KV caches fit.",
+        description="Requests served concurrently; null allows up to 8: as many as pay on this machine and have KV caches.",
+    )
+    max_gap_ms: float | None = Field(
+        None,
+        gt=0,
+        description="Maximum time between tokens while another prompt is read; null allows twice the time without that prompt.",
     )
     max_waiting: int = Field(64, ge=0, description="Maximum queued requests; further ones get a 429.")
     max_waiting_tokens: int = Field(1 << 20, ge=1, description="Maximum prompt tokens of all queued requests.")
@@ -236,10 +241,6 @@ class Scheduling(Section):
     load_seconds: float | None = Field(
         1800.0, gt=0, description="Time for a worker to download and load its model before it is ended; null sets no limit."
     )
-
-    def concurrency(self, slots: int = DEFAULT_MAX_ACTIVE) -> int:
-        """The number of requests served concurrently by a worker with this many KV caches."""
-        return self.max_active or min(DEFAULT_MAX_ACTIVE, slots)
 
 
 class Responses(Section):

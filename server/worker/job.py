@@ -12,8 +12,8 @@ from server.settings import Settings
 from server.worker.detokenizer import AnswerText
 from server.worker.runtime import Runtime
 from server.worker.sessions import Session
-from verify.decode import DecodeOptions, Generation, Step
-from verify.reasoning_budget import Constraint, ReasoningBudget
+from verify.constraints.reasoning import Constraint, ReasoningBudget
+from verify.generation import DecodeOptions, Generation, Step
 
 LABELS = {int(source): source.label for source in Source}
 
@@ -40,7 +40,7 @@ class Job:
         constraint: Constraint | None = grammar
         if request.reasoning is not None:
             constraint = ReasoningBudget(request.reasoning, runtime.runner.vocabulary, grammar)
-        self._generation = Generation(session.verifier, drafter, np.array(request.prompt, np.int32), options, constraint)
+        self.generation = Generation(session.verifier, drafter, np.array(request.prompt, np.int32), options, constraint)
         self._text = AnswerText(
             tokenizer=runtime.tokenizer,
             stops=request.stop,
@@ -50,23 +50,22 @@ class Job:
         )
         self._first_event = True
 
-    def step(self) -> TokenEvent | None:
-        """Runs one step; None during prefill."""
-        step = self._generation.step()
+    def event(self, step: Step) -> TokenEvent | None:
+        """The event of a step; None while the prompt is read."""
         if step.tree is None and step.finish is None:
             return None
         text, used, finish = self._read(step)
         tokens = step.tokens if used == self._visible(step) else step.tokens[:used]
         logprobs = None if step.logprobs is None else token_logprobs(step.logprobs, used)
         first, self._first_event = self._first_event, False
-        scores = self._generation.prompt_logprobs if first else None
+        scores = self.generation.prompt_logprobs if first else None
         return TokenEvent(
             id=self.id,
             tokens=tokens,
             text=text,
             finish=finish,
             step=step_report(step, step_trace(step, tokens) if self.request.trace else None),
-            cached_tokens=self._generation.reused_tokens,
+            cached_tokens=self.generation.reused_tokens,
             reuse=self.session.reuse if first else None,
             logprobs=logprobs,
             prompt_logprobs=None if scores is None else token_logprobs(scores, len(scores.chosen)),
@@ -78,7 +77,7 @@ class Job:
         finish = step.finish
         text, used = self._text.feed(step.tokens[: self._visible(step)])
         if self._text.stopped:
-            self._generation.take_back(len(step.tokens) - used)
+            self.generation.take_back(len(step.tokens) - used)
             return text, used, "stop"
         if finish is not None:
             text += self._text.finish()
@@ -91,7 +90,7 @@ class Job:
 
     def close(self) -> None:
         """Ends the request for the drafter; the session keeps the KV cache."""
-        self._generation.close()
+        self.generation.close()
 
 
 def token_logprobs(logprobs: Logprobs, count: int) -> TokenLogprobs:

@@ -1,4 +1,4 @@
-"""The decode loop: gives each active request one step in turn. Communicates only by messages.
+"""The decode loop: runs rounds of all active requests. Communicates only by messages.
 
 Promises that one request's failure never affects another, that a cancelled request costs at most one more step, and that a
 paused one holds nothing that another needs.
@@ -14,16 +14,17 @@ import numpy as np
 import torch
 
 from server.engine import messages
-from server.engine.messages import Cancel, Failed, Forget, FromWorker, Pause, Request, Resume, Shutdown, Status
+from server.engine.messages import Cancel, Failed, Forget, FromWorker, Pause, Request, Resume, Shutdown, Status, TokenEvent
 from server.engine.transport import WorkerSide
 from server.settings import Settings
 from server.worker.job import Job
 from server.worker.runtime import Runtime
 from server.worker.session_files import SessionFiles, model_digest
 from server.worker.sessions import SessionKey, SessionStore
-from verify.decode import PromptError
-from verify.grammar import GrammarError
+from verify.constraints.grammar import GrammarError
+from verify.generation import PromptError, Step
 from verify.model.runner import ModelRunner
+from verify.round import run_round
 
 log = logging.getLogger("outrider.worker")
 IDLE_SECONDS = 0.5  # to wait for messages when there is no work
@@ -32,7 +33,7 @@ CLIENT_ERRORS = (PromptError, GrammarError)  # a request that fails to start wit
 
 
 class Worker:
-    """Receives messages, starts requests, runs one step of each in turn and sends their events."""
+    """Receives messages, starts requests, runs rounds of them and sends their events."""
 
     def __init__(self, settings: Settings, runtime: Runtime, wire: WorkerSide) -> None:
         self._settings = settings
@@ -49,7 +50,7 @@ class Worker:
             files=session_files(settings, runtime.runner),
         )
         self._waiting: deque[Request | Job] = deque()  # new requests, and jobs whose pause has ended
-        self._active: deque[Job] = deque()
+        self._active: list[Job] = []
         self._paused: dict[str, Request | Job] = {}  # by request id
         self._last_sent_at = 0.0  # time.monotonic()
 
@@ -59,7 +60,7 @@ class Worker:
             self._runtime.kernels.poll()
             self._admit()
             if self._active:
-                self._step(self._active.popleft())
+                self._round()
             elif self._sessions.expire():
                 self._report()
             elif not self._waiting:
@@ -88,7 +89,7 @@ class Worker:
     def _admit(self) -> None:
         """Starts waiting requests in order, skipping those whose session is busy and those that no KV cache is free for."""
         for _ in range(len(self._waiting)):
-            if len(self._active) >= self._settings.scheduling.concurrency(self._runtime.slots):
+            if len(self._active) >= self._runtime.max_active:
                 return
             entry = self._waiting.popleft()
             if not (self._continue(entry) if isinstance(entry, Job) else self._begin(entry)):
@@ -115,24 +116,36 @@ class Worker:
         self._active.append(job)
         return True
 
-    def _step(self, job: Job) -> None:
-        """Runs one step of a job, and puts it back in line unless it has ended."""
-        try:
-            event = job.step()
-        except torch.AcceleratorError:
-            raise  # only a new process can use the device again
-        except Exception as error:
-            self._end(job, failed=True)
-            self._send(failure(job.request, error))
-            return
-        if event is not None and event.finish is not None:
-            self._end(job)
-        else:
-            self._active.append(job)
-        if event is not None:
-            self._send(event)
-        elif time.monotonic() - self._last_sent_at > REPORT_SECONDS:  # the step read one chunk of the prompt
+    def _round(self) -> None:
+        """Runs one round of the active jobs. Those whose prompt had to wait come first in the next one."""
+        jobs = self._active
+        gap = self._settings.scheduling.max_gap_ms
+        outcomes = run_round([job.generation for job in jobs], None if gap is None else gap / 1e3)
+        waiting = [job for job, outcome in zip(jobs, outcomes, strict=True) if outcome is None]
+        self._active = waiting
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if outcome is not None and not self._finish(job, outcome):
+                self._active.append(job)
+        if time.monotonic() - self._last_sent_at > REPORT_SECONDS:  # the round read a part of a prompt
             self._report()
+
+    def _finish(self, job: Job, outcome: Step | Exception) -> bool:
+        """Sends what a round brought a job that is not in line; returns whether the job has ended."""
+        event: TokenEvent | None = None
+        error = outcome if isinstance(outcome, Exception) else None
+        if isinstance(outcome, Step):
+            try:
+                event = job.event(outcome)
+            except Exception as raised:
+                error = raised
+        ended = error is not None or (event is not None and event.finish is not None)
+        if ended:
+            self._end(job, failed=error is not None)
+        if error is not None:
+            self._send(failure(job.request, error))
+        elif event is not None:
+            self._send(event)
+        return ended
 
     def _end(self, job: Job, failed: bool = False) -> None:
         """Ends a job that is no longer in line. Its session keeps the KV cache, unless the job has failed."""

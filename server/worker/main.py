@@ -75,6 +75,7 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         dtype=str(shape.dtype).removeprefix("torch."),
         seconds=time.monotonic() - started_at,
         slots=runtime.slots,
+        max_active=runtime.max_active,
         slot_bytes=shape.bytes_for(context_tokens),
         invariance=runtime.runner.invariance,
     )

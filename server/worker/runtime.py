@@ -16,12 +16,13 @@ from transformers.utils.logging import disable_progress_bar
 from drafters.interface import MAX_NODES
 from drafters.registry import Resources
 from server.settings import Settings
+from server.settings.tree import DEFAULT_MAX_ACTIVE
 from server.worker.kernels import Kernels
 from server.worker.memory_plan import MemoryFigures, MemoryWishes, plan_memory
 from server.worker.resources import Tables, distinct, load_resources
+from verify.constraints.grammar import GrammarCompiler
 from verify.cost import CostCurve, load_or_measure, machine_key
 from verify.draft_model import DraftRunner
-from verify.grammar import GrammarCompiler
 from verify.model.cache import free_bytes
 from verify.model.loading import LoadOptions, load_weights, start_model, stop_ids
 from verify.model.runner import ModelRunner
@@ -48,6 +49,7 @@ class Runtime:
     resources: Resources
     own_resources: dict[str, Resources]  # by principal, for those with their own datastores
     slots: int  # KV caches on the device
+    max_active: int  # requests served concurrently
     grammars: GrammarCompiler
     curve: CostCurve | None  # None unless speculation.max_nodes is auto
     kernels: Kernels
@@ -92,6 +94,7 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
         resources=resources,
         own_resources=own,
         slots=slots,
+        max_active=max_active(settings, slots, curve),
         grammars=GrammarCompiler(tokenizer, runner.vocabulary, ends),
         curve=curve,
         kernels=kernels,
@@ -173,6 +176,14 @@ def memory_wishes(settings: Settings) -> MemoryWishes:
     """The settings that need memory."""
     sessions = settings.sessions
     return MemoryWishes(settings.model.context_tokens, sessions.slots, settings.scheduling.max_active, sessions.capacity)
+
+
+def max_active(settings: Settings, slots: int, curve: CostCurve | None) -> int:
+    """The number of requests served concurrently: as set, or as many as pay on this machine and have KV caches."""
+    chosen = settings.scheduling.max_active
+    if chosen is not None:
+        return chosen
+    return min(slots, DEFAULT_MAX_ACTIVE if curve is None else curve.paying_streams(DEFAULT_MAX_ACTIVE))
 
 
 def load_curve(runner: ModelRunner, settings: Settings) -> CostCurve | None:

@@ -11,7 +11,8 @@ from bench.plan import Plan
 from drafters.none import NoDrafter
 from server.settings import Settings
 from server.worker.runtime import load
-from verify.decode import DecodeOptions, decode
+from verify.decode import decode
+from verify.generation import DecodeOptions
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 

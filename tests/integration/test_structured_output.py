@@ -21,8 +21,9 @@ from server.chat.tools import FORMATS, calls_grammar, tool_parser
 from tests.grammars import json_grammar, nested_grammars, reference_chain, rule_chain, terminal_chain
 from tests.requests import MESSAGES, complete, text
 from tests.servers import Served
-from verify.decode import DecodeOptions, decode
-from verify.grammar import GrammarCompiler
+from verify.constraints.grammar import GrammarCompiler
+from verify.decode import decode
+from verify.generation import DecodeOptions
 from verify.model.loading import LoadOptions, load_model, stop_ids
 from verify.sampling_params import SamplingParams
 from verify.tokenizer import load_tokenizer

@@ -8,7 +8,7 @@ import pytest
 from drafters.interface import MAX_NODES, DraftTree, Draws, Source, chain
 from drafters.policy import Trust
 from tests.trees import check
-from verify.budget import PROBE_INTERVAL, MeasuredBudget, outcome
+from verify.budget import PROBE_INTERVAL, FixedBudget, MeasuredBudget, Offer, Selection, outcome, share
 from verify.cost import NODES, CostCurve
 
 
@@ -21,10 +21,15 @@ def draft(*probabilities: float) -> DraftTree:
     return chain(np.arange(len(path), dtype=np.int32), path.astype(np.float32), Source.LOOKUP)
 
 
+def select(budget: MeasuredBudget, tree: DraftTree) -> Selection:
+    """The selection of a stream alone."""
+    return share([Offer(tree, budget, 0)])[0]
+
+
 def test_the_nodes_with_the_most_tokens_per_second_are_kept() -> None:
     tree = draft(0.9, 0.9, 0.9, 0.5, 0.2, 0.1)
     for per_node in (0.0, 0.05, 0.2, 0.5):
-        kept = len(MeasuredBudget(curve(per_node)).select(tree, 0).tree)
+        kept = len(select(MeasuredBudget(curve(per_node)), tree).tree)
         rates = [(1 + tree.probability[:n].sum()) / (1 + per_node * n) for n in range(len(tree) + 1)]
         assert kept == int(np.argmax(rates))
 
@@ -34,8 +39,8 @@ def test_sampled_nodes_are_always_kept() -> None:
     q = np.full(4, 0.25, np.float32)
     draws = {-1: Draws(q, (0,)), 0: Draws(q, (1,))}
     tree = DraftTree(tokens, np.array([-1, 0, -1], np.int32), np.array([1, 2, 1], np.int32), path, np.zeros(3, np.uint8), draws)
-    assert MeasuredBudget(curve(0.0)).select(tree, 0).tree is tree
-    kept = MeasuredBudget(curve(0.9)).select(tree, 0).tree
+    assert select(MeasuredBudget(curve(0.0)), tree).tree is tree
+    kept = select(MeasuredBudget(curve(0.9)), tree).tree
     assert kept.tokens.tolist() == [1, 2]
     assert kept.draws.keys() == {-1, 0}
 
@@ -44,7 +49,7 @@ def test_a_branch_is_kept_only_with_its_parent() -> None:
     tokens, parents = np.array([1, 2, 3, 4], np.int32), np.array([-1, 0, 1, 0], np.int32)
     path = np.array([0.9, 0.6, 0.1, 0.3], np.float32)
     tree = DraftTree(tokens, parents, np.array([1, 2, 3, 2], np.int32), path, np.zeros(4, np.uint8))
-    kept = MeasuredBudget(curve(0.15)).select(tree, 0).tree
+    kept = select(MeasuredBudget(curve(0.15)), tree).tree
     check(kept)
     assert kept.tokens.tolist() == [1, 2, 4][: len(kept)]
 
@@ -54,7 +59,7 @@ def verified(budget: MeasuredBudget, tree: DraftTree, emitted: list[int], steps:
     sizes = []
     for _ in range(steps):
         proposed = tree if budget.nodes() else draft()
-        selection = budget.select(proposed, 0)
+        selection = select(budget, proposed)
         sizes.append(len(selection.tree))
         budget.record(proposed, selection, np.array(emitted[: len(selection.tree) + 1], np.int32), 0.0)
     return sizes
@@ -79,9 +84,9 @@ def test_nodes_that_cost_a_step_each_are_only_probed() -> None:
     assert sum(budget.nodes() > 0 for _ in range(40)) == 40 // PROBE_INTERVAL
 
 
-def select(budget: MeasuredBudget, tree: DraftTree) -> int:
+def step(budget: MeasuredBudget, tree: DraftTree) -> int:
     """One step of a drafter whose drafts are accepted as expected; returns the nodes that were worth verifying."""
-    selection = budget.select(tree, 0)
+    selection = select(budget, tree)
     budget.record(tree, selection, tree.tokens[:1], 0.0)
     budget._trust = Trust()  # the sizes below are computed for full trust
     return len(selection.tree)
@@ -90,27 +95,54 @@ def select(budget: MeasuredBudget, tree: DraftTree) -> int:
 def test_a_drafter_that_fills_its_budget_gets_only_the_useful_size_next_time() -> None:
     budget = MeasuredBudget(curve(0.1))
     assert budget.nodes() == MAX_NODES
-    assert select(budget, draft(*[0.9] * 4, 0.05, *[0.5] * (MAX_NODES - 5))) == 4
+    assert step(budget, draft(*[0.9] * 4, 0.05, *[0.5] * (MAX_NODES - 5))) == 4
     assert budget.nodes() == 4
-    assert select(budget, draft(0.9, 0.9, 0.6, 0.55)) == 4  # the last node adds 0.27 tokens, barely enough
+    assert step(budget, draft(0.9, 0.9, 0.6, 0.55)) == 4  # the last node adds 0.27 tokens, barely enough
     assert budget.nodes() == 4
-    assert select(budget, draft(0.9, 0.9, 0.9, 0.9)) == 4  # the last node adds 0.66 tokens, more than enough
+    assert step(budget, draft(0.9, 0.9, 0.9, 0.9)) == 4  # the last node adds 0.66 tokens, more than enough
     assert budget.nodes() == MAX_NODES
 
 
 def test_a_drafter_that_drafts_less_than_its_budget_keeps_it() -> None:
     budget = MeasuredBudget(curve(0.1))
-    assert select(budget, draft(0.9, 0.9, 0.9, 0.9, 0.05, 0.5)) == 4
+    assert step(budget, draft(0.9, 0.9, 0.9, 0.9, 0.05, 0.5)) == 4
     assert budget.nodes() == MAX_NODES
 
 
 def test_selecting_has_no_side_effect() -> None:
     budget = MeasuredBudget(curve(0.1))
     tree = draft(*[0.9] * 4, 0.05, *[0.5] * (MAX_NODES - 5))
-    first = budget.select(tree, 0)
+    first = select(budget, tree)
     for _ in range(20):
-        assert len(budget.select(tree, 0).tree) == len(first.tree)
+        assert len(select(budget, tree).tree) == len(first.tree)
     assert budget.nodes() == MAX_NODES
+
+
+def test_streams_share_the_nodes_that_a_round_can_afford() -> None:
+    """Nodes cost the same in all streams, so those that promise most are verified, whoever drafted them."""
+    likely, unlikely = draft(0.9, 0.9, 0.9), draft(0.35, 0.9)
+    costs = curve(0.3)
+
+    def sizes(*offers: Offer, rows: int = 0) -> list[int]:
+        return [len(selection.tree) for selection in share(offers, rows)]
+
+    first, second = Offer(likely, MeasuredBudget(costs), 0), Offer(unlikely, MeasuredBudget(costs), 0)
+    assert sizes(second) == [2]
+    assert sizes(first, second) == [3, 0]
+    assert sizes(second, first) == [0, 3]
+    assert sizes(first, Offer(unlikely, FixedBudget(5), 0)) == [3, 2]  # a fixed number is kept
+    assert sizes(first, Offer(unlikely, MeasuredBudget(costs), 0, prunable=False)) == [3, 2]
+    distrusted = MeasuredBudget(costs)
+    for _ in range(20):
+        distrusted.record(likely, Selection(likely), np.array([9], np.int32), 0.0)
+    assert sizes(Offer(likely, distrusted, 0), first) == [0, 3]
+
+
+def test_more_rows_in_a_round_afford_more_nodes() -> None:
+    """With the time of a prompt's rows in the round, a node adds a smaller share to it."""
+    tree = draft(*[0.8] * 8)
+    kept = [len(share([Offer(tree, MeasuredBudget(curve(0.3)), 0)], rows)[0].tree) for rows in (0, 10, 30)]
+    assert kept == sorted(kept) and kept[0] < kept[-1]
 
 
 def test_the_outcome_is_summed_along_the_emitted_path() -> None:
@@ -120,6 +152,13 @@ def test_the_outcome_is_summed_along_the_emitted_path() -> None:
     assert outcome(tree, np.array([7], np.int32)) == pytest.approx((0.8, 0))
     assert outcome(tree, np.array([1, 4, 9], np.int32)) == pytest.approx((0.8 + 0.6 / 0.8, 2))
     assert outcome(tree, np.array([1, 2, 9], np.int32)) == pytest.approx((0.8 + 0.6 / 0.8 + 0.25, 2))
+
+
+def test_rows_of_several_streams_cost_what_was_measured() -> None:
+    found = CostCurve(NODES, (64,), (tuple(1.0 + n for n in NODES),), row_seconds=0.5, stream_seconds=0.25)
+    seconds = found.of_rows(100, 1, MAX_NODES + 3)
+    assert seconds[[0, 1, MAX_NODES, MAX_NODES + 2]].tolist() == [1.0, 2.0, 1.0 + MAX_NODES, 2.0 + MAX_NODES]
+    assert found.of_rows(100, 3, 3).tolist() == [1.5, 2.5, 3.5]
 
 
 def test_a_curve_is_interpolated_between_its_points() -> None:

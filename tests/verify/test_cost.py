@@ -26,7 +26,7 @@ def test_a_curve_is_measured_once_and_saved(tiny_runner: ModelRunner, tmp_path: 
         assert load_or_measure(tiny_runner, folder) == curve
 
 
-CURVE = CostCurve((0, 1, MAX_NODES), (64, 512), ((0.1, 0.2, 0.3), (0.2, 0.3, 0.4)))
+CURVE = CostCurve((0, 1, MAX_NODES), (64, 512), ((0.1, 0.2, 0.3), (0.2, 0.3, 0.4)), 0.01, 0.02)
 
 
 def test_a_saved_curve_is_parsed() -> None:
@@ -51,6 +51,8 @@ def test_a_saved_curve_is_parsed() -> None:
         {"contexts": [0, 64]},
         {"contexts": None},
         {"seconds": [[0.1, 0.2, 0.3]]},
+        {"row_seconds": -1.0},
+        {"stream_seconds": None},
         {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3]]},
         {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3, 0.0]]},
         {"seconds": [[0.1, 0.2, 0.3], [0.2, 0.3, -1.0]]},

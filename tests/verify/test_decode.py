@@ -9,7 +9,8 @@ from drafters.options import TrigramOptions
 from drafters.tables import ngram
 from drafters.trigram import TrigramDrafter
 from tests.drafts import Chaos, Oracle
-from verify.decode import Decoded, DecodeOptions, Generation, PromptError, decode
+from verify.decode import Decoded, decode, step
+from verify.generation import DecodeOptions, Generation, PromptError
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
@@ -91,14 +92,14 @@ def test_a_prompt_must_leave_room_in_the_context(tiny_runner: ModelRunner) -> No
 def test_a_long_prompt_is_read_in_chunks_that_can_be_abandoned(
     tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("verify.verifier.PREFILL_CHUNK_TOKENS", 16)
+    monkeypatch.setattr("verify.round.PREFILL_CHUNK_TOKENS", 16)
     prompt = np.arange(60, dtype=np.int32) % 97
     options = DecodeOptions(SAMPLED, max_tokens=20)
     expected = plain(tiny_runner, options, prompt)
     verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
     abandoned = Generation(verifier, NoDrafter(), prompt, options)
     for _ in range(2):
-        assert abandoned.step().tokens == []
+        assert step(abandoned).tokens == []
     abandoned.close()
     resumed = Generation(verifier, NoDrafter(), prompt, options)
     assert resumed.reused_tokens == 32
@@ -123,11 +124,10 @@ def test_tokens_that_are_taken_back_leave_the_text(tiny_runner: ModelRunner) -> 
     expected = plain(tiny_runner, options)
     verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
     generation = Generation(verifier, Oracle(expected), PROMPT, options)
-    step = generation.step()
-    while not step.tokens:
-        step = generation.step()
+    while not (taken := step(generation)).tokens:
+        pass
     generation.take_back(3)
     generation.close()
-    assert verifier.sequence.tokens.tolist() == [*PROMPT.tolist(), *expected[: len(step.tokens) - 3]]
+    assert verifier.sequence.tokens.tolist() == [*PROMPT.tolist(), *expected[: len(taken.tokens) - 3]]
     turn = np.array([*verifier.sequence.tokens, 8, 9], np.int32)
     assert decode(verifier, NoDrafter(), turn, options).tokens == plain(tiny_runner, options, turn)

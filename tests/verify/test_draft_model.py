@@ -18,8 +18,9 @@ from drafters.none import NoDrafter
 from drafters.options import NEED_A_MODEL, DrafterName, DraftGraphOptions, DraftOptions, DraftTreeOptions, Options, PearlOptions
 from drafters.registry import Resources, make
 from drafters.sequence import Sequence
-from verify.decode import DecodeOptions, decode
+from verify.decode import decode
 from verify.draft_model import DraftRunner, SessionDraft
+from verify.generation import DecodeOptions
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
@@ -329,5 +330,5 @@ def test_a_grammars_only_token_is_emitted_at_any_float(
         verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
         params = SamplingParams(**{"temperature": 0.9, "rule": rule, "min_tokens": 5, **extreme})
         verifier.begin(PROMPT, params, 8, stop_ids=range(97))
-        assert list(verifier.prefill())
+        verifier.prefill()
         assert verifier.verify(tree, allowed=allowed).tokens.tolist() == [only, only]

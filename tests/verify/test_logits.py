@@ -15,7 +15,8 @@ from drafters.interface import EMPTY, DraftTree, Source, chain
 from drafters.none import NoDrafter
 from tests.drafts import Oracle
 from tests.trees import trees
-from verify.decode import Decoded, DecodeOptions, decode
+from verify.decode import Decoded, decode
+from verify.generation import DecodeOptions
 from verify.logits import LogitsProcessor, ProcessedLogits
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams

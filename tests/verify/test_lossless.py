@@ -18,8 +18,9 @@ from drafters.registry import Resources, make
 from drafters.tables import ngram
 from drafters.tables.suffix import Corpus, index
 from server.worker.detokenizer import AnswerText
-from verify.decode import Decoded, DecodeOptions, Generation, decode
+from verify.decode import Decoded, decode, step
 from verify.draft_model import DraftRunner
+from verify.generation import DecodeOptions, Generation
 from verify.model.loading import LoadOptions, load_model, stop_ids
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
@@ -173,10 +174,10 @@ def test_stop_strings_cut_the_same_text(subject: Subject, temperature: float) ->
         generation = Generation(verifier, make(name, subject.resources), prompt, options)
         text, pieces, used = AnswerText(subject.tokenizer, stops), "", 0
         while True:
-            step = generation.step()
-            piece, count = text.feed(step.tokens)
+            taken = step(generation)
+            piece, count = text.feed(taken.tokens)
             pieces, used = pieces + piece, used + count
-            if text.stopped or step.finish:
+            if text.stopped or taken.finish:
                 return pieces if text.stopped else pieces + text.finish(), used
 
     for number, prompt in enumerate(subject.prompts[:20]):

@@ -22,7 +22,8 @@ from drafters.pearl import PearlDrafter
 from tests.drafts import Chaos, Driven
 from tests.language import ToyModel
 from verify.acceptance import Keyed, Rejection, rule_of
-from verify.decode import DecodeOptions, decode
+from verify.decode import decode
+from verify.generation import DecodeOptions
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier

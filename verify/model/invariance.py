@@ -23,7 +23,7 @@ import torch
 from verify.errors import ModelError
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
-from verify.model.cpu.ordered_attention import QUERY_BLOCK, RowClass, UnorderedError, depth_left
+from verify.model.cpu.ordered_attention import PROMPT_ROWS, QUERY_BLOCK, RowClass, UnorderedError, depth_left
 from verify.model.cpu.packing import PackedLinear, packed_layers
 from verify.model.gpu.row_counts import ROWS, row_classes, without_split_k
 from verify.model.runner import ModelRunner
@@ -31,10 +31,10 @@ from verify.model.segment import Segment
 
 # auto = where it costs at most MAX_COST; on = refuses to start where it cannot hold.
 Invariant = Literal["auto", "on", "off"]
-VERSION = 2  # of saved findings; changes with the attention
+VERSION = 3  # of saved findings; changes with the attention
 MAX_COST = 0.05  # of a step's time
-PROBED_ROWS = (*range(1, 18), 24, 31, 32, 33, 34, 40, 47, 48, 49, 63, 64, 65)
-HIGHEST = (65, 32, 16)  # largest numbers of rows that are tried
+PROBED_ROWS = (*range(1, 18), 24, 31, 32, 33, 34, 40, 47, 48, 49, 63, 64, 65, 66, 128, 256, 257, PROMPT_ROWS)
+HIGHEST = (PROMPT_ROWS, 65, 32, 16)  # largest numbers of rows that are tried
 LARGEST_LOW = 16  # more padding would cost too much
 MOST_OUTPUTS = 16384  # of a probed layer; a vocabulary would take long
 TREES = ((5, 8), (1, 64), (70, 17), (614, 40))  # tokens of text and draft nodes of the trees compared

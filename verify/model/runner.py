@@ -206,41 +206,51 @@ class ModelRunner:
         """
         if self._pool is not None:
             self._pool.reserve([(cast(PagedCache, each.cache), len(each.batch)) for each in segments])
-        rounds = self._rounds(segments)
+        if len(segments) == 1 and (self._is_apart(segments[0]) or (self.row_class is None and is_chunk(segments[0]))):
+            return [self._untraced(segments, in_order=False)]
+        forwards = self._forwards(segments)
         found: list[list[torch.Tensor]] = [[] for _ in segments]
-        for numbers, parts in rounds:
+        for numbers, parts in forwards:
             counts = [part.kept for part in parts]
             logits = self._together(parts)[: sum(counts)].split(counts)
             for number, of_part in zip(numbers, logits, strict=True):
-                found[number].append(of_part if len(rounds) == 1 else of_part.clone())
-        return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in found]
+                found[number].append(of_part if len(forwards) == 1 else of_part.clone())
+        return [
+            torch.cat(parts) if segment.logits and len(parts) > 1 else parts[-1]
+            for segment, parts in zip(segments, found, strict=True)
+        ]
 
-    def _rounds(self, segments: Sequence[Segment]) -> list[tuple[list[int], list[Segment]]]:
-        """What is computed at once: parts of segments, and these segments' numbers."""
-        rounds: list[tuple[list[int], list[Segment]]] = []
+    def _forwards(self, segments: Sequence[Segment]) -> list[tuple[list[int], list[Segment]]]:
+        """What is computed at once: parts of segments, and these segments' numbers. A segment's parts are in order."""
+        forwards: list[tuple[list[int], list[Segment]]] = []
         for number, segment in enumerate(segments):
-            place = 0  # a part comes in a later round than those before it
+            place = 0
             for part in self._parts(segment):
-                while place < len(rounds) and not self._fits(part, rounds[place][1]):
+                while place < len(forwards) and not self._fits(part, forwards[place][1]):
                     place += 1
-                if place == len(rounds):
-                    rounds.append(([], []))
-                rounds[place][0].append(number)
-                rounds[place][1].append(part)
-                place += 1
-        return rounds
+                if place == len(forwards):
+                    forwards.append(([], []))
+                forwards[place][0].append(number)
+                forwards[place][1].append(part)
+        return forwards
 
     def _parts(self, segment: Segment) -> Iterator[Segment]:
-        if self.row_class is None or self._inputs is None or is_chunk(segment):
+        if self.row_class is None or self._inputs is None or self._is_apart(segment):
             return iter([segment])
         return (segment._replace(batch=part) for part in pieces(segment.batch, segment.cache.length, self.row_class))
 
     def _fits(self, part: Segment, others: Sequence[Segment]) -> bool:
         """Whether the part can be computed together with the others."""
-        if self._inputs is not None and any(is_chunk(each) for each in (part, *others)):
-            return False  # attention in order takes no chunks
-        rows = part.rows + sum(each.rows for each in others)
-        return rows <= self.max_rows and len(others) < (MAX_STREAMS if self._backend is None else self._backend.max_streams)
+        if any(self._is_apart(each) for each in (part, *others)):
+            return False
+        streams = MAX_STREAMS if self._backend is None else self._backend.max_streams
+        return len(others) < streams and part.rows + sum(each.rows for each in others) <= self.max_rows
+
+    def _is_apart(self, segment: Segment) -> bool:
+        """Whether these rows are computed outside of the class of rows or of the graphs, because they are too many."""
+        if self._pool is not None:
+            return len(segment.batch) > self.max_rows
+        return self.row_class is not None and not self.row_class.has_prompts and is_chunk(segment)
 
     @property
     def max_rows(self) -> int:
@@ -251,7 +261,7 @@ class ModelRunner:
 
     def _together(self, segments: list[Segment]) -> torch.Tensor:
         """One forward; logits of the kept rows, and possibly of more behind them."""
-        if len(segments) == 1 and is_chunk(segments[0]):
+        if self._is_apart(segments[0]):
             return self._untraced(segments, in_order=False)
         if self.row_class is not None and self._inputs is not None:
             missing = self.row_class.low - sum(each.rows for each in segments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -27,6 +27,13 @@ class Segment(NamedTuple):
     def kept(self) -> int:
         """The number of rows whose logits are returned."""
         return self.rows if self.logits else 1
+
+
+class Forwards(Protocol):
+    """What computes segments: a `verify.model.runner.ModelRunner`."""
+
+    def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """The logits of the kept rows of each segment, valid until the next call."""
 
 
 def tokens_of(segments: Sequence[Segment]) -> torch.Tensor:

@@ -10,7 +10,8 @@ from bench.agents.worker import replay
 from drafters.none import NoDrafter
 from server.settings import Settings
 from server.worker.runtime import load_target
-from verify.decode import DecodeOptions, decode
+from verify.decode import decode
+from verify.generation import DecodeOptions
 from verify.sampling_params import SamplingParams
 from verify.tokenizer import load_tokenizer
 from verify.verifier import TreeVerifier

@@ -71,7 +71,7 @@ def compiles(grammar: str, stack: int) -> bool:
     program = (
         "import sys, threading\n"
         "from llguidance import LLMatcher, LLTokenizer\n"
-        "from verify.grammar_limits import LIMITS\n"
+        "from verify.constraints.limits import LIMITS\n"
         "grammar = sys.stdin.read()\n"
         "def compile():\n"
         "    matcher = LLMatcher(LLTokenizer('byte'), grammar, log_level=0, limits=LIMITS)\n"

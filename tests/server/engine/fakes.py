@@ -12,7 +12,9 @@ from server.engine.transport import WorkerSide
 from server.engine.worker_process import WorkerProcess
 from server.settings import Settings
 
-READY = Ready(context_tokens=100, device="cpu", dtype="float32", seconds=0.1, slots=2, slot_bytes=1000, invariance="off")
+READY = Ready(
+    context_tokens=100, device="cpu", dtype="float32", seconds=0.1, slots=2, max_active=2, slot_bytes=1000, invariance="off"
+)
 
 
 class FakeProcess:

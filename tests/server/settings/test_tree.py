@@ -34,13 +34,6 @@ def test_settings_are_frozen() -> None:
         load_settings().server.port = 1  # type: ignore[misc]
 
 
-def test_concurrency_follows_the_kv_caches_unless_it_is_set() -> None:
-    default, chosen = load_settings().scheduling, load_settings(None, {"scheduling.max_active": 6}).scheduling
-    assert [default.concurrency(slots) for slots in (1, 3, 12)] == [1, 3, 4]
-    assert default.concurrency() == 4
-    assert chosen.concurrency() == chosen.concurrency(8) == 6
-
-
 def test_the_example_files_load() -> None:
     files = sorted(CONFIGS.glob("*.yaml"))
     assert files

@@ -28,6 +28,7 @@ def tiny_runtime(runner: ModelRunner, settings: Settings, stop_ids: frozenset[in
         stop_ids=stop_ids,
         resources=Resources(),
         own_resources={},
+        max_active=2,
         slots=2,
         grammars=cast(Any, None),
         curve=None,

@@ -15,6 +15,7 @@ from server.worker.job import Job, count_sources
 from server.worker.runtime import Runtime
 from server.worker.sessions import SessionStore
 from tests.server.worker.fakes import Letters, tiny_runtime
+from verify.decode import step
 from verify.model.runner import ModelRunner
 from verify.sampling_params import ReasoningLimit, SamplingParams
 
@@ -35,7 +36,7 @@ def events(runtime: Runtime, params: SamplingParams = GREEDY, **fields: Any) -> 
     job = Job(request, session, runtime, SETTINGS)
     found: list[TokenEvent] = []
     while not (found and found[-1].finish):
-        event = job.step()
+        event = job.event(step(job.generation))
         if event is not None:
             found.append(event)
     job.close()

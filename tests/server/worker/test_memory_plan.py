@@ -42,7 +42,7 @@ def qwen3(size: str, gib: int, quantised: bool = False) -> MemoryFigures:
 def test_qwen3_starts_by_itself(size: str, gib: int, quantised: bool, slots: int, context_tokens: int) -> None:
     plan = plan_memory(qwen3(size, gib, quantised), MemoryWishes())
     assert (plan.slots, plan.context_tokens) == (slots, context_tokens)
-    assert (plan.note is None) == (slots >= 4)
+    assert (plan.note is None) == (slots >= 8)
     if plan.note is not None:
         assert "model.context_tokens" in plan.note and f"{context_tokens} tokens" in plan.note
         assert plan.note.endswith(".") and "\n" not in plan.note
@@ -70,7 +70,7 @@ def test_a_model_with_a_short_context_needs_no_more_than_its_own() -> None:
         (MemoryWishes(slots=3), (3, 15360)),
         (MemoryWishes(slots=1), (1, CONTEXT)),
         (MemoryWishes(context_tokens=4096), (11, 4096)),
-        (MemoryWishes(context_tokens=4096, sessions=2), (6, 4096)),
+        (MemoryWishes(context_tokens=4096, sessions=2), (10, 4096)),
         (MemoryWishes(context_tokens=20000, slots=2), (2, 20000)),
         (MemoryWishes(context_tokens=20000, max_active=2), (2, 20000)),
     ],

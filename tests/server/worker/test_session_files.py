@@ -20,7 +20,8 @@ from server.worker import session_files
 from server.worker.session_files import SessionFiles, model_digest
 from server.worker.sessions import SessionStore
 from tests.hub import MODEL, cache_models, commit_of
-from verify.decode import DecodeOptions, Generation, finish
+from verify.decode import finish
+from verify.generation import DecodeOptions, Generation
 from verify.model import cache
 from verify.model.cache import distinct_rows
 from verify.model.runner import ModelRunner

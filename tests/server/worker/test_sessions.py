@@ -5,7 +5,8 @@ import numpy as np
 from drafters.none import NoDrafter
 from drafters.registry import Resources
 from server.worker.sessions import Session, SessionKey, SessionStore
-from verify.decode import DecodeOptions, Generation, decode
+from verify.decode import decode, step
+from verify.generation import DecodeOptions, Generation
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
@@ -150,7 +151,7 @@ def test_the_slot_of_a_paused_request_serves_others(tiny_runner: ModelRunner) ->
         session = store.acquire("p", paused, PROMPT)
         assert session is not None
         generation = Generation(session.verifier, NoDrafter(), text, options)
-        tokens = [token for _ in range(4) for token in generation.step().tokens]
+        tokens = [token for _ in range(4) for token in step(generation).tokens]
         store.pause(session)
         other = store.acquire("p", "b", PROMPT)
         assert other is not None
@@ -159,6 +160,6 @@ def test_the_slot_of_a_paused_request_serves_others(tiny_runner: ModelRunner) ->
         store.release(other)
         assert store.resume(session)
         while len(tokens) < len(expected):
-            tokens += generation.step().tokens
+            tokens += step(generation).tokens
         assert tokens == expected
         store.release(session)

@@ -16,7 +16,8 @@ from drafters.none import NoDrafter
 from drafters.options import DrafterName, FusionOptions, LookupOptions, Options, TrigramOptions
 from drafters.registry import Resources
 from server.worker.sessions import Session, SessionStore
-from verify.decode import DecodeOptions, Generation, decode, finish
+from verify.decode import decode, finish, step
+from verify.generation import DecodeOptions, Generation
 from verify.model import cache
 from verify.model.cache import distinct_rows
 from verify.model.runner import ModelRunner
@@ -112,7 +113,7 @@ def test_requests_that_share_a_beginning_read_it_once(tiny_runner: ModelRunner) 
     generation = Generation(first.verifier, NoDrafter(), LONG, rig.options)
     assert rig.store.acquire("p", None, extend(LONG[:50], 1)) is None  # the first request has not read it yet
     assert rig.store.acquire("p", None, np.full(64, 5, np.int32)) is not None  # another text does not wait
-    generation.step()
+    step(generation)
     second = rig.acquire(extend(LONG[:50], 1))
     assert second.reuse == "forked" and second.verifier.committed_rows == 50
     finish(generation)

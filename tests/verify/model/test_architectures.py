@@ -13,8 +13,9 @@ import transformers
 from drafters.interface import DraftTree
 from drafters.none import NoDrafter
 from tests.drafts import Oracle
-from verify.decode import DecodeOptions, decode
+from verify.decode import decode
 from verify.errors import ModelError
+from verify.generation import DecodeOptions
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
 from verify.model.loading import LoadOptions, load_model, prepare

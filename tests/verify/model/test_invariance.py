@@ -13,8 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from drafters.interface import Verdict
 from drafters.none import NoDrafter
 from tests.drafts import Oracle
-from verify.decode import DecodeOptions, decode
+from verify.decode import decode
 from verify.errors import ModelError
+from verify.generation import DecodeOptions
 from verify.model import invariance
 from verify.model.cpu.ordered_attention import RowClass
 from verify.model.invariance import Finding, common_range, find, linear_layers, start

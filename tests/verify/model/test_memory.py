@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from drafters.registry import Resources, make
-from verify.decode import DecodeOptions, Generation
+from verify.decode import step
+from verify.generation import DecodeOptions, Generation
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
@@ -33,7 +34,7 @@ def test_ten_thousand_steps_of_one_session(tiny_runner: ModelRunner) -> None:
         prompt = np.random.default_rng(turn).integers(3, 97, 10).astype(np.int32)
         params = SamplingParams(temperature=turn % 2, seed=turn, frequency_penalty=0.1 * (turn % 3), logprobs=turn % 5 or None)
         generation = Generation(verifier, drafter, prompt, DecodeOptions(params, 100, max_nodes=8))
-        while generation.step().finish is None:
+        while step(generation).finish is None:
             steps += 1
         generation.close()
         turn += 1

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 
 import models
 from drafters.registry import Resources, make
-from verify.decode import DecodeOptions, decode
+from verify.decode import decode
+from verify.generation import DecodeOptions
 from verify.model.loading import LoadOptions, load_model
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier

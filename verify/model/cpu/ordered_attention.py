@@ -24,6 +24,7 @@ from verify.model.cache import KVCache
 
 BLOCK = 64  # positions
 WIDTH_STEP = 16  # the sizes of a block's products are multiples of this
+PROMPT_ROWS = 512
 QUERY_BLOCK = 32  # flash attention on a CPU computes this many rows together, and multiples of it if there are many
 
 
@@ -34,6 +35,11 @@ class RowClass:
     low: int  # rows of a forward; fewer are padded
     high: int  # more are computed in several forwards
     queries: int  # smallest remainder of attention rows (rows times query heads per key head) modulo QUERY_BLOCK
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether prompts are read in the class, too; with fewer rows at once, that would take too long."""
+        return self.high >= PROMPT_ROWS
 
     def padded_queries(self, rows: int) -> int:
         """The number of attention rows that `rows` are padded to."""

@@ -58,6 +58,7 @@ class GraphedForward:
         """
         rows = sum(len(each.batch) for each in segments)
         if rows > self.max_rows:
+            assert len(segments) > 1, "a segment must not have more rows than max_rows"
             half = len(segments) // 2
             return torch.cat([self(part).clone() for part in (segments[:half], segments[half:])])
         pieces = [piece for cache, batch, _ in segments for piece in pieces_of(cast(PagedCache, cache), batch)]

@@ -13,7 +13,8 @@ import models
 from drafters.interface import DraftTree
 from drafters.none import NoDrafter
 from tests.drafts import Oracle
-from verify.decode import DecodeOptions, decode
+from verify.decode import decode
+from verify.generation import DecodeOptions
 from verify.model.loading import LoadOptions, load_model
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
@@ -52,7 +53,7 @@ def test_a_step_synchronises_once(runner: ModelRunner, temperature: float) -> No
     tree = DraftTree(chain, chain - 1, chain + 1, np.ones(5, np.float32), np.zeros(5, np.uint8))
     verifier = TreeVerifier(runner, runner.new_cache())
     verifier.begin(PROMPT, SamplingParams(temperature=temperature), max_tokens=100)
-    list(verifier.prefill())
+    verifier.prefill()
     verifier.verify(tree, feedback=4)  # allocates memory
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

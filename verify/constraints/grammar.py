@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from drafters.interface import DraftTree, Ints, Source, chain
-from verify.grammar_limits import LIMITS, first_line
+from verify.constraints.limits import LIMITS, first_line
 
 MAX_CACHED_GRAMMARS = 64
 

@@ -13,10 +13,11 @@ from drafters.none import NoDrafter
 from drafters.options import DrafterName
 from drafters.registry import Resources, make
 from tests.trees import trees
-from verify.decode import DecodeOptions, decode
+from verify.constraints.reasoning import ReasoningBudget
+from verify.decode import decode
+from verify.generation import DecodeOptions
 from verify.model.loading import LoadOptions, load_model
 from verify.model.runner import ModelRunner
-from verify.reasoning_budget import ReasoningBudget
 from verify.sampling_params import ReasoningLimit, SamplingParams
 from verify.verifier import TreeVerifier
 

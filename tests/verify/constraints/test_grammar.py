@@ -18,8 +18,9 @@ from drafters.none import NoDrafter
 from drafters.options import LookaheadOptions
 from drafters.registry import Resources, make
 from tests.trees import check, trees
-from verify.decode import DecodeOptions, Generation, decode
-from verify.grammar import MAX_CACHED_GRAMMARS, GrammarCompiler, GrammarError
+from verify.constraints.grammar import MAX_CACHED_GRAMMARS, GrammarCompiler, GrammarError
+from verify.decode import decode, step
+from verify.generation import DecodeOptions, Generation
 from verify.model.loading import LoadOptions, load_model
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
@@ -130,10 +131,10 @@ def test_lookahead_refines_under_a_grammar(runner: ModelRunner) -> None:
     generation = Generation(TreeVerifier(runner, runner.new_cache()), drafter, prompt, options, compiler.compile(grammar))
     tokens: list[int] = []
     levels = 0
-    while (step := generation.step()).finish is None:
-        tokens += step.tokens
+    while (taken := step(generation)).finish is None:
+        tokens += taken.tokens
         levels = len(drafter._levels)
-    assert tokens + step.tokens == plain.tokens
+    assert tokens + taken.tokens == plain.tokens
     assert levels > 1
 
 

@@ -1,0 +1,149 @@
+"""Streams that share rounds get the answers that each gets alone, whoever joins, ends or fails beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+import models
+from drafters.none import NoDrafter
+from drafters.options import DrafterName
+from drafters.registry import Resources, make
+from verify.constraints.reasoning import ReasoningBudget
+from verify.cost import NODES, CostCurve
+from verify.decode import finish
+from verify.generation import DecodeOptions, Generation, Step
+from verify.model import invariance
+from verify.model.loading import LoadOptions, load_weights
+from verify.model.runner import ModelRunner
+from verify.model.segment import Segment
+from verify.round import MIN_CHUNK_TOKENS, run_round
+from verify.sampling_params import ReasoningLimit, SamplingParams
+from verify.verifier import PREFILL_CHUNK_TOKENS, TreeVerifier
+
+DRAFTERS: tuple[DrafterName, ...] = ("none", "lookup", "trigram", "lookahead", "fusion")
+CURVE = CostCurve(NODES, (64,), (tuple(1.0 + 0.02 * nodes for nodes in NODES),), 0.02, 0.1)
+
+
+@pytest.fixture(scope="module", params=["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def runner(request: pytest.FixtureRequest) -> ModelRunner:
+    """In bfloat16, rows have the same bits in every forward."""
+    loaded = load_weights(LoadOptions(str(models.TARGET), dtype=request.param))
+    if request.param == "float32":
+        loaded.start(700)
+    else:
+        invariance.start(loaded, 700, "on", None)
+        if loaded.row_class is None or not loaded.row_class.has_prompts:
+            pytest.skip("this machine's kernels give a prompt other bits beside other rows")
+    return loaded
+
+
+def answers(runner: ModelRunner, make_generation: Callable[[int], Generation], count: int, seed: int) -> dict[int, list[int]]:
+    """The answers of requests of which up to eight share rounds, and that start at random rounds."""
+    random = Random(seed)
+    waiting, active = list(range(count)), dict[int, Generation]()
+    found: dict[int, list[int]] = {number: [] for number in waiting}
+    while waiting or active:
+        while waiting and len(active) < 8 and (not active or random.random() < 0.4):
+            number = waiting.pop()
+            active[number] = make_generation(number)
+        for number, outcome in zip(list(active), run_round(list(active.values())), strict=True):
+            assert not isinstance(outcome, Exception), outcome
+            found[number] += outcome.tokens if outcome else []
+            if outcome and outcome.finish:
+                active.pop(number).close()
+    return found
+
+
+def parameters(number: int) -> SamplingParams:
+    """Greedy and sampled, with and without penalties and log-probabilities."""
+    params = SamplingParams(temperature=0.8 * (number % 2), seed=number, logprobs=2 if number % 5 == 0 else None)
+    return replace(params, top_p=0.9, top_k=50, repetition_penalty=1.1) if number % 3 == 0 else params
+
+
+def test_streams_that_come_and_go_get_the_answers_of_each_alone(runner: ModelRunner) -> None:
+    random, count = np.random.default_rng(5), 16
+    prompts = [random.integers(5, 3000, random.integers(1, 150)).astype(np.int32) for _ in range(count)]
+    limit = ReasoningLimit(5, closing=17)
+
+    def generation(number: int, name: DrafterName) -> Generation:
+        options = DecodeOptions(parameters(number), 12 + number, max_nodes=8, curve=CURVE if number % 4 == 1 else None)
+        grammar = ReasoningBudget(limit, runner.vocabulary) if number % 4 == 2 else None
+        verifier = TreeVerifier(runner, runner.new_cache())
+        return Generation(verifier, make(name, Resources(vocabulary=runner.vocabulary + 1)), prompts[number], options, grammar)
+
+    alone = {number: finish(generation(number, "none")).tokens for number in range(count)}
+    found = answers(runner, lambda number: generation(number, DRAFTERS[number % len(DRAFTERS)]), count, seed=1)
+    assert found == alone
+
+
+def test_a_prompt_is_read_in_chunks_beside_steps_that_the_time_allows(runner: ModelRunner) -> None:
+    def generation(prompt: int, tokens: int = 40) -> Generation:
+        options = DecodeOptions(SamplingParams(temperature=0), tokens, curve=CURVE)
+        verifier = TreeVerifier(runner, runner.new_cache())
+        return Generation(verifier, NoDrafter(), np.ones(prompt, np.int32), options)
+
+    stepping, first, second = generation(1), generation(301), generation(101)
+    run_round([stepping])
+    sizes = []
+    while first.verifier.unread:
+        unread = first.verifier.unread
+        outcomes = run_round([stepping, first, second])
+        assert isinstance(outcomes[0], Step) and outcomes[0].tokens  # the stream goes on
+        sizes.append(unread - first.verifier.unread)
+    assert sum(sizes) == 300
+    # The prompt's rows cost 0.02 each, so as many as double the time of the step, 1.0, are read beside it.
+    assert sizes[:-1] == [50] * (len(sizes) - 1)
+    before = second.verifier.unread
+    run_round([stepping, second], max_seconds=1.0)
+    assert before - second.verifier.unread == MIN_CHUNK_TOKENS
+    alone, short = generation(PREFILL_CHUNK_TOKENS + 9), generation(6)
+    run_round([alone, short])
+    assert (alone.verifier.unread, short.verifier.unread) == (8, 5)
+    run_round([alone, short])
+    assert (alone.verifier.unread, short.verifier.unread) == (0, 0)
+
+
+def test_an_error_ends_one_request(tiny_runner: ModelRunner) -> None:
+    def generations() -> list[Generation]:
+        options = DecodeOptions(SamplingParams(temperature=0), 10)
+        verifiers = [TreeVerifier(tiny_runner, tiny_runner.new_cache()) for _ in range(3)]
+        return [Generation(verifier, NoDrafter(), np.array([5, 6], np.int32), options) for verifier in verifiers]
+
+    expected = finish(generations()[0]).tokens
+    for part in ("draft", "plan", "complete", "segment", "judge", "forward", "chunk"):
+        running = generations()
+        run_round(running)
+        if part == "chunk":
+            cast(TreeVerifier, running[1].verifier).cache.truncate(0)  # reads its prompt again
+        with pytest.MonkeyPatch.context() as patch:
+            broken = running[1] if part in ("draft", "plan", "complete") else running[1].verifier
+            if part == "forward":
+                patch.setattr(running[1].verifier, "segment", lambda tree: Segment(cast(Any, None), cast(Any, None)))
+            else:
+                patch.setattr(broken, part, raising)
+            outcomes = run_round(running)
+        failed = [isinstance(outcome, Exception) for outcome in outcomes]
+        assert failed == [False, True, False], part
+        for outcome, generation in zip(outcomes[::2], running[::2], strict=True):
+            assert isinstance(outcome, Step)
+            assert outcome.tokens + finish(generation).tokens == expected
+
+
+def test_a_lost_device_is_raised(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = DecodeOptions(SamplingParams(temperature=0), 10)
+    generation = Generation(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), np.ones(1, np.int32), options)
+    error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(generation, "draft", lambda: raising(error=error))
+    with pytest.raises(torch.AcceleratorError):
+        run_round([generation])
+
+
+def raising(*_: Any, error: Exception | None = None, **__: Any) -> Any:
+    raise error or ValueError("broken")

@@ -1,0 +1,1 @@
+"""What an answer may contain: grammars, and limits of reasoning."""
