@@ -44,7 +44,9 @@ def _add_block(scores, v, largest, total, summed):
 
 
 @triton.jit
-def _load_block(layer, place, inside, value_offset, dim, in_head, page_stride, page_tokens: tl.constexpr, head_dim: tl.constexpr):
+def _load_block(
+    layer, place, inside, value_offset, dim, in_head, page_stride, page_tokens: tl.constexpr, head_dim: tl.constexpr
+):
     """Keys and values at places of the pool, [K, D]; zeros where not `inside`. `layer` points to a head of a layer."""
     element = (place // page_tokens) * page_stride + (place % page_tokens) * head_dim
     address = layer + element[:, None] + dim[None, :]
@@ -79,7 +81,9 @@ def _attend_split(
     query_heads = head * groups + packed % groups
     dim = tl.arange(0, padded_dim)
     in_head = dim < head_dim
-    q = tl.load(query + (query_heads * query_head + row * query_row)[:, None] + dim[None, :], real[:, None] & in_head[None, :], 0.0)
+    q = tl.load(
+        query + (query_heads * query_head + row * query_row)[:, None] + dim[None, :], real[:, None] & in_head[None, :], 0.0
+    )
     largest = tl.full([block_rows], -float("inf"), tl.float32)
     total = tl.zeros([block_rows], tl.float32)
     summed = tl.zeros([block_rows, padded_dim], tl.float32)
@@ -127,7 +131,9 @@ def _attend_own(
     group, dim = tl.arange(0, own_rows), tl.arange(0, padded_dim)
     real, in_head = group < groups, dim < head_dim
     query_heads = head * groups + group
-    q = tl.load(query + (query_heads * query_head + row * query_row)[:, None] + dim[None, :], real[:, None] & in_head[None, :], 0.0)
+    q = tl.load(
+        query + (query_heads * query_head + row * query_row)[:, None] + dim[None, :], real[:, None] & in_head[None, :], 0.0
+    )
     position = length + tl.load(rows + DEPTH * size + row)
     largest = tl.full([own_rows], -float("inf"), tl.float32)
     total = tl.zeros([own_rows], tl.float32)
@@ -194,9 +200,10 @@ def attend(
         if item < shared:
             stream = tl.sum((ends <= item).to(tl.int64), 0)
             _attend_split(
-                query, query_head, query_row, layer, page_stride, value_offset, rows, streams, pages, out, lse, scaling, softcap,
-                head, stream, item - tl.sum(tl.where(index < stream, items, 0), 0),
-                groups, head_dim, padded_dim, window, capped, size, block, block_rows, block_keys, split_keys, parts, page_tokens,
+                query, query_head, query_row, layer, page_stride, value_offset, rows, streams, pages, out, lse, scaling,
+                softcap, head, stream, item - tl.sum(tl.where(index < stream, items, 0), 0),
+                groups, head_dim, padded_dim, window, capped, size, block, block_rows, block_keys, split_keys, parts,
+                page_tokens,
             )  # fmt: skip
         else:
             row = item - shared
@@ -229,24 +236,27 @@ def combine(
     """Combines the parts of one row and head; rows without a stream are zero."""
     row, head = tl.program_id(0), tl.program_id(1)
     stream = tl.load(rows + STREAM * size + row)
-    length = tl.load(streams + LENGTH * size + stream, stream >= 0, 0)
-    count = tl.where(stream >= 0, 1 + tl.cdiv(length // block * block, split_keys), 0)
-    place = (row * tl.num_programs(1) + head) * parts
-    part, dim = tl.arange(0, padded_parts), tl.arange(0, padded_dim)
-    scores = tl.load(lse + place + part, part < count, -float("inf"))
-    largest = tl.maximum(tl.max(scores, 0), -1e38)  # finite where there are no parts
-    if has_sinks:
-        sink = tl.load(sinks + head).to(tl.float32)
-        largest = tl.maximum(largest, sink)
-    weights = tl.exp(scores - largest)
-    total = tl.sum(weights, 0)
-    if has_sinks:
-        total += tl.exp(sink - largest)
-    mask = (scores > -float("inf"))[:, None] & (dim < head_dim)[None, :]
-    values = tl.load(parts_out + (place + part)[:, None] * head_dim + dim[None, :], mask, 0.0)
-    mixed = tl.sum(values * weights[:, None], 0) / tl.where(total > 0.0, total, 1.0)
-    target = out + (row * tl.num_programs(1) + head) * head_dim + dim
-    tl.store(target, mixed.to(out.dtype.element_ty), dim < head_dim)
+    place = row * tl.num_programs(1) + head
+    dim = tl.arange(0, padded_dim)
+    in_head = dim < head_dim
+    if stream < 0:
+        tl.store(out + place * head_dim + dim, tl.zeros([padded_dim], out.dtype.element_ty), in_head)
+    else:
+        count = 1 + tl.cdiv(tl.load(streams + LENGTH * size + stream) // block * block, split_keys)
+        part = place * parts + tl.arange(0, padded_parts)
+        scores = tl.load(lse + part, part < place * parts + count, -float("inf"))
+        largest = tl.max(scores, 0)
+        if has_sinks:
+            sink = tl.load(sinks + head).to(tl.float32)
+            largest = tl.maximum(largest, sink)
+        weights = tl.exp(scores - largest)
+        total = tl.sum(weights, 0)
+        if has_sinks:
+            total += tl.exp(sink - largest)
+        mask = (scores > -float("inf"))[:, None] & in_head[None, :]
+        values = tl.load(parts_out + part[:, None] * head_dim + dim[None, :], mask, 0.0)
+        mixed = tl.sum(values * weights[:, None], 0) / total
+        tl.store(out + place * head_dim + dim, mixed.to(out.dtype.element_ty), in_head)
 
 
 @triton.jit

@@ -48,7 +48,7 @@ def tree_attention(
     softcap: float,  # 0 = none
     sinks: torch.Tensor | None,  # [heads]
 ) -> torch.Tensor:
-    """Writes the new keys and values; returns attention over the text, each row's ancestors and itself, [heads, N, head_dim]."""
+    """Writes the new keys and values; returns attention over the text, a row's ancestors and itself, [heads, N, head_dim]."""
     query, key, value = (each if each.stride(2) == 1 else each.contiguous() for each in (query, key, value))
     kv_heads, count, head_dim = key.shape
     page = {
