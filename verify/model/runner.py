@@ -185,6 +185,11 @@ class ModelRunner:
         fitting = int(free_bytes(self.device) * POOLED_SHARE) // page_bytes + (0 if self._pool is None else len(self._pool))
         return max(context, min(POOLED_CONTEXTS * context, fitting))
 
+    @property
+    def free_pages(self) -> int | None:
+        """Pages of the pool that no cache holds; None without a pool."""
+        return None if self._pool is None else self._pool.free
+
     def new_cache(self) -> KVCache:
         """An empty cache for a full context."""
         if self._pool is not None:

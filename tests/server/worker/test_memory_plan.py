@@ -72,7 +72,7 @@ def test_a_model_with_a_short_context_needs_no_more_than_its_own() -> None:
         (MemoryWishes(max_active=2), (1, CONTEXT)),  # which share its pages
         (MemoryWishes(slots=3), (3, 15360)),  # shorter contexts, rather than fewer than were asked for
         (MemoryWishes(slots=1), (1, CONTEXT)),
-        (MemoryWishes(context_tokens=4096), (11, 4096)),
+        (MemoryWishes(context_tokens=4096), (10, 4096)),
         (MemoryWishes(context_tokens=4096, sessions=2), (10, 4096)),
         (MemoryWishes(context_tokens=20000, slots=2), (2, 20000)),
         (MemoryWishes(context_tokens=20000, max_active=2), (2, 20000)),
