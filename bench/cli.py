@@ -74,12 +74,15 @@ def bench_decode(
         str | None, typer.Option(help="Measure steps of random weights of this shape, such as llama-2-7b.")
     ] = None,
     forced: Annotated[Path | None, typer.Option(help="With --shape: emit the recorded answers of this stream.")] = None,
+    streams: Annotated[
+        str, typer.Option(help="With --forced: numbers of answers to decode at once, such as 1,4,8; with the first drafter.")
+    ] = "",
     tokenizer: StreamTokenizer = "",
     corpus: Corpus = None,
     out: Out = None,
 ) -> None:
     """Measure tokens per second and per step, in process. Settings also work as flags."""
-    from bench.plan import BenchError, make_plan, parse_drafters
+    from bench.plan import BenchError, make_plan, parse_counts, parse_drafters
     from bench.recordings import Recordings
     from server.settings import load_settings, parse_flags
 
@@ -88,10 +91,16 @@ def bench_decode(
         if forced:
             if not (shape and tokenizer):
                 raise BenchError("--forced needs --shape and --tokenizer.")
-            from bench.model.forced import run_forced
-
             recordings = Recordings([forced], tokenizer, corpus or [], limit)
-            run_forced(shape, settings, recordings, parse_drafters(drafter), repeats, out)
+            if streams:
+                from bench.model.streams import run_streams
+
+                counts = parse_counts("--streams", streams)
+                run_streams(shape, settings, recordings, parse_drafters(drafter)[0], counts, max_tokens, repeats, out)
+            else:
+                from bench.model.forced import run_forced
+
+                run_forced(shape, settings, recordings, parse_drafters(drafter), repeats, out)
         elif shape:
             from bench.model.steps import run_steps
 

@@ -114,6 +114,11 @@ class Generation:
         """The number of tokens so far."""
         return len(self._sequence)
 
+    @property
+    def read_tokens(self) -> int:
+        """The number of the prompt's tokens that have been read."""
+        return self._sequence.prompt_length - self.verifier.unread
+
     def draft(self) -> Drafted:
         """Asks the drafter for a step's draft. The prompt has been read."""
         started = time.perf_counter()

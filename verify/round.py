@@ -91,7 +91,7 @@ def run_round(generations: Sequence[Generation], max_seconds: float | None = Non
     for member in steps:
         member.draft()
     steps = [member for member in steps if member.drafted is not None]
-    left = most = chunk_tokens(steps, max_seconds) if readers else 0
+    left = most = chunk_tokens(steps, readers[0].generation.read_tokens, max_seconds) if readers else 0
     for member in readers:
         left -= member.read(left)
     plan_steps(steps, most - left)
@@ -99,17 +99,17 @@ def run_round(generations: Sequence[Generation], max_seconds: float | None = Non
     return [member.outcome for member in members]
 
 
-def chunk_tokens(steps: Sequence[Member], max_seconds: float | None) -> int:
-    """How many tokens of prompts are read beside these steps."""
+def chunk_tokens(steps: Sequence[Member], read: int, max_seconds: float | None) -> int:
+    """How many tokens of prompts are read beside these steps; of the first prompt, `read` tokens have been read."""
     curve = next((member.generation.curve for member in steps if member.generation.curve), None)
     if not steps or curve is None:
         return UNMEASURED_CHUNK_TOKENS if steps else PREFILL_CHUNK_TOKENS
     rows = sum(1 + len(member.drafted.tree) for member in steps if member.drafted)
     context = sum(member.generation.context for member in steps) // len(steps)
-    costs = curve.of_rows(context, len(steps), rows + PREFILL_CHUNK_TOKENS)
-    limit = READING_FACTOR * float(costs[rows - 1]) if max_seconds is None else max_seconds
-    count = int(np.searchsorted(costs, limit, "right")) - rows
-    return max(MIN_CHUNK_TOKENS, min(PREFILL_CHUNK_TOKENS, count))
+    step_seconds = float(curve.of_rows(context, len(steps), rows)[-1])
+    left = (READING_FACTOR * step_seconds if max_seconds is None else max_seconds) - step_seconds
+    costs = curve.of_rows(read, 1, rows + PREFILL_CHUNK_TOKENS)
+    return max(MIN_CHUNK_TOKENS, int(np.searchsorted(costs[rows:] - costs[rows - 1], left, "right")))
 
 
 def plan_steps(steps: Sequence[Member], rows: int) -> None:

@@ -1,101 +1,189 @@
-"""Several streams on a GPU: forwards that they share, rows whose bits do not depend on the others, and pages in steady state."""
+"""`outrider bench decode --shape --forced --streams`: several recorded answers at once, in shared rounds and in turns.
+
+In turns, each stream has a forward of its own, as if it were alone. Also measures what a long prompt costs the streams beside
+which it is read.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
-from random import Random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
+from rich.progress import Progress
 
-from bench.model.shapes import random_runner
-from verify.model import invariance
-from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache
+from bench import report
+from bench.model.forced import DEFAULT_CONTEXT_TOKENS, ForcedVerifier, select_fitting
+from bench.model.steps import make_runner
+from bench.recordings import Line, Recordings, load_encoder, load_resources, load_stream
+from drafters.interface import MAX_NODES
+from drafters.none import NoDrafter
+from drafters.options import DrafterName
+from drafters.registry import Resources, make, warm
+from server.settings import Settings
+from verify.cost import CostCurve, measure
+from verify.decode import step
+from verify.generation import DecodeOptions, Generation
 from verify.model.runner import ModelRunner
-from verify.model.segment import Segment
+from verify.round import run_round
+from verify.sampling_params import SamplingParams
+from verify.verifier import TreeVerifier
 
-COUNTS = (1, 2, 4, 8)  # of streams
-TEXT_TOKENS = 512
-NODES = (0, 7)  # draft nodes of each stream
-REPEATS = 15
-PAGED_SHAPE, PAGED_CONTEXT, JOINING_ROUNDS, MOST_STREAMS = "llama-7m", 2048, 2000, 8
+IN_TURNS = "in turns"
+PROMPT_TOKENS, BESIDE = 2000, 3  # of the prompt that is read, and streams beside it
 
 
-def together(shape: str, context_tokens: int) -> dict[str, Any]:
-    """Forwards of one to eight streams of this shape, in bfloat16."""
-    figures = shared_forwards(random_runner(shape, torch.bfloat16, "cuda", context_tokens))
-    torch.cuda.empty_cache()
+def run_streams(
+    shape: str,
+    settings: Settings,
+    recordings: Recordings,
+    drafter: DrafterName,
+    counts: Sequence[int],
+    max_tokens: int,
+    repeats: int,
+    out: Path | None,
+) -> dict[str, Any]:
+    """Measures, prints, and saves the figures if `out` is given. Answers are cut to `max_tokens`. Raises BenchError."""
+    stream, encoder = recordings.streams[0], load_encoder(recordings.tokenizer)
+    lines, _ = load_stream(stream, encoder, recordings.limit)
+    lines = select_fitting(lines, settings.model.context_tokens or DEFAULT_CONTEXT_TOKENS)
+    lines = [replace(line, answer=line.answer[:max_tokens]) for line in lines]
+    resources = load_resources(recordings.corpus, encoder, settings.speculation.options)
+    warm(resources)
+    runner = make_runner(shape, settings)
+    nodes = settings.speculation.max_nodes
+    max_nodes, curve = (MAX_NODES, measure(runner)) if nodes == "auto" else (nodes, None)
+
+    def start(line: Line) -> Generation:
+        options = DecodeOptions(SamplingParams(temperature=0), len(line.answer), max_nodes=max_nodes, curve=curve)
+        prompt = line.prompt[-(runner.context_tokens - len(line.answer) - 1) :]
+        return Generation(ForcedVerifier(runner, line.answer), made(drafter, resources), prompt, options)
+
+    runs = {str(count): partial(tokens_per_second, lines, start, count, together) for count in counts}
+    runs[IN_TURNS] = partial(tokens_per_second, lines, start, max(counts), in_turns)
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    with Progress() as progress:
+        task = progress.add_task("decoding", total=repeats * len(runs))
+        for _ in range(repeats):
+            for name, run in runs.items():
+                found[name].append(run())
+                progress.advance(task)
+    figures = {
+        "shape": shape,
+        "dtype": str(runner.cache_shape.dtype),
+        "stream": stream.name,
+        "drafter": drafter,
+        "answers": len(lines),
+        "results": rates(found),
+        "prompt_beside_streams": [prompt_beside_streams(runner, curve) for _ in range(repeats)],
+    }
+    show(figures)
+    if out:
+        report.save(out, figures)
     return figures
 
 
-def shared_forwards(runner: ModelRunner, text_tokens: int = TEXT_TOKENS) -> dict[str, Any]:
-    """Milliseconds of a forward by draft nodes and number of streams; tokens of plain streams, relative to one's."""
-    caches = [runner.new_cache() for _ in range(COUNTS[-1])]
-    for cache in caches:
-        cache.fill(text_tokens)
-    seconds = {nodes: {count: _forward_seconds(runner, caches[:count], nodes) for count in COUNTS} for nodes in NODES}
+def made(drafter: DrafterName, resources: Resources) -> Any:
+    """The drafter, which gets no feedback: logits of random weights mean nothing."""
+    found = NoDrafter() if drafter == "none" else make(drafter, resources)
+    found.feedback = 0
+    return found
+
+
+def together(active: Sequence[Generation]) -> Iterator[bool]:
+    """One round; which of the requests have ended."""
+    for outcome in run_round(active):
+        if isinstance(outcome, Exception):
+            raise outcome
+        yield outcome is not None and outcome.finish is not None
+
+
+def in_turns(active: Sequence[Generation]) -> Iterator[bool]:
+    """A step of each request alone; which of them have ended."""
+    for generation in active:
+        yield step(generation).finish is not None
+
+
+def tokens_per_second(
+    lines: Sequence[Line],
+    start: Callable[[Line], Generation],
+    streams: int,
+    advance: Callable[[Sequence[Generation]], Iterator[bool]],
+) -> float:
+    """Emitted tokens per second of all lines, of which `streams` are decoded at a time; prompts are read, too."""
+    waiting, active = list(lines), list[Generation]()
+    started = time.perf_counter()
+    while waiting or active:
+        while waiting and len(active) < streams:
+            active.append(start(waiting.pop(0)))
+        ended = list(advance(active))
+        for generation in [generation for generation, has_ended in zip(active, ended, strict=True) if has_ended]:
+            generation.close()
+            active.remove(generation)
+    return sum(len(line.answer) for line in lines) / (time.perf_counter() - started)
+
+
+def rates(found: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """The figures of each number of streams: medians, and medians of paired ratios."""
+    turns = found[IN_TURNS]
+    return [
+        {
+            "streams": name,
+            "tokens_per_second": round(statistics.median(speeds), 2),
+            "over_turns": round(statistics.median(a / b for a, b in zip(speeds, turns, strict=True)), 3),
+        }
+        for name, speeds in found.items()
+    ]
+
+
+def prompt_beside_streams(runner: ModelRunner, curve: CostCurve | None) -> dict[str, float]:
+    """What a long prompt costs BESIDE streams without drafts: their longest gap, and the time to its own first token."""
+
+    def generation(prompt: int, tokens: int) -> Generation:
+        options = DecodeOptions(SamplingParams(temperature=0), tokens, max_nodes=0, curve=curve)
+        random = np.random.default_rng(prompt)
+        text = random.integers(0, runner.vocabulary, prompt).astype(np.int32)
+        return Generation(TreeVerifier(runner, runner.new_cache()), NoDrafter(), text, options)
+
+    def until_first_token(others: Sequence[Generation]) -> list[float]:
+        newcomer, seconds = generation(PROMPT_TOKENS, 2), []
+        while newcomer.remaining == 2:
+            started = time.perf_counter()
+            run_round([*others, newcomer])
+            seconds.append(time.perf_counter() - started)
+        return seconds
+
+    streams = [generation(64, 1000) for _ in range(BESIDE)]
+    plain = []
+    for _ in range(20):
+        started = time.perf_counter()
+        run_round(streams)
+        plain.append(time.perf_counter() - started)
+    alone, beside = until_first_token([]), until_first_token(streams)
     return {
-        "forward_ms": {str(nodes): {str(n): round(1e3 * each, 3) for n, each in by.items()} for nodes, by in seconds.items()},
-        "tokens_over_one_stream": {str(count): round(count * seconds[0][1] / seconds[0][count], 3) for count in COUNTS},
+        "round_ms": round(1e3 * statistics.median(plain), 2),
+        "longest_gap_in_rounds": round(max(beside) / statistics.median(plain), 2),
+        "median_gap_in_rounds": round(statistics.median(beside) / statistics.median(plain), 2),
+        "alone_seconds": round(sum(alone), 3),
+        "first_token_over_alone": round(sum(beside) / sum(alone), 3),
     }
 
 
-def _forward_seconds(runner: ModelRunner, caches: list[KVCache], nodes: int) -> float:
-    """The median of several forwards over the root and `nodes` draft nodes of each stream."""
-    segments = [Segment(cache, ForwardBatch.chain(torch.zeros(nodes + 1, dtype=torch.int64))) for cache in caches]
-    times = []
-    for _ in range(REPEATS + 1):
-        started = time.perf_counter()
-        for logits in runner.forward_all(segments):
-            logits.max(-1).indices.cpu()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[1:])
-
-
-def invariant(shape: str, context_tokens: int) -> dict[str, Any]:
-    """The class of rows that was found for this shape in bfloat16, and what it costs."""
-    runner = random_runner(shape, torch.bfloat16, "cuda", context_tokens)
-    found = invariance.find(runner, context_tokens)
-    figures = {"holds": found.rows is not None, "cost": round(found.cost, 4), "summary": invariance.describe(found, found.rows)}
-    torch.cuda.empty_cache()
-    return figures
-
-
-def pages() -> dict[str, Any]:
-    """Streams that fork, grow and leave: whether all pages come back and no memory is allocated after a while."""
-    runner = random_runner(PAGED_SHAPE, torch.bfloat16, "cuda", PAGED_CONTEXT)
-    join_and_leave(runner, JOINING_ROUNDS // 10)
-    free = runner.free_pages
-    before, segments = torch.cuda.memory_allocated(), torch.cuda.memory_stats()["segment.all.allocated"]
-    rounds_per_second = join_and_leave(runner, JOINING_ROUNDS)
-    grown = torch.cuda.memory_allocated() - before
-    steady = grown == 0 and torch.cuda.memory_stats()["segment.all.allocated"] == segments and runner.free_pages == free
-    return {"steady": steady, "grown_bytes": grown, "rounds_per_second": round(rounds_per_second, 1)}
-
-
-def join_and_leave(runner: ModelRunner, rounds: int) -> float:
-    """Runs rounds of up to MOST_STREAMS streams that join, fork, are swapped out and leave at random; returns rounds a second."""
-    random, streams = Random(0), [runner.new_cache()]
-    started = time.perf_counter()
-    for _ in range(rounds):
-        if len(streams) < MOST_STREAMS and random.random() < 0.3:
-            streams.append(runner.new_cache())
-            streams[-1].fork(random.choice(streams), random.randrange(runner.context_tokens // 2))
-        if len(streams) > 1 and random.random() < 0.3:
-            streams.pop(random.randrange(len(streams)))
-        moved = random.choice(streams)
-        if random.random() < 0.1:
-            moved.fork(moved.swap_out(), runner.context_tokens)
-        rows = [random.randint(1, 9) for _ in streams]
-        segments = [
-            Segment(cache, ForwardBatch.chain(torch.zeros(n, dtype=torch.int64)))
-            for cache, n in zip(streams, rows, strict=True)
-        ]
-        runner.forward_all(segments)
-        for cache, count in zip(streams, rows, strict=True):
-            cache.commit(sorted(random.sample(range(count), random.randint(1, count))))
-            if cache.length > runner.context_tokens // 2:
-                cache.truncate(0)
-    return rounds / (time.perf_counter() - started)
+def show(figures: dict[str, Any]) -> None:
+    """Prints both tables."""
+    columns = {"streams": "streams", "tokens/s": "tokens_per_second:.2f", f"over {IN_TURNS}": "over_turns:.3f"}
+    report.print_figures(f"Forced replay of several streams, {figures['drafter']}", columns, figures["results"])
+    columns = {
+        "round\n(ms)": "round_ms:.2f",
+        "longest gap\nin rounds": "longest_gap_in_rounds:.2f",
+        "median gap\nin rounds": "median_gap_in_rounds:.2f",
+        "first token\nalone (s)": "alone_seconds:.3f",
+        "first token\nover alone": "first_token_over_alone:.3f",
+    }
+    title = f"A prompt of {PROMPT_TOKENS} tokens, read beside {BESIDE} streams without drafts"
+    report.print_figures(title, columns, figures["prompt_beside_streams"])

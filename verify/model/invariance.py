@@ -23,9 +23,10 @@ import torch
 from verify.errors import ModelError
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
-from verify.model.cpu.ordered_attention import PROMPT_ROWS, QUERY_BLOCK, RowClass, UnorderedError, depth_left
+from verify.model.cpu.ordered_attention import UnorderedError
 from verify.model.cpu.packing import PackedLinear, packed_layers
 from verify.model.gpu.row_counts import ROWS, row_classes, without_split_k
+from verify.model.row_class import PROMPT_ROWS, QUERY_BLOCK, RowClass, depth_left
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
 

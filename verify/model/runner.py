@@ -16,17 +16,11 @@ from verify.errors import ModelError, first_sentence
 from verify.model.attention import Attention, JointAttention, ShapeProbe, TorchAttention
 from verify.model.batch import ForwardBatch
 from verify.model.cache import MARGIN_POSITIONS, PAGE_TOKENS, CacheShape, KVCache, free_bytes, page_count
-from verify.model.cpu.ordered_attention import (
-    AttentionInputs,
-    OrderedAttention,
-    RowClass,
-    depth_left,
-    padded,
-    pieces,
-)
+from verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention, padded, pieces
 from verify.model.cpu.packing import PackedLinear, can_pack, pack_layers, packed_layers
 from verify.model.cpu.trace import has_experts, trace
 from verify.model.gpu.paged_cache import PagedCache, PagePool
+from verify.model.row_class import RowClass, depth_left
 from verify.model.segment import Segment, kept_rows, positions_of, tokens_of
 
 log = logging.getLogger("outrider.worker")

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 
 from verify.model.batch import ForwardBatch
-from verify.model.cpu.ordered_attention import depth_left
 from verify.model.gpu.paged_cache import PagedCache
+from verify.model.row_class import depth_left
 from verify.model.transfer import to_device
 
 ROW_FIELDS = 6  # of a row: token, position, and the fields that kernels read

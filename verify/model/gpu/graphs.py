@@ -19,11 +19,11 @@ from transformers import PreTrainedModel
 
 from verify.model.attention import Attention
 from verify.model.cache import page_count
-from verify.model.cpu.ordered_attention import RowClass
 from verify.model.gpu.device_rows import DeviceRows, pieces_of
 from verify.model.gpu.paged_cache import PagedCache, PagePool
 from verify.model.gpu.row_counts import ROWS, without_split_k
 from verify.model.gpu.triton_attention import KernelAttention
+from verify.model.row_class import RowClass
 from verify.model.segment import Segment
 
 log = logging.getLogger("outrider.worker")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from drafters.interface import MAX_NODES
-from verify.model.cpu.ordered_attention import RowClass
+from verify.model.row_class import RowClass
 
 TREE_ROWS = MAX_NODES + 8  # a root and a whole draft, and more up to a multiple of the tensor cores' tiles
 ROWS = (1, 2, 4, 8, 16, 32, 64, TREE_ROWS, 128, 256)

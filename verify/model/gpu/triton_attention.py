@@ -13,10 +13,10 @@ import torch
 import triton
 
 from verify.model.attention import Layer
-from verify.model.cpu.ordered_attention import BLOCK
 from verify.model.gpu import kernels
 from verify.model.gpu.device_rows import DeviceRows
 from verify.model.gpu.paged_cache import PagePool
+from verify.model.row_class import BLOCK
 
 SPLIT_KEYS = 256  # of a split, at least: a few microseconds of one multiprocessor
 MAX_SPLITS = 63  # of the longest context; with the row's own block, the parts to combine

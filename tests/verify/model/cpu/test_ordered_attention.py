@@ -13,7 +13,8 @@ from verify.model.attention import Layer, TorchAttention
 from verify.model.batch import ForwardBatch
 from verify.model.cache import SPARE_POSITIONS, CacheShape, KVCache
 from verify.model.cpu import ordered_attention
-from verify.model.cpu.ordered_attention import BLOCK, AttentionInputs, OrderedAttention, RowClass
+from verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention
+from verify.model.row_class import BLOCK, RowClass
 
 ROWS = RowClass(low=2, high=32, queries=4)
 CPU = torch.device("cpu")

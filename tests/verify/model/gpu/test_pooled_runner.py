@@ -12,9 +12,9 @@ from verify.errors import ModelError
 from verify.model import invariance
 from verify.model.batch import ForwardBatch
 from verify.model.cache import OutOfPages
-from verify.model.cpu.ordered_attention import RowClass
 from verify.model.gpu.row_counts import TREE_ROWS
 from verify.model.invariance import Finding, holds, start
+from verify.model.row_class import RowClass
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from drafters.interface import MAX_NODES
-from verify.model.cpu.ordered_attention import RowClass
 from verify.model.gpu.row_counts import ROWS, TREE_ROWS, row_classes, without_split_k
+from verify.model.row_class import RowClass
 
 
 def outputs(kernels: dict[int, int]) -> dict[int, torch.Tensor]:
