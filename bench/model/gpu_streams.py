@@ -1,4 +1,4 @@
-"""Several streams on a GPU: forwards that they share, rows whose bits do not depend on the others, and pages in steady state."""
+"""Several streams on a GPU: the forwards that they share, rows that are invariant, and pages in steady state."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def pages() -> dict[str, Any]:
 
 
 def join_and_leave(runner: ModelRunner, rounds: int) -> float:
-    """Runs rounds of up to MOST_STREAMS streams that join, fork, are swapped out and leave at random; returns rounds a second."""
+    """Rounds of up to MOST_STREAMS streams that join, fork, are swapped out and leave at random; returns rounds a second."""
     random, streams = Random(0), [runner.new_cache()]
     started = time.perf_counter()
     for _ in range(rounds):
@@ -89,11 +89,8 @@ def join_and_leave(runner: ModelRunner, rounds: int) -> float:
         if random.random() < 0.1:
             moved.fork(moved.swap_out(), runner.context_tokens)
         rows = [random.randint(1, 9) for _ in streams]
-        segments = [
-            Segment(cache, ForwardBatch.chain(torch.zeros(n, dtype=torch.int64)))
-            for cache, n in zip(streams, rows, strict=True)
-        ]
-        runner.forward_all(segments)
+        batches = [ForwardBatch.chain(torch.zeros(count, dtype=torch.int64)) for count in rows]
+        runner.forward_all([Segment(cache, batch) for cache, batch in zip(streams, batches, strict=True)])
         for cache, count in zip(streams, rows, strict=True):
             cache.commit(sorted(random.sample(range(count), random.randint(1, count))))
             if cache.length > runner.context_tokens // 2:

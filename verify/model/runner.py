@@ -114,7 +114,7 @@ class ModelRunner:
     @property
     def in_pages(self) -> bool:
         """Whether caches are pages of a pool and steps are computed by kernels over them, as on a GPU."""
-        return self.device.type == "cuda"
+        return bool(self.device.type == "cuda")
 
     @property
     def backends(self) -> str:

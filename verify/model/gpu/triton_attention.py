@@ -28,7 +28,7 @@ LARGE_HEAD = 128  # dimensions beyond which half a block of keys fits into share
 
 def split_keys(positions: int) -> int:
     """Positions of a split if the longest context has so many."""
-    return max(SPLIT_KEYS, triton.next_power_of_2(triton.cdiv(positions, MAX_SPLITS)))
+    return max(SPLIT_KEYS, int(triton.next_power_of_2(triton.cdiv(positions, MAX_SPLITS))))
 
 
 @torch.library.custom_op("outrider::tree_attention", mutates_args=())  # undeclared, or torch.compile could copy the pool
@@ -63,7 +63,7 @@ def tree_attention(
     keys = {"key": key, "key_head": key.stride(0), "key_row": key.stride(1)}
     values = {"value": value, "value_head": value.stride(0), "value_row": value.stride(1)}
     kernels.write[kv_heads, count](**keys, **values, **page, **inputs)
-    shared = {"streams": streams, "split_keys": split, "parts": parts, "block": BLOCK, **inputs}
+    shared: dict[str, Any] = {"streams": streams, "split_keys": split, "parts": parts, "block": BLOCK, **inputs}
     scores = {"scaling": scaling, "softcap": softcap or 1.0, "capped": softcap > 0.0, "window": window}
     outputs = _attend(query, kv_heads, pages=pages, **page, **shared, **scores)
     return _combine(query, *outputs, sinks, **shared)
