@@ -36,10 +36,9 @@ def test_writes_and_commits_are_those_of_a_contiguous_cache(length: int, known: 
     new = torch.randn(2, 2, 3, 9, 4)
     cache.reserve(known + 9)
     for layer in (0, 1):
-        key, value = new[layer]
-        for found, expected in zip(
-            cache.write(layer, key, value, known), reference.write(layer, key, value, known), strict=True
-        ):
+        key, value = new[layer].unbind()
+        pairs = zip(cache.write(layer, key, value, known), reference.write(layer, key, value, known), strict=True)
+        for found, expected in pairs:
             assert found.shape == expected.shape
             assert torch.equal(found[:, :length], expected[:, :length])
             assert torch.equal(found[:, length + known :], expected[:, length + known :])
