@@ -15,11 +15,11 @@ from drafters.interface import MAX_NODES
 from verify.errors import ModelError, first_sentence
 from verify.model.attention import Attention, JointAttention, ShapeProbe, TorchAttention
 from verify.model.batch import ForwardBatch
-from verify.model.cache import MARGIN_POSITIONS, PAGE_TOKENS, CacheShape, KVCache, free_bytes, page_count
+from verify.model.cache import MARGIN_POSITIONS, CacheShape, KVCache, free_bytes
 from verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention, padded, pieces
 from verify.model.cpu.packing import PackedLinear, can_pack, pack_layers, packed_layers
 from verify.model.cpu.trace import has_experts, trace
-from verify.model.gpu.paged_cache import PagedCache, PagePool
+from verify.model.gpu.paged_cache import PagedCache, PagePool, pages_for
 from verify.model.row_class import RowClass, depth_left
 from verify.model.segment import Segment, kept_rows, positions_of, tokens_of
 
@@ -175,9 +175,12 @@ class ModelRunner:
         """Pages of the pool: as planned, else of some contexts, but of one at least."""
         if self.pages is not None:
             return self.pages
-        context, page_bytes = page_count(self._positions, PAGE_TOKENS), self.cache_shape.bytes_for(PAGE_TOKENS)
-        fitting = int(free_bytes(self.device) * POOLED_SHARE) // page_bytes + (0 if self._pool is None else len(self._pool))
-        return max(context, min(POOLED_CONTEXTS * context, fitting))
+        context = pages_for(self._positions)
+        if self._pool is not None:
+            return max(context, len(self._pool))
+        context_bytes = self.cache_shape.bytes_for(self._positions)
+        fitting = int(free_bytes(self.device) * POOLED_SHARE) // context_bytes
+        return context * max(1, min(POOLED_CONTEXTS, fitting))
 
     @property
     def free_pages(self) -> int | None:

@@ -16,6 +16,11 @@ from verify.model.cache import CacheShape, KVCache, OutOfPages, Rows, page_count
 from verify.model.transfer import to_device
 
 
+def pages_for(positions: int) -> int:
+    """Pages that hold `positions` positions of one cache."""
+    return page_count(positions, cache.PAGE_TOKENS)
+
+
 class PagePool:
     """The keys and values of all streams on a device, [pages, layers, 2, kv_heads, page_tokens, head_dim]."""
 

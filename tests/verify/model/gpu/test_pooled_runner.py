@@ -18,6 +18,7 @@ from verify.model.row_class import RowClass
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CONTEXT = 128
 
 
@@ -31,7 +32,7 @@ def make(tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[
     monkeypatch.setattr(ModelRunner, "in_pages", True)
     monkeypatch.setattr(invariance, "COST_ROUNDS", 1)
     torch.manual_seed(1)
-    return lambda dtype: ModelRunner(LlamaForCausalLM(tiny_config).to(dtype), CONTEXT, started=False)
+    return lambda dtype: ModelRunner(LlamaForCausalLM(tiny_config).to(DEVICE, dtype), CONTEXT, compile="off", started=False)
 
 
 def test_a_forward_without_room_changes_nothing(make: Callable[[torch.dtype], ModelRunner]) -> None:
