@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 pytest.importorskip("triton")
 
@@ -16,7 +18,9 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _conver
 
 from verify.model import cache
 from verify.model.gpu import triton_attention
+from verify.model.runner import ModelRunner
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PAGE = 64  # the least: a block of keys lies in one page
 
 
@@ -48,3 +52,10 @@ def emulated_gpu() -> Iterator[None]:
         patch.setattr(InterpreterBuilder, "create_dot", dot)
         patch.setattr(interpreter, "_patch_lang", patch_once)
         yield
+
+
+@pytest.fixture(scope="package")
+def tiny_runner(tiny_config: LlamaConfig) -> ModelRunner:
+    """A runner without a backend, whose caches are contiguous, on the device that runs the kernels."""
+    torch.manual_seed(0)
+    return ModelRunner(LlamaForCausalLM(tiny_config).to(DEVICE), started=False)

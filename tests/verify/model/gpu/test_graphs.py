@@ -17,6 +17,7 @@ from hypothesis import given, settings
 
 from drafters.interface import MAX_NODES, DraftTree, Source, chain
 from tests.trees import trees
+from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.test_architectures import make
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
@@ -34,11 +35,11 @@ POSITIONS = 200
 class Graphed:
     """The graphed forward of a runner's model, over a pool of its own."""
 
-    def __init__(self, runner: ModelRunner, rows: RowClass | None = None) -> None:
+    def __init__(self, runner: ModelRunner, rows: RowClass | None = None, capture: bool = True) -> None:
         self.runner = runner
         self.pool = PagePool(runner.cache_shape, 12)
         self.forward = GraphedForward(partial(runner._run, keep=0), self.pool, POSITIONS, rows)
-        if runner.device.type == "cuda":
+        if capture and runner.device.type == "cuda":
             self.forward.capture()
 
     def filled(self, length: int = len(PREFIX)) -> tuple[KVCache, KVCache]:
@@ -110,14 +111,14 @@ def test_known_rows_that_do_not_fit_are_computed_in_turns(tiny_runner: ModelRunn
 def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixture) -> None:
     """Code compiled for a few layers and numbers of rows serves all, with unchanged results."""
     caplog.set_level(logging.WARNING, "torch.__trace")  # verbose
-    runner = ModelRunner(make("llama", NAME))
+    runner = ModelRunner(make("llama", NAME).to(DEVICE), started=False)
     compiled: list[torch.fx.GraphModule] = []
 
     def count(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
         compiled.append(graph)
         return graph
 
-    graphs = Graphed(runner)
+    graphs = Graphed(runner, capture=False)
     before = [module.forward for module in runner.model.modules()]
     for size in (4, 2, 1):
         batch = ForwardBatch.chain(torch.arange(3, 3 + size))
@@ -130,8 +131,8 @@ def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_failed_compilation_is_reported() -> None:
-    runner = ModelRunner(make("llama", NAME))
-    graphs = Graphed(runner)
+    runner = ModelRunner(make("llama", NAME).to(DEVICE), started=False)
+    graphs = Graphed(runner, capture=False)
     _, cache = graphs.filled()
 
     def refuse(*_: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.verify.model.gpu.conftest import DEVICE
 from verify.errors import ModelError
 from verify.model import invariance
 from verify.model.batch import ForwardBatch
@@ -18,7 +19,6 @@ from verify.model.row_class import RowClass
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CONTEXT = 128
 
 
