@@ -120,8 +120,10 @@ def share(offers: Sequence[Offer], rows: int = 0) -> list[Selection]:
     """
     drafted = sum(len(offer.draft) for offer in offers)
     measured = [offer.budget for offer in offers if isinstance(offer.budget, MeasuredBudget)]
-    forced = np.concatenate([np.empty(0, np.bool_), *(offer.kept() for offer in offers)])
-    if not drafted or not measured or forced.all():
+    if not drafted or not measured:
+        return [Selection(offer.draft) for offer in offers]
+    forced = np.concatenate([offer.kept() for offer in offers])
+    if forced.all():
         return [Selection(offer.draft) for offer in offers]
     gains = np.concatenate([trust_of(offer.budget) * offer.draft.probability for offer in offers])
     order = np.lexsort((-gains, ~forced))  # equal nodes keep their order, so parents come first

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import statistics
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 from weakref import ReferenceType, ref
@@ -48,6 +49,8 @@ class DraftRunner:
         self._slots = slots
         self._caches: OrderedDict[ReferenceType[SessionDraft], KVCache] = OrderedDict()  # least recently used first
         self._thread = ThreadPoolExecutor(1, "outrider-draft", initializer=self._prepare_thread, initargs=(threads,))
+        self._assigning = threading.Lock()  # caches to sessions
+        self._running = threading.Lock()  # a runner computes one forward at a time
 
     def _prepare_thread(self, threads: int) -> None:
         """Sets the number of CPU threads; on a GPU, also a separate stream."""
@@ -61,28 +64,43 @@ class DraftRunner:
 
     def cache_for(self, session: SessionDraft) -> KVCache:
         """The session's cache; if it has none, that of a session that has ended, a new one, or the least recently used one."""
-        cache = self._caches.pop(ref(session), None)
-        if cache is None:
-            free = next((owner for owner in self._caches if owner() is None), None)
-            if free is None and len(self._caches) >= self._slots:
-                free = next(iter(self._caches))
-            cache = self.runner.new_cache() if free is None else self._caches.pop(free)
-            cache.truncate(0)
-        self._caches[ref(session)] = cache
-        return cache
+        with self._assigning:
+            cache = self._caches.pop(ref(session), None)
+            if cache is None:
+                free = next((owner for owner in self._caches if owner() is None), None)
+                if free is None and len(self._caches) >= self._slots:
+                    free = next(iter(self._caches))
+                cache = self.runner.new_cache() if free is None else self._caches.pop(free)
+                cache.truncate(0)
+            self._caches[ref(session)] = cache
+            return cache
 
     def fork(self, source: SessionDraft, forked: SessionDraft, length: int) -> None:
         """Copies the first `length` rows of a session's cache, or as many as there are, to the cache of its fork."""
         if ref(source) not in self._caches or self._slots < 2:
             return
         rows = self.cache_for(source)  # now the most recently used one, which the fork does not take
-        if self.runner.device.type == "cuda":
-            torch.cuda.synchronize(self.runner.device)  # drafters run in several streams
+        self.synchronize()
         self.cache_for(forked).fork(rows, length)
+
+    def synchronize(self) -> None:
+        """Waits for the device: threads have streams of their own."""
+        if self.runner.device.type == "cuda":
+            torch.cuda.synchronize(self.runner.device)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Runs `work` in the draft model's thread."""
         return self._thread.submit(work)
+
+    def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
+        """`ModelRunner.forward`, from any thread."""
+        with self._running:
+            return self.runner.forward(cache, batch, logits)
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the caller runs in the draft model's thread."""
+        return threading.current_thread() in self._thread._threads
 
     def measure(self, target: ModelRunner) -> None:
         """Sets `speed_ratio` from alternating single-token steps of both models."""
@@ -113,6 +131,8 @@ class SessionDraft:
         self._reader = Reader()
         self._params = SamplingParams(temperature=0)
         self._sampler = Sampler(self._params)
+        self._reading: Future[None] | None = None  # of the prompt, ahead of the first draft
+        self._reads_ahead = False
         self._has_unknown_tokens = False  # the text has token ids outside the draft model's vocabulary
         # The tree below the text: row 0 is the text's last token.
         self._rows: list[int] = []  # tokens
@@ -121,6 +141,7 @@ class SessionDraft:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SessionDraft:
         """A fork, which has the rows of the forked text that this session has."""
+        self._end_reading()
         forked = SessionDraft(self._shared)
         forked._text, forked._reader = copy.deepcopy((self._text, self._reader), memo)
         self._shared.submit(lambda: self._shared.fork(self, forked, len(forked._text))).result()
@@ -131,6 +152,7 @@ class SessionDraft:
         return self._shared.speed_ratio
 
     def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
+        self._end_reading()
         self._params = params = SamplingParams(temperature=0) if sampling is None else cast(SamplingParams, sampling)
         if params.rule == "rejection":  # requires drafts that are independent of the target's noise
             params = replace(params, seed=params.seed ^ INDEPENDENT_SEED)
@@ -140,6 +162,22 @@ class SessionDraft:
         self._text, self._length = text, len(text)
         self._has_unknown_tokens = self._any_unknown(text.tokens)
         self._drop_rows()
+        if self.space:
+            self._reads_ahead = True
+            self._reading = self._shared.submit(self._read_ahead)
+
+    def _read_ahead(self) -> None:
+        """Reads a chunk of the prompt while the target reads it; the next one comes after other sessions' work."""
+        if self._reads_ahead and self._read_chunk(self._shared.cache_for(self)):
+            self._shared.synchronize()
+            self._reading = self._shared.submit(self._read_ahead)
+
+    def _end_reading(self) -> None:
+        """Before any other use of the cache: `root` reads the rest."""
+        self._reads_ahead = False
+        while not self._shared.is_own_thread and (reading := self._reading) is not None and not reading.done():
+            wait([reading])  # which may have been followed by another
+        self._reading = None
 
     @property
     def space(self) -> int:
@@ -148,13 +186,13 @@ class SessionDraft:
         return max(0, min(MAX_NODES, self._shared.runner.context_tokens - self._length) - max(0, len(self._rows) - 1))
 
     def root(self, count: int) -> Candidates:
-        cache, runner = self._shared.cache_for(self), self._shared.runner
+        self._end_reading()
+        cache = self._shared.cache_for(self)
         self._drop_rows()
-        while len(unread := self._unread(cache)) > MAX_NODES:
-            chunk = unread[:-1][:PREFILL_CHUNK_TOKENS]
-            runner.forward(cache, ForwardBatch.chain(chunk), logits=False)
-            cache.length += len(chunk)
-        logits = runner.forward(cache, ForwardBatch.chain(unread))[-1:]
+        while self._read_chunk(cache):
+            pass
+        unread = self._unread(cache)
+        logits = self._shared.forward(cache, ForwardBatch.chain(unread))[-1:]
         cache.length += len(unread) - 1
         self._rows, self._depths, self._ancestors = [int(unread[-1])], [0], np.ones((1, 1), np.bool_)
         return self._candidates(logits, [0], count)
@@ -170,7 +208,7 @@ class SessionDraft:
             self._depths.append(self._depths[parent] + 1)
         self._ancestors = ancestors
         batch = ForwardBatch(torch.tensor(self._rows), torch.tensor(self._depths), torch.from_numpy(ancestors), known)
-        logits = self._shared.runner.forward(self._shared.cache_for(self), batch)
+        logits = self._shared.forward(self._shared.cache_for(self), batch)
         return self._candidates(logits, self._depths[known:], count)
 
     def retract(self, rows: int) -> None:
@@ -192,6 +230,16 @@ class SessionDraft:
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         return self._shared.submit(work)
+
+    def _read_chunk(self, cache: KVCache) -> bool:
+        """Reads a chunk of the text if much of it is unread; returns whether it did."""
+        unread = self._unread(cache)
+        if len(unread) <= MAX_NODES:
+            return False
+        chunk = unread[:-1][:PREFILL_CHUNK_TOKENS]
+        self._shared.forward(cache, ForwardBatch.chain(chunk), logits=False)
+        cache.length += len(chunk)
+        return True
 
     def _unread(self, cache: KVCache) -> torch.Tensor:
         """The committed tokens that are not in the cache, int64 [N]."""

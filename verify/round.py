@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from drafters.policy import Probe, ema
 from verify.budget import Selection, share
 from verify.generation import Drafted, Generation, Plan, Step
 from verify.model.segment import Segment
@@ -23,6 +24,7 @@ from verify.verifier import PREFILL_CHUNK_TOKENS
 T = TypeVar("T")
 MIN_CHUNK_TOKENS = 16  # of a prompt that is read beside steps
 UNMEASURED_CHUNK_TOKENS = 64  # without a cost curve
+OVERLAP_PROBE_INTERVAL = 64  # rounds
 READING_FACTOR = 2.0  # by default, a round that also reads a prompt takes at most this multiple of its steps' time
 
 # A step; or the error that ends the request; or None if its prompt waits, because the round reads enough of others.
@@ -79,24 +81,70 @@ class Member:
             self.outcome = self.attempt(lambda: self.generation.complete(plan, logits, seconds)) or self.outcome
 
 
-def run_round(generations: Sequence[Generation], max_seconds: float | None = None) -> list[Outcome]:
-    """Runs one round of requests to the same model. Prompts are read in the order of the requests.
+class Round:
+    """One round of requests to the same model: drafts and starts the forward when it is made, judges in `end`."""
 
-    `max_seconds` bounds the time of a round that reads prompts beside steps; None = READING_FACTOR times that of its steps.
-    Raises torch.AcceleratorError.
+    def __init__(self, generations: Sequence[Generation], max_seconds: float | None = None, keeps: bool = False) -> None:
+        """Prompts are read in the order of the requests.
+
+        `max_seconds` bounds the time of a round that reads prompts beside steps; None = READING_FACTOR times that of its steps.
+        With `keeps`, another round may start before `end`. Raises torch.AcceleratorError.
+        """
+        started = time.perf_counter()
+        self._members = [Member(generation) for generation in generations]
+        readers = [member for member in self._members if member.generation.verifier.unread]
+        steps = [member for member in self._members if not member.generation.verifier.unread]
+        for member in steps:
+            member.draft()
+        steps = [member for member in steps if member.drafted is not None]
+        left = most = chunk_tokens(steps, readers[0].generation.read_tokens, max_seconds) if readers else 0
+        for member in readers:
+            left -= member.read(left)
+        plan_steps(steps, most - left)
+        self._computed = [member for member in self._members if member.segment is not None]
+        self._started = time.perf_counter()
+        self._logits = compute(self._computed, keeps)
+        self.host_seconds = self._started - started  # of drafting, and later of judging, without waiting for the device
+        self.device_seconds = 0.0  # from the forward's start to the first request's verdict, once the round has ended
+
+    def end(self) -> list[Outcome]:
+        """The outcome of each request. Raises torch.AcceleratorError."""
+        if self._logits is None:
+            for member in self._computed:
+                compute_alone(member)
+        else:
+            seconds = time.perf_counter() - self._started
+            for member, rows in zip(self._computed, self._logits, strict=True):
+                member.complete(rows, seconds)
+                self.device_seconds = self.device_seconds or time.perf_counter() - self._started
+        self.host_seconds += time.perf_counter() - self._started - self.device_seconds
+        return [member.outcome for member in self._members]
+
+
+class Overlap:
+    """Whether two rounds of half the requests each should alternate, one on the device while the host works for the other.
+
+    A forward of half the rows takes as long, because it reads the same weights. So this pays where the host's work takes longer
+    than the forward.
     """
-    members = [Member(generation) for generation in generations]
-    readers = [member for member in members if member.generation.verifier.unread]
-    steps = [member for member in members if not member.generation.verifier.unread]
-    for member in steps:
-        member.draft()
-    steps = [member for member in steps if member.drafted is not None]
-    left = most = chunk_tokens(steps, readers[0].generation.read_tokens, max_seconds) if readers else 0
-    for member in readers:
-        left -= member.read(left)
-    plan_steps(steps, most - left)
-    forward([member for member in members if member.segment is not None])
-    return [member.outcome for member in members]
+
+    def __init__(self) -> None:
+        self._host_seconds = self._device_seconds = 0.0  # of a round of all requests (EMA)
+        self._probe = Probe(OVERLAP_PROBE_INTERVAL)
+
+    def record(self, ended: Round) -> None:
+        """Records a round that was not overlapped."""
+        self._host_seconds = ema(self._host_seconds, ended.host_seconds)
+        self._device_seconds = ema(self._device_seconds, ended.device_seconds)
+
+    def pays(self) -> bool:
+        """Whether the next round should overlap the one after it; now and then not, to measure again."""
+        return self._host_seconds > self._device_seconds and not self._probe.due()
+
+
+def run_round(generations: Sequence[Generation], max_seconds: float | None = None) -> list[Outcome]:
+    """Runs a round from its start to its end. Raises torch.AcceleratorError."""
+    return Round(generations, max_seconds).end()
 
 
 def chunk_tokens(steps: Sequence[Member], read: int, max_seconds: float | None) -> int:
@@ -119,22 +167,24 @@ def plan_steps(steps: Sequence[Member], rows: int) -> None:
         member.attempt(partial(member.select, selection))
 
 
-def forward(members: Sequence[Member]) -> None:
-    """One forward for all members; one for each of them if that fails, so that an error ends one request only."""
+def compute(members: Sequence[Member], keeps: bool) -> list[torch.Tensor] | None:
+    """The logits of all members by one forward, which a device may still be computing; None if it failed."""
     if not members:
-        return
-    runner, started = members[0].generation.verifier.runner, time.perf_counter()
+        return []
     try:
-        logits = runner.forward_all([member.segment for member in members if member.segment])
+        segments = [member.segment for member in members if member.segment]
+        logits = members[0].generation.verifier.runner.forward_all(segments)
     except torch.AcceleratorError:
         raise
-    except Exception as error:
-        if len(members) == 1:
-            members[0].outcome = error
-        else:
-            for member in members:
-                forward([member])
-        return
-    seconds = time.perf_counter() - started
-    for member, rows in zip(members, logits, strict=True):
-        member.complete(rows, seconds)
+    except Exception:
+        return None  # one member's rows may be the reason
+    return [rows.clone() for rows in logits] if keeps else logits
+
+
+def compute_alone(member: Member) -> None:
+    """Completes a member by a forward of its own, whose error ends this request only."""
+    segment, started = member.segment, time.perf_counter()
+    assert segment is not None
+    logits = member.attempt(lambda: member.generation.verifier.runner.forward_all([segment])[0])
+    if logits is not None:
+        member.complete(logits, time.perf_counter() - started)

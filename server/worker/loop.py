@@ -24,7 +24,7 @@ from server.worker.sessions import SessionKey, SessionStore
 from verify.constraints.grammar import GrammarError
 from verify.generation import PromptError, Step
 from verify.model.runner import ModelRunner
-from verify.round import run_round
+from verify.round import Overlap, Round
 
 log = logging.getLogger("outrider.worker")
 IDLE_SECONDS = 0.5  # to wait for messages when there is no work
@@ -51,6 +51,8 @@ class Worker:
         )
         self._waiting: deque[Request | Job] = deque()  # new requests, and jobs whose pause has ended
         self._active: list[Job] = []
+        self._running: tuple[list[Job], Round] | None = None  # a round whose forward has started, and its jobs
+        self._overlap = Overlap()
         self._paused: dict[str, Request | Job] = {}  # by request id
         self._last_sent_at = 0.0  # time.monotonic()
 
@@ -117,17 +119,47 @@ class Worker:
         return True
 
     def _round(self) -> None:
-        """Runs one round of the active jobs. Those whose prompt had to wait come first in the next one."""
-        jobs = self._active
+        """Runs a round of the active jobs; or starts one of half of them, and ends the one before it, of the other half."""
+        if self._alternates:
+            before = self._running
+            busy = before[0] if before else []
+            jobs = [job for job in self._active if job not in busy]
+            half = jobs if busy else jobs[: (len(jobs) + 1) // 2]
+            self._running = (half, self._started(half, keeps=True)) if half else None
+            if before is not None:
+                self._end_round(*before)
+        elif self._running is not None:
+            self._settle()
+        else:
+            started = self._started(self._active)
+            self._end_round(self._active, started)
+            self._overlap.record(started)
+
+    @property
+    def _alternates(self) -> bool:
+        return self._runtime.runner.device.type != "cpu" and len(self._active) > 1 and self._overlap.pays()
+
+    def _started(self, jobs: list[Job], keeps: bool = False) -> Round:
         gap = self._settings.scheduling.max_gap_ms
-        outcomes = run_round([job.generation for job in jobs], None if gap is None else gap / 1e3)
+        return Round([job.generation for job in jobs], None if gap is None else gap / 1e3, keeps)
+
+    def _end_round(self, jobs: list[Job], started: Round) -> None:
+        """Ends a round. Jobs whose prompt had to wait come first in the next one."""
+        outcomes = started.end()
+        others = [job for job in self._active if job not in jobs]
         waiting = [job for job, outcome in zip(jobs, outcomes, strict=True) if outcome is None]
-        self._active = waiting
+        self._active = waiting + others
         for job, outcome in zip(jobs, outcomes, strict=True):
             if outcome is not None and not self._finish(job, outcome):
                 self._active.append(job)
         if time.monotonic() - self._last_sent_at > REPORT_SECONDS:  # the round read a part of a prompt
             self._report()
+
+    def _settle(self) -> None:
+        """Ends the round that is running, before jobs are taken out of line."""
+        if self._running is not None:
+            running, self._running = self._running, None
+            self._end_round(*running)
 
     def _finish(self, job: Job, outcome: Step | Exception) -> bool:
         """Sends what a round brought a job that is not in line; returns whether the job has ended."""
@@ -174,6 +206,7 @@ class Worker:
 
     def _remove(self, request_id: str) -> Request | Job | None:
         """Takes the request out of line, wherever it is; None if it has ended."""
+        self._settle()
         if request_id in self._paused:
             return self._paused.pop(request_id)
         for line in (self._active, self._waiting):

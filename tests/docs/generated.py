@@ -1,4 +1,4 @@
-"""Generates configs/default.yaml and the tables of docs/configuration.md from the settings tree, and those of docs/api.md and
+"""Generates configs/default.yaml and the tables of docs/settings.md from the settings tree, and those of docs/api.md and
 docs/agents.md.
 
 After a change of a setting, of `server.openai.unsupported` or of bench/results/agents.json, run
@@ -21,13 +21,13 @@ from server.settings.reference import Setting, SettingsSection, sections
 
 ROOT = Path(__file__).parents[2]
 DEFAULT_YAML = ROOT / "configs" / "default.yaml"
-CONFIGURATION = ROOT / "docs" / "configuration.md"
+SETTINGS = ROOT / "docs" / "settings.md"
 API = ROOT / "docs" / "api.md"
 AGENTS = ROOT / "docs" / "agents.md"
 AGENTS_RESULTS = ROOT / "bench" / "results" / "agents.json"
 
 HEADER = """\
-# Every setting with its default. Generated from the settings tree; docs/configuration.md has the types and bounds.
+# Every setting with its default. Generated from the settings tree; docs/settings.md has the types and bounds.
 # Each setting also works in the environment (OUTRIDER_SERVER__PORT=9000) and as a flag (--server.port 9000).
 """
 
@@ -37,8 +37,8 @@ def default_yaml() -> str:
     return HEADER + "".join(_yaml_section(section) for section in sections() if ".NAME" not in section.name)
 
 
-def configuration(page: str) -> str:
-    """docs/configuration.md with regenerated tables."""
+def settings(page: str) -> str:
+    """docs/settings.md with regenerated tables."""
     tables = "\n".join(_table(section) for section in sections())
     return _replace(page, "settings", f"\n{tables}")
 
@@ -104,7 +104,7 @@ def _comment(text: str, indent: str) -> str:
 
 def _table(section: SettingsSection) -> str:
     lines = [
-        f"### `{section.name}`",
+        f"## `{section.name}`",
         "",
         section.description,
         "",
@@ -119,6 +119,6 @@ def _table(section: SettingsSection) -> str:
 
 if __name__ == "__main__":
     DEFAULT_YAML.write_text(default_yaml())
-    CONFIGURATION.write_text(configuration(CONFIGURATION.read_text()))
+    SETTINGS.write_text(settings(SETTINGS.read_text()))
     API.write_text(api(API.read_text()))
     AGENTS.write_text(agents(AGENTS.read_text()))

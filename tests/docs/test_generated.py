@@ -1,6 +1,6 @@
 """The generated files are up to date."""
 
-from tests.docs.generated import AGENTS, API, CONFIGURATION, DEFAULT_YAML, agents, api, configuration, default_yaml
+from tests.docs.generated import AGENTS, API, DEFAULT_YAML, SETTINGS, agents, api, default_yaml, settings
 
 
 def test_the_default_settings_are_up_to_date() -> None:
@@ -8,8 +8,8 @@ def test_the_default_settings_are_up_to_date() -> None:
 
 
 def test_the_tables_of_settings_are_up_to_date() -> None:
-    page = CONFIGURATION.read_text()
-    assert page == configuration(page), "run python -m tests.docs.generated"
+    page = SETTINGS.read_text()
+    assert page == settings(page), "run python -m tests.docs.generated"
 
 
 def test_the_tables_of_unsupported_fields_are_up_to_date() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -20,10 +23,11 @@ from verify.cost import NODES, CostCurve
 from verify.decode import finish
 from verify.generation import DecodeOptions, Generation, Step
 from verify.model import invariance
+from verify.model.cache import KVCache
 from verify.model.loading import LoadOptions, load_weights
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
-from verify.round import MIN_CHUNK_TOKENS, run_round
+from verify.round import MIN_CHUNK_TOKENS, OVERLAP_PROBE_INTERVAL, Overlap, Round, run_round
 from verify.sampling_params import ReasoningLimit, SamplingParams
 from verify.verifier import PREFILL_CHUNK_TOKENS, TreeVerifier
 
@@ -136,6 +140,32 @@ def test_an_error_ends_one_request(tiny_runner: ModelRunner) -> None:
             assert outcome.tokens + finish(generation).tokens == expected
 
 
+def test_rounds_alternate_where_the_host_works_longer_than_the_device() -> None:
+    overlap = Overlap()
+
+    def record(host: float, device: float) -> None:
+        overlap.record(cast(Round, SimpleNamespace(host_seconds=host, device_seconds=device)))
+
+    assert not overlap.pays()
+    record(0.002, 0.003)
+    assert not overlap.pays()
+    for _ in range(30):
+        record(0.009, 0.003)
+    assert sum(overlap.pays() for _ in range(OVERLAP_PROBE_INTERVAL)) == OVERLAP_PROBE_INTERVAL - 1
+
+
+def test_two_rounds_may_run_at_a_time(tiny_runner: ModelRunner) -> None:
+    def generation(token: int) -> Generation:
+        options = DecodeOptions(SamplingParams(temperature=0), 10)
+        return Generation(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), np.array([token], np.int32), options)
+
+    alone = [finish(generation(token)).tokens for token in (5, 6)]
+    one, other = generation(5), generation(6)
+    rounds = [Round([one], keeps=True), Round([other], keeps=True)]
+    firsts = [cast(Step, each.end()[0]) for each in rounds]
+    assert [first.tokens + finish(each).tokens for first, each in zip(firsts, (one, other), strict=True)] == alone
+
+
 def test_a_lost_device_is_raised(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     options = DecodeOptions(SamplingParams(temperature=0), 10)
     generation = Generation(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), np.ones(1, np.int32), options)
@@ -147,3 +177,28 @@ def test_a_lost_device_is_raised(tiny_runner: ModelRunner, monkeypatch: pytest.M
 
 def raising(*_: Any, error: Exception | None = None, **__: Any) -> Any:
     raise error or ValueError("broken")
+
+
+@pytest.mark.slow
+def test_ten_thousand_rounds_of_joining_and_leaving_keep_the_memory_and_starve_nobody(tiny_runner: ModelRunner) -> None:
+    random, caches = Random(3), [tiny_runner.new_cache() for _ in range(8)]
+    active: dict[int, tuple[Generation, KVCache]] = {}
+    rounds_of = dict[int, int]()  # in which a request took part, and got no token
+    memory = []
+    for number in range(10_000):
+        if caches and random.random() < 0.3:
+            prompt = np.array([random.randrange(97) for _ in range(random.randrange(1, 60))], np.int32)
+            options = DecodeOptions(SamplingParams(seed=number), random.randrange(1, 30), max_nodes=6)
+            verifier = TreeVerifier(tiny_runner, cache := caches.pop())
+            active[number] = Generation(verifier, make("lookup", Resources(vocabulary=98)), prompt, options), cache
+        outcomes = run_round([generation for generation, _ in active.values()])
+        for key, outcome in zip(list(active), outcomes, strict=True):
+            assert not isinstance(outcome, Exception)
+            rounds_of[key] = 0 if outcome and outcome.tokens else rounds_of.get(key, 0) + 1
+            assert rounds_of[key] <= 3  # a prompt has one chunk
+            if (outcome and outcome.finish) or random.random() < 0.01:
+                generation, cache = active.pop(key)
+                generation.close()
+                caches.append(cache)
+        memory.append(int(Path("/proc/self/statm").read_text().split()[1]))
+    assert statistics.median(memory[-1000:]) < 1.02 * statistics.median(memory[2000:3000])

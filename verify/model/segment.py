@@ -38,12 +38,14 @@ class Forwards(Protocol):
 
 def tokens_of(segments: Sequence[Segment]) -> torch.Tensor:
     """The tokens of the rows that are computed, int64 [N]."""
-    return torch.cat([each.batch.tokens[each.batch.known :] for each in segments])
+    parts = [each.batch.tokens[each.batch.known :] for each in segments]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def positions_of(segments: Sequence[Segment]) -> torch.Tensor:
     """The positions of the rows that are computed, int64 [N]."""
-    return torch.cat([each.batch.positions(each.cache.length) for each in segments])
+    parts = [each.batch.positions(each.cache.length) for each in segments]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def kept_rows(segments: Sequence[Segment]) -> torch.Tensor:

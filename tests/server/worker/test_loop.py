@@ -189,6 +189,29 @@ def test_paused_requests_hold_nothing_that_others_need(rig: Rig) -> None:
     assert rig.tokens("a") == rig.tokens("b") == rig.tokens("c") == rig.tokens("alone")
 
 
+def test_rounds_of_half_the_requests_alternate(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device that computes while the host works: the answers are the same, and no request is lost or doubled."""
+    rig = Rig(tiny_runner, **{"scheduling.max_active": 4})
+    rig.worker._runtime.max_active = 4
+    rig.send(*(request(id, prompt=[1, 2, number], max_tokens=9) for number, id in enumerate("abcd")))
+    rig.step()
+    expected = {id: rig.tokens(id) for id in "abcd"}
+    monkeypatch.setattr(Worker, "_alternates", property(lambda worker: len(worker._active) > 1))
+    rig.sent.clear()
+    rig.send(*(request(id, prompt=[1, 2, number], max_tokens=9) for number, id in enumerate("abcd")))
+    rig.step(5)
+    assert rig.worker._running is not None
+    rig.send(Pause("c"), Cancel("b"))
+    assert rig.worker._running is None
+    rig.step(3)
+    rig.send(Resume("c"))
+    rig.step()
+    assert {id: rig.tokens(id) for id in "acd"} == {id: expected[id] for id in "acd"}
+    assert rig.tokens("b") == expected["b"][: len(rig.tokens("b"))] and len(rig.tokens("b")) < 9
+    assert not rig.worker._active and rig.worker._running is None
+    rig.close()
+
+
 def test_a_session_is_forgotten(rig: Rig) -> None:
     rig.send(request("a", session="s", principal="p"))
     rig.step()
