@@ -81,7 +81,7 @@ class Model(Section):
     )
     invariant: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="On a CPU, compute each row with the same bits in every step, so that drafts change no answer in any dtype;"
+        description="Compute each row with the same bits in every step, so that drafts change no answer in any dtype;"
         " auto does so where it costs at most 5 % of a step, and on refuses to start where it cannot hold.",
     )
     tool_format: ToolFormat = Field(
@@ -209,7 +209,8 @@ class Sessions(Section):
     slots: int | None = Field(
         None,
         ge=1,
-        description="KV caches on the device; other sessions are swapped to host memory. null fits as many as possible.",
+        description="KV caches on the device; other sessions are swapped to host memory. null fits as many as possible. On a"
+        " GPU, this many full contexts are shared by all sessions, in pages.",
     )
 
 

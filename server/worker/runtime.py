@@ -171,10 +171,13 @@ def start_models(runner: ModelRunner, draft: ModelRunner | None, settings: Setti
     torch.set_num_threads(settings.model.threads or default_threads(runner, reserved))
     folder = settings.speculation.cost_folder
     finding = folder and folder.expanduser() / f"{machine_key(runner)}-rows.json"
+    for each in (runner, draft):
+        if each is not None and each.in_pages:
+            each.pages = plan.pages
     start_model(runner, settings.model.path, plan.context_tokens, settings.model.invariant, finding)
     if draft is not None:
         start_model(draft, str(settings.draft_model.path), plan.context_tokens)
-    return plan.slots
+    return plan.streams
 
 
 def memory_figures(runner: ModelRunner, draft: ModelRunner | None) -> MemoryFigures:

@@ -1,7 +1,8 @@
 """The KV cache of one session slot: one preallocated tensor, written in place; a commit moves the accepted rows.
 
 Rows beyond `length` are scratch space. A fork shares the whole pages of its source by reference, so swapped-out slots hold one
-copy of a shared prefix. Knows nothing about tokens or attention.
+copy of a shared prefix. On a GPU, `verify.model.gpu.paged_cache` implements the same methods over a pool of pages. Knows
+nothing about tokens or attention.
 """
 
 from __future__ import annotations
@@ -23,6 +24,15 @@ from verify.model.transfer import to_device
 SPARE_POSITIONS = 32  # read with weight zero (`verify.model.cpu.ordered_attention`)
 MARGIN_POSITIONS = MAX_NODES + 1 + SPARE_POSITIONS  # of a slot beyond its context; the first are the rows of one draft
 PAGE_TOKENS = 256  # positions of a page; page n holds those from n * PAGE_TOKENS on
+
+
+class OutOfPages(RuntimeError):
+    """The pages that a forward or a cache needs are not free. Nothing was taken, written or changed."""
+
+
+def page_count(rows: int, page_tokens: int) -> int:
+    """The number of pages that hold `rows` rows."""
+    return -(-rows // page_tokens)
 
 
 @dataclass(frozen=True)
@@ -135,6 +145,21 @@ class KVCache:
         self.length = 0
         self.pages: list[Page] = []  # those of `share` that no truncation has reached
 
+    def missing_pages(self, rows: int) -> int:
+        """Pages to take before `rows` more rows can be written: none, since the slot has its memory."""
+        return 0
+
+    def reserve(self, rows: int) -> None:
+        """Makes room for `rows` rows after the committed ones. A cache in pages raises OutOfPages, and is unchanged then."""
+
+    def fill(self, length: int, noise: torch.Generator | None = None) -> None:
+        """Replaces the contents with `length` rows of zeros, or of noise: a text for measurements."""
+        self.truncate(0)
+        self.reserve(length)
+        self.length = length
+        for part in self.parts(length):
+            part.zero_() if noise is None else part.normal_(generator=noise)
+
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes [kv_heads, N, head_dim] from `length + known` to `end`; returns the rows so far, [kv_heads, end, head_dim]."""
         start = self.length + known
@@ -175,7 +200,11 @@ class KVCache:
     def parts(self, length: int) -> Iterator[torch.Tensor]:
         """The first `length` rows page by page, as in `Rows.parts`; views."""
         for start in range(0, length, PAGE_TOKENS):
-            yield self.tensor[:, :, :, start : min(start + PAGE_TOKENS, length)]
+            yield self._part(start, min(start + PAGE_TOKENS, length))
+
+    def _part(self, start: int, end: int) -> torch.Tensor:
+        """The rows of one page, as in `Rows.parts`; a view."""
+        return self.tensor[:, :, :, start:end]
 
     def fork(self, source: Rows, length: int) -> None:
         """Replaces the contents with the first `length` committed rows of `source`, or with all if there are fewer."""

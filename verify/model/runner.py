@@ -15,22 +15,18 @@ from drafters.interface import MAX_NODES
 from verify.errors import ModelError, first_sentence
 from verify.model.attention import Attention, JointAttention, ShapeProbe, TorchAttention
 from verify.model.batch import ForwardBatch
-from verify.model.cache import MARGIN_POSITIONS, CacheShape, KVCache
-from verify.model.cpu.ordered_attention import (
-    AttentionInputs,
-    OrderedAttention,
-    RowClass,
-    depth_left,
-    padded,
-    pieces,
-)
+from verify.model.cache import MARGIN_POSITIONS, CacheShape, KVCache, free_bytes
+from verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention, padded, pieces
 from verify.model.cpu.packing import PackedLayer, can_pack, pack_layers, packed_layers
 from verify.model.cpu.trace import has_experts, trace
+from verify.model.gpu.paged_cache import PagedCache, PagePool, pages_for
+from verify.model.row_class import RowClass, depth_left
 from verify.model.segment import Segment, kept_rows, positions_of, tokens_of
 
 log = logging.getLogger("outrider.worker")
 
 MAX_STREAMS, MAX_ROWS = 16, 1024  # in one forward without a backend
+POOLED_CONTEXTS, POOLED_SHARE = 8, 0.5  # full contexts in a pool without a plan, and its largest share of the free memory
 
 # torch.compile on a GPU: auto = if the model can be compiled; on = an error if it cannot.
 Compile = Literal["auto", "on", "off"]
@@ -88,28 +84,38 @@ class ModelRunner:
         self._backend: ForwardBackend | None = None
         self.row_class: RowClass | None = None  # if set, a row's logits have the same bits in every step
         self.invariance = "off"  # for people: whether `row_class` is set, and why
-        self._inputs: AttentionInputs | None = None
+        self._inputs: AttentionInputs | None = None  # of the attention in order, on a CPU
+        self.pages: int | None = None  # of the pool on a GPU, from the memory plan; None = some contexts
+        self._pool: PagePool | None = None
         if started:
             self.start(self.context_tokens)
 
     def start(self, context_tokens: int, rows: RowClass | None = None) -> None:
         """Sets the context length, at most the model's, and builds the backend, which takes memory. Raises ModelError.
 
-        With `rows`, steps are computed in this class, on a CPU (`verify.model.cpu.ordered_attention`).
+        With `rows`, steps are computed in this class: on a CPU by attention in order, on a GPU in graphs of these sizes.
         """
         self.context_tokens = min(self.model_tokens, context_tokens)
         self.compute_in(rows)
-        if self.device.type == "cuda":
-            self._backend = self._graphed(self._compile)
+        if self.in_pages:
+            if self._pool is None or len(self._pool) != self._pool_pages():
+                self._pool = None  # frees its memory first
+                self._pool = PagePool(self.cache_shape, self._pool_pages())
+            self._backend = self._graphed(self._pool, self._compile)
         elif self._traced:
             self._backend = trace(self.model, self.cache_shape, self._attention_probe, self._untraced_step, self._inputs)
 
     def compute_in(self, rows: RowClass | None) -> None:
         """Computes steps in this class, without a backend."""
         self.row_class, self._backend, self._inputs = rows, None, None
-        if rows is not None:
+        if rows is not None and not self.in_pages:
             shape = self.cache_shape
             self._inputs = AttentionInputs(shape.kv_heads, shape.head_dim, self._attention_probe.groups, shape.dtype, rows)
+
+    @property
+    def in_pages(self) -> bool:
+        """Whether caches are pages of a pool and steps are computed by kernels over them, as on a GPU."""
+        return bool(self.device.type == "cuda")
 
     @property
     def backends(self) -> str:
@@ -130,23 +136,23 @@ class ModelRunner:
         """The deepest node that a draft may have, after `length` tokens in the cache."""
         return MAX_NODES if self.row_class is None else depth_left(length)
 
-    def _graphed(self, compile: Compile) -> ForwardBackend:
+    def _graphed(self, pool: PagePool, compile: Compile) -> ForwardBackend:
         """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
         from verify.model.gpu.graphs import CompileError, GraphedForward, compiled_layers  # Triton is only needed on a GPU
 
-        graphed = GraphedForward(partial(self._run, keep=0), self.cache_shape, self._positions)
-        if has_experts(self.model):
+        graphed = GraphedForward(partial(self._run, keep=0), pool, self._positions, self.row_class)
+        if has_experts(self.model) or self.device.type != "cuda":
             return graphed
         try:
             with nullcontext() if compile == "off" else compiled_layers(self.model):
-                graphed.capture(self.new_cache())
+                graphed.capture()
         except CompileError as error:
             if compile == "on":
                 raise ModelError(
                     f"torch.compile failed for this model; set model.compile to auto or off: {first_sentence(error)}"
                 ) from None
             log.warning("torch.compile failed for this model, so its steps are slower: %s", first_sentence(error))
-            graphed.capture(self.new_cache())
+            graphed.capture()
         return graphed
 
     def _probe(self, probe: ShapeProbe) -> CacheShape:
@@ -167,8 +173,26 @@ class ModelRunner:
         """Positions of a slot."""
         return self.context_tokens + MARGIN_POSITIONS
 
+    def _pool_pages(self) -> int:
+        """Pages of the pool: as planned, else of some contexts, but of one at least."""
+        if self.pages is not None:
+            return self.pages
+        context = pages_for(self._positions)
+        if self._pool is not None:
+            return max(context, len(self._pool))
+        context_bytes = self.cache_shape.bytes_for(self._positions)
+        fitting = int(free_bytes(self.device) * POOLED_SHARE) // context_bytes
+        return context * max(1, min(POOLED_CONTEXTS, fitting))
+
+    @property
+    def free_pages(self) -> int | None:
+        """Pages of the pool that no cache holds; None without a pool."""
+        return None if self._pool is None else self._pool.free
+
     def new_cache(self) -> KVCache:
         """An empty cache for a full context."""
+        if self._pool is not None:
+            return PagedCache(self._pool, self._positions)
         return KVCache(self.cache_shape, self._positions)
 
     def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
@@ -180,7 +204,12 @@ class ModelRunner:
         return self.forward_all([Segment(cache, batch, logits)])[0]
 
     def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """`forward` for each segment, as many at once as the backend takes. No two segments have the same cache."""
+        """`forward` for each segment, as many at once as the backend takes. No two segments have the same cache.
+
+        Raises OutOfPages before anything is computed or written if the caches' pool has no room for all rows.
+        """
+        if self._pool is not None:
+            self._pool.reserve([(cast(PagedCache, each.cache), len(each.batch)) for each in segments])
         if len(segments) == 1 and (self._is_apart(segments[0]) or (self.row_class is None and is_chunk(segments[0]))):
             return [self._untraced(segments, in_order=False)]
         forwards = self._forwards(segments)
@@ -210,7 +239,7 @@ class ModelRunner:
         return forwards
 
     def _parts(self, segment: Segment) -> Iterator[Segment]:
-        if self.row_class is None or self._is_apart(segment):
+        if self.row_class is None or self._inputs is None or self._is_apart(segment):
             return iter([segment])
         return (segment._replace(batch=part) for part in pieces(segment.batch, segment.cache.length, self.row_class))
 
@@ -222,7 +251,9 @@ class ModelRunner:
         return len(others) < streams and part.rows + sum(each.rows for each in others) <= self.max_rows
 
     def _is_apart(self, segment: Segment) -> bool:
-        """Whether these rows are computed outside of the class of rows, because they are too many for it."""
+        """Whether these rows are computed outside of the class of rows or of the graphs, because they are too many."""
+        if self._pool is not None:
+            return len(segment.batch) > self.max_rows
         return self.row_class is not None and not self.row_class.has_prompts and is_chunk(segment)
 
     @property
@@ -236,7 +267,7 @@ class ModelRunner:
         """One forward; logits of the kept rows, and possibly of more behind them."""
         if self._is_apart(segments[0]):
             return self._untraced(segments, in_order=False)
-        if self.row_class is not None:
+        if self.row_class is not None and self._inputs is not None:
             missing = self.row_class.low - sum(each.rows for each in segments)
             last = segments[-1]
             segments[-1] = last._replace(batch=padded(last.batch, last.rows + missing))

@@ -15,7 +15,7 @@ from verify.errors import ModelError
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
 from verify.model.cache import MARGIN_POSITIONS
-from verify.model.cpu.ordered_attention import RowClass
+from verify.model.row_class import RowClass
 from verify.model.runner import ModelRunner, weight_size
 from verify.model.segment import Segment
 
