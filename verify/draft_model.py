@@ -26,7 +26,7 @@ from drafters.model.language_model import Candidates
 from drafters.sequence import Reader, Sequence
 from verify.cost import timed_forward
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache
+from verify.model.cache import KVCache, OutOfPages
 from verify.model.runner import ModelRunner
 from verify.sampling import Sampler, warp_logits
 from verify.sampling_params import SamplingParams
@@ -93,9 +93,16 @@ class DraftRunner:
         return self._thread.submit(work)
 
     def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
-        """`ModelRunner.forward`, from any thread."""
+        """`ModelRunner.forward`, from any thread. Without enough pages, the least recently used session's are taken."""
         with self._running:
-            return self.runner.forward(cache, batch, logits)
+            while True:
+                try:
+                    return self.runner.forward(cache, batch, logits)
+                except OutOfPages:
+                    oldest = next((each for each in self._caches.values() if each is not cache and each.length), None)
+                    if oldest is None:
+                        raise
+                    oldest.truncate(0)  # its session reads the text again
 
     @property
     def is_own_thread(self) -> bool:

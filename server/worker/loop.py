@@ -13,6 +13,7 @@ from collections import deque
 import numpy as np
 import torch
 
+from drafters.interface import MAX_NODES
 from server.engine import messages
 from server.engine.messages import Cancel, Failed, Forget, FromWorker, Pause, Request, Resume, Shutdown, Status, TokenEvent
 from server.engine.transport import WorkerSide
@@ -23,8 +24,10 @@ from server.worker.session_files import SessionFiles, model_digest
 from server.worker.sessions import SessionKey, SessionStore
 from verify.constraints.grammar import GrammarError
 from verify.generation import PromptError, Step
+from verify.model.cache import KVCache
 from verify.model.runner import ModelRunner
 from verify.round import Overlap, Round
+from verify.verifier import PREFILL_CHUNK_TOKENS
 
 log = logging.getLogger("outrider.worker")
 IDLE_SECONDS = 0.5  # to wait for messages when there is no work
@@ -122,6 +125,7 @@ class Worker:
     def _round(self) -> None:
         """Runs a round of the active jobs; or starts one of half of them, and ends the one before it, of the other half."""
         if self._alternates:
+            self._make_room()
             before = self._running
             busy = before[0] if before else []
             jobs = [job for job in self._active if job not in busy]
@@ -132,9 +136,20 @@ class Worker:
         elif self._running is not None:
             self._settle()
         else:
+            self._make_room()
             started = self._started(self._active)
             self._end_round(self._active, started)
             self._overlap.record(started)
+
+    def _make_room(self) -> None:
+        """Lets the requests that came last wait while the KV caches have no room for a round of all."""
+        while not self._sessions.fits([round_rows(job) for job in self._active]) and len(self._active) > 1:
+            if self._running is not None:
+                self._settle()
+                continue
+            job = self._active.pop()
+            self._sessions.pause(job.session)
+            self._waiting.appendleft(job)
 
     @property
     def _alternates(self) -> bool:
@@ -223,6 +238,12 @@ class Worker:
     def _send(self, message: FromWorker) -> None:
         self._last_sent_at = time.monotonic()
         self._wire.send(messages.encode(message))
+
+
+def round_rows(job: Job) -> tuple[KVCache, int]:
+    """The job's KV cache, and the most rows that a round writes to it."""
+    verifier = job.session.verifier
+    return verifier.cache, PREFILL_CHUNK_TOKENS if verifier.unread else MAX_NODES + 1
 
 
 def session_files(settings: Settings, runner: ModelRunner) -> SessionFiles | None:
