@@ -24,7 +24,7 @@ from server.worker.session_files import SessionFiles, model_digest
 from server.worker.sessions import SessionKey, SessionStore
 from verify.constraints.grammar import GrammarError
 from verify.generation import PromptError, Step
-from verify.model.cache import KVCache
+from verify.model.cache import KVCache, OutOfPages
 from verify.model.runner import ModelRunner
 from verify.round import Overlap, Round
 from verify.verifier import PREFILL_CHUNK_TOKENS
@@ -94,12 +94,12 @@ class Worker:
 
     def _admit(self) -> None:
         """Starts waiting requests in order, skipping those whose session is busy and those that no KV cache is free for."""
-        for _ in range(len(self._waiting)):
-            if len(self._active) >= self._runtime.max_active:
-                return
+        skipped: list[Request | Job] = []
+        while self._waiting and len(self._active) < self._runtime.max_active:
             entry = self._waiting.popleft()
             if not (self._continue(entry) if isinstance(entry, Job) else self._begin(entry)):
-                self._waiting.append(entry)
+                skipped.append(entry)
+        self._waiting.extendleft(reversed(skipped))
 
     def _begin(self, request: Request) -> bool:
         """Starts a request; returns False if it must wait."""
@@ -129,7 +129,7 @@ class Worker:
             before = self._running
             busy = before[0] if before else []
             jobs = [job for job in self._active if job not in busy]
-            half = jobs if busy else jobs[: (len(jobs) + 1) // 2]
+            half = jobs[: (len(self._active) + 1) // 2]
             self._running = (half, self._started(half, keeps=True)) if half else None
             if before is not None:
                 self._end_round(*before)
@@ -260,6 +260,6 @@ def failure(request: Request, error: Exception) -> Failed:
     if isinstance(error, CLIENT_ERRORS):
         return Failed(request.id, str(error), client_error=True)
     log.error("request %s failed", request.id, exc_info=error)
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if isinstance(error, (MemoryError, OutOfPages, torch.OutOfMemoryError)):
         return Failed(request.id, "There is not enough memory for this request; try again later or use a shorter context.")
     return Failed(request.id, "The model failed on this request; see the server's log.")
