@@ -64,11 +64,11 @@ def kernel_error(
     from verify.model.gpu.triton_attention import KernelAttention
 
     generator = torch.Generator(device).manual_seed(context + groups)
-    shape = CacheShape(1, heads // groups, head_dim, dtype, device)
+    shape = CacheShape.uniform(1, heads // groups, head_dim, dtype, device)
     slot = KVCache(shape, context + rows)
     slot.tensor.normal_(generator=generator)
     slot.length = context
-    exact = KVCache(CacheShape(1, heads // groups, head_dim, torch.float32, device), context + rows)
+    exact = KVCache(CacheShape.uniform(1, heads // groups, head_dim, torch.float32, device), context + rows)
     exact.tensor.copy_(slot.tensor)
     exact.length = context
     ancestors = torch.eye(rows, dtype=torch.bool)

@@ -106,7 +106,7 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
 def started(runner: ModelRunner, context: int) -> TreeVerifier:
     """A verifier after `context` zeros, which steps may exceed by MAX_NODES."""
     cache = runner.new_cache()
-    cache.tensor[:, :, :, :context] = 0  # denormal numbers in fresh memory would be slow
+    cache.clear(context)
     verifier = TreeVerifier(runner, cache)
     verifier.begin(np.zeros(context + 1, np.int32), SamplingParams(), max_tokens=MAX_NODES + 1)
     return verifier
@@ -126,7 +126,7 @@ def _step_seconds(verifiers: list[TreeVerifier], context: int, nodes: int) -> fl
     tree = chain(np.zeros(nodes, np.int32), np.ones(nodes, np.float32), Source.NONE)
     for verifier in verifiers:
         verifier.sequence.begin(np.zeros(context + 1, np.int32))
-        verifier.cache.length = context
+        verifier.cache.assume(context)
     started_at = time.perf_counter()
     logits = verifiers[0].runner.forward_all([verifier.segment(tree) for verifier in verifiers])
     for verifier, rows in zip(verifiers, logits, strict=True):

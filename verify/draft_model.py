@@ -117,8 +117,7 @@ class DraftRunner:
 def short_cache(runner: ModelRunner) -> KVCache:
     """Short dummy cache for timing."""
     cache = runner.new_cache()
-    cache.length = min(16, runner.context_tokens - 1)
-    cache.tensor[:, :, :, : cache.length] = 0
+    cache.clear(min(16, runner.context_tokens - 1))
     return cache
 
 

@@ -84,8 +84,7 @@ def run_steps(shape: str, settings: Settings, out: Path | None) -> dict[str, Any
 def short_rounds(runner: ModelRunner) -> list[tuple[float, list[float]]]:
     """Seconds of the linear layers alone and of a step of each size at a short context, measured in turns."""
     cache, linear = runner.new_cache(), linear_pass(runner)
-    cache.length = CONTEXTS[0]
-    cache.tensor[:, :, :, : cache.length] = 0
+    cache.clear(CONTEXTS[0])
     rounds = [(linear(), [timed_forward(runner, cache, nodes) for nodes in STEP_NODES]) for _ in range(ROUNDS + 1)]
     return rounds[1:]  # the first one warms up
 

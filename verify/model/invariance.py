@@ -89,7 +89,7 @@ def describe(found: Finding, chosen: RowClass | None) -> str:
 
 def find(runner: ModelRunner, context_tokens: int) -> Finding:
     """Finds the class of rows and measures its cost."""
-    bounds = common_range(linear_layers(runner.model))
+    bounds = common_range(linear_layers(runner.model)) if runner.can_be_ordered else None
     if bounds is None:
         return Finding(None, 0.0)
     for queries in (4, 8, 16, QUERY_BLOCK):

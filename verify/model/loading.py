@@ -16,8 +16,12 @@ from verify.model.attention import NAME
 from verify.model.cache import free_bytes
 from verify.model.download import download_progress
 from verify.model.invariance import Invariant, start
-from verify.model.runner import Compile, ModelRunner
+from verify.model.runner import Compile, ModelRunner, context_limit
 from verify.model.self_check import check_model
+
+# transformers' names of kinds of layers; how they compute is found out by a forward.
+SUPPORTED_LAYERS = {"attention", "conv", "full_attention", "sliding_attention", "chunked_attention", "linear_attention"}
+SUPPORTED_LAYERS |= {"hybrid", "hybrid_sliding", "mamba", "mlp", "moe"}
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,14 @@ def load_weights(options: LoadOptions) -> ModelRunner:
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise ModelError(f"The model at {options.path!r} does not load: {first_sentence(error)}") from None
-    if getattr(model, "_is_stateful", False):
+    except KeyError as error:
+        if str(error) != repr(NAME):
+            raise
         raise ModelError(
-            f"The model at {options.path!r} keeps a recurrent state, which cannot be rolled back when a draft is rejected;"
-            " serve a model with attention layers only."
-        )
+            f"The model at {options.path!r} cannot be served: its attention layers are not written for transformers' attention"
+            " interface; serve another model."
+        ) from None
+    check_layers(model, options.path)
     try:
         model.to(device)
     except torch.OutOfMemoryError:
@@ -79,6 +86,15 @@ def load_weights(options: LoadOptions) -> ModelRunner:
             f" {free:.1f} GB are free; serve a smaller or quantised model."
         ) from None
     return ModelRunner(model, options.context_tokens, options.pack, options.trace, options.compile, started=False)
+
+
+def check_layers(model: PreTrainedModel, path: str) -> None:
+    """Raises ModelError for kinds of layers whose cache is neither keys and values nor a state that is supported."""
+    types = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    if unknown := sorted({str(kind) for kind in types} - SUPPORTED_LAYERS):
+        raise ModelError(
+            f"The model at {path!r} has {' and '.join(unknown)} layers, which are not supported; serve another one."
+        )
 
 
 def start_model(
@@ -100,7 +116,7 @@ def prepare(model: PreTrainedModel, context_tokens: int | None) -> None:
     The dynamic and longrope scalings choose frequencies by the longest position of a forward; they are fixed at those of a
     full context.
     """
-    limit = int(model.config.get_text_config().max_position_embeddings)
+    limit = context_limit(model)
     length = min(limit, context_tokens or limit)
     for module in model.modules():
         rope_type = getattr(module, "rope_type", None)

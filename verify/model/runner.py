@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from drafters.interface import MAX_NODES
 from verify.errors import ModelError, first_sentence
-from verify.model.attention import Attention, JointAttention, ShapeProbe, TorchAttention
+from verify.model.attention import Attention, JointAttention, ShapeProbe, TorchAttention, number_layers
 from verify.model.batch import ForwardBatch
 from verify.model.cache import MARGIN_POSITIONS, CacheShape, KVCache
 from verify.model.cpu.ordered_attention import (
@@ -26,10 +26,15 @@ from verify.model.cpu.ordered_attention import (
 )
 from verify.model.cpu.packing import PackedLinear, can_pack, pack_layers, packed_layers
 from verify.model.cpu.trace import has_experts, trace
+from verify.model.delivery import Delivery, NotHandedOn
+from verify.model.recurrent.mixers import MixerError, is_receiver, swap_in
+from verify.model.recurrent.rows import Recurrence, RecurrentRows, StateProbe
 from verify.model.segment import Segment, kept_rows, positions_of, tokens_of
 
 log = logging.getLogger("outrider.worker")
 
+CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # of the limit, in configurations
+UNLIMITED_TOKENS = 1 << 17
 MAX_STREAMS, MAX_ROWS = 16, 1024  # in one forward without a backend
 
 # torch.compile on a GPU: auto = if the model can be compiled; on = an error if it cannot.
@@ -79,9 +84,11 @@ class ModelRunner:
         config = model.config.get_text_config()
         self.device = model.device
         self.vocabulary = int(config.vocab_size)
-        self.model_tokens = int(config.max_position_embeddings)
+        self.model_tokens = context_limit(model)
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
         self._traced, self._compile = traced, compile
+        self._is_recurrent = self._swap_in()
+        self._delivery: Delivery | None = None  # if the model does not hand keyword arguments on
         self._attention_probe = ShapeProbe()
         self.cache_shape = self._probe(self._attention_probe)
         self._backend: ForwardBackend | None = None
@@ -98,6 +105,8 @@ class ModelRunner:
         """
         self.context_tokens = min(self.model_tokens, context_tokens)
         self.compute_in(rows)
+        if not self.can_be_ordered:
+            return  # backends, too, support attention in layers of one shape only
         if self.device.type == "cuda":
             self._backend = self._graphed(self._compile)
         elif self._traced:
@@ -124,6 +133,11 @@ class ModelRunner:
         """Computes steps as when `mode` was read."""
         self.row_class, self._inputs, self._backend = mode
 
+    @property
+    def can_be_ordered(self) -> bool:
+        """Whether a class of rows can be set: recurrent layers and layers of several shapes have no attention in order."""
+        return self.cache_shape.is_uniform and not self._is_recurrent
+
     def draft_depth(self, length: int) -> int:
         """The deepest node that a draft may have, after `length` tokens in the cache."""
         return MAX_NODES if self.row_class is None else depth_left(length)
@@ -147,18 +161,35 @@ class ModelRunner:
             graphed.capture(self.new_cache())
         return graphed
 
+    def _swap_in(self) -> bool:
+        """Replaces the forwards of recurrent layers; returns whether there are any. Raises ModelError."""
+        try:
+            return swap_in(self.model)
+        except MixerError as error:
+            raise ModelError(f"This model cannot be served: {error}; serve another model.") from None
+
     def _probe(self, probe: ShapeProbe) -> CacheShape:
         """The cache shape, determined by a forward of one token. Raises ModelError."""
+        states = StateProbe()
+        token = torch.zeros(1, dtype=torch.long, device=self.device)
         try:
-            token = torch.zeros(1, dtype=torch.long, device=self.device)
-            self._run(token, token, probe, keep=1)
-        except (ValueError, TypeError) as error:
+            try:
+                self._run(token, token, probe, keep=1, recurrence=states)
+            except NotHandedOn:
+                self._delivery = Delivery(filter(is_receiver, self.model.modules()))
+                self._run(token, token, probe, keep=1, recurrence=states)
+            recurrent = states.shape(self.device) if self._is_recurrent else None
+        except ValueError as error:
             raise ModelError(f"This model cannot be served: {first_sentence(error)}") from None
-        shapes = {shape for pair in probe.shapes.values() for shape in pair}
-        if len(shapes) != 1 or set(probe.shapes) != set(range(len(probe.shapes))):
-            raise ModelError("This model cannot be served: keys and values must have the same shape in all layers.")
-        kv_heads, _, head_dim = shapes.pop()
-        return CacheShape(len(probe.shapes), kv_heads, head_dim, self.model.dtype, self.device)
+        except Exception as error:  # whatever a model of any architecture raises
+            raise ModelError(
+                "This model cannot be served: its forward fails when it is called with tokens and positions alone"
+                f" ({type(error).__name__}: {first_sentence(error)})"
+            ) from None
+        if not probe.shapes and recurrent is None:
+            raise ModelError("This model cannot be served: none of its layers computes attention by transformers' interface.")
+        number_layers(self.model, probe.numbers)
+        return CacheShape(probe.layers, self.model.dtype, self.device, recurrent)
 
     @property
     def _positions(self) -> int:
@@ -230,6 +261,12 @@ class ModelRunner:
             return self.row_class.high
         return MAX_ROWS if self._backend is None else self._backend.max_rows
 
+    def read_alone(self, cache: KVCache, tokens: torch.Tensor) -> torch.Tensor:
+        """The logits of a text's first tokens, int64 [N], at the positions that the model itself gives them; [N, V]."""
+        batch = ForwardBatch.chain(tokens)
+        segment = Segment(cache, batch)
+        return self._run(tokens.to(self.device), None, TorchAttention(cache, batch), 0, recurrence_of([segment]))
+
     def _together(self, segments: list[Segment]) -> torch.Tensor:
         """One forward; logits of the kept rows, and possibly of more behind them."""
         if self._is_apart(segments[0]):
@@ -252,21 +289,35 @@ class ModelRunner:
             streams.append((attention, len(batch) - batch.known))
         joint = streams[0][0] if len(streams) == 1 else JointAttention(streams)
         keep = 0 if all(each.logits for each in segments) else kept_rows(segments).to(self.device)
-        return self._run(tokens_of(segments).to(self.device), positions_of(segments).to(self.device), joint, keep)
+        tokens, positions = tokens_of(segments).to(self.device), positions_of(segments).to(self.device)
+        return self._run(tokens, positions, joint, keep, recurrence_of(segments))
 
     @torch.inference_mode()
     def _run(
-        self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, keep: int | torch.Tensor
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor | None,
+        attention: Attention,
+        keep: int | torch.Tensor,
+        recurrence: Recurrence | None = None,
     ) -> torch.Tensor:
         """The model's forward; logits of the rows `keep`, of the last `keep` rows, or of all rows if it is 0."""
-        output = self.model(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=keep,
-            attention=attention,
-        )
+        ours = {"attention": attention} | ({"recurrence": recurrence} if self._is_recurrent else {})
+        with nullcontext() if self._delivery is None else self._delivery.of(ours):
+            output = self.model(
+                input_ids=tokens[None],
+                position_ids=None if positions is None else positions[None],
+                use_cache=False,
+                logits_to_keep=keep,
+                **({} if self._delivery else ours),
+            )
         return cast(torch.Tensor, output.logits[0])
+
+
+def recurrence_of(segments: Sequence[Segment]) -> Recurrence:
+    """The rows of the segments in recurrent layers."""
+    rows = [RecurrentRows(cache.recurrent, cache.length, batch) for cache, batch, _ in segments if cache.recurrent is not None]
+    return Recurrence(rows)
 
 
 def is_chunk(segment: Segment) -> bool:
@@ -274,10 +325,17 @@ def is_chunk(segment: Segment) -> bool:
     return not segment.logits or len(segment.batch) > MAX_NODES + 1
 
 
+def context_limit(model: PreTrainedModel) -> int:
+    """The longest text that the model supports, in tokens; UNLIMITED_TOKENS if its configuration names no limit."""
+    config = model.config.get_text_config()
+    found = (getattr(config, name, None) for name in CONTEXT_NAMES)
+    return next((limit for limit in found if isinstance(limit, int) and limit > 0), UNLIMITED_TOKENS)
+
+
 def weight_bytes(model: PreTrainedModel) -> int:
     """Bytes of weights that a step reads: all parameters except the embedding table, unless the head shares it."""
     sizes = {parameter.data_ptr(): parameter.nbytes for parameter in model.parameters()}
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-    if isinstance(head, PackedLinear) or table.data_ptr() != head.weight.data_ptr():
+    if head is None or isinstance(head, PackedLinear) or table.data_ptr() != head.weight.data_ptr():
         sizes.pop(table.data_ptr())
     return int(sum(sizes.values())) + sum(layer.nbytes for layer in packed_layers(model))

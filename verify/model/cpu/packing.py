@@ -45,6 +45,7 @@ class PackedLinear(torch.nn.Module):
         weight = linear.weight.detach()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
         self.bias, self.dtype = linear.bias, weight.dtype
+        self.weight = torch.empty(0, dtype=weight.dtype)  # some models ask for its dtype
         self.multiply = multiply
         self.nbytes: int = weight.nbytes
 

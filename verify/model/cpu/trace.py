@@ -235,6 +235,9 @@ def trace(
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter(
+                "ignore", cast(Any, torch.jit).TracerWarning
+            )  # what it warns of would fail the comparison below
             forward = _Forward(model, windows, script_all(attend if inputs is None else attend_in_order))
             product = torch.jit.script(multiply)
             for layer in layers:

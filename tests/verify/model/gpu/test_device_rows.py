@@ -13,7 +13,7 @@ from verify.model.cache import CacheShape, KVCache
 from verify.model.gpu.device_rows import DeviceRows, ancestor_bits
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SHAPE = CacheShape(layers=1, kv_heads=2, head_dim=16, dtype=torch.float32, device=DEVICE)
+SHAPE = CacheShape.uniform(layers=1, kv_heads=2, head_dim=16, dtype=torch.float32, device=DEVICE)
 
 
 def attended(bits: torch.Tensor, row: int) -> list[int]:

@@ -53,7 +53,7 @@ def test_the_kernel_equals_the_reference(case: tuple[int, int, int, int, int, in
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(DEVICE)
 
-    shape = CacheShape(2, kv_heads, head_dim, torch.float32, DEVICE)
+    shape = CacheShape.uniform(2, kv_heads, head_dim, torch.float32, DEVICE)
     slot, reference = (KVCache(shape, length + rows + SPARE_POSITIONS) for _ in range(2))
     slot.tensor[:] = noise(*slot.tensor.shape)
     reference.tensor[:] = slot.tensor
