@@ -168,6 +168,7 @@ def memory_figures(runner: ModelRunner, draft: ModelRunner | None) -> MemoryFigu
         free_bytes=free_bytes(runner.device),
         token_bytes=sum(each.cache_shape.bytes_for(1) for each in shared),
         model_tokens=runner.model_tokens,
+        slot_bytes=sum(each.cache_shape.slot_bytes for each in shared),
         is_lazy=runner.device.type == "cpu",
     )
 
