@@ -1,4 +1,7 @@
-"""The commands `outrider bench ...` and `outrider verify-lossless`. Heavy imports happen inside them, to keep --help fast."""
+"""The commands `outrider bench ...`, `outrider verify-lossless` and `outrider verify-quality`.
+
+Heavy imports happen inside them, to keep --help fast.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ def register(outrider: typer.Typer) -> None:
     """Adds the commands of this package to the `outrider` application."""
     outrider.add_typer(app, name="bench")
     outrider.command("verify-lossless", context_settings=EXTRA_FLAGS)(verify_lossless)
+    outrider.command("verify-quality", context_settings=EXTRA_FLAGS)(verify_quality)
 
 
 def verify_lossless(
@@ -54,6 +58,24 @@ def verify_lossless(
         plan = make_plan(drafter, prompts, limit, temperature, max_tokens, repeats=1)
         divergences = run(settings, plan)
     raise typer.Exit(1 if divergences else 0)
+
+
+def verify_quality(
+    context: typer.Context,
+    text: Annotated[Path, typer.Option(help="A text in UTF-8.")],
+    config: Config = None,
+    model: Annotated[str | None, typer.Option(help="Local folder, Hugging Face id or GGUF file.")] = None,
+    window: Annotated[int, typer.Option(help="Tokens that are read together.", min=2)] = 512,
+    tokens: Annotated[int, typer.Option(help="Tokens of the text that are read.", min=2)] = 8192,
+    out: Out = None,
+) -> None:
+    """Compare a model in --model.quantize int8, int4 or fp8 with its full weights, on a text. Settings also work as flags."""
+    from bench.quality import run
+    from server.settings import load_settings, parse_flags
+
+    with errors_as_sentences():
+        settings = load_settings(config, parse_flags(context.args) | ({"model.path": model} if model else {}))
+        run(settings, text, window, tokens, out)
 
 
 @app.command("decode", context_settings=EXTRA_FLAGS)
@@ -142,6 +164,37 @@ def bench_replay(
         options = load_settings(None, parse_flags(context.args)).speculation.options
         recordings = Recordings(stream, tokenizer, corpus or [], limit)
         run(recordings, parse_drafters(drafter), parse_counts("--nodes", nodes), options, json, plot)
+
+
+@app.command("ablations")
+def bench_ablations(
+    chat: Annotated[Path | None, typer.Option(help="Recorded answers of a chat model, as for `replay`.")] = None,
+    code: Annotated[Path | None, typer.Option(help="Recorded answers of a code model.")] = None,
+    corpus: Corpus = None,
+    tokenizer: StreamTokenizer = "",
+    every: Annotated[int, typer.Option(help="Use one in this many pairs of recorded answers.", min=1)] = 1,
+    limit: Limit = 12,
+    max_tokens: MaxTokens = 128,
+    only: Annotated[str | None, typer.Option(help="Names of ablations, separated by commas.")] = None,
+    timed: Annotated[bool, typer.Option(help="Also measure figures that depend on what else the machine does.")] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure as little as possible, to see that it works.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also measure what the folder has.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder of ablations.json and the plots.")] = Path("bench/results"),
+) -> None:
+    """Repeat the tables and figures of the papers, as far as the data and models that are here allow."""
+    from bench.ablations.material import Recordings
+    from bench.ablations.run import choose, run
+    from bench.ablations.size import QUICK, Size
+    from bench.plan import BenchError
+
+    with errors_as_sentences():
+        if any((chat, code, corpus, tokenizer)) and not (chat and code and corpus and tokenizer):
+            raise BenchError("Recorded answers need all of --chat, --code, --corpus and --tokenizer.")
+        recordings = Recordings(chat, code, corpus, tokenizer) if chat and code and corpus else None
+        chosen = choose(only, recordings is not None, timed)
+        out.mkdir(parents=True, exist_ok=True)
+        size = QUICK if quick else Size(every, prompts=limit or 12, max_tokens=max_tokens)
+        run(size, recordings, chosen, out, again or (only is not None))
 
 
 @app.command("pearl", context_settings=EXTRA_FLAGS)

@@ -132,6 +132,7 @@ def collect(
     return {
         "model": settings.model.served_name,
         "dtype": str(runner.cache_shape.dtype),
+        "weight_bits": runner.weight_bits,
         "prompts": len(plan.prompts),
         "max_tokens": plan.max_tokens,
         "max_nodes": settings.speculation.max_nodes,

@@ -1,6 +1,7 @@
 """`python -m bench.gpu`: checks and measures everything that needs a GPU, in minutes.
 
-Each part is saved as soon as it is done, so an interrupted run keeps its finished parts. Exits with code 2 without a GPU.
+Each part is saved as soon as it is done, so an interrupted run keeps its finished parts. Exits with code 2 without a GPU. What
+concerns several streams, invariant rows and pages is in `bench.model.gpu_streams`.
 """
 
 from __future__ import annotations
@@ -18,18 +19,24 @@ import typer
 from rich.console import Console
 
 from bench import report
+from bench.model import gpu_streams
 from bench.model.bandwidth import read_bytes_per_second
 from bench.plan import PROMPTS, Plan, read_prompts
 from bench.recordings import Recordings
 from server.settings import Settings
+from verify.model import cache
 from verify.model.attention import Layer, TorchAttention
 from verify.model.batch import ForwardBatch
-from verify.model.cache import CacheShape, KVCache
-from verify.model.gpu.device_rows import DeviceRows
+from verify.model.cache import CacheShape, KVCache, page_count
+from verify.model.gpu.device_rows import DeviceRows, pieces_of
+from verify.model.gpu.paged_cache import PagedCache, PagePool
+from verify.model.invariance import MAX_COST
 
 TESTS = (
     "tests/verify/model/gpu/test_triton_attention.py",
     "tests/verify/model/gpu/test_graphs.py",
+    "tests/verify/model/gpu/test_paged_cache.py",
+    "tests/verify/model/gpu/test_pooled_runner.py",
     "tests/verify/model/gpu/test_device.py",
     "tests/verify/test_draft_model.py",
 )
@@ -42,6 +49,9 @@ SHAPE = "llama-2-7b"
 DRAFT_SHAPES = ("llama-160m", "llama-1b")
 CONTEXT_TOKENS = 2304  # fits the longest replayed answer
 KERNEL_ERROR = 0.03  # outputs reach 4, where bfloat16 has steps of 2^-6
+SAMPLED_STEP = {"0": 1.05, "8": 1.08, "16": 1.08}  # largest cost of a sampled step over its forward, by draft nodes
+GREEDY_STEP = 1.05
+EIGHT_STREAMS = 3.0  # least tokens of eight streams over one stream's, without drafts
 
 
 def start_tests() -> subprocess.Popen[str]:
@@ -65,12 +75,13 @@ def kernel_error(
 
     generator = torch.Generator(device).manual_seed(context + groups)
     shape = CacheShape.uniform(1, heads // groups, head_dim, dtype, device)
-    slot = KVCache(shape, context + rows)
-    slot.tensor.normal_(generator=generator)
-    slot.length = context
+    pages = page_count(context + rows, cache.PAGE_TOKENS)
+    pool = PagePool(shape, pages)
+    paged = PagedCache(pool, context + rows)
+    paged.fill(context, generator)
+    paged.reserve(rows)
     exact = KVCache(CacheShape.uniform(1, heads // groups, head_dim, torch.float32, device), context + rows)
-    exact.tensor.copy_(slot.tensor)
-    exact.length = context
+    exact.fork(paged, context)
     ancestors = torch.eye(rows, dtype=torch.bool)
     for row in range(1, rows):
         ancestors[row] |= ancestors[int(torch.randint(0, row, (1,)))]
@@ -80,9 +91,9 @@ def kernel_error(
     )
     batch = ForwardBatch(torch.zeros(rows, dtype=torch.int64), ancestors.sum(1) - 1, ancestors)
     layer = Layer(0, head_dim**-0.5)
-    device_rows = DeviceRows(shape, max(ROWS))
-    device_rows.set(slot, batch)
-    found = KernelAttention(device_rows, rows, slot.positions).attend(layer, query, key, value)
+    device_rows = DeviceRows(device, rows, pages)
+    device_rows.set(list(pieces_of(paged, batch)))
+    found = KernelAttention(pool, device_rows, context + rows).attend(layer, query, key, value)
     reference = TorchAttention(exact, batch)
     expected = reference.attend(layer, query.float(), key.float(), value.float())
     return float((found.float() - expected).abs().max())
@@ -179,9 +190,28 @@ def claims(figures: dict[str, Any]) -> dict[str, bool]:
         share = done["steps"]["single_token_step_share_of_bandwidth"]
         results["a single-token step reads at 80 % of the memory's speed"] = share >= 0.8
         results["64 rows cost 1.25 times one at most"] = done["steps"]["nodes_over_single"]["63"] <= 1.25
+        results |= sampling_claims(done["steps"]["sampled_step_over_forward"])
+    if "streams" in done:
+        share = done["streams"]["tokens_over_one_stream"]["8"]
+        results["eight streams have three times the tokens of one"] = share >= EIGHT_STREAMS
+    if "invariance" in done:
+        found = done["invariance"]
+        results["rows are invariant for 5 % of a step at most"] = found["holds"] and found["cost"] <= MAX_COST
+    if "pages" in done:
+        results["joining and leaving takes no memory and loses no page"] = done["pages"]["steady"]
     if "forced" in done:
         results["forced replay is 2.3 times plain decoding"] = done["forced"]["results"][-1]["times_none"] >= 2.3
     return results
+
+
+def sampling_claims(figures: dict[str, dict[str, dict[str, float]]]) -> dict[str, bool]:
+    """Whether choosing tokens costs little, from `bench.model.overhead.step_over_forward`."""
+    ratios = {name: {nodes: row["step_over_forward"] for nodes, row in by.items()} for name, by in figures.items()}
+    greedy, *_, sampled = ratios.values()
+    return {
+        "a greedy step with feedback costs 1.05 forwards at most": max(greedy.values()) <= GREEDY_STEP,
+        "a sampled step costs 1.05 to 1.08 forwards at most": all(sampled[n] <= limit for n, limit in SAMPLED_STEP.items()),
+    }
 
 
 def measure_parts(parts: dict[str, Callable[[], dict[str, Any]]], out: Path) -> dict[str, bool]:
@@ -219,7 +249,10 @@ def main(
         "lossless": lossless,
         "tests": partial(tests, start_tests()),
         "memory": memory,
+        "pages": gpu_streams.pages,
         "steps": steps("on"),
+        "streams": partial(gpu_streams.together, SHAPE, CONTEXT_TOKENS),
+        "invariance": partial(gpu_streams.invariant, SHAPE, CONTEXT_TOKENS),
     }
     for draft_shape in DRAFT_SHAPES:
         parts[f"drafting_{draft_shape}"] = draft_models(draft_shape)

@@ -204,15 +204,15 @@ class SleepingVerifier:
         self.sequence.truncate(length)
 
 
-def simulate(ratio: int, rate: float, tokens: int, token_seconds: float) -> dict[str, Any]:
-    """One run of the loop, with the ideal figures."""
-    clock = Clock()
-    margin = 2 * ratio + 2  # positions that may be drafted but not reached
+def simulate(ratio: int, rate: float, tokens: int, token_seconds: float, window: int | None = None) -> dict[str, Any]:
+    """One run of the loop, with the figures of the ideal timeline, whose window is c. Default window: c."""
+    clock, window = Clock(), window or ratio
+    margin = 2 * max(window, ratio) + 2  # positions that may be drafted but not reached
     answer = 2 * np.random.default_rng(1).integers(0, 1000, tokens + margin).astype(np.int32)  # odd tokens are wrong
     right = np.pad(agreement(rate, tokens, seed=ratio), (0, margin), constant_values=True)
     model = SleepingModel(with_errors(answer, right), token_seconds, ratio, clock)
-    drafter = PearlDrafter(model, PearlOptions(window=ratio, ahead=0))
-    options = DecodeOptions(SamplingParams(temperature=0), tokens, max_nodes=ratio)
+    drafter = PearlDrafter(model, PearlOptions(window=window, ahead=0))
+    options = DecodeOptions(SamplingParams(temperature=0), tokens, max_nodes=window)
     prompt = np.zeros(1, np.int32)
     started = time.perf_counter()
     decoded = finish(Generation(SleepingVerifier(answer, ratio * token_seconds, clock), drafter, prompt, options))

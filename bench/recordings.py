@@ -36,6 +36,7 @@ class Line:
 
     prompt: Ints  # int32 [P]
     answer: Ints  # int32 [A]
+    category: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ def load_stream(path: Path, encoder: Encoder, limit: int | None) -> tuple[list[L
     try:
         for text in path.read_text().splitlines()[:limit]:
             record = json.loads(text)
-            pair = (np.array(encoder.encode(record[name]), np.int32) for name in ("prompt", "response"))
-            lines.append(Line(*pair))
+            prompt, answer = (np.array(encoder.encode(record[name]), np.int32) for name in ("prompt", "response"))
+            lines.append(Line(prompt, answer, record.get("category")))
             reference = record.get("rest_reference") or {}
             reference_tokens += reference.get("new_tokens", 0)
             reference_steps += reference.get("steps", 0)
@@ -94,8 +95,12 @@ def load_corpus(paths: Sequence[Path], encoder: Encoder) -> NDArray[np.uint32]:
 
 def load_resources(corpus: Sequence[Path], encoder: Encoder, options: Options) -> Resources:
     """The corpus as n-gram table and suffix index for the drafters; empty tables for an empty corpus. Raises BenchError."""
-    separator = len(encoder)
     tokens = load_corpus(corpus, encoder) if corpus else np.empty(0, np.uint32)
+    return index_tokens(tokens, len(encoder), options)
+
+
+def index_tokens(tokens: NDArray[np.uint32], separator: int, options: Options) -> Resources:
+    """The same for the tokens of a corpus, whose texts begin with `separator`."""
     if not len(tokens):
         return Resources(options, vocabulary=separator + 1)
     with tempfile.TemporaryDirectory() as folder:

@@ -45,12 +45,17 @@ class Tally:
         default_factory=Counter
     )  # draft position (from 1) to the number of steps that accepted it
 
+    @property
+    def tokens_per_step(self) -> float:
+        """Emitted tokens per target forward."""
+        return self.tokens / self.steps
+
     def figures(self) -> dict[str, Any]:
         """Tokens per step, microseconds, and the share of steps that accepted at least 1, 2, ... draft tokens."""
         totals = [p + o for p, o in zip(self.propose_seconds, self.observe_seconds, strict=True)]
         shares = [round(count / self.steps, 4) for _, count in sorted(self.accepted_at.items())]
         return {
-            "tokens_per_step": round(self.tokens / self.steps, 4),
+            "tokens_per_step": round(self.tokens_per_step, 4),
             "steps": self.steps,
             "propose_us": report.microsecond_quantiles(self.propose_seconds),
             "observe_us": report.microsecond_quantiles(self.observe_seconds),

@@ -79,7 +79,7 @@ class RetrievalDrafter:
         restart(self._trie)
         size = 1
         for block, start, end in zip(self._blocks, low.tolist(), high.tolist(), strict=True):
-            size = _insert(self._trie, size, block, start, end, match, stride, self._options.length)
+            size = insert(self._trie, size, block, start, end, match, stride, self._options.length)
         return size
 
     def _read(self, tokens: Ints) -> None:
@@ -89,7 +89,7 @@ class RetrievalDrafter:
 
 
 @kernel
-def _insert(trie: Trie, size: int, corpus: Corpus, low: int, high: int, match: int, stride: int, length: int) -> int:
+def insert(trie: Trie, size: int, corpus: Corpus, low: int, high: int, match: int, stride: int, length: int) -> int:
     """Adds the continuation of every `stride`-th match (of `match` tokens) in [low, high), within its document."""
     for i in range(low, high, stride):
         position = position_at(corpus, i) + match

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,13 +23,15 @@ from server.chat.prompt import PromptEncoder
 from server.chat.structured_output import GrammarChecker
 from server.chat.vocabulary import Vocabulary
 from server.engine.engine import Engine
+from server.engine.interface import EngineLike
+from server.engine.rules import AcceptanceRules
 from server.http import errors
 from server.http.auth import Authenticator
 from server.http.exposition import MetricsPage, add_metrics_route
 from server.http.json_body import JSONRoute
 from server.http.middleware import BodyLimit, CountRequests, LogRequests, ResponseHeaders
 from server.http.origins import OriginGuard
-from server.http.quotas import HoldQuota, Quotas
+from server.http.quotas import HoldQuota, QuotaKeeper, Quotas
 from server.http.sse import cancel_on_disconnect
 from server.llama.endpoint import InfillEndpoint
 from server.llama.schema import InfillBody
@@ -65,18 +67,27 @@ class Endpoints:
     infill: InfillEndpoint
 
 
+def new_quotas(settings: Settings, metrics: Metrics, engine: EngineLike) -> QuotaKeeper:
+    """The quotas of a server on one machine."""
+    return Quotas(settings.auth, metrics, lambda: engine.seconds_per_request)
+
+
 def create_app(
     settings: Settings,
     tokenizer: PreTrainedTokenizerBase,
     on_start: Callable[[], None] = lambda: None,
     on_failure: Callable[[str], None] = lambda _: None,
-    new_engine: Callable[[Settings, Metrics], Engine] = Engine,
+    new_engine: Callable[[Settings, Metrics], EngineLike] = Engine,
+    new_quotas: Callable[[Settings, Metrics, EngineLike], QuotaKeeper] = new_quotas,
+    metrics: Metrics | None = None,
+    read_metrics: Callable[[], Awaitable[bytes]] | None = None,
 ) -> FastAPI:
     """The application. Calls `on_start` when the worker is starting, and `on_failure` with one sentence if it cannot start.
 
-    The engine is `app.state.engine`; `app.state.metrics` and `app.state.metrics_page` are what the HTTP server needs.
+    The engine is `app.state.engine`; `app.state.metrics` and `app.state.metrics_page` are what the HTTP server needs. The last
+    four arguments replace what serves one machine with what serves a cluster; `read_metrics` returns the metrics page.
     """
-    metrics = Metrics(coarse=settings.server.coalesce_ms > 0)
+    metrics = metrics or Metrics(coarse=settings.server.coalesce_ms > 0)
     engine = new_engine(settings, metrics)
     grammars = GrammarChecker(settings.limits)
 
@@ -98,9 +109,10 @@ def create_app(
         responses=errors.RESPONSES,
     )
     app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
-    app.state.engine, app.state.metrics, app.state.metrics_page = engine, metrics, MetricsPage(settings, metrics)
+    app.state.engine, app.state.metrics = engine, metrics
+    app.state.metrics_page = MetricsPage(settings, read_metrics or metrics.read)
     errors.install(app)
-    quotas = Quotas(settings.auth, metrics, lambda: engine.seconds_per_request)
+    quotas = new_quotas(settings, metrics, engine)
     add_middleware(app, settings, metrics, quotas)
     endpoints = create_endpoints(settings, tokenizer, engine, grammars, metrics, quotas)
     v1 = APIRouter(prefix="/v1", route_class=JSONRoute)
@@ -125,10 +137,10 @@ def create_app(
 def create_endpoints(
     settings: Settings,
     tokenizer: PreTrainedTokenizerBase,
-    engine: Engine,
+    engine: EngineLike,
     grammars: GrammarChecker,
     metrics: Metrics,
-    quotas: Quotas,
+    quotas: QuotaKeeper,
 ) -> Endpoints:
     """The endpoints, with everything that they share."""
     load = partial(load_tokenizer, settings.model.path, settings.model.trust_remote_code, settings.model.revision)
@@ -136,8 +148,9 @@ def create_endpoints(
     sampling_defaults = NO_DEFAULTS
     if settings.model.generation_config == "auto":
         sampling_defaults = load_sampling_defaults(settings.model.path, settings.model.revision)
-    requests = RequestBuilder(settings, prompts, grammars, engine.wait_started, quotas.charge, sampling_defaults)
-    runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3)
+    rules = AcceptanceRules(settings)
+    requests = RequestBuilder(settings, prompts, grammars, engine.wait_started, quotas.charge, sampling_defaults, rules)
+    runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3, rules.record)
     chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner)
     names = ModelNames(settings.model.served_name, settings.model.aliases)
     responses = settings.responses
@@ -153,7 +166,7 @@ def create_endpoints(
     )
 
 
-def add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, quotas: Quotas) -> None:
+def add_middleware(app: FastAPI, settings: Settings, metrics: Metrics, quotas: QuotaKeeper) -> None:
     """Adds the middleware; the last one added is the outermost. Call it after the error handlers are installed."""
     app.add_middleware(BodyLimit, limit_bytes=settings.limits.body_bytes, limit_seconds=settings.server.read_seconds)
     app.add_middleware(HoldQuota, quotas=quotas)
@@ -257,7 +270,7 @@ def add_editor_routes(router: APIRouter, endpoint: InfillEndpoint) -> None:
         return await cancel_on_disconnect(http, endpoint.create(http, body))
 
 
-def add_status_routes(app: FastAPI, engine: Engine) -> None:
+def add_status_routes(app: FastAPI, engine: EngineLike) -> None:
     """/health, /ready and /version, which need no key."""
 
     @app.get("/health")
@@ -273,8 +286,9 @@ def add_status_routes(app: FastAPI, engine: Engine) -> None:
         return JSONResponse({"status": engine.state, "detail": engine.failure}, 503)
 
     @app.get("/version")
-    async def app_version() -> dict[str, str | None]:
-        versions: dict[str, str | None] = {"version": version("outrider")}
+    async def app_version() -> dict[str, str | float]:
+        versions: dict[str, str | float] = {"version": version("outrider")}
         if engine.info is not None:
-            versions |= {"dtype": engine.info.dtype, "invariant_rows": engine.info.invariance}
+            info = engine.info
+            versions |= {"dtype": info.dtype, "weight_bits": info.weight_bits, "invariant_rows": info.invariance}
         return versions

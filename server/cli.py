@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from server.command import EXTRA_FLAGS, ConfigOption, ModelOption, SettingsCommand, fail
-from server.terminal.command import URL, register
+from server.ray import command as ray_command
+from server.terminal import command as chat_command
+from server.terminal.command import URL
 
 if TYPE_CHECKING:
     from server.settings.sources import EffectiveSettings
@@ -115,7 +117,8 @@ def config(effective: EffectiveSettings) -> None:
     print(effective_yaml(effective), end="")
 
 
-register(app)
+chat_command.register(app)
+ray_command.register(app)
 
 
 def setting_flags(context: typer.Context) -> dict[str, Any]:

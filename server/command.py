@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 EXTRA_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}  # any setting works as a flag
 
 ConfigOption = Annotated[Path | None, typer.Option(help="YAML file with settings; see configs/ for examples.")]
-ModelOption = Annotated[str | None, typer.Option(help="Local folder or Hugging Face id. Short for --model.path.")]
+ModelOption = Annotated[str | None, typer.Option(help="Local folder, Hugging Face id or GGUF file. Short for --model.path.")]
 
 
 class SettingsCommand(TyperCommand):

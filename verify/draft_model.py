@@ -117,7 +117,7 @@ class DraftRunner:
 def short_cache(runner: ModelRunner) -> KVCache:
     """Short dummy cache for timing."""
     cache = runner.new_cache()
-    cache.clear(min(16, runner.context_tokens - 1))
+    cache.fill(min(16, runner.context_tokens - 1))
     return cache
 
 

@@ -9,14 +9,17 @@ from typing import Any, cast
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from verify.errors import DEFAULT_REVISION, ModelError, check_path, first_sentence
+from verify.checkpoint import DEFAULT_REVISION, locate
+from verify.errors import ModelError, first_sentence
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = DEFAULT_REVISION) -> PreTrainedTokenizerBase:
     """The tokenizer of the model at `path`; raises ModelError."""
-    check_path(path, revision)
+    location = locate(path, revision)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(
+            location.source, trust_remote_code=trust_remote_code, revision=revision, **location.arguments
+        )
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(f"No tokenizer at {path!r}: {first_sentence(error)}") from None
     return cast(PreTrainedTokenizerBase, tokenizer)

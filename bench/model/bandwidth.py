@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from verify.model.cpu.packing import PackedLinear
+from verify.model.cpu.packing import PackedLayer
 from verify.model.runner import ModelRunner
 
 CPU_PROBE_BYTES = 1 << 28
@@ -31,7 +31,7 @@ def read_bytes_per_second(runner: ModelRunner) -> float:
 
 def linear_pass(runner: ModelRunner) -> Callable[[], float]:
     """A function that runs the model's linear layers alone over one token and returns the seconds."""
-    layers = [module for module in runner.model.modules() if isinstance(module, (torch.nn.Linear, PackedLinear))]
+    layers = [module for module in runner.model.modules() if isinstance(module, (torch.nn.Linear, PackedLayer))]
     dtype = runner.cache_shape.dtype
     inputs = {layer.in_features: torch.zeros(1, 1, layer.in_features, dtype=dtype, device=runner.device) for layer in layers}
 

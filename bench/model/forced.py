@@ -122,6 +122,7 @@ def run_forced(
     figures: dict[str, Any] = {
         "shape": shape,
         "dtype": str(runner.cache_shape.dtype),
+        "weight_bits": runner.weight_bits,
         "stream": stream.name,
         "answers": len(lines),
         "max_nodes": nodes,

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from bench.plan import BenchError
 from verify.model.attention import NAME
 from verify.model.loading import prepare, resolve_device
+from verify.model.quantization import UNQUANTIZED, Quantization, quantize_layers
 from verify.model.runner import Compile, ModelRunner
 
 LOGITS_DEVIATION = 3.0  # the cost of sampling depends on how flat the distribution is
@@ -57,8 +58,9 @@ def random_runner(
     pack: bool = True,
     trace: bool = True,
     compile: Compile = "auto",
+    quantization: Quantization = UNQUANTIZED,
 ) -> ModelRunner:
-    """A runner of random weights, created on the device."""
+    """A runner of random weights, created on the device and quantised there."""
     target = resolve_device(device)
     torch.manual_seed(0)
     config = SHAPES[shape]()
@@ -66,4 +68,6 @@ def random_runner(
     with torch.device(target):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
     prepare(model, context_tokens)
+    quantization.check(target)
+    quantize_layers(model, quantization, target)
     return ModelRunner(model, context_tokens, pack, trace, compile)

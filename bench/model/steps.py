@@ -18,6 +18,7 @@ from server.settings import Settings
 from server.worker.runtime import default_threads
 from verify.cost import CONTEXTS, measure, timed_forward
 from verify.model.loading import resolve_device
+from verify.model.quantization import Quantization
 from verify.model.runner import ModelRunner
 
 STEP_NODES = (0, 1, 2, 4, 8, 16, 32, 63, MAX_NODES)
@@ -25,6 +26,7 @@ ROUNDS = 25
 SUMMARY = {  # printed as a list; the other figures are printed as a matrix
     "shape": "shape",
     "dtype": "dtype",
+    "weight_bits": "bits per weight",
     "device": "device",
     "threads": "threads",
     "weights_mb": "weights (MB)",
@@ -42,7 +44,10 @@ def make_runner(shape: str, settings: Settings) -> ModelRunner:
     check_shape(shape)
     chosen = settings.model
     dtype = torch.bfloat16 if chosen.dtype == "auto" else getattr(torch, chosen.dtype)
-    runner = random_runner(shape, dtype, chosen.device, chosen.context_tokens, chosen.pack, chosen.trace, chosen.compile)
+    quantization = Quantization(chosen.quantize, chosen.quantize_head)
+    runner = random_runner(
+        shape, dtype, chosen.device, chosen.context_tokens, chosen.pack, chosen.trace, chosen.compile, quantization
+    )
     torch.set_num_threads(chosen.threads or default_threads(runner))
     return runner
 
@@ -56,6 +61,7 @@ def run_steps(shape: str, settings: Settings, out: Path | None) -> dict[str, Any
     figures = {
         "shape": shape,
         "dtype": str(runner.cache_shape.dtype),
+        "weight_bits": runner.weight_bits,
         "device": str(resolve_device(settings.model.device)),
         "threads": torch.get_num_threads(),
         "weights_mb": round(weight_bytes / 1e6, 1),
@@ -84,7 +90,7 @@ def run_steps(shape: str, settings: Settings, out: Path | None) -> dict[str, Any
 def short_rounds(runner: ModelRunner) -> list[tuple[float, list[float]]]:
     """Seconds of the linear layers alone and of a step of each size at a short context, measured in turns."""
     cache, linear = runner.new_cache(), linear_pass(runner)
-    cache.clear(CONTEXTS[0])
+    cache.fill(CONTEXTS[0])
     rounds = [(linear(), [timed_forward(runner, cache, nodes) for nodes in STEP_NODES]) for _ in range(ROUNDS + 1)]
     return rounds[1:]  # the first one warms up
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -28,8 +29,7 @@ from server.engine.messages import (
 from server.engine.queue import Queue, QueueFull
 from server.engine.supervisor import Supervisor
 from server.engine.worker_process import WorkerProcess
-from server.settings import Settings
-from server.settings.tree import DEFAULT_MAX_ACTIVE
+from server.settings import Scheduling, Settings
 from server.telemetry.metrics import Metrics
 
 log = logging.getLogger("outrider")
@@ -80,6 +80,15 @@ class ShuttingDown(Unavailable):
         super().__init__("The server is shutting down; try again shortly.")
 
 
+def seconds_left(limits: Scheduling, arrived: float, waiting: bool) -> float:
+    """Seconds until a request reaches a time limit, infinite without one. Raises DeadlineExceeded once it has reached it."""
+    bounds = [limits.request_seconds, limits.queue_seconds if waiting else None]
+    limit = min((bound for bound in bounds if bound is not None), default=math.inf)
+    if (left := arrived + limit - time.monotonic()) <= 0:
+        raise DeadlineExceeded(f"The request did not finish within {limit:g} s; try again later or request fewer tokens.")
+    return left
+
+
 @dataclass(eq=False)
 class Stream:
     """The events of a request on their way to its client."""
@@ -98,7 +107,7 @@ class Engine:
         self._keep_alive_seconds = settings.server.keep_alive_seconds
         self._metrics = metrics
         self._limits = limits = settings.scheduling
-        bounds = limits.max_active or DEFAULT_MAX_ACTIVE, limits.max_waiting, limits.max_waiting_tokens
+        bounds = limits.most_active, limits.max_waiting, limits.max_waiting_tokens
         self._queue = Queue(*bounds, on_run=self._run, on_pause=self._pause)
         self._streams: dict[str, Stream] = {}
         self._supervisor = Supervisor(settings, self._on_message, self._on_lost, self._on_unavailable, self._on_failed)
@@ -223,17 +232,12 @@ class Engine:
 
     def _timeout(self, stream: Stream, admitted: bool) -> float:
         """Seconds to wait for an event before a keep-alive. Raises DeadlineExceeded once a time limit is exceeded."""
-        limits = [self._limits.request_seconds]
-        if not (stream.sent or admitted):
-            limits.append(self._limits.queue_seconds)
-        limit = min((limit for limit in limits if limit is not None), default=None)
-        if limit is None:
-            return self._keep_alive_seconds
-        remaining = stream.arrived + limit - time.monotonic()
-        if remaining <= 0:
+        try:
+            left = seconds_left(self._limits, stream.arrived, waiting=not (stream.sent or admitted))
+        except DeadlineExceeded:
             self._metrics.rejected_requests.labels("deadline").inc()
-            raise DeadlineExceeded(f"The request did not finish within {limit:g} s; try again later or request fewer tokens.")
-        return min(self._keep_alive_seconds, remaining)
+            raise
+        return min(self._keep_alive_seconds, left)
 
     def _leave(self, request_id: str) -> None:
         """Frees the request's place as soon as the worker has finished it, even if its client has not read the answer yet."""
@@ -246,10 +250,11 @@ class Engine:
             case Ready():
                 self.info, self.ready, self.failure = message, True, None
                 self._metrics.worker_ready.set(1)
+                self._metrics.record_model(message)
                 self._started.set()
                 self._queue.open(self._limits.max_active or message.max_active)
                 slots = f"{message.slots} KV cache slots of {message.slot_bytes / 1e6:.0f} MB"
-                where = f"{message.dtype} on {message.device}, {slots}"
+                where = f"{message.dtype} on {message.device}, {message.weight_bits:g} bits per weight, {slots}"
                 log.info("ready after %.1f s: %s; invariant rows: %s", message.seconds, where, message.invariance)
             case Status():
                 self._metrics.record_status(message)

@@ -45,6 +45,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     scores_prompt: bool = False  # return log-probabilities of the prompt's tokens
     reasoning: ReasoningLimit | None = None  # None = no limit
     trace: bool = False  # report the draft of each step
+    affinity: str = ""  # requests with equal values go to one replica of a cluster
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -87,6 +88,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     slot_bytes: int
     max_active: int  # requests served concurrently
     invariance: str  # whether logits have the same bits in every step, and why
+    weight_bits: float  # mean bits of a weight that a step reads
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

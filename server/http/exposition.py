@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI, Request, Response
 
@@ -11,7 +12,6 @@ from server.http.auth import digest, key_digest, wrong_key
 from server.http.errors import APIError
 from server.http.origins import OriginGuard
 from server.settings import Settings
-from server.telemetry.metrics import Metrics
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -19,13 +19,14 @@ MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class MetricsPage:
     """The page. It shows how other clients' requests are answered, so API keys do not open it."""
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, read: Callable[[], Awaitable[bytes]]) -> None:
+        """`read` returns the metrics in Prometheus' text format."""
         key = settings.metrics.key
-        self._metrics = metrics
+        self._read = read
         self._digest = None if key is None else digest(key.get_secret_value())
         self._refused = bool(settings.auth.keys) and key is None and settings.metrics.port is None
 
-    def response(self, request: Request) -> Response:
+    async def response(self, request: Request) -> Response:
         """The response to a request. Raises APIError if the client may not read the page."""
         if self._refused:
             message = "A server with API keys shows its metrics only if metrics.port or metrics.key is set; set one of them."
@@ -34,7 +35,7 @@ class MetricsPage:
             sent = key_digest(request.headers.get("authorization"), request.headers.get("x-api-key"))
             if not hmac.compare_digest(sent, self._digest):
                 raise wrong_key()
-        return Response(self._metrics.render(), media_type=MEDIA_TYPE)
+        return Response(await self._read(), media_type=MEDIA_TYPE)
 
 
 def create_metrics_app(settings: Settings, page: MetricsPage) -> FastAPI:
@@ -52,4 +53,4 @@ def add_metrics_route(app: FastAPI, page: MetricsPage) -> None:
 
     @app.get("/metrics")
     async def metrics(http: Request) -> Response:
-        return page.response(http)
+        return await page.response(http)

@@ -6,15 +6,37 @@ Promises that a request beyond its key's quota is refused before its body is rea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.http.errors import APIError
 from server.settings import Auth
 from server.telemetry.metrics import Metrics
+
+
+class QuotaExceeded(Exception):
+    """A key's quota is used up. Retry after `seconds`."""
+
+    def __init__(self, reason: str, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.reason = reason  # one of server.telemetry.metrics.REFUSALS
+        self.seconds = seconds
+
+
+class QuotaKeeper(Protocol):
+    """Counts requests by principal."""
+
+    async def admit(self, principal: str) -> None:
+        """Counts one HTTP request, which runs until `release`. Raises APIError if the quota is used up."""
+
+    def release(self, principal: str) -> None:
+        """An admitted request has ended."""
+
+    def charge(self, principal: str, requests: int) -> None:
+        """Counts further requests of an HTTP request that is admitted. Later ones wait until the allowance covers them."""
 
 
 @dataclass
@@ -43,27 +65,37 @@ class Quotas:
         self._clock = clock
         self._usage: dict[str, Usage] = {}
 
-    @contextmanager
-    def hold(self, principal: str) -> Iterator[None]:
-        """Counts one request, which runs while the context is open. Raises APIError if the quota is used up."""
+    async def admit(self, principal: str) -> None:
+        """As `QuotaKeeper`."""
+        try:
+            self.enter(principal, self._seconds_per_request())
+        except QuotaExceeded as error:
+            raise refused(error, self._metrics) from None
+
+    def enter(self, principal: str, seconds_per_request: float) -> None:
+        """Counts one request, which runs until `release`. Raises QuotaExceeded."""
         key = self._auth.keys.get(principal)
         max_concurrent = (key and key.max_concurrent) or self._auth.max_concurrent
         usage, per_minute = self._refill(principal)
         if max_concurrent is not None and usage.concurrent >= max_concurrent:
             message = f"This key may have {max_concurrent} requests at once; wait for one of them to end."
-            raise self._refusal("concurrency", message, self._seconds_per_request())
+            raise QuotaExceeded("concurrency", message, seconds_per_request)
         if per_minute is not None and usage.allowance < 1:
             message = f"This key may send {per_minute} requests a minute; retry later."
-            raise self._refusal("rate", message, (1 - usage.allowance) * 60 / per_minute)
+            raise QuotaExceeded("rate", message, (1 - usage.allowance) * 60 / per_minute)
         usage.allowance -= 1
         usage.concurrent += 1
-        try:
-            yield
-        finally:
-            usage.concurrent -= 1
+
+    def release(self, principal: str) -> None:
+        """As `QuotaKeeper`."""
+        self.adopt(principal, -1)
+
+    def adopt(self, principal: str, requests: int) -> None:
+        """Changes the number of concurrent requests by those that were counted elsewhere."""
+        self._refill(principal)[0].concurrent += requests
 
     def charge(self, principal: str, requests: int) -> None:
-        """Counts further requests of an HTTP request that is held. Later ones wait until the allowance covers them."""
+        """As `QuotaKeeper`."""
         usage, _ = self._refill(principal)
         usage.allowance -= requests
 
@@ -77,9 +109,11 @@ class Quotas:
         usage.updated_at = now
         return usage, per_minute
 
-    def _refusal(self, reason: str, message: str, seconds: float) -> APIError:
-        self._metrics.rejected_requests.labels(reason).inc()
-        return APIError(429, message, code="rate_limit_exceeded", retry_seconds=seconds)
+
+def refused(error: QuotaExceeded, metrics: Metrics) -> APIError:
+    """Counts a refusal, and returns its response."""
+    metrics.rejected_requests.labels(error.reason).inc()
+    return APIError(429, str(error), code="rate_limit_exceeded", retry_seconds=error.seconds)
 
 
 class HoldQuota:
@@ -88,7 +122,7 @@ class HoldQuota:
     Raises APIError if the quota is used up.
     """
 
-    def __init__(self, app: ASGIApp, quotas: Quotas) -> None:
+    def __init__(self, app: ASGIApp, quotas: QuotaKeeper) -> None:
         self._app = app
         self._quotas = quotas
 
@@ -96,5 +130,8 @@ class HoldQuota:
         principal = scope.get("state", {}).get("principal")
         if principal is None or scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
-        with self._quotas.hold(principal):
+        await self._quotas.admit(principal)
+        try:
             await self._app(scope, receive, send)
+        finally:
+            self._quotas.release(principal)

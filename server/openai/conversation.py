@@ -158,6 +158,12 @@ class Message(Body):
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_ENTRIES, fail_fast=True)]
 
 
+def beginning(messages: Sequence[Message]) -> str:
+    """The text of a conversation up to its first user message: later turns do not change it."""
+    first = next((number for number, message in enumerate(messages) if message.role == "user"), len(messages))
+    return "\0".join(f"{message.role}\0{content_text(message.content)}" for message in messages[: first + 1])
+
+
 def parse_arguments(arguments: str) -> Any:
     """A call's arguments as chat templates expect them: parsed if they are valid JSON, else as they are."""
     try:

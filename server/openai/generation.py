@@ -160,10 +160,17 @@ class GenerationTask:
 class GenerationRunner:
     """Runs tasks on the engine."""
 
-    def __init__(self, engine: TokenSource, metrics: Metrics, tick_seconds: float = 0.0) -> None:
-        """With `tick_seconds` > 0, streams are coalesced into one batch of events per tick."""
+    def __init__(
+        self,
+        engine: TokenSource,
+        metrics: Metrics,
+        tick_seconds: float = 0.0,
+        record: Callable[[Request, TokenEvent], None] = lambda request, event: None,
+    ) -> None:
+        """With `tick_seconds` > 0, streams are coalesced into one batch of events per tick. `record` gets every event."""
         self._engine = engine
         self._metrics = metrics
+        self._record = record
         self._tick_seconds = tick_seconds
 
     async def respond(self, http: HTTPRequest, task: GenerationTask, stream: bool) -> Response:
@@ -259,6 +266,7 @@ class GenerationRunner:
                         )
                         if event.step is not None:
                             self._metrics.record_step(event.step, len(event.tokens))
+                            self._record(task.requests[choice], event)
                         yield ChoiceEvent(choice, event)
         finally:
             if task.requests[0].temporary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -12,16 +13,18 @@ from drafters.options import NEED_A_MODEL
 from server.chat.prompt import PromptEncoder
 from server.chat.structured_output import GrammarChecker
 from server.engine.messages import Ready, Request
+from server.engine.rules import AcceptanceRules
 from server.http.auth import ANYONE
 from server.http.errors import APIError
-from server.openai.conversation import content_text
+from server.openai.conversation import beginning, content_text
 from server.openai.fields import NO_DEFAULTS, SamplingFields
 from server.openai.models import ModelNames
-from server.openai.schema import GenerationBody
+from server.openai.schema import ChatBody, GenerationBody
 from server.settings import Settings
 from verify.sampling_params import SamplingParams
 
 SESSION_CHARACTERS = 256
+AFFINITY_TOKENS = 64  # of a prompt that is no chat; texts that begin with the same ones share a replica of a cluster
 SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that the choices' seeds differ
 
 
@@ -36,6 +39,7 @@ class RequestBuilder:
         wait_started: Callable[[], Awaitable[Ready]],
         charge: Callable[[str, int], None] = lambda principal, requests: None,
         sampling_defaults: SamplingFields = NO_DEFAULTS,
+        rules: AcceptanceRules | None = None,
     ) -> None:
         """`wait_started` returns the properties of the worker once it has loaded, and may raise EngineError.
 
@@ -52,6 +56,7 @@ class RequestBuilder:
         self._wait_started = wait_started
         self._charge = charge
         self._sampling_defaults = sampling_defaults
+        self._rules = rules or AcceptanceRules(settings)
 
     async def context_tokens(self) -> int:
         """The model's context length, once the worker has loaded. Raises EngineError."""
@@ -92,7 +97,7 @@ class RequestBuilder:
         limits = (context_tokens, body.token_limit, self._limits.max_tokens, scored_tokens)
         max_tokens = min(limit for limit in limits if limit is not None)
         self._charge(principal, len(prompts) * choices - 1)
-        params = [body.sampling_params(self._sampling_defaults) for _ in prompts]  # without a seed, each prompt gets its own
+        params = [self._sampling_params(body, grammar) for _ in prompts]  # without a seed, each prompt gets its own
         return [
             Request(
                 id=f"{request_id}-{number * choices + choice}",
@@ -114,10 +119,18 @@ class RequestBuilder:
                 keep_stop=bool(body.include_stop_str_in_output),
                 scores_prompt=body.returns_prompt_logprobs and choice == 0,
                 trace=body.traces_steps,
+                affinity=affinity_of(principal, session, body, prompt),
             )
             for number, prompt in enumerate(prompts)
             for choice in range(choices)
         ]
+
+    def _sampling_params(self, body: GenerationBody, grammar: str | None) -> SamplingParams:
+        """The sampling parameters of a body, with the acceptance rule."""
+        params, speculation = body.sampling_params(self._sampling_defaults), body.speculation
+        asked, drafter = (speculation.rule, speculation.drafter) if speculation else (None, None)
+        comparable = body.seed is not None or body.candidates > 1 or grammar is not None
+        return replace(params, rule=self._rules.choose(asked, drafter, params, comparable))
 
     def _session_name(self, http: HTTPRequest, body: GenerationBody) -> str | None:
         """The name of the request's session among its principal's; None if the request names none.
@@ -160,6 +173,20 @@ class RequestBuilder:
         if invalid is not None:
             message = f"Invalid '{name}': token ids must be from 0 to {self._prompts.size - 1}, not {invalid}."
             raise APIError(400, message, name, "invalid_value")
+
+
+def affinity_of(principal: str, session: str | None, body: GenerationBody, prompt: Sequence[int]) -> str:
+    """What the requests of one conversation have in common, as a digest.
+
+    That is their session, or else how the conversation begins. Principals do not share it.
+    """
+    if session is not None:
+        common = f"session\0{session}"
+    elif isinstance(body, ChatBody):
+        common = f"chat\0{beginning(body.messages)}"
+    else:
+        common = f"text\0{prompt[:AFFINITY_TOKENS]}"
+    return hashlib.blake2b(f"{principal}\0{common}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def check_count(name: str, count: int, limit: int, unit: str) -> None:

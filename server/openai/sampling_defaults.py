@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from transformers.utils import cached_file
 
 from server.openai.fields import NO_DEFAULTS, SamplingFields
-from verify.errors import DEFAULT_REVISION
+from verify.checkpoint import DEFAULT_REVISION, GGUF
 
 FILE = "generation_config.json"
 log = logging.getLogger("outrider")
@@ -47,6 +47,8 @@ def load_sampling_defaults(path: str, revision: str = DEFAULT_REVISION) -> Sampl
 
 def read(path: str, revision: str) -> dict[str, Any]:
     """The content of the model's file; empty if there is none. Raises OSError, ValueError and RecursionError."""
+    if path.endswith(GGUF):
+        return {}  # such files hold no defaults
     file = cached_file(path, FILE, revision=revision, _raise_exceptions_for_missing_entries=False)
     given = {} if file is None else json.loads(Path(file).read_bytes())
     if not isinstance(given, dict):

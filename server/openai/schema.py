@@ -58,8 +58,9 @@ class SpeculationBody(Body):
 
     drafter: DrafterName | None = None
     max_nodes: Annotated[int, Field(ge=0, le=MAX_NODES)] | None = None
-    # "keyed" gives the same tokens with any drafter; "rejection" preserves only the target's distribution.
-    rule: Literal["keyed", "rejection"] | None = None
+    # "keyed" gives the same tokens with any drafter; "rejection" preserves only the target's distribution; "auto" uses it
+    # where no seed, grammar or further choice makes answers comparable, and it is faster.
+    rule: Literal["keyed", "rejection", "auto"] | None = None
     report: bool | None = None
     trace: bool | None = None
 
@@ -175,7 +176,7 @@ class GenerationBody(SamplingFields, StructureFields):
         return self.model_copy(update={"stop_token_ids": [*(self.stop_token_ids or ()), *ids]})
 
     def sampling_params(self, model_defaults: SamplingFields = NO_DEFAULTS) -> SamplingParams:
-        """The sampling parameters. Draws a random seed if the request has none.
+        """The sampling parameters, without the acceptance rule. Draws a random seed if the request has none.
 
         A parameter that the request leaves out, or that is null, has the model's default, or else the API's.
         """
@@ -193,7 +194,6 @@ class GenerationBody(SamplingFields, StructureFields):
             logit_bias={int(token): float(bias) for token, bias in (self.logit_bias or {}).items()},
             min_tokens=self.min_tokens or 0,
             ignore_eos=bool(self.ignore_eos),
-            rule=(self.speculation and self.speculation.rule) or "keyed",
             logprobs=self.num_logprobs,
         )
 

@@ -29,7 +29,8 @@ from drafters.options import (
     TrigramOptions,
 )
 from server.settings.access import Auth, MetricsAccess, Section, Server, is_loopback
-from verify.errors import DEFAULT_REVISION
+from server.settings.tool_formats import ToolFormat
+from verify.checkpoint import DEFAULT_REVISION
 
 DEFAULT_MAX_ACTIVE = 8
 
@@ -38,12 +39,15 @@ class SettingsError(ValueError):
     """A setting is invalid. The message is one sentence that names the setting and the values it accepts."""
 
 
+Quantize = Literal["none", "int8", "int4", "fp8"]
+
+
 class Model(Section):
     """The target model."""
 
     path: str = Field(
         str(models.TARGET),
-        description="Local folder or Hugging Face id.",
+        description="Local folder, Hugging Face id or GGUF file.",
         json_schema_extra={"default": "the embedded model"},
     )
     revision: str = Field(
@@ -57,6 +61,10 @@ class Model(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Data type; auto uses the checkpoint's."
     )
+    quantize: Quantize = Field(
+        "none", description="Bits of the linear layers' weights, quantised while they load: int8, int4, or, on a GPU, fp8."
+    )
+    quantize_head: bool = Field(True, description="With quantize, also quantise the layer that computes logits, to 8 bits.")
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N; auto uses a GPU if there is one."
     )
@@ -73,36 +81,12 @@ class Model(Section):
     )
     invariant: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="On a CPU, compute each row with the same bits in every step, so that drafts change no answer in any dtype;"
+        description="Compute each row with the same bits in every step, so that drafts change no answer in any dtype;"
         " auto does so where it costs at most 5 % of a step, and on refuses to start where it cannot hold.",
     )
-    tool_format: Literal[
-        "auto",
-        "deepseek_v3",
-        "deepseek_v31",
-        "deepseek_v32",
-        "deepseek_v4",
-        "functools",
-        "gemma4",
-        "glm45",
-        "glm47",
-        "granite",
-        "harmony",
-        "hermes",
-        "kimi_k2",
-        "lfm2",
-        "lfm2_json",
-        "llama3",
-        "llama4_json",
-        "llama4_pythonic",
-        "minimax_m2",
-        "mistral",
-        "mistral_args",
-        "phi4_mini",
-        "pythonic",
-        "qwen3_coder",
-        "seed_oss",
-    ] = Field("auto", description="Format of the model's tool calls; auto detects it from the chat template.")
+    tool_format: ToolFormat = Field(
+        "auto", description="Format of the model's tool calls; auto detects it from the chat template."
+    )
     generation_config: Literal["auto", "none"] = Field(
         "auto",
         description="Defaults of temperature, top_p, top_k, min_p and repetition_penalty: auto uses those of the model's "
@@ -126,6 +110,7 @@ class DraftModel(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Data type; auto uses the checkpoint's."
     )
+    quantize: Quantize = Field("none", description="As model.quantize, for the draft model.")
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N, for example a second GPU."
     )
@@ -141,6 +126,11 @@ class Speculation(Section):
     )
     max_nodes: Literal["auto"] | Annotated[int, Field(ge=0, le=MAX_NODES)] = Field(
         "auto", description="Maximum draft nodes per step; auto measures how many pay off, 0 is plain decoding."
+    )
+    rule: Literal["keyed", "rejection", "auto"] = Field(
+        "keyed",
+        description="Default acceptance rule of requests that sample; auto uses rejection where it is faster and a request has "
+        "no seed, grammar or further choice.",
     )
     cost_folder: Path | None = Field(
         Path("~/.cache/outrider"), description="Folder of measured step costs; null measures them at every start."
@@ -204,6 +194,12 @@ class Sessions(Section):
         description="Find sessions by the text of the prompt, also for requests that name none; auto does so unless the "
         "address is public and there are no API keys.",
     )
+    learn: Literal["session", "key"] = Field(
+        "session",
+        description="What drafts learn from: the session, or also earlier sessions of the API key, on any server that finds "
+        "sessions by text.",
+    )
+    learned_tokens: int = Field(1 << 15, ge=1, le=1 << 20, description="Tokens of earlier sessions kept in memory per API key.")
     ttl_seconds: float = Field(1800.0, gt=0, description="Idle time after which a session is evicted.")
     folder: Path | None = Field(
         None,
@@ -213,7 +209,8 @@ class Sessions(Section):
     slots: int | None = Field(
         None,
         ge=1,
-        description="KV caches on the device; other sessions are swapped to host memory. null fits as many as possible.",
+        description="KV caches on the device; other sessions are swapped to host memory. null fits as many as possible. On a"
+        " GPU, this many full contexts are shared by all sessions, in pages.",
     )
 
 
@@ -241,6 +238,11 @@ class Scheduling(Section):
     load_seconds: float | None = Field(
         1800.0, gt=0, description="Time for a worker to download and load its model before it is ended; null sets no limit."
     )
+
+    @property
+    def most_active(self) -> int:
+        """The most requests that a worker serves concurrently; it may serve fewer if max_active is not set."""
+        return self.max_active or DEFAULT_MAX_ACTIVE
 
 
 class Responses(Section):
@@ -316,6 +318,11 @@ class Settings(BaseSettings):
     def shows_drafts(self) -> bool:
         """Whether requests may see the drafts of their steps."""
         return not self.auth.keys if self.speculation.trace is None else self.speculation.trace
+
+    @property
+    def learns_from_sessions(self) -> bool:
+        """Whether the drafts of a session learn from earlier ones of its principal."""
+        return self.sessions.learn == "key" and self.finds_sessions_by_text
 
     @property
     def finds_sessions_by_text(self) -> bool:

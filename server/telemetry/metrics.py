@@ -12,7 +12,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from drafters.interface import MAX_NODES
-from server.engine.messages import Reuse, Status, StepReport
+from server.engine.messages import Ready, Reuse, Status, StepReport
 from server.engine.queue import Queue
 
 LATENCY_BUCKETS = (
@@ -70,6 +70,12 @@ class Metrics:
         self._positions = [self.accepted_per_position.labels(str(1 + i)) for i in range(MAX_NODES)]
         self.worker_restarts = counter("worker_restarts_total", "Restarts of the worker process.")
         self.worker_ready = gauge("worker_ready", "Whether a worker serves requests (1) or is missing or loading (0).")
+        self.model_info = Gauge(
+            "outrider_model_info",
+            "The model that the worker serves: 1, with the data type and the mean bits per weight as labels.",
+            ("dtype", "weight_bits"),
+            registry=registry,
+        )
         self.rejected_requests = counter(
             "rejected_requests_total", "Requests refused, or ended at their deadline, by reason.", "reason"
         )
@@ -118,10 +124,19 @@ class Metrics:
         self.running.set(queue.active)
         self.waiting.set(queue.waiting)
 
+    def record_model(self, model: Ready) -> None:
+        """Sets the labels of the served model."""
+        self.model_info.clear()
+        self.model_info.labels(model.dtype, str(model.weight_bits)).set(1)
+
     def record_status(self, status: Status) -> None:
         """Sets the worker's gauges."""
         self.sessions.set(status.sessions)
         self.kv_cache_usage.set(status.kv_cache_usage_ratio)
+
+    async def read(self) -> bytes:
+        """The metrics in Prometheus' text format, for a page that may come from elsewhere."""
+        return self.render()
 
     def render(self) -> bytes:
         """The metrics in Prometheus' text format."""

@@ -48,6 +48,7 @@ class Worker:
             automatic=settings.finds_sessions_by_text,
             kv_bytes=kept.kv_bytes,
             files=session_files(settings, runtime.runner),
+            learn=runtime.learn,
         )
         self._waiting: deque[Request | Job] = deque()  # new requests, and jobs whose pause has ended
         self._active: list[Job] = []

@@ -78,6 +78,7 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         max_active=runtime.max_active,
         slot_bytes=shape.slot_bytes + shape.bytes_for(context_tokens),
         invariance=runtime.runner.invariance,
+        weight_bits=runtime.runner.weight_bits,
     )
     wire.send(messages.encode(ready))
     runtime.kernels.poll()  # loads cached kernels, while the front end reads the message

@@ -1,5 +1,6 @@
 """How many KV caches of which length the device's memory holds: fewer than wished for, then shorter ones, before a refusal.
 
+On a GPU, the memory is a pool of pages that all caches share, so there may be more caches than full contexts fit.
 Promises that settings with a value are respected or refused with a sentence. Knows nothing about devices or models, only
 their figures.
 """
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from server.settings.tree import DEFAULT_MAX_ACTIVE
 from verify.errors import ModelError
-from verify.model.cache import MARGIN_POSITIONS
+from verify.model.cache import MARGIN_POSITIONS, PAGE_TOKENS, page_count
 
 MIN_CONTEXT_TOKENS = 8192  # a context is not shortened further, because agents' prompts would no longer fit
 ROUNDED_TOKENS = 1024  # a shortened context is a multiple, so that it is the same at the next start
@@ -25,7 +26,7 @@ class MemoryFigures:
     model_tokens: int  # the longest context that the model supports
     reserved_share: float = 0.2  # of the free memory, for activations
     slot_bytes: int = 0  # of one cache beside its positions: states of recurrent layers
-    is_lazy: bool = False  # a cache takes the memory of its text, not of its capacity, as on a CPU
+    is_lazy: bool = False  # a cache takes the memory of its text, as on a CPU; otherwise, caches are in pages
 
     @property
     def budget_bytes(self) -> int:
@@ -33,12 +34,25 @@ class MemoryFigures:
         return int(max(0, self.free_bytes) * (1 - self.reserved_share))
 
     def cache_bytes(self, context_tokens: int) -> int:
-        """The bytes of one KV cache: a context, and the margin beyond its end."""
-        return self.slot_bytes + self.token_bytes * (context_tokens + MARGIN_POSITIONS)
+        """The bytes of one KV cache: a context, and the margin beyond its end, in whole pages."""
+        return self.slot_bytes + self.token_bytes * self.step * page_count(context_tokens + MARGIN_POSITIONS, self.step)
 
     def longest_context(self, slots: int) -> int:
         """The longest context of which `slots` KV caches fit; not positive if none does."""
-        return (self.budget_bytes // slots - self.slot_bytes) // max(1, self.token_bytes) - MARGIN_POSITIONS
+        steps = (self.budget_bytes // slots - self.slot_bytes) // max(1, self.token_bytes * self.step)
+        return steps * self.step - MARGIN_POSITIONS
+
+    @property
+    def step(self) -> int:
+        """Positions by which a KV cache grows."""
+        return 1 if self.is_lazy else PAGE_TOKENS
+
+    def pages(self, most: int, context_tokens: int) -> int | None:
+        """Pages of the pool, for at most `most` full KV caches; None without a pool."""
+        if self.is_lazy:
+            return None
+        fitting = self.budget_bytes // (self.token_bytes * PAGE_TOKENS)
+        return min(fitting, most * page_count(context_tokens + MARGIN_POSITIONS, PAGE_TOKENS))
 
 
 @dataclass(frozen=True)
@@ -52,31 +66,46 @@ class MemoryWishes:
 
     def full_slots(self, is_lazy: bool) -> int:
         """The fewest KV caches that must fit with a whole context each."""
-        return (None if is_lazy else self.slots) or self.max_active or 1
+        return (self.max_active if is_lazy else self.slots) or 1
+
+    @property
+    def caches(self) -> int:
+        """The most KV caches that are of use: those of kept sessions, and of requests beside them."""
+        return self.sessions + (self.max_active or DEFAULT_MAX_ACTIVE)
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
     """The KV caches on the device."""
 
-    slots: int
+    slots: int  # those of a whole context that fit
     context_tokens: int
     note: str | None = None  # one sentence about what does not fit, and the setting that changes it
+    caches: int = 0  # that share the pages, if there are some
+    pages: int | None = None  # of the pool; None without one
+
+    @property
+    def streams(self) -> int:
+        """The KV caches to make."""
+        return max(self.slots, self.caches)
 
 
 def plan_memory(figures: MemoryFigures, wishes: MemoryWishes) -> MemoryPlan:
     """The KV caches that fit. Raises ModelError if the settings, or one context of MIN_CONTEXT_TOKENS, do not."""
     check_wishes(figures, wishes)
     context, required = wishes.context_tokens or figures.model_tokens, wishes.full_slots(figures.is_lazy)
-    active = wishes.max_active or DEFAULT_MAX_ACTIVE
+    caches = 0 if figures.is_lazy else wishes.caches
     fitting = figures.budget_bytes // figures.cache_bytes(context)
     if fitting >= required:
-        slots = wishes.slots or min(fitting, wishes.sessions + active)
-        return MemoryPlan(slots, context, None if wishes.slots or slots >= active else fewer(slots, context))
+        slots = wishes.slots or min(fitting, wishes.caches)
+        served = caches or slots
+        note = None if wishes.slots or served >= wishes.caches - wishes.sessions else fewer(slots, context)
+        return MemoryPlan(slots, context, note, caches, figures.pages(wishes.slots or caches, context))
     shortened = figures.longest_context(required) // ROUNDED_TOKENS * ROUNDED_TOKENS
     if wishes.context_tokens is not None or shortened < min(MIN_CONTEXT_TOKENS, figures.model_tokens):
         raise ModelError(refusal(figures, wishes))
-    return MemoryPlan(wishes.slots or required, shortened, shorter(figures, required, shortened))
+    slots, note = wishes.slots or required, shorter(figures, required, shortened)
+    return MemoryPlan(slots, shortened, note, caches, figures.pages(wishes.slots or caches, shortened))
 
 
 def check_wishes(figures: MemoryFigures, wishes: MemoryWishes) -> None:
@@ -117,7 +146,7 @@ def refusal(figures: MemoryFigures, wishes: MemoryWishes) -> str:
     required = wishes.full_slots(figures.is_lazy)
     needed, free = figures.cache_bytes(context) * required, figures.budget_bytes
     settings = {"model.context_tokens": wishes.context_tokens, "sessions.slots": wishes.slots}
-    settings["scheduling.max_active"] = None if wishes.slots else wishes.max_active
+    settings["scheduling.max_active"] = wishes.max_active if figures.is_lazy and not wishes.slots else None
     given = " or ".join(name for name, value in settings.items() if value is not None)
     remedy = f"lower {given}, or serve" if given else "serve"
     return (

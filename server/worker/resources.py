@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import models
 from drafters.model.language_model import LanguageModel
@@ -20,6 +20,7 @@ from drafters.tables.array_file import ArrayFileError
 from drafters.tables.ngram import BaseArrays
 from drafters.tables.suffix import Corpus
 from server.settings import Settings
+from server.worker.learned import LearnedText
 
 log = logging.getLogger("outrider.worker")
 CHECK_SECONDS = 1.0  # between two checks of whether a datastore has changed
@@ -81,11 +82,24 @@ class Store:
         return tuple(datastore.load(self._path, self._tables.tokenizer_fingerprint, self._tables.vocabulary))
 
 
+class Blocks(Protocol):
+    """A number of blocks that never changes; kernels are specialised on it."""
+
+    def __len__(self) -> int: ...
+
+    def current(self) -> tuple[Corpus, ...]:
+        """The blocks as they are now."""
+
+
 class Stores(Collection[Corpus]):
     """The blocks of several datastores, as they are at each iteration. Open blocks are closed with their last user."""
 
-    def __init__(self, stores: Sequence[Store]) -> None:
+    def __init__(self, stores: Sequence[Blocks]) -> None:
         self._stores = stores
+
+    def learning(self, learned: Blocks) -> Stores:
+        """The same datastores, and what a principal's sessions have said in place of the last one, an empty text."""
+        return Stores([*self._stores[:-1], learned])
 
     def __len__(self) -> int:
         return sum(map(len, self._stores))
@@ -104,12 +118,17 @@ class Stores(Collection[Corpus]):
 def load_resources(
     settings: Settings, tables: Tables, model: ModelFactory | None = None
 ) -> tuple[Resources, dict[str, Resources]]:
-    """The shared resources, and those of each principal with its own datastores. Raises ArrayFileError with one sentence."""
+    """The shared resources, and those of each principal with its own datastores. Raises ArrayFileError with one sentence.
+
+    If principals learn from their sessions, the last datastore stands for what they have learned (`Stores.learning`).
+    """
     opened = cache(lambda path: Store(Path(path), tables))  # a datastore that several keys name is opened once
     options = settings.speculation.options
 
+    learned = [LearnedText(1, tables.vocabulary)] if settings.learns_from_sessions else []
+
     def corpus(paths: Iterable[str]) -> Stores:
-        return Stores([opened(path) for path in (*options.retrieval.datastores, *paths)])
+        return Stores([*(opened(path) for path in (*options.retrieval.datastores, *paths)), *learned])
 
     shared = Resources(options, load_base(options, tables), corpus(()), tables.vocabulary, model)
     own = {name: replace(shared, corpus=corpus(key.datastores)) for name, key in settings.auth.keys.items() if key.datastores}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -13,18 +14,20 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from drafters.interface import MAX_NODES
+from drafters.interface import MAX_NODES, Ints
 from drafters.registry import Resources
 from server.settings import Settings
 from server.settings.tree import DEFAULT_MAX_ACTIVE
 from server.worker.kernels import Kernels
+from server.worker.learned import LearnedTexts
 from server.worker.memory_plan import MemoryFigures, MemoryWishes, plan_memory
-from server.worker.resources import Tables, distinct, load_resources
+from server.worker.resources import Stores, Tables, distinct, load_resources
 from verify.constraints.grammar import GrammarCompiler
 from verify.cost import CostCurve, load_or_measure, machine_key
 from verify.draft_model import DraftRunner
-from verify.model.cache import free_bytes
 from verify.model.loading import LoadOptions, load_weights, start_model, stop_ids
+from verify.model.memory import free_bytes
+from verify.model.quantization import Quantization
 from verify.model.runner import ModelRunner
 from verify.tokenizer import check_pair, fingerprint, load_tokenizer
 
@@ -53,10 +56,20 @@ class Runtime:
     grammars: GrammarCompiler
     curve: CostCurve | None  # None unless speculation.max_nodes is auto
     kernels: Kernels
+    learned: LearnedTexts | None = None  # None if sessions learn only from themselves
 
     def resources_of(self, principal: str) -> Resources:
         """The drafters' resources for a principal's requests."""
-        return self.own_resources.get(principal, self.resources)
+        resources = self.own_resources.get(principal, self.resources)
+        if self.learned is None:
+            return resources
+        assert isinstance(resources.corpus, Stores)
+        return replace(resources, corpus=resources.corpus.learning(self.learned.of(principal)))
+
+    def learn(self, principal: str, session: Hashable, text: Ints) -> None:
+        """Keeps the text (int32 [N]) of a principal's session for the drafts of its others."""
+        if self.learned is not None:
+            self.learned.of(principal).add(session, text)
 
     def budget(self, max_nodes: int | Literal["auto"]) -> Budget:
         """The draft budget of a request, as fields of DecodeOptions."""
@@ -98,6 +111,7 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
         grammars=GrammarCompiler(tokenizer, runner.vocabulary, ends),
         curve=curve,
         kernels=kernels,
+        learned=LearnedTexts(settings.sessions.learned_tokens, tables.vocabulary) if settings.learns_from_sessions else None,
     )
 
 
@@ -117,6 +131,7 @@ def load_target(settings: Settings) -> ModelRunner:
             pack=model.pack,
             trace=model.trace,
             compile=model.compile,
+            quantization=Quantization(model.quantize, model.quantize_head),
         )
     )
 
@@ -138,6 +153,7 @@ def load_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase) -> ModelR
             pack=target.pack,
             trace=target.trace,
             compile=target.compile,
+            quantization=Quantization(draft.quantize, target.quantize_head),
         )
     )
 
@@ -155,10 +171,13 @@ def start_models(runner: ModelRunner, draft: ModelRunner | None, settings: Setti
     torch.set_num_threads(settings.model.threads or default_threads(runner, reserved))
     folder = settings.speculation.cost_folder
     finding = folder and folder.expanduser() / f"{machine_key(runner)}-rows.json"
+    for each in (runner, draft):
+        if each is not None and each.in_pages:
+            each.pages = plan.pages
     start_model(runner, settings.model.path, plan.context_tokens, settings.model.invariant, finding)
     if draft is not None:
         start_model(draft, str(settings.draft_model.path), plan.context_tokens)
-    return plan.slots
+    return plan.streams
 
 
 def memory_figures(runner: ModelRunner, draft: ModelRunner | None) -> MemoryFigures:

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 
 from drafters.interface import Ints
 from drafters.options import DrafterName
-from verify.errors import DEFAULT_REVISION
+from verify.checkpoint import DEFAULT_REVISION, GGUF, locate
 from verify.model.cache import PAGE_TOKENS, Page, SwappedRows
 from verify.model.recurrent.states import Snapshot
 from verify.model.runner import ModelRunner
@@ -267,11 +267,14 @@ def arrays_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 def model_digest(path: str, runner: ModelRunner, revision: str = DEFAULT_REVISION) -> str:
     """Identifies what determines a session's rows: the weights' files, the configuration, the dtype and the versions."""
-    folder = Path(path)
+    location = locate(path, revision)
+    folder = Path(location.source)
     if not folder.is_dir():  # a hub id; the cache has a folder per commit
-        folder = Path(try_to_load_from_cache(path, "config.json", revision=revision) or path).parent
-    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.glob("*.safetensors"))]
+        known = location.gguf or "config.json"
+        folder = Path(try_to_load_from_cache(location.source, known, revision=revision) or path).parent
+    weights = sorted(file for file in folder.glob("*") if file.suffix in (".safetensors", GGUF))
+    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weights]
     shape = runner.cache_shape
     parts = [path, folder.name, files, runner.model.config.to_json_string(), str(shape.dtype), shape.device.type]
-    parts += [version("outrider"), torch.__version__]
+    parts += [runner.weight_bytes, version("outrider"), torch.__version__]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]

@@ -104,15 +104,18 @@ class SessionStore:
         kv_bytes: int | None = None,
         files: SessionFiles | None = None,
         clock: Callable[[], float] = time.monotonic,
+        learn: Callable[[str, SessionKey, Ints], None] = lambda principal, session, text: None,
     ) -> None:
         """`slots` is the number of KV caches on the device; default: `capacity` + 1. With `automatic`, sessions are also
         found by their text, and kept for requests that name none. `kv_bytes` bounds the committed rows of all sessions,
-        of which shared pages count once; default: MEMORY_SHARE of the machine's memory. Sessions in `files` are restored."""
+        of which shared pages count once; default: MEMORY_SHARE of the machine's memory. Sessions in `files` are restored.
+        `learn` gets the principal and the text of a kept session after each request."""
         self._runner = runner
         self._capacity = capacity
         self._ttl_seconds = ttl_seconds
         self._automatic = automatic
         self._clock = clock
+        self._learn = learn
         self._max_bytes = default_bytes() if kv_bytes is None else kv_bytes
         self._numbers = itertools.count()
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()  # least recently used first
@@ -242,6 +245,7 @@ class SessionStore:
             self._drop(session)
         else:
             self._index.put(session.key, session.key.principal, session.verifier.sequence.tokens)
+            self._learn(session.key.principal, session.key, session.verifier.sequence.tokens)
             if isinstance(session.key.name, int) and len(session.verifier.sequence) < BLOCK_TOKENS:
                 self.forget(session.key)  # too short to be found again
         self.expire()

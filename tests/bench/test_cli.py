@@ -18,7 +18,7 @@ register(app)
 def test_the_entry_point_adds_the_commands() -> None:
     listed = CliRunner().invoke(app, ["--help"]).output
     assert "bench" in listed
-    assert "verify-lossless" in listed
+    assert "verify-lossless" in listed and "verify-quality" in listed
     commands = CliRunner().invoke(app, ["bench", "--help"]).output
     assert all(name in commands for name in ("decode", "api", "replay", "pearl", "serve", "datastore"))
 

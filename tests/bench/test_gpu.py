@@ -11,14 +11,28 @@ import torch
 
 pytest.importorskip("triton")
 
-from bench.gpu import KERNEL_ERROR, TESTS, claims, kernel_error, measure_parts
+from bench.gpu import KERNEL_ERROR, TESTS, claims, kernel_error, measure_parts, sampling_claims
 
+
+def ratios(*values: float) -> dict[str, dict[str, float]]:
+    """What a step costs over its forward, by draft nodes."""
+    return {nodes: {"step_over_forward": value} for nodes, value in zip(("0", "8", "16"), values, strict=True)}
+
+
+STEPS: dict[str, Any] = {
+    "single_token_step_share_of_bandwidth": 0.81,
+    "nodes_over_single": {"0": 1.0, "63": 1.2},
+    "sampled_step_over_forward": {"greedy": ratios(1.01, 1.02, 1.05), "sampled": ratios(1.05, 1.06, 1.08)},
+}
 FIGURES: dict[str, dict[str, Any]] = {
     "kernel": {"largest_error_by_context": {"1": 0.01, "63": 0.004}},
     "lossless": {"divergences": 0},
     "memory": {"segments_allocated_after_answers": [7, 9, 9, 9]},
     "tests": {"passed": True, "failed": []},
-    "steps": {"single_token_step_share_of_bandwidth": 0.81, "nodes_over_single": {"0": 1.0, "63": 1.2}},
+    "pages": {"steady": True},
+    "steps": STEPS,
+    "streams": {"tokens_over_one_stream": {"1": 1.0, "8": 6.0}},
+    "invariance": {"holds": True, "cost": 0.02},
     "forced": {"results": [{"times_none": 1.0}, {"times_none": 2.4}]},
 }
 WORSE: dict[str, dict[str, Any]] = {
@@ -26,7 +40,10 @@ WORSE: dict[str, dict[str, Any]] = {
     "lossless": {"divergences": 1},
     "memory": {"segments_allocated_after_answers": [7, 9, 9, 10]},
     "tests": {"passed": False, "failed": ["FAILED one"]},
-    "steps": {"single_token_step_share_of_bandwidth": 0.79, "nodes_over_single": {"0": 1.0, "63": 1.2}},
+    "pages": {"steady": False},
+    "steps": STEPS | {"single_token_step_share_of_bandwidth": 0.79},
+    "streams": {"tokens_over_one_stream": {"1": 1.0, "8": 2.9}},
+    "invariance": {"holds": True, "cost": 0.06},
     "forced": {"results": [{"times_none": 1.0}, {"times_none": 2.2}]},
 }
 
@@ -39,13 +56,19 @@ def test_the_kernel_agrees_in_half_precision(groups: int) -> None:
 
 
 def test_good_figures_support_every_claim() -> None:
-    assert list(claims(FIGURES).values()) == [True] * 7
+    assert list(claims(FIGURES).values()) == [True] * 12
 
 
 @pytest.mark.parametrize("part", FIGURES)
 def test_a_worse_figure_refutes_one_claim_and_a_failed_part_is_left_out(part: str) -> None:
     assert list(claims(FIGURES | {part: WORSE[part]}).values()).count(False) == 1
-    assert len(claims(FIGURES | {part: {"error": "RuntimeError: out of memory"}})) == (5 if part == "steps" else 6)
+    assert len(claims(FIGURES | {part: {"error": "RuntimeError: out of memory"}})) == (8 if part == "steps" else 11)
+
+
+def test_sampling_that_costs_too_much_is_said() -> None:
+    slow = STEPS["sampled_step_over_forward"]
+    assert list(sampling_claims(slow | {"sampled": ratios(1.05, 1.09, 1.08)}).values()) == [True, False]
+    assert list(sampling_claims(slow | {"greedy": ratios(1.0, 1.0, 1.06)}).values()) == [False, True]
 
 
 def test_the_tests_that_it_runs_exist() -> None:

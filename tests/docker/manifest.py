@@ -1,4 +1,4 @@
-"""JSON schemas of the Kubernetes objects in docker/kubernetes.yml.
+"""JSON schemas of the Kubernetes objects in docker/kubernetes.yml and docker/kuberay.yml.
 
 They contain only the fields in use, so a misspelt or misplaced field is an error.
 """
@@ -102,3 +102,34 @@ SERVICE = fields(
     ),
 )
 SCHEMAS = {"Deployment": DEPLOYMENT, "Service": SERVICE}
+
+RAY_POD = fields(
+    securityContext=fields(runAsNonRoot=FLAG, runAsUser=COUNT, runAsGroup=COUNT, fsGroup=COUNT),
+    containers=items(
+        fields(
+            name=TEXT,
+            image=IMAGE,
+            env=items(fields(name=TEXT, value=TEXT)),
+            resources=fields(requests=QUANTITIES, limits=QUANTITIES),
+            volumeMounts=MOUNTS,
+        )
+    ),
+    volumes=items(
+        fields({"secret": fields(secretName=TEXT, defaultMode={"type": "integer"}), "configMap": fields(name=TEXT)}, name=TEXT)
+    ),
+)
+RAY_GROUP = {"rayStartParams": LABELS, "template": fields(spec=RAY_POD)}  # KubeRay takes the parameters as text
+RAY_SERVICE = fields(
+    apiVersion=named("ray.io/v1"),
+    kind=named("RayService"),
+    metadata=METADATA,
+    spec=fields(
+        serveConfigV2=TEXT,
+        rayClusterConfig=fields(
+            rayVersion=TEXT,
+            enableInTreeAutoscaling=FLAG,
+            headGroupSpec=fields(**RAY_GROUP),
+            workerGroupSpecs=items(fields(groupName=TEXT, replicas=COUNT, minReplicas=COUNT, maxReplicas=COUNT, **RAY_GROUP)),
+        ),
+    ),
+)

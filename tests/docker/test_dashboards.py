@@ -35,7 +35,12 @@ QUERIES = [
 ]
 RECORDED = [rule for rule in RULES if "record" in rule]
 ALERTS = [rule for rule in RULES if "alert" in rule]
-VARIABLES = {"$__rate_interval": "5m", "$__range": "5m", "$instance": ".*"}  # as Grafana would substitute them
+VARIABLES = {
+    "$__rate_interval": "5m",
+    "$__range": "5m",
+    "$instance": ".*",
+    "$replica": ".*",
+}  # as Grafana would substitute them
 WAIT_SECONDS = 60.0
 FLAGS = ("--scheduling.max_waiting", "1", "--scheduling.max_active", "1", "--server.read_seconds", "1")
 SCRAPE_SECONDS = 0.5

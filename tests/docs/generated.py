@@ -1,7 +1,7 @@
-"""Generates configs/default.yaml and the tables of docs/settings.md from the settings tree, and those of docs/api.md and
-docs/agents.md.
+"""Generates configs/default.yaml and the tables of docs/settings.md from the settings tree, and those of docs/api.md,
+docs/agents.md and docs/papers.md.
 
-After a change of a setting, of `server.openai.unsupported` or of bench/results/agents.json, run
+After a change of a setting, of `server.openai.unsupported` or of agents.json or ablations.json in bench/results, run
 `python -m tests.docs.generated` to rewrite the files.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.ablations import page as ablations
 from bench.agents import summary
 from server.openai.responses import schema as responses
 from server.openai.unsupported import UNSUPPORTED, UNSUPPORTED_IN_CHATS, UNSUPPORTED_IN_COMPLETIONS, WITHOUT_EFFECT
@@ -25,6 +26,8 @@ SETTINGS = ROOT / "docs" / "settings.md"
 API = ROOT / "docs" / "api.md"
 AGENTS = ROOT / "docs" / "agents.md"
 AGENTS_RESULTS = ROOT / "bench" / "results" / "agents.json"
+PAPERS = ROOT / "docs" / "papers.md"
+ABLATIONS_RESULTS = ROOT / "bench" / "results" / "ablations.json"
 
 HEADER = """\
 # Every setting with its default. Generated from the settings tree; docs/settings.md has the types and bounds.
@@ -60,6 +63,14 @@ def api(page: str) -> str:
 def agents(page: str) -> str:
     """docs/agents.md with the regenerated table of the agents."""
     return _replace(page, "agents", f"\n{summary.table(json.loads(AGENTS_RESULTS.read_text())['runs'])}\n")
+
+
+def papers(page: str) -> str:
+    """docs/papers.md with the regenerated tables of the ablations."""
+    results = json.loads(ABLATIONS_RESULTS.read_text())["ablations"]
+    for paper in ("aded", "rest", "gsd", "pearl"):
+        page = _replace(page, paper, f"\n{ablations.tables(results, paper)}")
+    return page
 
 
 def _replace(page: str, title: str, text: str) -> str:
@@ -122,3 +133,4 @@ if __name__ == "__main__":
     SETTINGS.write_text(settings(SETTINGS.read_text()))
     API.write_text(api(API.read_text()))
     AGENTS.write_text(agents(AGENTS.read_text()))
+    PAPERS.write_text(papers(PAPERS.read_text()))

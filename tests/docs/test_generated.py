@@ -1,6 +1,6 @@
 """The generated files are up to date."""
 
-from tests.docs.generated import AGENTS, API, DEFAULT_YAML, SETTINGS, agents, api, default_yaml, settings
+from tests.docs.generated import AGENTS, API, DEFAULT_YAML, PAPERS, SETTINGS, agents, api, default_yaml, papers, settings
 
 
 def test_the_default_settings_are_up_to_date() -> None:
@@ -20,3 +20,8 @@ def test_the_tables_of_unsupported_fields_are_up_to_date() -> None:
 def test_the_table_of_agents_is_up_to_date() -> None:
     page = AGENTS.read_text()
     assert page == agents(page), "run python -m tests.docs.generated"
+
+
+def test_the_tables_of_the_papers_are_up_to_date() -> None:
+    page = PAPERS.read_text()
+    assert page == papers(page), "run python -m tests.docs.generated"

@@ -55,7 +55,17 @@ class FakeEngine:
     async def stop(self) -> None: ...
 
     async def wait_started(self) -> Ready:
-        return Ready(self.context_tokens, "cpu", "float32", seconds=0.1, slots=1, max_active=1, slot_bytes=1, invariance="off")
+        return Ready(
+            self.context_tokens,
+            "cpu",
+            "float32",
+            seconds=0.1,
+            slots=1,
+            max_active=1,
+            slot_bytes=1,
+            invariance="off",
+            weight_bits=32.0,
+        )
 
     async def generate(
         self, request: Request, arrived: float | None = None, admitted: bool = False

@@ -113,7 +113,7 @@ def test_incremental_rows_equal_one_forward(tiny_config: LlamaConfig, window: in
     for known, size in ((0, 1), (1, 3), (3, 5), (5, 6)):
         batch = ForwardBatch(tokens[:size], depths[:size], ancestors[:size, :size], known)
         found.append(runner.forward(parts, batch).clone())
-    assert torch.allclose(torch.cat(found), expected, atol=1e-5)
+    assert torch.allclose(torch.cat(found), expected, atol=1e-4)
 
 
 def test_candidates_are_the_top_tokens(draft: DraftRunner) -> None:

@@ -1,29 +1,35 @@
 """The cache of one session slot: preallocated keys and values, written in place, and the states of recurrent layers.
 
 A commit moves the accepted rows. Rows beyond `length` are scratch space. A fork shares the whole pages of its source by
-reference, so swapped-out slots hold one copy of a shared prefix. Knows nothing about tokens or attention.
+reference, so swapped-out slots hold one copy of a shared prefix. On a GPU, `verify.model.gpu.paged_cache` implements the same
+methods over a pool of pages. Knows nothing about tokens or attention.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-import mmap
-import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
 
 from drafters.interface import MAX_NODES
+from verify.model.memory import zeros
 from verify.model.recurrent.states import RecurrentShape, RecurrentStates, Snapshot
 from verify.model.transfer import to_device
 
 SPARE_POSITIONS = 32  # read with weight zero (`verify.model.cpu.ordered_attention`)
 MARGIN_POSITIONS = MAX_NODES + 1 + SPARE_POSITIONS  # of a slot beyond its context; the first are the rows of one draft
 PAGE_TOKENS = 256  # positions of a page; page n holds those from n * PAGE_TOKENS on
+
+
+class OutOfPages(RuntimeError):
+    """The pages that a forward or a cache needs are not free. Nothing was taken, written or changed."""
+
+
+def page_count(rows: int, page_tokens: int) -> int:
+    """The number of pages that hold `rows` rows."""
+    return -(-rows // page_tokens)
 
 
 class LayerShape(NamedTuple):
@@ -163,34 +169,6 @@ def distinct_bytes(holders: Collection[Rows], shape: CacheShape) -> int:
     return distinct_rows(holders) * shape.bytes_for(1) + sum(snapshots.values())
 
 
-def free_bytes(device: torch.device) -> int:
-    """The device's memory that is not in use, in bytes. Returns memory that torch has cached to the device."""
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.empty_cache()
-            return int(torch.cuda.mem_get_info()[0])
-    try:
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) << 10  # kB; counts the page cache, which is full of the weights' files
-    except (OSError, KeyError):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros: rows that were never written are read with weight zero, which NaN would not survive.
-
-    On a CPU, the OS provides memory on first write, so a slot takes the memory of its text, not of its capacity: torch.zeros
-    would write every byte, and in huge pages, which numpy asks for, a few rows of each layer take the whole slot.
-    """
-    if device.type != "cpu":
-        return torch.zeros(size, dtype=dtype, device=device)
-    untouched = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            untouched.madvise(mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(untouched, dtype=dtype).view(size)
-
-
 class KVCache:
     """Keys and values of up to `positions` tokens, and the states of recurrent layers; the first `length` are committed."""
 
@@ -201,7 +179,7 @@ class KVCache:
         self._planes: list[torch.Tensor] = []  # [planes, heads, positions, width]
         layers: list[list[torch.Tensor]] = [[] for _ in shape.layers]
         for (heads, width), planes in shape.planes.items():
-            tensor = _zeros((len(planes), heads, positions, width), shape.dtype, shape.device)
+            tensor = zeros((len(planes), heads, positions, width), shape.dtype, shape.device)
             self._planes.append(tensor)
             for plane, (layer, _) in zip(tensor, planes, strict=True):
                 layers[layer].append(plane)
@@ -216,6 +194,27 @@ class KVCache:
         """Keys and values of a uniform layout, [layers, 2, kv_heads, positions, head_dim]."""
         assert self._uniform is not None
         return self._uniform
+
+    def missing_pages(self, rows: int) -> int:
+        """Pages to take before `rows` more rows can be written: none, since the slot has its memory."""
+        return 0
+
+    def reserve(self, rows: int) -> None:
+        """Makes room for `rows` rows after the committed ones. A cache in pages raises OutOfPages, and is unchanged then."""
+
+    def fill(self, length: int, noise: torch.Generator | None = None) -> None:
+        """Replaces the contents with `length` rows of zeros, or of noise, and states of zeros: a text for measurements."""
+        self.truncate(0)
+        self.reserve(length)
+        for part in self._contents(length):
+            part.zero_() if noise is None else part.normal_(generator=noise)
+        self.assume(length)
+
+    def assume(self, length: int) -> None:
+        """Takes `length` positions to be committed, whatever they hold, for measurements."""
+        self.length = length
+        if self.recurrent is not None:
+            self.recurrent.assume(length)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes [heads, N, width] from `length + known` to `end`; returns the rows so far, [heads, end, width]."""
@@ -269,15 +268,23 @@ class KVCache:
     def parts(self, length: int) -> Iterator[torch.Tensor]:
         """The first `length` rows page by page, as in `Rows.parts`; views of a uniform layout."""
         for start in range(0, length, PAGE_TOKENS):
-            end = min(start + PAGE_TOKENS, length)
-            if self._uniform is not None:
-                yield self._uniform[:, :, :, start:end]
-            else:
-                nothing = torch.empty(end - start, 0)  # a model without attention
-                yield torch.cat([*map(_flat, self._slices(start, end)), nothing], 1)[None, None, None]
+            yield self._part(start, min(start + PAGE_TOKENS, length))
+
+    def _part(self, start: int, end: int) -> torch.Tensor:
+        """The rows of one page, as in `Rows.parts`."""
+        if self._uniform is not None:
+            return self._uniform[:, :, :, start:end]
+        slices = [_flat(each) for each in self._slices(start, end)] or [
+            torch.empty(end - start, 0)
+        ]  # a model without attention
+        return torch.cat(slices, 1)[None, None, None]
+
+    def _contents(self, length: int) -> Iterable[torch.Tensor]:
+        """Views of all keys and values of the first `length` positions, however laid out."""
+        return [planes[:, :, :length] for planes in self._planes]
 
     def _slices(self, start: int, end: int) -> list[torch.Tensor]:
-        """These positions of all planes, [positions, planes, heads, width] each."""
+        """Views of these positions in all planes, [positions, planes, heads, width] each."""
         return [planes[:, :, start:end].permute(2, 0, 1, 3) for planes in self._planes]
 
     def fork(self, source: Rows, length: int) -> None:
@@ -307,18 +314,6 @@ class KVCache:
         if self.recurrent is not None:
             self.length = self.recurrent.rewind(self.length)
         del self.pages[self.length // PAGE_TOKENS :]
-
-    def assume(self, length: int) -> None:
-        """Takes `length` positions to be committed, whatever they hold, for measurements."""
-        self.length = length
-        if self.recurrent is not None:
-            self.recurrent.assume(length)
-
-    def clear(self, length: int) -> None:
-        """Makes `length` positions of zeros the committed text, for measurements: denormal numbers would be slow."""
-        for planes in self._planes:
-            planes[:, :, :length] = 0
-        self.assume(length)
 
 
 def _flat(rows: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """Finds out whether this machine's kernels can give a row the same bits in every step, and what that costs.
 
 A kernel may compute one row differently than several, or thirty-three differently than thirty-two. Each distinct linear layer
-is run over growing numbers of rows to find a range in which all agree bit for bit. Then the model is run over draft trees and
-over their paths one token at a time, which must give the same bits.
+is run over growing numbers of rows to find a range in which all agree bit for bit; on a GPU, over those that are captured, and
+with the rows in another order. Then the model is run over draft trees, beside another stream, and over their paths one token at
+a time, which must give the same bits.
 """
 
 from __future__ import annotations
@@ -22,19 +23,23 @@ import torch
 from verify.errors import ModelError
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
-from verify.model.cpu.ordered_attention import PROMPT_ROWS, QUERY_BLOCK, RowClass, UnorderedError, depth_left
+from verify.model.cpu.ordered_attention import UnorderedError
 from verify.model.cpu.packing import PackedLinear, packed_layers
+from verify.model.gpu.row_counts import ROWS, row_classes, without_split_k
+from verify.model.row_class import PROMPT_ROWS, QUERY_BLOCK, RowClass, depth_left
 from verify.model.runner import ModelRunner
+from verify.model.segment import Segment
 
 # auto = where it costs at most MAX_COST; on = refuses to start where it cannot hold.
 Invariant = Literal["auto", "on", "off"]
-VERSION = 2  # of saved findings; changes with the attention
+VERSION = 3  # of saved findings; changes with the attention
 MAX_COST = 0.05  # of a step's time
 PROBED_ROWS = (*range(1, 18), 24, 31, 32, 33, 34, 40, 47, 48, 49, 63, 64, 65, 66, 128, 256, 257, PROMPT_ROWS)
 HIGHEST = (PROMPT_ROWS, 65, 32, 16)  # largest numbers of rows that are tried
 LARGEST_LOW = 16  # more padding would cost too much
 MOST_OUTPUTS = 16384  # of a probed layer; a vocabulary would take long
 TREES = ((5, 8), (1, 64), (70, 17), (614, 40))  # tokens of text and draft nodes of the trees compared
+OTHER_TEXT, OTHER_ROWS = 3, 3  # of the stream beside them
 COST_CONTEXT, COST_ROWS, COST_ROUNDS = 256, (1, 9), 9
 
 
@@ -61,11 +66,9 @@ def start(runner: ModelRunner, context_tokens: int, invariant: Invariant, file: 
 
     The finding is saved in `file`, and read from it at the next start.
     """
-    if invariant == "off" or runner.device.type != "cpu":
-        if invariant == "on":
-            raise ModelError("model.invariant: on is for CPUs; set it to auto.")
+    if invariant == "off":
         runner.start(context_tokens)
-        runner.invariance = "off" if runner.device.type == "cpu" else "unknown on a GPU"
+        runner.invariance = "off"
         return
     found = _saved(file)
     if found is None:
@@ -89,20 +92,29 @@ def describe(found: Finding, chosen: RowClass | None) -> str:
 
 def find(runner: ModelRunner, context_tokens: int) -> Finding:
     """Finds the class of rows and measures its cost."""
-    bounds = common_range(linear_layers(runner.model)) if runner.can_be_ordered else None
-    if bounds is None:
-        return Finding(None, 0.0)
-    for queries in (4, 8, 16, QUERY_BLOCK):
-        rows = RowClass(*bounds, queries)
+    for rows in classes(runner):
         runner.start(context_tokens, rows)
         if holds(runner, TREES):
             return Finding(rows, cost(runner, context_tokens, rows))
     return Finding(None, 0.0)
 
 
+def classes(runner: ModelRunner) -> list[RowClass]:
+    """The classes of rows to try, from what the linear layers compute; none for a model that has no attention in order."""
+    if not runner.can_be_ordered:
+        return []
+    shapes = linear_layers(runner.model)
+    if runner.in_pages:
+        with without_split_k():
+            return row_classes([_products(shape, ROWS, runner.device) for shape in shapes])
+    bounds = common_range(shapes)
+    return [] if bounds is None else [RowClass(*bounds, queries) for queries in (4, 8, 16, QUERY_BLOCK)]
+
+
 def linear_layers(model: torch.nn.Module) -> set[LinearShape]:
     """The distinct shapes of the model's linear layers. Others, such as quantised ones, are only checked by `holds`."""
-    packed = {LinearShape(layer.in_features, layer.out_features, layer.dtype, True) for layer in packed_layers(model)}
+    unquantized = (layer for layer in packed_layers(model) if isinstance(layer, PackedLinear))
+    packed = {LinearShape(layer.in_features, layer.out_features, layer.dtype, True) for layer in unquantized}
     plain = {
         LinearShape(layer.in_features, layer.out_features, layer.weight.dtype, False)
         for layer in model.modules()
@@ -111,10 +123,9 @@ def linear_layers(model: torch.nn.Module) -> set[LinearShape]:
     return packed | plain
 
 
-@torch.inference_mode()
 def common_range(shapes: Iterable[LinearShape]) -> tuple[int, int] | None:
     """The smallest and largest number of rows between which all layers give each row the same bits; None if there is none."""
-    products = [_products(shape) for shape in shapes]
+    products = [_products(shape, PROBED_ROWS, torch.device("cpu")) for shape in shapes]
     for high in HIGHEST:
         low = max((_lowest(outputs, high) for outputs in products), default=1)
         if low <= LARGEST_LOW:
@@ -122,8 +133,9 @@ def common_range(shapes: Iterable[LinearShape]) -> tuple[int, int] | None:
     return None
 
 
-def _products(shape: LinearShape) -> dict[int, torch.Tensor]:
-    """Outputs of such a layer for the first rows of random inputs, by number of rows.
+@torch.inference_mode()
+def _products(shape: LinearShape, counts: Sequence[int], device: torch.device) -> dict[int, torch.Tensor]:
+    """Outputs of such a layer for the first rows of random inputs, by number of rows; NaN if a row's place changes them.
 
     Half of the inputs cancel the others, so an output is nothing but the rounding of its sums: another order of summation
     shows in every dtype.
@@ -133,9 +145,13 @@ def _products(shape: LinearShape) -> dict[int, torch.Tensor]:
     layer = torch.nn.Linear(2 * half, min(shape.outputs, MOST_OUTPUTS), bias=False, dtype=shape.dtype)
     weights = torch.randn(layer.out_features, half, generator=generator)
     layer.weight.copy_(torch.cat([weights, -weights], 1)[:, order])
-    rows = torch.randn(PROBED_ROWS[-1], half, generator=generator).repeat(1, 2)[:, order].to(shape.dtype)
-    product = PackedLinear(layer) if shape.packed else layer
-    return {count: product(rows[:count][None])[0] for count in PROBED_ROWS}
+    rows = torch.randn(counts[-1], half, generator=generator).repeat(1, 2)[:, order].to(device, shape.dtype)
+    product = PackedLinear(layer) if shape.packed else layer.to(device)
+    outputs = {}
+    for count in counts:
+        found, turned = product(rows[:count][None])[0], product(rows[:count].flip(0)[None])[0].flip(0)
+        outputs[count] = found if torch.equal(found, turned) else torch.full_like(found, torch.nan)
+    return outputs
 
 
 def _lowest(outputs: dict[int, torch.Tensor], high: int) -> int:
@@ -150,19 +166,18 @@ def _lowest(outputs: dict[int, torch.Tensor], high: int) -> int:
 
 def holds(runner: ModelRunner, trees: Sequence[tuple[int, int]]) -> bool:
     """Whether trees over random texts have the bits of their paths; texts that the context does not hold are left out."""
-    cache = runner.new_cache()
+    cache, other = runner.new_cache(), runner.new_cache()
     try:
-        return all(tree_equals_path(runner, cache, *tree) for tree in trees if sum(tree) < runner.context_tokens)
+        return all(tree_equals_path(runner, cache, other, *tree) for tree in trees if sum(tree) < runner.context_tokens)
     except UnorderedError:
         return False
 
 
-def tree_equals_path(runner: ModelRunner, cache: KVCache, length: int, nodes: int) -> bool:
-    """Compares the logits along a random tree's last path with those of single tokens, bit for bit."""
-    random, generator = Random(nodes), torch.Generator().manual_seed(length)
-    cache.truncate(0)
-    cache.length = length
-    cache.tensor[:, :, :, :length].normal_(generator=generator)
+def tree_equals_path(runner: ModelRunner, cache: KVCache, other: KVCache, length: int, nodes: int) -> bool:
+    """Compares the logits along a random tree's last path, computed beside another stream, with those of single tokens."""
+    random, noise = Random(nodes), torch.Generator(runner.device).manual_seed(length)
+    cache.fill(length, noise)
+    other.fill(OTHER_TEXT, noise)
     depth = depth_left(length)
     parents, depths = [-1], [0]  # of rows; row 0 is the root
     while len(parents) <= nodes:
@@ -173,7 +188,9 @@ def tree_equals_path(runner: ModelRunner, cache: KVCache, length: int, nodes: in
     ancestors = torch.eye(len(parents), dtype=torch.bool)
     for row, parent in enumerate(parents[1:], start=1):
         ancestors[row] |= ancestors[parent]
-    logits = runner.forward(cache, ForwardBatch(tokens, torch.tensor(depths), ancestors)).clone()
+    tree = Segment(cache, ForwardBatch(tokens, torch.tensor(depths), ancestors))
+    beside = Segment(other, ForwardBatch.chain(tokens[:OTHER_ROWS]))
+    logits = runner.forward_all([beside, tree])[1].clone()
     for row in ancestors[-1].nonzero()[:, 0].tolist():
         alone = runner.forward(cache, ForwardBatch.chain(tokens[row : row + 1]))
         cache.length += 1
@@ -189,7 +206,7 @@ def cost(runner: ModelRunner, context_tokens: int, rows: RowClass) -> float:
     runner.start(context_tokens, rows)
     within = runner.mode
     cache = runner.new_cache()
-    cache.length = max(0, min(COST_CONTEXT, runner.context_tokens - max(COST_ROWS)))
+    cache.fill(max(0, min(COST_CONTEXT, runner.context_tokens - max(COST_ROWS))))
     ratios = []
     for _ in range(COST_ROUNDS + 1):
         runner.use(without)
@@ -203,7 +220,7 @@ def _seconds(runner: ModelRunner, cache: KVCache) -> Iterator[float]:
     for rows in COST_ROWS:
         batch = ForwardBatch.chain(torch.zeros(rows, dtype=torch.long))
         started = time.perf_counter()
-        runner.forward(cache, batch)
+        runner.forward(cache, batch)[-1:].cpu()  # waits for the device
         yield time.perf_counter() - started
 
 

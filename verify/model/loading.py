@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -10,14 +11,20 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.utils import cached_file
 
-from verify.errors import DEFAULT_REVISION, ModelError, check_path, first_sentence
+from verify.checkpoint import DEFAULT_REVISION, Location, gguf_bits, locate
+from verify.errors import ModelError, first_sentence
 from verify.model.attention import NAME
-from verify.model.cache import free_bytes
 from verify.model.download import download_progress
 from verify.model.invariance import Invariant, start
-from verify.model.runner import Compile, ModelRunner, context_limit
+from verify.model.memory import free_bytes
+from verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization, loading_arguments
+from verify.model.runner import Compile, ModelRunner
 from verify.model.self_check import check_model
+from verify.model.sizes import context_limit
+
+log = logging.getLogger("outrider.worker")
 
 # transformers' names of kinds of layers; how they compute is found out by a forward.
 SUPPORTED_LAYERS = {"attention", "conv", "full_attention", "sliding_attention", "chunked_attention", "linear_attention"}
@@ -28,7 +35,7 @@ SUPPORTED_LAYERS |= {"hybrid", "hybrid_sliding", "mamba", "mlp", "moe"}
 class LoadOptions:
     """How a model is loaded."""
 
-    path: str  # local folder or hub id
+    path: str  # local folder, hub id or GGUF file
     revision: str = DEFAULT_REVISION  # of the hub id
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16
     device: str = "auto"  # auto | cpu | cuda | cuda:N
@@ -37,6 +44,7 @@ class LoadOptions:
     pack: bool = True  # CPU: pack the weights of linear layers for oneDNN
     trace: bool = True  # CPU: run forwards as a TorchScript trace
     compile: Compile = "auto"
+    quantization: Quantization = UNQUANTIZED
 
 
 def load_model(options: LoadOptions) -> ModelRunner:
@@ -48,24 +56,44 @@ def load_model(options: LoadOptions) -> ModelRunner:
 
 def load_weights(options: LoadOptions) -> ModelRunner:
     """The model at `options.path` on its device, to be started by `start_model`. Raises ModelError."""
-    check_path(options.path, options.revision)
+    location, device = locate(options.path, options.revision), resolve_device(options.device)
+    options.quantization.check(device)
+    model = read_model(options, location, device)
+    check_layers(model, options.path)
     try:
-        config = AutoConfig.from_pretrained(
-            options.path, revision=options.revision, trust_remote_code=options.trust_remote_code
-        )
+        finish_quantization(model, options.quantization, device)
+        model.to(device)
+    except torch.OutOfMemoryError:
+        size, free = model.get_memory_footprint() / 1e9, free_bytes(device) / 1e9
+        raise ModelError(
+            f"The weights of the model at {options.path!r} take {size:.1f} GB, more than the memory of {device}, of which"
+            f" {free:.1f} GB are free; serve a smaller or quantised model."
+        ) from None
+    runner = ModelRunner(model, options.context_tokens, options.pack, options.trace, options.compile, started=False)
+    if location.gguf is not None:
+        bits = gguf_bits(str(cached_file(location.source, location.gguf, revision=options.revision)))
+        log.info("%s: %.1f bits per weight in the file, %.1f served", location.gguf, bits, runner.weight_bits)
+    return runner
+
+
+def read_model(options: LoadOptions, location: Location, device: torch.device) -> PreTrainedModel:
+    """The model with its weights, those of a CPU quantised as the options say. Raises ModelError."""
+    source: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(location.source, **source, **location.arguments)
     except (OSError, ValueError) as error:
         raise ModelError(f"No model at {options.path!r}: {first_sentence(error)}") from None
-    device = resolve_device(options.device)
+    arguments = loading_arguments(options.path, config, location, options.quantization, device)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            options.path,
-            revision=options.revision,
+        return AutoModelForCausalLM.from_pretrained(
+            location.source,
             config=config,
             dtype=resolve_dtype(options.dtype, config, device),
             attn_implementation=NAME,
             use_safetensors=True,
-            trust_remote_code=options.trust_remote_code,
             tqdm_class=download_progress(options.path),
+            **source,
+            **arguments,
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise ModelError(f"The model at {options.path!r} does not load: {first_sentence(error)}") from None
@@ -76,16 +104,6 @@ def load_weights(options: LoadOptions) -> ModelRunner:
             f"The model at {options.path!r} cannot be served: its attention layers are not written for transformers' attention"
             " interface; serve another model."
         ) from None
-    check_layers(model, options.path)
-    try:
-        model.to(device)
-    except torch.OutOfMemoryError:
-        size, free = model.get_memory_footprint() / 1e9, free_bytes(device) / 1e9
-        raise ModelError(
-            f"The weights of the model at {options.path!r} take {size:.1f} GB, more than the memory of {device}, of which"
-            f" {free:.1f} GB are free; serve a smaller or quantised model."
-        ) from None
-    return ModelRunner(model, options.context_tokens, options.pack, options.trace, options.compile, started=False)
 
 
 def check_layers(model: PreTrainedModel, path: str) -> None:

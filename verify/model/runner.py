@@ -16,26 +16,22 @@ from verify.errors import ModelError, first_sentence
 from verify.model.attention import Attention, JointAttention, ShapeProbe, TorchAttention, number_layers
 from verify.model.batch import ForwardBatch
 from verify.model.cache import MARGIN_POSITIONS, CacheShape, KVCache
-from verify.model.cpu.ordered_attention import (
-    AttentionInputs,
-    OrderedAttention,
-    RowClass,
-    depth_left,
-    padded,
-    pieces,
-)
-from verify.model.cpu.packing import PackedLinear, can_pack, pack_layers, packed_layers
+from verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention, padded, pieces
+from verify.model.cpu.packing import can_pack, pack_layers, packed_layers
 from verify.model.cpu.trace import has_experts, trace
 from verify.model.delivery import Delivery, NotHandedOn
-from verify.model.recurrent.mixers import MixerError, is_receiver, swap_in
-from verify.model.recurrent.rows import Recurrence, RecurrentRows, StateProbe
-from verify.model.segment import Segment, kept_rows, positions_of, tokens_of
+from verify.model.gpu.paged_cache import PagedCache, PagePool, pages_for
+from verify.model.memory import free_bytes
+from verify.model.recurrent.mixers import is_receiver, swap_in
+from verify.model.recurrent.rows import Recurrence, StateProbe
+from verify.model.row_class import RowClass, depth_left
+from verify.model.segment import Segment, is_chunk, kept_rows, positions_of, recurrence_of, tokens_of
+from verify.model.sizes import context_limit, weight_size
 
 log = logging.getLogger("outrider.worker")
 
-CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # of the limit, in configurations
-UNLIMITED_TOKENS = 1 << 17
 MAX_STREAMS, MAX_ROWS = 16, 1024  # in one forward without a backend
+POOLED_CONTEXTS, POOLED_SHARE = 8, 0.5  # full contexts in a pool without a plan, and its largest share of the free memory
 
 # torch.compile on a GPU: auto = if the model can be compiled; on = an error if it cannot.
 Compile = Literal["auto", "on", "off"]
@@ -78,7 +74,8 @@ class ModelRunner:
         if compile == "on" and model.device.type != "cuda":
             raise ModelError("model.compile is for GPUs; on a CPU, set it to auto: packed layers and tracing replace it.")
         self.model = model.eval()
-        self.weight_bytes = weight_bytes(model)  # read by each step
+        self.weight_bytes, weights = weight_size(model)  # read by each step
+        self.weight_bits = round(8 * self.weight_bytes / max(1, weights), 2)  # mean, scales included
         if pack and can_pack(model):
             pack_layers(model)
         config = model.config.get_text_config()
@@ -87,42 +84,56 @@ class ModelRunner:
         self.model_tokens = context_limit(model)
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
         self._traced, self._compile = traced, compile
-        self._is_recurrent = self._swap_in()
+        self._is_recurrent = swap_in(self.model)
         self._delivery: Delivery | None = None  # if the model does not hand keyword arguments on
         self._attention_probe = ShapeProbe()
         self.cache_shape = self._probe(self._attention_probe)
+        if self.in_pages and not self.can_be_ordered:
+            raise ModelError(
+                "Models with recurrent layers, or with layers whose keys and values differ in shape, are served on a CPU only;"
+                " set model.device to cpu."
+            )
         self._backend: ForwardBackend | None = None
         self.row_class: RowClass | None = None  # if set, a row's logits have the same bits in every step
         self.invariance = "off"  # for people: whether `row_class` is set, and why
-        self._inputs: AttentionInputs | None = None
+        self._inputs: AttentionInputs | None = None  # of the attention in order, on a CPU
+        self.pages: int | None = None  # of the pool on a GPU, from the memory plan; None = some contexts
+        self._pool: PagePool | None = None
         if started:
             self.start(self.context_tokens)
 
     def start(self, context_tokens: int, rows: RowClass | None = None) -> None:
         """Sets the context length, at most the model's, and builds the backend, which takes memory. Raises ModelError.
 
-        With `rows`, steps are computed in this class, on a CPU (`verify.model.cpu.ordered_attention`).
+        With `rows`, steps are computed in this class: on a CPU by attention in order, on a GPU in graphs of these sizes.
         """
         self.context_tokens = min(self.model_tokens, context_tokens)
         self.compute_in(rows)
-        if not self.can_be_ordered:
-            return  # backends, too, support attention in layers of one shape only
-        if self.device.type == "cuda":
-            self._backend = self._graphed(self._compile)
-        elif self._traced:
+        if self.in_pages:
+            if self._pool is None or len(self._pool) != self._pool_pages():
+                self._pool = None  # frees its memory first
+                self._pool = PagePool(self.cache_shape, self._pool_pages())
+            self._backend = self._graphed(self._pool, self._compile)
+        elif self._traced and self.can_be_ordered:
             self._backend = trace(self.model, self.cache_shape, self._attention_probe, self._untraced_step, self._inputs)
 
     def compute_in(self, rows: RowClass | None) -> None:
         """Computes steps in this class, without a backend."""
         self.row_class, self._backend, self._inputs = rows, None, None
-        if rows is not None:
+        if rows is not None and not self.in_pages:
             shape = self.cache_shape
             self._inputs = AttentionInputs(shape.kv_heads, shape.head_dim, self._attention_probe.groups, shape.dtype, rows)
 
     @property
+    def in_pages(self) -> bool:
+        """Whether caches are pages of a pool and steps are computed by kernels over them, as on a GPU."""
+        return bool(self.device.type == "cuda")
+
+    @property
     def backends(self) -> str:
         """What measurements depend on beside the machine and the model."""
-        return f"packed {bool(packed_layers(self.model))}, traced {self._traced}, compiled {self._compile}"
+        packed = sorted({type(layer).__name__ for layer in packed_layers(self.model)})
+        return f"packed {packed}, {self.weight_bytes} bytes, traced {self._traced}, compiled {self._compile}"
 
     @property
     def mode(self) -> Mode:
@@ -135,38 +146,31 @@ class ModelRunner:
 
     @property
     def can_be_ordered(self) -> bool:
-        """Whether a class of rows can be set: recurrent layers and layers of several shapes have no attention in order."""
+        """Whether steps can have a class of rows, a trace or pages: not with recurrent layers or layers of several shapes."""
         return self.cache_shape.is_uniform and not self._is_recurrent
 
     def draft_depth(self, length: int) -> int:
         """The deepest node that a draft may have, after `length` tokens in the cache."""
         return MAX_NODES if self.row_class is None else depth_left(length)
 
-    def _graphed(self, compile: Compile) -> ForwardBackend:
+    def _graphed(self, pool: PagePool, compile: Compile) -> ForwardBackend:
         """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
         from verify.model.gpu.graphs import CompileError, GraphedForward, compiled_layers  # Triton is only needed on a GPU
 
-        graphed = GraphedForward(partial(self._run, keep=0), self.cache_shape, self._positions)
-        if has_experts(self.model):
+        graphed = GraphedForward(partial(self._run, keep=0), pool, self._positions, self.row_class)
+        if has_experts(self.model) or self.device.type != "cuda":
             return graphed
         try:
             with nullcontext() if compile == "off" else compiled_layers(self.model):
-                graphed.capture(self.new_cache())
+                graphed.capture()
         except CompileError as error:
             if compile == "on":
                 raise ModelError(
                     f"torch.compile failed for this model; set model.compile to auto or off: {first_sentence(error)}"
                 ) from None
             log.warning("torch.compile failed for this model, so its steps are slower: %s", first_sentence(error))
-            graphed.capture(self.new_cache())
+            graphed.capture()
         return graphed
-
-    def _swap_in(self) -> bool:
-        """Replaces the forwards of recurrent layers; returns whether there are any. Raises ModelError."""
-        try:
-            return swap_in(self.model)
-        except MixerError as error:
-            raise ModelError(f"This model cannot be served: {error}; serve another model.") from None
 
     def _probe(self, probe: ShapeProbe) -> CacheShape:
         """The cache shape, determined by a forward of one token. Raises ModelError."""
@@ -196,8 +200,26 @@ class ModelRunner:
         """Positions of a slot."""
         return self.context_tokens + MARGIN_POSITIONS
 
+    def _pool_pages(self) -> int:
+        """Pages of the pool: as planned, else of some contexts, but of one at least."""
+        if self.pages is not None:
+            return self.pages
+        context = pages_for(self._positions)
+        if self._pool is not None:
+            return max(context, len(self._pool))
+        context_bytes = self.cache_shape.bytes_for(self._positions)
+        fitting = int(free_bytes(self.device) * POOLED_SHARE) // context_bytes
+        return context * max(1, min(POOLED_CONTEXTS, fitting))
+
+    @property
+    def free_pages(self) -> int | None:
+        """Pages of the pool that no cache holds; None without a pool."""
+        return None if self._pool is None else self._pool.free
+
     def new_cache(self) -> KVCache:
         """An empty cache for a full context."""
+        if self._pool is not None:
+            return PagedCache(self._pool, self._positions)
         return KVCache(self.cache_shape, self._positions)
 
     def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
@@ -209,7 +231,12 @@ class ModelRunner:
         return self.forward_all([Segment(cache, batch, logits)])[0]
 
     def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """`forward` for each segment, as many at once as the backend takes. No two segments have the same cache."""
+        """`forward` for each segment, as many at once as the backend takes. No two segments have the same cache.
+
+        Raises OutOfPages before anything is computed or written if the caches' pool has no room for all rows.
+        """
+        if self._pool is not None:
+            self._pool.reserve([(cast(PagedCache, each.cache), len(each.batch)) for each in segments])
         if len(segments) == 1 and (self._is_apart(segments[0]) or (self.row_class is None and is_chunk(segments[0]))):
             return [self._untraced(segments, in_order=False)]
         forwards = self._forwards(segments)
@@ -239,7 +266,7 @@ class ModelRunner:
         return forwards
 
     def _parts(self, segment: Segment) -> Iterator[Segment]:
-        if self.row_class is None or self._is_apart(segment):
+        if self.row_class is None or self._inputs is None or self._is_apart(segment):
             return iter([segment])
         return (segment._replace(batch=part) for part in pieces(segment.batch, segment.cache.length, self.row_class))
 
@@ -251,7 +278,9 @@ class ModelRunner:
         return len(others) < streams and part.rows + sum(each.rows for each in others) <= self.max_rows
 
     def _is_apart(self, segment: Segment) -> bool:
-        """Whether these rows are computed outside of the class of rows, because they are too many for it."""
+        """Whether these rows are computed outside of the class of rows or of the graphs, because they are too many."""
+        if self._pool is not None:
+            return len(segment.batch) > self.max_rows
         return self.row_class is not None and not self.row_class.has_prompts and is_chunk(segment)
 
     @property
@@ -271,7 +300,7 @@ class ModelRunner:
         """One forward; logits of the kept rows, and possibly of more behind them."""
         if self._is_apart(segments[0]):
             return self._untraced(segments, in_order=False)
-        if self.row_class is not None:
+        if self.row_class is not None and self._inputs is not None:
             missing = self.row_class.low - sum(each.rows for each in segments)
             last = segments[-1]
             segments[-1] = last._replace(batch=padded(last.batch, last.rows + missing))
@@ -312,30 +341,3 @@ class ModelRunner:
                 **({} if self._delivery else ours),
             )
         return cast(torch.Tensor, output.logits[0])
-
-
-def recurrence_of(segments: Sequence[Segment]) -> Recurrence:
-    """The rows of the segments in recurrent layers."""
-    rows = [RecurrentRows(cache.recurrent, cache.length, batch) for cache, batch, _ in segments if cache.recurrent is not None]
-    return Recurrence(rows)
-
-
-def is_chunk(segment: Segment) -> bool:
-    """Whether these rows are a part of a prompt, not a step."""
-    return not segment.logits or len(segment.batch) > MAX_NODES + 1
-
-
-def context_limit(model: PreTrainedModel) -> int:
-    """The longest text that the model supports, in tokens; UNLIMITED_TOKENS if its configuration names no limit."""
-    config = model.config.get_text_config()
-    found = (getattr(config, name, None) for name in CONTEXT_NAMES)
-    return next((limit for limit in found if isinstance(limit, int) and limit > 0), UNLIMITED_TOKENS)
-
-
-def weight_bytes(model: PreTrainedModel) -> int:
-    """Bytes of weights that a step reads: all parameters except the embedding table, unless the head shares it."""
-    sizes = {parameter.data_ptr(): parameter.nbytes for parameter in model.parameters()}
-    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-    if head is None or isinstance(head, PackedLinear) or table.data_ptr() != head.weight.data_ptr():
-        sizes.pop(table.data_ptr())
-    return int(sum(sizes.values())) + sum(layer.nbytes for layer in packed_layers(model))

@@ -7,8 +7,10 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from drafters.interface import MAX_NODES
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
+from verify.model.recurrent.rows import Recurrence, RecurrentRows
 
 
 class Segment(NamedTuple):
@@ -55,3 +57,14 @@ def kept_rows(segments: Sequence[Segment]) -> torch.Tensor:
         start += each.rows
         parts.append(torch.arange(start - each.kept, start))
     return torch.cat(parts)
+
+
+def recurrence_of(segments: Sequence[Segment]) -> Recurrence:
+    """The rows of the segments in recurrent layers."""
+    rows = [RecurrentRows(cache.recurrent, cache.length, batch) for cache, batch, _ in segments if cache.recurrent is not None]
+    return Recurrence(rows)
+
+
+def is_chunk(segment: Segment) -> bool:
+    """Whether these rows are a part of a prompt, not a step."""
+    return not segment.logits or len(segment.batch) > MAX_NODES + 1

@@ -20,6 +20,7 @@ from drafters.interface import DraftTree, Source
 from verify.errors import ModelError
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
+from verify.model.cpu.packing import PackedLinear, packed_layers
 from verify.model.recurrent.states import ROWS
 from verify.model.runner import ModelRunner
 
@@ -40,7 +41,7 @@ def check_model(runner: ModelRunner, path: str) -> None:
     If a text fails, others are tried, and each row's smallest difference counts: in a mixture of experts, rounding can change
     a row's experts in some of the texts, but a lost state changes the same rows in all of them.
     """
-    tolerance = tolerance_of(runner.cache_shape.dtype)
+    tolerance = tolerance_of(torch.bfloat16 if is_quantized(runner.model) else runner.cache_shape.dtype)
     cache = runner.new_cache()
     smallest: Differences | None = None
     for seed in range(ATTEMPTS):
@@ -125,6 +126,11 @@ def _steps(runner: ModelRunner, cache: KVCache, text: list[int]) -> torch.Tensor
 def tolerance_of(dtype: torch.dtype) -> float:
     """The largest difference that passes: the square root of the machine epsilon, so half of the digits must agree."""
     return math.sqrt(max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps))
+
+
+def is_quantized(model: torch.nn.Module) -> bool:
+    """Whether layers round their inputs: a difference in the last bit of float32 may become one of bfloat16."""
+    return any(not isinstance(layer, PackedLinear) for layer in packed_layers(model))
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,15 @@ from server.engine.worker_process import WorkerProcess
 from server.settings import Settings
 
 READY = Ready(
-    context_tokens=100, device="cpu", dtype="float32", seconds=0.1, slots=2, max_active=2, slot_bytes=1000, invariance="off"
+    context_tokens=100,
+    device="cpu",
+    dtype="float32",
+    seconds=0.1,
+    slots=2,
+    max_active=2,
+    slot_bytes=1000,
+    invariance="off",
+    weight_bits=32.0,
 )
 
 

@@ -44,7 +44,7 @@ def test_the_page_can_have_a_key() -> None:
 def test_the_page_can_have_a_port(keys: dict[str, str]) -> None:
     assert page(auth__keys=keys, metrics__port=0).status_code == 404
     settings = load_settings(None, {"auth.keys": keys, "metrics.port": 0, "metrics.host": "metrics.internal"})
-    app = create_metrics_app(settings, MetricsPage(settings, Metrics()))
+    app = create_metrics_app(settings, MetricsPage(settings, Metrics().read))
     answer = fetch(app, "GET", "/metrics")
     assert answer.text.startswith("# HELP") and answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     for path in ("/v1/models", "/openapi.json", "/docs"):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -20,9 +20,17 @@ def quotas(clock: Callable[[], float] = lambda: 0.0, metrics: Metrics | None = N
     return Quotas(load_settings(None, {"auth": auth}).auth, metrics or Metrics(), lambda: 3.0, clock)
 
 
+@contextmanager
+def hold(limits: Quotas, principal: str) -> Iterator[None]:
+    """A request that runs while the context is open."""
+    asyncio.run(limits.admit(principal))
+    yield
+    limits.release(principal)
+
+
 def spend(limits: Quotas, principal: str = "anyone") -> None:
     """Makes one request."""
-    with limits.hold(principal):
+    with hold(limits, principal):
         pass
 
 
@@ -31,13 +39,13 @@ def test_concurrent_requests_are_limited() -> None:
     limits = quotas(metrics=metrics, max_concurrent=2, keys={"busy": {"key": "long-enough", "max_concurrent": 1}})
     with ExitStack() as held:
         for _ in range(2):
-            held.enter_context(limits.hold("anyone"))
+            held.enter_context(hold(limits, "anyone"))
         with pytest.raises(APIError, match="2 requests at once") as raised:
-            held.enter_context(limits.hold("anyone"))
+            held.enter_context(hold(limits, "anyone"))
         assert (raised.value.status_code, raised.value.code, raised.value.retry_seconds) == (429, "rate_limit_exceeded", 3.0)
-        with limits.hold("busy"), pytest.raises(APIError, match="1 requests at once"):
-            held.enter_context(limits.hold("busy"))
-        held.enter_context(limits.hold("busy"))  # the first request has ended
+        with hold(limits, "busy"), pytest.raises(APIError, match="1 requests at once"):
+            held.enter_context(hold(limits, "busy"))
+        held.enter_context(hold(limits, "busy"))  # the first request has ended
     spend(limits)
     assert 'outrider_rejected_requests_total{reason="concurrency"} 2.0' in metrics.render().decode()
 
@@ -65,7 +73,7 @@ def test_requests_per_minute_are_limited() -> None:
 def test_many_choices_use_up_the_rate() -> None:
     now = [100.0]
     limits = quotas(lambda: now[0], requests_per_minute=6)
-    with limits.hold("anyone"):
+    with hold(limits, "anyone"):
         limits.charge("anyone", 11)
     now[0] += 60.0
     with pytest.raises(APIError) as raised:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from fastapi import Request as HTTPRequest
 
+import models
 from server.chat.prompt import PromptEncoder
 from server.chat.structured_output import GrammarChecker
 from server.engine.messages import Ready
 from server.http.errors import APIError
-from server.openai.requests import RequestBuilder, check_count, check_prompt, choice_params
+from server.openai.requests import AFFINITY_TOKENS, RequestBuilder, check_count, check_prompt, choice_params
 from server.openai.schema import CompletionBody
 from server.settings import Limits, load_settings
 from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, fetch, post
@@ -89,6 +90,15 @@ def test_every_choice_has_its_own_seed() -> None:
     params = SamplingParams(seed=5)
     assert len({choice_params(params, number).seed for number in range(100)}) == 100
     assert choice_params(params, 0) is params
+
+
+def test_the_rule_is_chosen_where_neither_a_seed_nor_another_choice_makes_answers_comparable() -> None:
+    engine = FakeEngine(*"a" * 600)
+    app = app_with(engine, speculation__rule="auto", draft_model__path=str(models.DRAFT))
+    for fields in ({}, {}, {"seed": 1}, {"n": 2}, {"temperature": 0}, {"speculation": {"rule": "rejection"}, "seed": 1}):
+        fetch(app, "POST", PATH, {"prompt": [5], **fields})
+    rules = [request.params.rule for request in engine.requests]
+    assert rules == ["keyed", "rejection", "keyed", "keyed", "keyed", "keyed", "rejection"]  # the first one used up its trial
 
 
 def test_each_choice_of_each_prompt_counts_towards_the_rate() -> None:
@@ -212,3 +222,46 @@ def test_a_server_with_keys_shows_drafts_only_if_its_settings_say_so(setting: di
 def test_endpoints_without_traces_refuse_them(path: str, fields: dict[str, Any]) -> None:
     response = post(FakeEngine("a"), path, fields | {"stream": True, "speculation": {"trace": True}})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "speculation.trace")
+
+
+def affinity(
+    engine: FakeEngine, body: dict[str, Any], path: str = "/v1/chat/completions", key: str = ALICE, **headers: str
+) -> str:
+    app = app_with(engine, auth__keys={"alice": ALICE, "bob": "bobs-secret-key"})
+    answer = fetch(app, "POST", path, body, headers={"Authorization": f"Bearer {key}", **headers})
+    assert answer.status_code == 200, answer.text
+    return engine.requests[-1].affinity
+
+
+def test_the_turns_of_a_conversation_have_one_affinity() -> None:
+    engine = FakeEngine("a")
+    first = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}]
+    later = [*first, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Go on."}]
+    found = affinity(engine, {"messages": first})
+    assert found == affinity(engine, {"messages": later})
+    assert found == affinity(engine, {"messages": later, "n": 2})  # a temporary session of the choices does not count
+    other = {
+        affinity(engine, {"messages": [first[0], {"role": "user", "content": "Hello!"}]}),
+        affinity(engine, {"messages": [{"role": "system", "content": "Be long."}, first[1]]}),
+        affinity(engine, {"messages": first}, key="bobs-secret-key"),
+        affinity(engine, {"messages": first, "session_id": "s"}),
+    }
+    assert len(other | {found}) == 5
+
+
+def test_a_session_has_one_affinity_whatever_it_says() -> None:
+    engine = FakeEngine("a")
+    named = [
+        affinity(engine, {"messages": [{"role": "user", "content": "One."}], "session_id": "s"}),
+        affinity(engine, {"messages": [{"role": "user", "content": "Two."}]}, **{"X-Session-Id": "s"}),
+        affinity(engine, {"prompt": "Three."}, PATH, **{"X-Session-Id": "s"}),
+    ]
+    assert len(set(named)) == 1
+    assert affinity(engine, {"prompt": "x"}, PATH, key="bobs-secret-key", **{"X-Session-Id": "s"}) not in named
+
+
+def test_a_growing_text_has_one_affinity() -> None:
+    engine = FakeEngine("a")
+    start = list(range(300, 300 + AFFINITY_TOKENS))
+    assert affinity(engine, {"prompt": start}, PATH) == affinity(engine, {"prompt": [*start, 7]}, PATH)
+    assert affinity(engine, {"prompt": [7, *start]}, PATH) != affinity(engine, {"prompt": start}, PATH)

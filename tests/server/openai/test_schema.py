@@ -24,7 +24,7 @@ def chat(**fields: Any) -> ChatBody:
 
 def test_defaults_are_openais() -> None:
     params = completion().sampling_params()
-    assert (params.temperature, params.top_p, params.top_k, params.rule, params.logprobs) == (1.0, 1.0, 0, "keyed", None)
+    assert (params.temperature, params.top_p, params.top_k, params.logprobs) == (1.0, 1.0, 0, None)
     assert completion().token_limit == 16
     assert chat().token_limit is None
     assert chat(max_tokens=3).token_limit == 3
@@ -34,11 +34,11 @@ def test_defaults_are_openais() -> None:
 def test_every_field_reaches_the_sampling_parameters() -> None:
     fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": -1, "min_tokens": 2, "ignore_eos": True}
     fields |= {"presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.5, "logprobs": 3}
-    params = completion(**fields, logit_bias={"40": -2}, speculation={"rule": "rejection"}).sampling_params()
+    params = completion(**fields, logit_bias={"40": -2}).sampling_params()
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 7, 0.1)
     assert (params.seed, params.min_tokens, params.ignore_eos) == ((1 << 64) - 1, 2, True)
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (1.0, -1.0, 1.5)
-    assert (params.logit_bias, params.rule, params.logprobs) == ({40: -2.0}, "rejection", 3)
+    assert (params.logit_bias, params.logprobs) == ({40: -2.0}, 3)
 
 
 def test_without_a_seed_every_call_draws_one() -> None:

@@ -91,3 +91,5 @@ def test_loopback(host: str, local: bool) -> None:
 )
 def test_sessions_are_found_by_text_unless_strangers_share_a_principal(flags: dict[str, Any], found: bool) -> None:
     assert load_settings(None, flags).finds_sessions_by_text == found
+    assert load_settings(None, flags | {"sessions.learn": "key"}).learns_from_sessions == found
+    assert not load_settings(None, flags).learns_from_sessions

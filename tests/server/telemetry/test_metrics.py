@@ -1,9 +1,11 @@
 """All metrics are exported, and a step is counted once in each of its metrics."""
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.engine.messages import Status, StepReport
 from server.telemetry.metrics import CLOSINGS, REFUSALS, Metrics
+from tests.server.engine.fakes import READY
 
 NAMES = (
     "time_to_first_token_seconds",
@@ -21,6 +23,7 @@ NAMES = (
     "accepted_tokens",
     "accepted_tokens_per_position",
     "worker_restarts",
+    "model_info",
     "worker_ready",
     "rejected_requests",
     "closed_connections",
@@ -57,6 +60,14 @@ def test_a_step_is_counted() -> None:
     assert found["outrider_accepted_tokens_per_position_total", (("position", "3"),)] == 0
     assert found["outrider_step_seconds_count", (("phase", "verify"),)] == 1
     assert found["outrider_sessions", ()] == 4
+
+
+def test_the_latest_model_is_told_by_its_labels() -> None:
+    metrics = Metrics()
+    for bits in (16.0, 4.5):
+        metrics.record_model(msgspec.structs.replace(READY, weight_bits=bits))
+    infos = [labels for name, labels in samples(metrics) if name == "outrider_model_info"]
+    assert infos == [(("dtype", "float32"), ("weight_bits", "4.5"))]
 
 
 def test_counters_start_at_zero() -> None:

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.interface import MAX_NODES
+from server.settings.tree import DEFAULT_MAX_ACTIVE
 from server.worker.memory_plan import MIN_CONTEXT_TOKENS, MemoryFigures, MemoryPlan, MemoryWishes, plan_memory
 from verify.errors import ModelError
+from verify.model.cache import MARGIN_POSITIONS, PAGE_TOKENS
 
 CUDA_BYTES = 600_000_000  # of a device, for CUDA itself
 # Bytes of weights in bfloat16 and with 4 bits, and of one position: 2 x layers x KV heads x head dimension x 2 bytes.
@@ -42,7 +44,8 @@ def qwen3(size: str, gib: int, quantised: bool = False) -> MemoryFigures:
 def test_qwen3_starts_by_itself(size: str, gib: int, quantised: bool, slots: int, context_tokens: int) -> None:
     plan = plan_memory(qwen3(size, gib, quantised), MemoryWishes())
     assert (plan.slots, plan.context_tokens) == (slots, context_tokens)
-    assert (plan.note is None) == (slots >= 8)
+    assert (plan.note is None) == (context_tokens == CONTEXT)  # requests share the pages
+    assert plan.streams == 8 + DEFAULT_MAX_ACTIVE
     if plan.note is not None:
         assert "model.context_tokens" in plan.note and f"{context_tokens} tokens" in plan.note
         assert plan.note.endswith(".") and "\n" not in plan.note
@@ -57,7 +60,7 @@ def test_qwen3_is_refused_with_the_figures(size: str, gib: int, quantised: bool)
 
 
 def test_a_model_with_a_short_context_needs_no_more_than_its_own() -> None:
-    figures = MemoryFigures(int(1.3 * (2048 + MAX_NODES + 1) * 1000), 1000, 2048)
+    figures = MemoryFigures(int(1.4 * (2048 + MAX_NODES + 1) * 1000), 1000, 2048)
     assert plan_memory(figures, MemoryWishes()).context_tokens == 2048
     with pytest.raises(ModelError, match="1 KV cache of 2048 tokens"):
         plan_memory(replace(figures, free_bytes=figures.free_bytes // 2), MemoryWishes())
@@ -66,10 +69,10 @@ def test_a_model_with_a_short_context_needs_no_more_than_its_own() -> None:
 @pytest.mark.parametrize(
     ("wishes", "expected"),
     [
-        (MemoryWishes(max_active=2), (2, 23552)),  # shorter contexts, rather than fewer than were asked for
-        (MemoryWishes(slots=3), (3, 15360)),
+        (MemoryWishes(max_active=2), (1, CONTEXT)),  # which share its pages
+        (MemoryWishes(slots=3), (3, 15360)),  # shorter contexts, rather than fewer than were asked for
         (MemoryWishes(slots=1), (1, CONTEXT)),
-        (MemoryWishes(context_tokens=4096), (11, 4096)),
+        (MemoryWishes(context_tokens=4096), (10, 4096)),
         (MemoryWishes(context_tokens=4096, sessions=2), (10, 4096)),
         (MemoryWishes(context_tokens=20000, slots=2), (2, 20000)),
         (MemoryWishes(context_tokens=20000, max_active=2), (2, 20000)),
@@ -83,9 +86,8 @@ def test_settings_are_respected(wishes: MemoryWishes, expected: tuple[int, int])
 @pytest.mark.parametrize(
     ("wishes", "words"),
     [
-        (MemoryWishes(max_active=8), "8 KV caches of 8192 tokens would need 9.8 GB, .*lower scheduling.max_active, or serve"),
         (MemoryWishes(slots=8, max_active=2), "8 KV caches of 8192 tokens would need .*lower sessions.slots, or"),
-        (MemoryWishes(context_tokens=40960, max_active=2), "lower model.context_tokens or scheduling.max_active, or"),
+        (MemoryWishes(context_tokens=40960, slots=2), "lower model.context_tokens or sessions.slots, or"),
         (MemoryWishes(context_tokens=40961), "at most 40960 tokens"),
         (MemoryWishes(slots=2, max_active=4), "scheduling.max_active is 4, but sessions.slots allows only 2 KV caches"),
     ],
@@ -98,6 +100,7 @@ def test_settings_that_cannot_be_respected_are_refused(wishes: MemoryWishes, wor
 def test_untouched_memory_costs_nothing_on_a_cpu() -> None:
     figures = replace(qwen3("8B", 24), is_lazy=True)
     assert plan_memory(figures, MemoryWishes(slots=12)) == MemoryPlan(12, CONTEXT)
+    assert plan_memory(figures, MemoryWishes(max_active=2)).context_tokens < CONTEXT  # each may need a whole one
     with pytest.raises(ModelError, match="quantised"):
         plan_memory(replace(qwen3("8B", 16), is_lazy=True), MemoryWishes(slots=12))
 
@@ -118,4 +121,8 @@ def test_a_plan_fits_and_respects_the_settings(figures: MemoryFigures, wishes: M
     assert plan.slots * figures.cache_bytes(plan.context_tokens) <= figures.budget_bytes
     assert plan.context_tokens == wishes.context_tokens or wishes.context_tokens is None
     assert plan.context_tokens >= min(MIN_CONTEXT_TOKENS, wishes.context_tokens or figures.model_tokens)
-    assert plan.slots == wishes.slots or (wishes.slots is None and plan.slots >= (wishes.max_active or 1))
+    assert plan.slots == wishes.slots or (wishes.slots is None and plan.slots >= 1)
+    assert plan.pages is not None
+    assert plan.pages * figures.token_bytes * PAGE_TOKENS <= figures.budget_bytes
+    assert plan.pages * PAGE_TOKENS >= plan.slots * (plan.context_tokens + MARGIN_POSITIONS)
+    assert plan.streams == max(plan.slots, wishes.caches)

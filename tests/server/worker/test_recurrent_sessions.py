@@ -92,9 +92,9 @@ def test_a_session_outlives_its_store(
 
 
 def test_a_slot_is_planned_with_its_states() -> None:
-    figures = MemoryFigures(free_bytes=10_000_000, token_bytes=100, model_tokens=20_000, slot_bytes=2_000_000)
+    figures = MemoryFigures(free_bytes=10_000_000, token_bytes=100, model_tokens=20_000, slot_bytes=2_000_000, is_lazy=True)
     assert plan_memory(figures, MemoryWishes(context_tokens=10_000)).slots == 2
-    assert plan_memory(MemoryFigures(10_000_000, 0, 20_000, slot_bytes=2_000_000), MemoryWishes()).slots == 4
+    assert plan_memory(MemoryFigures(10_000_000, 0, 20_000, slot_bytes=2_000_000, is_lazy=True), MemoryWishes()).slots == 4
 
 
 @pytest.mark.parametrize("family", [pytest.param("kimi_linear", marks=pytest.mark.slow), "gemma4"])

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import models
 from drafters.interface import MAX_NODES
 from server.settings import load_settings
 from server.worker import runtime
+from server.worker.learned import LearnedTexts
 from server.worker.memory_plan import MemoryPlan
+from server.worker.resources import Tables, load_resources
 from server.worker.runtime import checkpoint_bytes, default_threads, load, load_draft, load_target, memory_figures
 from tests.hub import MODEL, cache_models
 from tests.server.worker.fakes import tiny_runtime
@@ -92,3 +96,13 @@ def test_a_keys_datastore_is_used_only_for_its_requests(tmp_path: Path) -> None:
     assert len(made.resources_of("one").corpus) == 1
     assert not made.resources_of("two").corpus
     assert made.curve is None
+
+
+def test_each_principal_learns_from_its_own_sessions(tiny_runner: ModelRunner) -> None:
+    settings = load_settings(None, {"sessions.learn": "key"})
+    shared, own = load_resources(settings, Tables("f", 100))
+    made = replace(tiny_runtime(tiny_runner, settings), resources=shared, own_resources=own, learned=LearnedTexts(100, 100))
+    made.learn("one", "session", np.arange(9, dtype=np.int32))
+    sizes = {name: [block.size for block in made.resources_of(name).corpus] for name in ("one", "two")}
+    assert sizes == {"one": [10], "two": [0]}
+    assert len(shared.corpus) == 1  # kernels are compiled for the same number of blocks

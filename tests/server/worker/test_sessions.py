@@ -39,6 +39,18 @@ def test_a_named_session_is_reused_and_an_unnamed_one_is_not(tiny_runner: ModelR
     assert store.acquire("p", None, PROMPT) is not unnamed
 
 
+def test_the_text_of_a_kept_session_is_learned_after_each_request(tiny_runner: ModelRunner) -> None:
+    learned: list[tuple[str, SessionKey, list[int]]] = []
+    store = SessionStore(tiny_runner, 2, 60, learn=lambda principal, key, text: learned.append((principal, key, text.tolist())))
+    for name in ("a", None):
+        session = store.acquire("p", name, PROMPT)
+        assert session is not None
+        decode(session.verifier, NoDrafter(), PROMPT, DecodeOptions(SamplingParams(temperature=0), 2, max_nodes=0))
+        store.release(session)
+    ((principal, session_key, text),) = learned  # the session without a name leaves no state
+    assert (principal, session_key, text[:5], len(text)) == ("p", key("a"), PROMPT.tolist(), 7)
+
+
 def test_a_busy_session_cannot_be_acquired(tiny_runner: ModelRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
     held = store.acquire("p", "a", PROMPT)

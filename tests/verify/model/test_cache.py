@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verify.model import cache as module
-from verify.model.cache import CacheShape, KVCache, Rows, SwappedRows, distinct_rows, free_bytes
+from verify.model.cache import CacheShape, KVCache, Rows, SwappedRows, distinct_rows
+from verify.model.memory import free_bytes
 
 SHAPE = CacheShape.uniform(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
 

@@ -17,8 +17,8 @@ from verify.decode import decode
 from verify.errors import ModelError
 from verify.generation import DecodeOptions
 from verify.model import invariance
-from verify.model.cpu.ordered_attention import RowClass
 from verify.model.invariance import Finding, common_range, find, linear_layers, start
+from verify.model.row_class import RowClass
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier

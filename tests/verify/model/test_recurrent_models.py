@@ -17,13 +17,17 @@ from tests.drafts import Chaos, Oracle
 from tests.verify.model.families import FAMILIES, REFUSED, build
 from verify.decode import decode
 from verify.draft_model import DraftRunner
+from verify.errors import ModelError
 from verify.generation import DecodeOptions
+from verify.model import self_check
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
+from verify.model.quantization import Quantization, Quantize, quantize_layers
 from verify.model.recurrent import states
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
+from verify.model.self_check import check_model
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
@@ -160,3 +164,47 @@ def test_states_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
     gaps = np.diff([0, *(each.length for each in kept)])
     assert len(kept) == 8 and kept[-1].length == 256 * 64
     assert gaps[-1] == 256 and gaps[0] >= 2048
+
+
+@pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="the CPU has no VNNI instructions")
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("family", ALL)
+def test_a_quantised_model_passes_the_check_by_any_text(
+    family: str, quantize: Quantize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunked form of a recurrence rounds differently than its steps, and quantised layers amplify that."""
+    model = build(family, NAME)
+    quantize_layers(model, Quantization(quantize), torch.device("cpu"))
+    monkeypatch.setattr(self_check, "ATTEMPTS", 1)
+    check_model(ModelRunner(model, pack=True), family)
+
+
+def test_a_layer_whose_weights_are_read_by_another_is_refused() -> None:
+    """Its replacement has none to read."""
+    model = build("stablelm", NAME)
+    layer = model.model.layers[0].mlp
+    layer.forward = lambda rows: torch.nn.functional.linear(rows, layer.up_proj.weight.clamp(-1, 1)[:32])
+    quantize_layers(model, Quantization("int8"), torch.device("cpu"))
+    with pytest.raises(ModelError, match="its forward fails"):
+        ModelRunner(model)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma4"])
+def test_a_gpu_is_refused_in_a_sentence(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelRunner, "in_pages", True)
+    with pytest.raises(ModelError, match=r"differ in shape, are served on a CPU only; set model\.device to cpu"):
+        ModelRunner(build(family, NAME))
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma4"])
+def test_a_filled_cache_is_continued(family: str) -> None:
+    """As measurements do: zeros, or noise in place of them, and no state."""
+    runner = runner_of(family)
+    cache, other = read(runner, text_of(40)), runner.new_cache()
+    for each in (cache, other):
+        each.fill(20)
+    batch = ForwardBatch.chain(text_of(5))
+    zeros = runner.forward(cache, batch).clone()
+    assert torch.equal(runner.forward(other, batch), zeros)
+    cache.fill(20, torch.Generator().manual_seed(1))
+    assert not torch.allclose(runner.forward(cache, batch), zeros, atol=1e-3)

@@ -15,9 +15,10 @@ from verify.errors import ModelError
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
 from verify.model.cache import MARGIN_POSITIONS
-from verify.model.cpu.ordered_attention import RowClass
-from verify.model.runner import ModelRunner, weight_bytes
+from verify.model.row_class import RowClass
+from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
+from verify.model.sizes import weight_size
 
 
 def chain(*tokens: int) -> ForwardBatch:
@@ -117,7 +118,7 @@ def test_a_slot_holds_a_full_context_and_a_draft(tiny_runner: ModelRunner) -> No
 def test_weight_bytes_leave_out_the_embedding_table_unless_it_is_the_head(tiny_config: LlamaConfig, tied: bool) -> None:
     model = LlamaForCausalLM(LlamaConfig(**{**tiny_config.to_dict(), "tie_word_embeddings": tied}))
     layers = sum(parameter.nbytes for parameter in model.model.layers.parameters()) + model.model.norm.weight.nbytes
-    assert weight_bytes(model) == layers + 97 * 32 * 4
+    assert weight_size(model) == (layers + 97 * 32 * 4, layers // 4 + 97 * 32)
 
 
 def test_compile_needs_a_gpu(tiny_config: LlamaConfig) -> None:

@@ -14,46 +14,20 @@ rows differently than many, so rows are padded to a `RowClass`; `verify.model.in
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from verify.model.attention import Layer
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
+from verify.model.row_class import BLOCK, RowClass, depth_left
 
-BLOCK = 64  # positions
 WIDTH_STEP = 16  # the sizes of a block's products are multiples of this
-PROMPT_ROWS = 512
-QUERY_BLOCK = 32  # flash attention on a CPU computes this many rows together, and multiples of it if there are many
-
-
-@dataclass(frozen=True)
-class RowClass:
-    """Numbers of rows for which a machine's kernels give each row the same bits."""
-
-    low: int  # rows of a forward; fewer are padded
-    high: int  # more are computed in several forwards
-    queries: int  # smallest remainder of attention rows (rows times query heads per key head) modulo QUERY_BLOCK
-
-    @property
-    def has_prompts(self) -> bool:
-        """Whether prompts are read in the class, too; with fewer rows at once, that would take too long."""
-        return self.high >= PROMPT_ROWS
-
-    def padded_queries(self, rows: int) -> int:
-        """The number of attention rows that `rows` are padded to."""
-        remainder = rows % QUERY_BLOCK
-        return rows if not remainder or remainder >= self.queries else rows - remainder + self.queries
 
 
 class UnorderedError(ValueError):
     """The attention cannot be computed in order."""
-
-
-def depth_left(length: int) -> int:
-    """Positions of the block that follow the root, after `length` committed tokens."""
-    return BLOCK - 1 - length % BLOCK
 
 
 def pieces(batch: ForwardBatch, length: int, rows: RowClass) -> Iterator[ForwardBatch]:

@@ -9,6 +9,9 @@ length, so their rows are padded to a few dozen sizes: memory stays bounded, and
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeGuard
+
 import torch
 
 from drafters.interface import MAX_NODES
@@ -36,22 +39,32 @@ def multiply(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None
     return result.narrow(-2, 0, count) if padding > 0 else result
 
 
-class PackedLinear(torch.nn.Module):
-    """Replaces a torch.nn.Linear; only the packed weights are kept."""
+class PackedLayer(torch.nn.Module):
+    """Replaces a torch.nn.Linear; only the packed weights and the bias are kept.
 
-    def __init__(self, linear: torch.nn.Linear) -> None:
+    `multiply` is a scriptable function of the rows, `packed`, the tensors of `constants` and the bias.
+    """
+
+    def __init__(self, multiply: Callable[..., torch.Tensor], linear: torch.nn.Linear, packed: torch.Tensor) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        weight = linear.weight.detach()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
-        self.bias, self.dtype = linear.bias, weight.dtype
-        self.weight = torch.empty(0, dtype=weight.dtype)  # some models ask for its dtype
-        self.multiply = multiply
-        self.nbytes: int = weight.nbytes
+        self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, linear.weight.dtype
+        self.weight = torch.empty(0, dtype=self.dtype)  # some models ask for its dtype; one that computes with it is refused
+        self.bias, self.packed, self.multiply = linear.bias, packed, multiply
+        self.constants: tuple[torch.Tensor, ...] = ()
+        self.nbytes = 0  # of the weights
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., N, in_features] to [..., N, out_features]."""
-        return self.multiply(rows, self.packed, self.bias)
+        return self.multiply(rows, self.packed, *self.constants, self.bias)
+
+
+class PackedLinear(PackedLayer):
+    """A layer with the weights of the linear layer, packed."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        weight = linear.weight.detach()
+        super().__init__(multiply, linear, torch.ops.mkldnn._reorder_linear_weight(weight, ROWS))
+        self.nbytes = weight.nbytes
 
 
 def can_pack(model: torch.nn.Module) -> bool:
@@ -62,15 +75,21 @@ def can_pack(model: torch.nn.Module) -> bool:
     return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def is_plain(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
+    """Whether the module is a linear layer that may be replaced.
+
+    Subclasses, of the layer or of the weight tensor (quantised), may compute something else.
+    """
+    return type(module) is torch.nn.Linear and type(module.weight.data) is torch.Tensor
+
+
 def pack_layers(model: torch.nn.Module) -> None:
     """Packs every plain linear layer of the model in place. Requires `can_pack`."""
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            # Subclasses, of the layer or of the weight tensor (quantised), may compute something else.
-            if type(child) is torch.nn.Linear and type(child.weight.data) is torch.Tensor:
-                setattr(parent, name, PackedLinear(child))
+    for name, module in list(model.named_modules()):
+        if is_plain(module):
+            model.set_submodule(name, PackedLinear(module))
 
 
-def packed_layers(model: torch.nn.Module) -> list[PackedLinear]:
+def packed_layers(model: torch.nn.Module) -> list[PackedLayer]:
     """The packed layers, in module order."""
-    return [module for module in model.modules() if isinstance(module, PackedLinear)]
+    return [module for module in model.modules() if isinstance(module, PackedLayer)]

@@ -20,7 +20,7 @@ from verify.model.attention import Layer, ShapeProbe, TorchAttention
 from verify.model.batch import ForwardBatch
 from verify.model.cache import SPARE_POSITIONS, CacheShape, KVCache
 from verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
-from verify.model.cpu.packing import multiply, packed_layers
+from verify.model.cpu.packing import packed_layers
 from verify.model.segment import Segment, kept_rows, positions_of, tokens_of
 
 CHECKS = ((1, 3), (2, 9), (7, 0), (17, 30), (3, 70))  # rows and text length of the streams compared
@@ -226,6 +226,7 @@ def trace(
         return list(inputs.build(cache, batch, windows).values())
 
     layers = packed_layers(model)
+    products = [layer.multiply for layer in layers]
     packed = [layer.packed for layer in layers] or [torch.empty(0)]  # a trace does not accept an empty list
     cache = KVCache(shape, max(rows + length for rows, length in CHECKS) + SPARE_POSITIONS)
     cache.length = 5
@@ -235,13 +236,11 @@ def trace(
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
-            warnings.simplefilter(
-                "ignore", cast(Any, torch.jit).TracerWarning
-            )  # what it warns of would fail the comparison below
+            # What it warns of would fail the comparison below.
+            warnings.simplefilter("ignore", cast(Any, torch.jit).TracerWarning)
             forward = _Forward(model, windows, script_all(attend if inputs is None else attend_in_order))
-            product = torch.jit.script(multiply)
             for layer in layers:
-                layer.multiply = product
+                layer.multiply = torch.jit.script(layer.multiply)
             logging.set_verbosity_error()  # tracing reads every property, and some log warnings
             traced = TracedForward(forward, packed, build, example)
         vocabulary = int(model.config.get_text_config().vocab_size)
@@ -250,7 +249,7 @@ def trace(
         return None
     finally:
         logging.set_verbosity(verbosity)
-        for layer, weights in zip(layers, packed, strict=False):
+        for layer, weights, multiply in zip(layers, packed, products, strict=False):
             layer.packed, layer.multiply = weights, multiply
     return traced if same else None
 

@@ -1,39 +1,88 @@
-"""The inputs of a forward in device memory, where a kernel or a captured graph reads them."""
+"""The inputs of a forward in device memory, where a kernel or a captured graph reads them.
+
+A forward has the rows of several streams. A stream's rows must follow its committed text within 65 positions, so a long chain
+is cut into pieces: a piece's keys are written before any row attends, so the next piece takes them for committed text. Pieces
+also end with the blocks in which rows are summed (`verify.model.gpu.kernels`).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
 from verify.model.batch import ForwardBatch
-from verify.model.cache import CacheShape, KVCache
+from verify.model.gpu.paged_cache import PagedCache
+from verify.model.row_class import depth_left
 from verify.model.transfer import to_device
 
-ALIGNMENT = 16  # elements that slots are aligned to; lets the compiler vectorise loads
+ROW_FIELDS = 6  # of a row: token, position, and the fields that kernels read
+STREAM_FIELDS = 4  # of a piece
+NO_STREAM = -1  # of a row that pads a forward
+
+
+class Piece(NamedTuple):
+    """Rows of one stream whose ancestors fit into 64 bits."""
+
+    cache: PagedCache
+    first: int  # position of the first row, which is also the number of rows of text before it
+    tokens: torch.Tensor  # int64 [N]
+    depths: torch.Tensor  # int64 [N]
+    bits: torch.Tensor  # int64 [N], of `ancestor_bits`
 
 
 class DeviceRows:
-    """A forward's inputs in device memory: slot, text length, tokens, depths and ancestor bits."""
+    """The rows of a forward and the streams that they belong to, in device memory.
 
-    def __init__(self, shape: CacheShape, max_rows: int) -> None:
-        """For up to `max_rows` rows over slots of `shape`."""
-        self.shape = shape
-        self.anchor = torch.empty(ALIGNMENT, dtype=shape.dtype, device=shape.device)
-        self._packed = torch.zeros(2 + 3 * max_rows, dtype=torch.int64, device=shape.device)
-        self.location = self._packed[:2]  # text length, and offset of the slot from the anchor in elements
-        self.tokens, self.depths, self.bits = self._packed[2:].view(3, max_rows)
+    Kernels read `rows`, int64 [4, max_rows]: stream, depth, ancestor bits, and place in the pool; `streams`, int64
+    [4, max_rows]: length of the text, first row, number of rows, and where its pages begin in `pages`. A row that pads the
+    forward has the stream NO_STREAM: it attends to nothing, is written nowhere, and nothing attends to it.
+    """
 
-    def set(self, cache: KVCache, batch: ForwardBatch) -> None:
-        """Uploads a forward's inputs in one copy. Padding rows attend to the prefix and root; nothing attends to them."""
-        offset_bytes = cache.tensor.data_ptr() - self.anchor.data_ptr()
-        packed = torch.zeros(len(self._packed), dtype=torch.int64)
-        packed[0] = cache.length
-        packed[1] = offset_bytes // self.shape.dtype.itemsize
-        rows = packed[2:].view(3, -1)[:, : len(batch)]
-        rows[0] = batch.tokens
-        rows[1] = batch.depths
-        if len(batch) > 1:
-            rows[2] = ancestor_bits(batch.ancestor_mask())
-        self._packed.copy_(to_device(packed, self.shape.device))
+    def __init__(self, device: torch.device, max_rows: int, max_pages: int) -> None:
+        """For up to `max_rows` rows of streams with `max_pages` pages each."""
+        self.max_rows = max_rows
+        self._device = device
+        self._fixed = (ROW_FIELDS + STREAM_FIELDS) * max_rows
+        self._packed = torch.zeros(self._fixed + max_rows * max_pages, dtype=torch.int64, device=device)
+        fields = self._packed[: self._fixed].view(-1, max_rows)
+        self.tokens, self.positions, self.rows = fields[0], fields[1], fields[2:ROW_FIELDS]
+        self.streams = fields[ROW_FIELDS:]
+        self.pages = self._packed[self._fixed :]
+        self.set([])
+
+    def set(self, pieces: Sequence[Piece]) -> None:
+        """Uploads a forward's inputs in one copy. The caches have room for the rows."""
+        fields, tables = torch.zeros(self._fixed // self.max_rows, self.max_rows, dtype=torch.int64), []
+        fields[2] = NO_STREAM
+        start = pages = 0
+        for index, piece in enumerate(pieces):
+            end, table = start + len(piece.tokens), piece.cache.table
+            rows, length = fields[:ROW_FIELDS, start:end], piece.first
+            rows[0], rows[1], rows[2] = piece.tokens, piece.depths + length, index
+            rows[3], rows[4] = piece.depths, piece.bits
+            rows[5] = torch.tensor(piece.cache.places(length, length + end - start))
+            fields[ROW_FIELDS:, index] = torch.tensor([length, start, end - start, pages])
+            tables += table
+            start, pages = end, pages + len(table)
+        packed = torch.cat([fields.flatten(), torch.tensor(tables, dtype=torch.int64)])
+        self._packed[: len(packed)].copy_(to_device(packed, self._device))
+
+
+def pieces_of(cache: PagedCache, batch: ForwardBatch) -> Iterator[Piece]:
+    """The rows of one stream: a tree as it is, a chain cut where blocks of text end. Known rows are computed again."""
+    length = cache.length
+    if batch.ancestors is not None:
+        assert len(batch) <= 65, "a tree's ancestors must fit into 64 bits"
+        yield Piece(cache, length, batch.tokens, batch.depths, ancestor_bits(batch.ancestors))
+        return
+    start = 0
+    while start < len(batch):
+        tokens = batch.tokens[start : start + 1 + depth_left(length + start)]
+        chain = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()
+        yield Piece(cache, length + start, tokens, torch.arange(len(tokens)), ancestor_bits(chain))
+        start += len(tokens)
 
 
 def ancestor_bits(ancestors: torch.Tensor) -> torch.Tensor:

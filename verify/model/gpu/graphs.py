@@ -1,4 +1,4 @@
-"""A model's forward as CUDA graphs: one per number of rows, replayed for any slot and any text length.
+"""A model's forward as CUDA graphs: one per number of rows, replayed for any mix of streams and any text lengths.
 
 With few rows, launching kernels takes longer than running them; a graph launches them all at once. The inputs of a step are
 in device memory (`DeviceRows`); rows are padded to the next captured number. Without `capture`, kernels are launched one by
@@ -11,22 +11,22 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch._dynamo
 from transformers import PreTrainedModel
 
-from drafters.interface import MAX_NODES
 from verify.model.attention import Attention
-from verify.model.batch import ForwardBatch
-from verify.model.cache import CacheShape, KVCache
-from verify.model.gpu.device_rows import DeviceRows
+from verify.model.cache import page_count
+from verify.model.gpu.device_rows import DeviceRows, pieces_of
+from verify.model.gpu.paged_cache import PagedCache, PagePool
+from verify.model.gpu.row_counts import ROWS, without_split_k
 from verify.model.gpu.triton_attention import KernelAttention
+from verify.model.row_class import RowClass
 from verify.model.segment import Segment
 
 log = logging.getLogger("outrider.worker")
-ROWS = (1, 2, 4, 8, 16, 32, 64, MAX_NODES + 1)  # captured numbers of rows: the root and the draft's nodes
 WARM_UP_RUNS = 3
 RECOMPILE_LIMIT = 64  # variants of a layer (kind of layer, number of rows) that torch.compile may make
 
@@ -37,55 +37,54 @@ Forward = Callable[[torch.Tensor, torch.Tensor, Attention], torch.Tensor]
 
 
 class GraphedForward:
-    """Forwards of up to MAX_NODES + 1 rows over slots of one shape and size.
+    """Forwards over the caches of one pool. Implements `verify.model.runner.ForwardBackend`."""
 
-    Implements `verify.model.runner.ForwardBackend`.
-    """
-
-    def __init__(self, forward: Forward, shape: CacheShape, positions: int) -> None:
+    def __init__(self, forward: Forward, pool: PagePool, positions: int, rows: RowClass | None = None) -> None:
+        """`positions` is the longest cache's. With `rows`, forwards are padded to the numbers of rows in this class."""
         self._forward = forward
-        self._rows = DeviceRows(shape, ROWS[-1])
-        self._attention = {count: KernelAttention(self._rows, count, positions) for count in ROWS}
+        self._counts = [count for count in ROWS if rows is None or rows.low <= count <= rows.high]
+        self.max_rows = self.max_streams = self._counts[-1]
+        self._device = pool.shape.device
+        self._rows = DeviceRows(self._device, self.max_rows, page_count(positions, pool.page_tokens))
+        self._attention = KernelAttention(pool, self._rows, positions)
+        self._has_class = rows is not None
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._logits: dict[int, torch.Tensor] = {}
 
-    max_streams = 1
-    max_rows = MAX_NODES + 1
-
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """The logits are valid until the next call.
+        """The logits are valid until the next call. The caches have room for the rows.
 
-        Known rows are computed again: they cost almost nothing here, and graphs without them would take memory.
+        Known rows are computed again: they cost almost nothing here. If they do not fit, the segments take turns.
         """
-        ((cache, batch, _),) = segments
-        rows = len(batch)
-        count = ROWS[bisect_left(ROWS, rows)]
+        rows = sum(len(each.batch) for each in segments)
+        if rows > self.max_rows:
+            assert len(segments) > 1, "a segment must not have more rows than max_rows"
+            half = len(segments) // 2
+            return torch.cat([self(part).clone() for part in (segments[:half], segments[half:])])
+        pieces = [piece for cache, batch, _ in segments for piece in pieces_of(cast(PagedCache, cache), batch)]
+        count = self._counts[bisect_left(self._counts, rows)]
         with self._on_device():
-            self._rows.set(cache, batch)
+            self._rows.set(pieces)
             if count in self._graphs:
                 self._graphs[count].replay()
-                logits = self._logits[count]
-            else:
-                logits = self._run(count)
-        return logits[batch.known : rows]
+                return kept(self._logits[count], segments)
+            return kept(self._run(count), segments)
 
     def _on_device(self) -> AbstractContextManager[None]:
         """Launches kernels on the model's device, which may differ from the thread's current one."""
-        device = self._rows.shape.device
-        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     @torch.inference_mode()
     def _run(self, count: int) -> torch.Tensor:
-        rows = self._rows
-        return self._forward(rows.tokens[:count], rows.depths[:count] + rows.location[0], self._attention[count])
+        return self._forward(self._rows.tokens[:count], self._rows.positions[:count], self._attention)
 
-    def capture(self, cache: KVCache) -> None:
-        """Captures all graphs, the largest first so that the others reuse its memory. `cache` is any empty slot."""
-        with self._on_device():
-            self._rows.set(cache, ForwardBatch.chain(torch.zeros(1, dtype=torch.int64)))
+    def capture(self) -> None:
+        """Captures all graphs, the largest first so that the others reuse its memory."""
+        with self._on_device(), without_split_k() if self._has_class else nullcontext():
+            self._rows.set([])
             pool = torch.cuda.graph_pool_handle()
             side = torch.cuda.Stream()
-            for count in reversed(ROWS):
+            for count in reversed(self._counts):
                 side.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(side):  # compile kernels and allocate workspaces outside the graph
                     for _ in range(WARM_UP_RUNS):
@@ -96,7 +95,17 @@ class GraphedForward:
                     self._logits[count] = self._run(count)
                 self._graphs[count] = graph
             torch.cuda.synchronize()
-        log.info("captured %d CUDA graphs for 1 to %d rows", len(ROWS), ROWS[-1])
+        log.info("captured %d CUDA graphs for %d to %d rows", len(self._counts), self._counts[0], self.max_rows)
+
+
+def kept(logits: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
+    """The segments' kept rows among the logits of all rows; a view if they are the first ones."""
+    parts, start, leading = [], 0, 0
+    for each in segments:
+        start += len(each.batch)
+        parts.append(logits[start - each.kept : start])
+        leading += each.kept
+    return logits[:leading] if leading == start else torch.cat(parts)
 
 
 @contextmanager

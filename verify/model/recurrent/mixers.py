@@ -13,15 +13,12 @@ from typing import Any
 
 import torch
 
+from verify.errors import ModelError
 from verify.model.delivery import NotHandedOn
 from verify.model.recurrent.rows import Recurrence, Scan
 
 # Names of transformers' functions whose callers keep a state.
 STATES = {"get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state"}
-
-
-class MixerError(ValueError):
-    """A layer keeps a state that is not supported."""
 
 
 class Mixer:
@@ -167,11 +164,14 @@ def stateful(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, Function
 
 
 def swap_in(model: torch.nn.Module) -> bool:
-    """Replaces the forwards of the model's recurrent layers; returns whether there are any. Raises MixerError."""
+    """Replaces the forwards of the model's recurrent layers; returns whether there are any. Raises ModelError."""
     layers = list(stateful(model))
     for module, _, names in layers:
         if not names or not is_complete(module, names):
-            raise MixerError(f"its {type(module).__name__} layers keep a state of a kind that is not supported")
+            raise ModelError(
+                f"This model cannot be served: its {type(module).__name__} layers keep a state of a kind that is not supported;"
+                " serve another model."
+            )
     for module, forward, names in layers:
         replacement: Callable[..., Any] = Mixer(module, forward, names)
         module.forward = replacement

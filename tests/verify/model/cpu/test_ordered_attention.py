@@ -13,7 +13,8 @@ from verify.model.attention import Layer, TorchAttention
 from verify.model.batch import ForwardBatch
 from verify.model.cache import SPARE_POSITIONS, CacheShape, KVCache
 from verify.model.cpu import ordered_attention
-from verify.model.cpu.ordered_attention import BLOCK, AttentionInputs, OrderedAttention, RowClass
+from verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention
+from verify.model.row_class import BLOCK, RowClass, depth_left
 
 ROWS = RowClass(low=2, high=32, queries=4)
 CPU = torch.device("cpu")
@@ -47,7 +48,7 @@ def attended(
 def test_rows_of_a_tree_have_the_bits_of_their_paths(
     tree: DraftTree, length: int, shape: Shape, window: int | None, dtype: torch.dtype
 ) -> None:
-    tree = tree.limit(ordered_attention.depth_left(length))
+    tree = tree.limit(depth_left(length))
     generator = torch.Generator().manual_seed(length)
     kv_heads, groups, head_dim = shape
     batch = ForwardBatch.tree(1, tree)
@@ -89,4 +90,4 @@ def test_attention_rows_are_padded_to_a_remainder_that_agrees(rows: int, expecte
 
 
 def test_a_draft_ends_with_its_block() -> None:
-    assert [ordered_attention.depth_left(length) for length in (0, 1, BLOCK - 1, BLOCK)] == [BLOCK - 1, BLOCK - 2, 0, BLOCK - 1]
+    assert [depth_left(length) for length in (0, 1, BLOCK - 1, BLOCK)] == [BLOCK - 1, BLOCK - 2, 0, BLOCK - 1]

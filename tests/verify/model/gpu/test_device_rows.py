@@ -1,46 +1,63 @@
-"""The inputs of a forward in device memory: slot, text length, rows and ancestor bits."""
+"""The inputs of a forward in device memory: rows and their ancestors, streams and their pages."""
 
 from __future__ import annotations
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafters.interface import DraftTree
 from tests.trees import trees
 from verify.model.batch import ForwardBatch
-from verify.model.cache import CacheShape, KVCache
-from verify.model.gpu.device_rows import DeviceRows, ancestor_bits
+from verify.model.cache import CacheShape
+from verify.model.gpu.device_rows import NO_STREAM, DeviceRows, ancestor_bits, pieces_of
+from verify.model.gpu.paged_cache import PagedCache, PagePool
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPE = CacheShape.uniform(layers=1, kv_heads=2, head_dim=16, dtype=torch.float32, device=DEVICE)
 
 
-def attended(bits: torch.Tensor, row: int) -> list[int]:
+def attended(bits: int) -> list[int]:
     """The rows that a row's bits select, and row 0."""
-    return [0] + [bit + 1 for bit in range(64) if int(bits[row]) >> bit & 1]
+    return [0] + [bit + 1 for bit in range(64) if bits >> bit & 1]
 
 
-@given(trees(nodes=20), st.integers(0, 30))
-def test_a_forwards_inputs_are_uploaded(tree: DraftTree, length: int) -> None:
-    rows, slot, batch = DeviceRows(SHAPE, 65), KVCache(SHAPE, 40), ForwardBatch.tree(7, tree)
-    slot.length = length
-    rows.set(slot, batch)
-    assert int(rows.location[0]) == length
-    assert rows.anchor.data_ptr() + int(rows.location[1]) * SHAPE.dtype.itemsize == slot.tensor.data_ptr()
-    assert rows.tokens[: len(batch)].tolist() == batch.tokens.tolist()
-    assert rows.depths[: len(batch)].tolist() == batch.depths.tolist()
-    mask = batch.ancestor_mask()
-    for row in range(len(batch)):
-        assert attended(rows.bits, row) == mask[row].nonzero()[:, 0].tolist()
+@settings(max_examples=30)
+@given(st.lists(st.tuples(trees(nodes=20), st.integers(0, 90)), min_size=1, max_size=3))
+def test_a_forwards_inputs_are_uploaded(streams: list[tuple[DraftTree, int]]) -> None:
+    pool, inputs = PagePool(SHAPE, 12), DeviceRows(DEVICE, 72, 4)
+    segments = []
+    for tree, length in streams:
+        cache = PagedCache(pool, 128)
+        cache.fill(length)
+        cache.reserve(65)
+        segments.append((cache, ForwardBatch.tree(7, tree)))
+    inputs.set([piece for cache, batch in segments for piece in pieces_of(cache, batch)])
+    start = 0
+    for stream, (cache, batch) in enumerate(segments):
+        end, mask = start + len(batch), batch.ancestor_mask()
+        length, first_row, count, first_page = inputs.streams[:, stream].tolist()
+        assert (length, first_row, count) == (cache.length, start, len(batch))
+        assert inputs.pages[first_page:][: len(cache.table)].tolist() == cache.table
+        assert inputs.tokens[start:end].tolist() == batch.tokens.tolist()
+        assert inputs.positions[start:end].tolist() == (batch.depths + length).tolist()
+        numbers, depths, bits, places = inputs.rows[:, start:end].tolist()
+        assert numbers == [stream] * len(batch)
+        assert depths == batch.depths.tolist()
+        assert places == cache.places(length, length + len(batch))
+        assert [attended(row) for row in bits] == [mask[row].nonzero()[:, 0].tolist() for row in range(len(batch))]
+        start = end
+    assert set(inputs.rows[0, start:].tolist()) == {NO_STREAM}
+    assert not inputs.streams[:, len(segments) :].any()
 
 
-def test_padding_rows_attend_to_the_root_only() -> None:
-    rows, slot = DeviceRows(SHAPE, 65), KVCache(SHAPE, 40)
-    rows.set(slot, ForwardBatch.chain(torch.arange(20)))
-    rows.set(slot, ForwardBatch.chain(torch.arange(3)))
-    assert [attended(rows.bits, row) for row in range(5)] == [[0], [0, 1], [0, 1, 2], [0], [0]]
-    assert not rows.tokens[3:].any() and not rows.depths[3:].any()
+def test_a_long_chain_is_cut_where_blocks_end() -> None:
+    cache = PagedCache(PagePool(SHAPE, 4), 256)
+    cache.fill(60)
+    pieces = list(pieces_of(cache, ForwardBatch.chain(torch.arange(140))))
+    assert [(piece.first, len(piece.tokens)) for piece in pieces] == [(60, 4), (64, 64), (128, 64), (192, 8)]
+    assert torch.cat([piece.tokens for piece in pieces]).tolist() == list(range(140))
+    assert [attended(int(bits)) for bits in pieces[0].bits] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
 
 
 def test_sixty_five_rows_have_bits_for_all() -> None:

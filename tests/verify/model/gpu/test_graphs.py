@@ -1,4 +1,4 @@
-"""The forward captured on a GPU: padded rows, with length and slot in device memory.
+"""The forward captured on a GPU: padded rows of several streams, whose lengths and pages are in device memory.
 
 Without a GPU, the same forward runs uncaptured through Triton's interpreter.
 """
@@ -6,7 +6,6 @@ Without a GPU, the same forward runs uncaptured through Triton's interpreter.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,91 +13,97 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("triton")
-
 from hypothesis import given, settings
 
 from drafters.interface import MAX_NODES, DraftTree, Source, chain
 from tests.trees import trees
+from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.test_architectures import make
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
-from verify.model.gpu import triton_attention as tree_kernel
-from verify.model.gpu.graphs import ROWS, CompileError, GraphedForward, compiled_layers
+from verify.model.gpu.graphs import CompileError, GraphedForward, compiled_layers
+from verify.model.gpu.paged_cache import PagedCache, PagePool
+from verify.model.row_class import RowClass
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
 
 PREFIX = torch.tensor([5, 9, 60, 3, 44, 7, 7, 21])
+POSITIONS = 200
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_programs() -> Iterator[None]:
-    """Few splits of a short prefix, to be fast in the interpreter."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tree_kernel, "PROGRAMS", 8)
-        yield
+class Graphed:
+    """The graphed forward of a runner's model, over a pool of its own."""
+
+    def __init__(self, runner: ModelRunner, rows: RowClass | None = None, capture: bool = True) -> None:
+        self.runner = runner
+        self.pool = PagePool(runner.cache_shape, 12)
+        self.forward = GraphedForward(partial(runner._run, keep=0), self.pool, POSITIONS, rows)
+        if capture and runner.device.type == "cuda":
+            self.forward.capture()
+
+    def filled(self, length: int = len(PREFIX)) -> tuple[KVCache, KVCache]:
+        """A contiguous cache that holds the beginning of the prefix, and one in pages."""
+        reference, cache = KVCache(self.runner.cache_shape, POSITIONS), PagedCache(self.pool, POSITIONS)
+        self.runner.forward(reference, ForwardBatch.chain(PREFIX[:length]), logits=False)
+        reference.length = length
+        cache.fork(reference, length)
+        return reference, cache
+
+    def __call__(self, *segments: Segment) -> torch.Tensor:
+        for each in segments:
+            each.cache.reserve(len(each.batch))
+        return self.forward(segments)
+
+    def both(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The batch's logits by the plain forward and by the graphed one."""
+        reference, cache = self.filled()
+        return self.runner.forward(reference, batch), self(Segment(cache, batch))
 
 
-def graphed(runner: ModelRunner) -> GraphedForward:
-    forward = GraphedForward(partial(runner._run, keep=0), runner.cache_shape, runner.new_cache().positions)
-    if runner.device.type == "cuda":
-        forward.capture(runner.new_cache())
-    return forward
-
-
-def filled(runner: ModelRunner) -> KVCache:
-    """A slot that holds the prefix."""
-    cache = runner.new_cache()
-    runner.forward(cache, ForwardBatch.chain(PREFIX), logits=False)
-    cache.length = len(PREFIX)
-    return cache
-
-
-def both(runner: ModelRunner, graphs: GraphedForward, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The batch's logits by the plain forward and by the graphed one."""
-    return runner.forward(filled(runner), batch), graphs([Segment(filled(runner), batch)])
-
-
-@settings(max_examples=5)
-@given(trees(nodes=12))
+@settings(max_examples=2)
+@given(trees(nodes=6))
 def test_any_tree_has_the_same_logits(tiny_runner: ModelRunner, tree: DraftTree) -> None:
-    expected, found = both(tiny_runner, graphed(tiny_runner), ForwardBatch.tree(1, tree))
+    expected, found = Graphed(tiny_runner).both(ForwardBatch.tree(1, tree))
     assert torch.allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("nodes", [0, 1, 2, *(pytest.param(nodes, marks=pytest.mark.slow) for nodes in (31, 32, MAX_NODES))])
+@pytest.mark.parametrize("nodes", [0, 2, *(pytest.param(nodes, marks=pytest.mark.slow) for nodes in (31, 32, MAX_NODES))])
 def test_rows_are_padded_to_the_next_captured_number(tiny_runner: ModelRunner, nodes: int) -> None:
     tree = chain(np.arange(nodes, dtype=np.int32), np.ones(nodes, np.float32), Source.NONE)
-    expected, found = both(tiny_runner, graphed(tiny_runner), ForwardBatch.tree(1, tree))
+    expected, found = Graphed(tiny_runner).both(ForwardBatch.tree(1, tree))
     assert found.shape == (nodes + 1, tiny_runner.vocabulary)
     assert torch.allclose(found, expected, atol=1e-4)
 
 
-def test_one_forward_serves_every_slot_and_length(tiny_runner: ModelRunner) -> None:
-    graphs = graphed(tiny_runner)
-    batch = ForwardBatch.chain(torch.tensor([11]))
-    for length in (1, 4, 8):
-        slot, reference = filled(tiny_runner), filled(tiny_runner)
-        for each in (slot, reference):
-            each.truncate(length)
-        assert torch.allclose(graphs([Segment(slot, batch)]), tiny_runner.forward(reference, batch), atol=1e-4)
-        assert torch.allclose(slot.tensor[:, :, :, : length + 1], reference.tensor[:, :, :, : length + 1], atol=1e-5)
+def test_streams_of_any_length_share_a_forward(tiny_runner: ModelRunner) -> None:
+    graphs = Graphed(tiny_runner)
+    segments, expected = [], []
+    for length, rows, known, logits in ((1, 1, 0, True), (8, 3, 1, True), (4, 4, 0, False)):
+        reference, cache = graphs.filled(length)
+        batch = ForwardBatch.chain(torch.arange(11, 11 + rows))
+        tiny_runner.forward(reference, batch)
+        expected.append(tiny_runner.forward(reference, replace(batch, known=known), logits).clone())
+        segments.append((Segment(cache, replace(batch, known=known), logits), reference))
+    found = graphs(*(segment for segment, _ in segments)).split([1, 2, 1])
+    for (segment, reference), logits, alone in zip(segments, found, expected, strict=True):
+        assert torch.allclose(logits, alone, atol=1e-4)
+        end = segment.cache.length + len(segment.batch)
+        (part,) = segment.cache.parts(end)
+        assert torch.allclose(part, reference.tensor[:, :, :, :end], atol=1e-5)
 
 
-def test_a_chain_needs_no_ancestors(tiny_runner: ModelRunner) -> None:
-    """Rows without an ancestor matrix are causal, as in a scored prompt chunk."""
-    expected, found = both(tiny_runner, graphed(tiny_runner), ForwardBatch.chain(torch.arange(3, 12)))
+@pytest.mark.slow
+def test_a_chunk_of_a_prompt_goes_beyond_a_block(tiny_runner: ModelRunner) -> None:
+    expected, found = Graphed(tiny_runner).both(ForwardBatch.chain(torch.arange(3, 63)))
     assert torch.allclose(found, expected, atol=1e-4)
 
 
-def test_known_rows_have_no_logits(tiny_runner: ModelRunner) -> None:
-    graphs, slot = graphed(tiny_runner), filled(tiny_runner)
-    batch = ForwardBatch.chain(torch.arange(3, 9))
-    expected = graphs([Segment(slot, batch)])[4:].clone()
-    found = graphs([Segment(slot, replace(batch, known=4))])
-    assert found.shape == (2, tiny_runner.vocabulary)
+def test_known_rows_that_do_not_fit_are_computed_in_turns(tiny_runner: ModelRunner) -> None:
+    graphs = Graphed(tiny_runner, RowClass(1, 2, 1))
+    segments = [Segment(graphs.filled(length)[1], ForwardBatch.chain(torch.arange(2))) for length in (1, 8)]
+    expected = torch.cat([graphs(each).clone()[1:] for each in segments])
+    found = graphs(*(each._replace(batch=replace(each.batch, known=1)) for each in segments))
     assert torch.equal(found, expected)
 
 
@@ -106,35 +111,32 @@ def test_known_rows_have_no_logits(tiny_runner: ModelRunner) -> None:
 def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixture) -> None:
     """Code compiled for a few layers and numbers of rows serves all, with unchanged results."""
     caplog.set_level(logging.WARNING, "torch.__trace")  # verbose
-    runner = ModelRunner(make("llama", NAME))
-    graphs: list[torch.fx.GraphModule] = []
+    runner = ModelRunner(make("llama", NAME).to(DEVICE), started=False)
+    compiled: list[torch.fx.GraphModule] = []
 
     def count(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
-        graphs.append(graph)
+        compiled.append(graph)
         return graph
 
-    forward = graphed(runner)
+    graphs = Graphed(runner, capture=False)
     before = [module.forward for module in runner.model.modules()]
     for size in (4, 2, 1):
         batch = ForwardBatch.chain(torch.arange(3, 3 + size))
-        expected, slot = runner.forward(filled(runner), batch), filled(runner)
+        reference, cache = graphs.filled()
+        expected = runner.forward(reference, batch)
         with compiled_layers(runner.model, count):
-            assert torch.allclose(forward([Segment(slot, batch)]), expected, atol=1e-4)
-    assert len(graphs) == 4  # the first layer and the others, any number of rows, one row
+            assert torch.allclose(graphs(Segment(cache, batch)), expected, atol=1e-4)
+    assert len(compiled) == 4  # the first layer and the others, any number of rows, one row
     assert [module.forward for module in runner.model.modules()] == before
 
 
 def test_a_failed_compilation_is_reported() -> None:
-    runner = ModelRunner(make("llama", NAME))
-    graphs, slot = graphed(runner), filled(runner)
+    runner = ModelRunner(make("llama", NAME).to(DEVICE), started=False)
+    graphs = Graphed(runner, capture=False)
+    _, cache = graphs.filled()
 
     def refuse(*_: Any) -> None:
         raise ValueError("no")
 
     with pytest.raises(CompileError, match="no"), compiled_layers(runner.model, refuse):
-        graphs([Segment(slot, ForwardBatch.chain(torch.tensor([11])))])
-
-
-def test_the_largest_tree_has_its_own_graph() -> None:
-    assert list(ROWS) == sorted(ROWS)
-    assert ROWS[-1] == MAX_NODES + 1
+        graphs(Segment(cache, ForwardBatch.chain(torch.tensor([11]))))

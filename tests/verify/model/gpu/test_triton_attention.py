@@ -5,69 +5,147 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 import torch
 
-pytest.importorskip("triton")
-
 from verify.model.attention import Layer, TorchAttention
 from verify.model.batch import ForwardBatch
 from verify.model.cache import CacheShape, KVCache
-from verify.model.gpu.device_rows import DeviceRows
-from verify.model.gpu.triton_attention import KernelAttention
+from verify.model.gpu.device_rows import DeviceRows, pieces_of
+from verify.model.gpu.paged_cache import PagedCache, PagePool
+from verify.model.gpu.triton_attention import MAX_SPLITS, KernelAttention, split_keys
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LARGE_ROWS = 16  # larger cases are soak tests
-SPARE_POSITIONS = 3  # beyond the text and the new rows
+MOST_POSITIONS = 1100
 
-# heads, kv_heads, rows, head_dim, length, window, softcap, sinks
-CASES: list[tuple[int, int, int, int, int, int | None, float | None, bool]] = [
-    (4, 2, 1, 64, 0, None, None, False),  # the very first token
-    (4, 4, 1, 64, 100, None, None, False),
-    (4, 2, 5, 64, 64, None, None, False),  # a length of whole blocks
-    (8, 1, 9, 80, 333, None, None, False),
-    (8, 2, 65, 96, 300, None, None, False),  # the largest tree
-    (4, 4, 17, 128, 1000, 64, None, False),
-    (2, 1, 8, 256, 200, None, None, False),
-    (4, 1, 9, 80, 77, 10, 30.0, False),
-    (4, 2, 12, 32, 5, 2, None, True),  # the window is shorter than the tree is deep
+# heads, kv_heads, (rows and length of each stream), head_dim, window, softcap, sinks
+Case = tuple[int, int, tuple[tuple[int, int], ...], int, int | None, float | None, bool]
+CASES: list[Case] = [
+    (4, 2, ((1, 0),), 64, None, None, False),  # the very first token
+    (4, 2, ((3, 64), (1, 3), (2, 130)), 64, None, None, False),  # whole pages, and streams without whole blocks
+    (8, 1, ((5, 333),), 80, None, None, False),
+    (8, 2, ((65, 300), (3, 60)), 96, None, None, False),  # the largest tree, and a tree across the end of a block
+    (4, 4, ((17, 1000),), 128, 64, None, False),
+    (2, 1, ((2, 140),), 256, None, None, False),
+    (4, 1, ((4, 77),), 80, 10, 30.0, False),
+    (4, 2, ((6, 5),), 32, 2, None, True),  # the window is shorter than the tree is deep
 ]
 
 
-def random_tree(rows: int, generator: torch.Generator) -> torch.Tensor:
-    """Ancestors, bool [rows, rows], of a tree with random parents."""
+def random_tree(rows: int, generator: torch.Generator) -> ForwardBatch:
+    """A tree with random parents; its tokens are zero."""
     ancestors = torch.eye(rows, dtype=torch.bool)
     for row in range(1, rows):
-        ancestors[row] |= ancestors[int(torch.randint(0, row, (1,), generator=generator))]
-    return ancestors
+        ancestors[row] |= ancestors[int(torch.randint(max(0, row - 6), row, (1,), generator=generator))]
+    return ForwardBatch(torch.zeros(rows, dtype=torch.int64), ancestors.sum(1) - 1, ancestors)
+
+
+def attend(
+    pool: PagePool, streams: Sequence[tuple[PagedCache, ForwardBatch]], layer: Layer, *inputs: torch.Tensor
+) -> torch.Tensor:
+    """The kernels' attention of all streams' rows from query, keys and values; some rows pad them."""
+    count = sum(len(batch) for _, batch in streams)
+    padded = (torch.nn.functional.pad(each, (0, 0, 0, 2)) for each in inputs)
+    rows = DeviceRows(DEVICE, 72, len(pool))
+    rows.set([piece for cache, batch in streams for piece in pieces_of(cache, batch)])
+    out = KernelAttention(pool, rows, MOST_POSITIONS).attend(layer, *padded)
+    assert not out[:, count:].any()  # of rows without a stream
+    return out[:, :count]
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] if case[2] > LARGE_ROWS else [], id=str(case)) for case in CASES]
+    "case", [pytest.param(case, marks=[pytest.mark.slow] if case[2][0][0] > LARGE_ROWS else [], id=str(case)) for case in CASES]
 )
-def test_the_kernel_equals_the_reference(case: tuple[int, int, int, int, int, int | None, float | None, bool]) -> None:
-    heads, kv_heads, rows, head_dim, length, window, softcap, has_sinks = case
-    generator = torch.Generator().manual_seed(rows)
+def test_the_kernel_equals_the_reference(case: Case) -> None:
+    heads, kv_heads, sizes, head_dim, window, softcap, has_sinks = case
+    generator = torch.Generator().manual_seed(heads)
 
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(DEVICE)
 
     shape = CacheShape.uniform(2, kv_heads, head_dim, torch.float32, DEVICE)
-    slot, reference = (KVCache(shape, length + rows + SPARE_POSITIONS) for _ in range(2))
-    slot.tensor[:] = noise(*slot.tensor.shape)
-    reference.tensor[:] = slot.tensor
-    slot.length = reference.length = length
-    ancestors = random_tree(rows, generator)
-    query, key, value = (noise(rows, count, head_dim).transpose(0, 1) for count in (heads, kv_heads, kv_heads))  # as models do
+    pool = PagePool(shape, 20)
+    pool.tensor[:] = noise(*pool.tensor.shape)
     layer = Layer(1, head_dim**-0.5, window, softcap, noise(heads) if has_sinks else None)
-    batch = ForwardBatch(torch.zeros(rows, dtype=torch.int64), ancestors.sum(1) - 1, ancestors)
-    expected = TorchAttention(reference, batch).attend(layer, query, key, value)
-    device_rows = DeviceRows(shape, 65)
-    device_rows.set(slot, batch)
-    found = KernelAttention(device_rows, rows, slot.positions).attend(layer, query, key, value)
-    assert torch.allclose(found, expected, atol=2e-5 if softcap is None else 1e-4)
-    assert torch.equal(slot.tensor, reference.tensor)  # the new rows are written, and nothing else
+    count = sum(rows for rows, _ in sizes)
+    inputs = [noise(count, each, head_dim).transpose(0, 1) for each in (heads, kv_heads, kv_heads)]  # as models do
+    streams, references = [], []
+    for rows, length in sizes:
+        cache, reference = PagedCache(pool, MOST_POSITIONS), KVCache(shape, MOST_POSITIONS)
+        cache.reserve(length + rows)
+        cache.table.reverse()
+        cache.length = length
+        reference.fork(cache, length)
+        streams.append((cache, random_tree(rows, generator)))
+        references.append(reference)
+    before = pool.tensor.clone()
+    found = attend(pool, streams, layer, *inputs)
+    start = 0
+    for (cache, batch), reference in zip(streams, references, strict=True):
+        end = start + len(batch)
+        expected = TorchAttention(reference, batch).attend(layer, *(each[:, start:end] for each in inputs))
+        assert torch.allclose(found[:, start:end], expected, atol=2e-5 if softcap is None else 1e-4)
+        for at, place in enumerate(cache.places(cache.length, cache.length + len(batch)), cache.length):
+            page, row = divmod(place, pool.page_tokens)
+            assert torch.equal(pool.tensor[page, 1, :, :, row], reference.tensor[1, :, :, at])
+            pool.tensor[page, 1, :, :, row] = before[page, 1, :, :, row]
+        start = end
+    assert torch.equal(pool.tensor, before)  # the new rows are written, and nothing else
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "rows", "length", "window"),
+    [
+        (2, 1, 4, 70, None),
+        pytest.param(4, 2, 7, 140, None, marks=pytest.mark.slow),
+        pytest.param(4, 2, 5, 203, 70, marks=pytest.mark.slow),
+        pytest.param(8, 1, 60, 320, None, marks=pytest.mark.slow),
+        pytest.param(2, 2, 64, 256, None, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rows_bits_do_not_depend_on_the_others(
+    heads: int, kv_heads: int, rows: int, length: int, window: int | None, dtype: torch.dtype
+) -> None:
+    """In a tree between other streams as token by token."""
+    generator = torch.Generator().manual_seed(rows)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
+
+    shape = CacheShape.uniform(1, kv_heads, 32, dtype, DEVICE)
+    pool = PagePool(shape, 30)
+    pool.tensor[:] = noise(*pool.tensor.shape)
+    layer, tree = Layer(0, 0.2, window), random_tree(rows, generator)
+    caches = [PagedCache(pool, MOST_POSITIONS) for _ in range(3)]
+    for cache, text in zip(caches, (30, length, 65), strict=True):
+        cache.fill(text)
+        cache.reserve(65)
+    for part in caches[1].parts(length):
+        part.copy_(noise(*part.shape))
+    inputs = [noise(each, 3 + rows + 2, 32) for each in (heads, kv_heads, kv_heads)]
+    beside = [random_tree(3, generator), tree, random_tree(2, generator)]
+    together = attend(pool, list(zip(caches, beside, strict=True)), layer, *inputs)[:, 3 : 3 + rows]
+    ancestors = tree.ancestor_mask()[int(tree.depths.argmax())]
+    for row in ancestors.nonzero()[:, 0].tolist():
+        alone = attend(
+            pool,
+            [(caches[1], ForwardBatch.chain(torch.zeros(1, dtype=torch.int64)))],
+            layer,
+            *(each[:, 3 + row : 4 + row] for each in inputs),
+        )
+        caches[1].length += 1
+        assert torch.equal(alone[:, 0], together[:, row])
+
+
+def test_splits_are_fixed_by_the_longest_context() -> None:
+    for positions in (65, 256, 5000, 200_000):
+        split = split_keys(positions)
+        assert split & (split - 1) == 0
+        assert split * MAX_SPLITS >= positions
 
 
 # Runs in a subprocess, since this process uses the interpreter.
@@ -75,10 +153,10 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from verify.model.gpu import triton_attention as tree_kernel
+from verify.model.gpu import kernels
 
-KINDS = {name: "*i64" for name in ("location", "bits", "depths")} | {name: "*fp32" for name in ("parts", "lse")}
-KINDS |= {name: "*bf16" for name in ("query", "key", "value", "anchor", "sinks")} | {"scaling": "fp32", "softcap": "fp32"}
+KINDS = {name: "*i64" for name in ("rows", "streams", "pages")} | {name: "*fp32" for name in ("parts_out", "lse")}
+KINDS |= {name: "*bf16" for name in ("query", "key", "value", "pool", "sinks")} | {"scaling": "fp32", "softcap": "fp32"}
 
 
 def build(kernel, out, **constants):
@@ -93,12 +171,13 @@ def build(kernel, out, **constants):
 
 
 for dim, window, capped in ((64, 0, False), (96, 64, False), (128, 0, True), (256, 32, True)):
-    padded = triton.next_power_of_2(dim)
-    sizes = {"head_dim": dim, "padded_dim": padded}
-    blocks = {"block_rows": 64, "block_keys": 64 if padded <= 128 else 32, "splits": tree_kernel.MAX_SPLITS}
-    build(tree_kernel._attend_split, "*fp32", window=window, capped=capped, **sizes, **blocks)
-    build(tree_kernel._combine, "*bf16", has_sinks=capped, splits=tree_kernel.MAX_SPLITS, padded_splits=64, **sizes)
-    build(tree_kernel._write, "", **sizes)
+    sizes = {"head_dim": dim, "padded_dim": triton.next_power_of_2(dim), "size": 256}
+    splits = {"block": 64, "split_keys": 256, "parts": 17}
+    blocks = {"block_rows": 64, "block_keys": 64 if dim <= 128 else 32, "own_rows": 16, "page_tokens": 256}
+    scores = {"groups": 4, "padded_size": 256, "window": window, "capped": capped}
+    build(kernels.attend, "*fp32", **scores, **sizes, **splits, **blocks)
+    build(kernels.combine, "*bf16", has_sinks=capped, padded_parts=32, **sizes, **splits)
+    build(kernels.write, "", page_tokens=256, **sizes)
 """
 
 

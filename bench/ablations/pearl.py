@@ -1,0 +1,145 @@
+"""PEARL's tables and figures (arXiv 2408.11850) on the embedded pair, and its loop over models that only sleep."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bench.ablations.material import Material
+from bench.ablations.size import Row
+from bench.ablations.study import Ablation, Case
+from bench.pearl_simulation import simulate
+
+WINDOW = 4  # about the speed ratio of the embedded pair
+LONG_CHAIN = {"gamma": 16, "theta_prob": 0.0, "thrifty": False}  # longer than nearly every run of accepted tokens
+TOKEN_SECONDS = 0.004  # of a simulated draft token
+
+
+def switched(name: str, published: float | None, **options: Any) -> Case:
+    """PEARL's speed relative to plain decoding with changed options."""
+    return Case({"method": name}, lambda material: material.speed("pearl", pearl=options), {"paper": published})
+
+
+def accepted(method: str, published: float) -> Case:
+    """Draft tokens that are accepted between two rejections."""
+
+    def measure(material: Material) -> Row:
+        if method == "PEARL":
+            decoding = material.decode("pearl", pearl={"window": WINDOW, "ahead": 0})
+            return {"accepted": decoding.right / max(1, decoding.rejections)}
+        decoding = material.decode("draft", draft={**LONG_CHAIN, "gamma": WINDOW})
+        return {"accepted": decoding.accepted / len(decoding.steps)}
+
+    return Case({"method": method}, measure, {"paper": published})
+
+
+def windows(values: Sequence[int], columns: dict[str, tuple[int, float]], published: dict[int, str]) -> list[Case]:
+    """Simulated tokens per second for each window; `columns` holds speed ratios c and acceptance rates."""
+
+    def case(window: int) -> Case:
+        def measure(material: Material) -> Row:
+            return {
+                name: simulate(ratio, rate, material.size.simulated_tokens, TOKEN_SECONDS, window)["tokens_per_second"]
+                for name, (ratio, rate) in columns.items()
+            }
+
+        return Case({"window": window}, measure, {"paper": published[window]})
+
+    return [case(window) for window in values]
+
+
+def optimal(low: int, high: int) -> Case:
+    """The share of the steps whose best draft length, the number of draft tokens accepted in a row, lies in this range."""
+
+    def measure(material: Material) -> Row:
+        decoding = material.decode("draft", draft=LONG_CHAIN)
+        lengths = Counter(len(step.accepted) for step in decoding.steps)
+        return {"share": sum(lengths[length] for length in range(low, high + 1)) / lengths.total()}
+
+    return Case({"length": str(low) if low == high else f"{low}-{high}"}, measure)
+
+
+def phases(material: Material) -> Row:
+    """Milliseconds in which one of the two models waits for the other."""
+    for _ in range(2):  # the first round warms up
+        decoding = material.decode_again("draft", draft={**LONG_CHAIN, "gamma": WINDOW})
+    drafting = float(np.median([step.draft_seconds for step in decoding.steps]))
+    verifying = float(np.median([step.verify_seconds for step in decoding.steps]))
+    return {"drafting, ms": 1e3 * drafting, "verification, ms": 1e3 * verifying}
+
+
+ABLATIONS = (
+    Ablation(
+        "pearl-table-3",
+        "Table 3: speed-up without its strategies",
+        "CodeLlama 7B and 34B on HumanEval: post-verify brings more than pre-verify.",
+        [
+            switched("without pre-verify", 2.21, pre_verify=False),
+            switched("without post-verify", 1.64, post_verify=False),
+            switched("PEARL", 2.35),
+        ],
+        "models",
+        timed=True,
+        wide=True,
+    ),
+    Ablation(
+        "pearl-table-4",
+        "Table 4: accepted tokens between two rejections",
+        "DeepSeek 1.3B and 33B: 7.23 tokens with speculative decoding, whose window ends a run, and 29.65 with PEARL.",
+        [accepted("SD", 7.23), accepted("PEARL", 29.65)],
+        "models",
+        wide=True,
+    ),
+    Ablation(
+        "pearl-table-5",
+        "Table 5: the window, by the speed ratio c",
+        "Tokens per second are highest for a window of c tokens (c is 3 for CodeLlama 7B and 34B, 5 for 7B and 70B).",
+        windows(
+            (2, 3, 4, 5, 6),
+            {"c = 3": (3, 0.85), "c = 5": (5, 0.85)},
+            {2: "48.67, 25.07", 3: "65.59, 38.57", 4: "63.25, 49.07", 5: "57.26, 58.10", 6: "58.64, 57.05"},
+        ),
+        "nothing",
+        timed=True,
+        wide=True,
+    ),
+    Ablation(
+        "pearl-table-6",
+        "Table 6: the window, by the task",
+        "c is 5, and 5 is the best window for HumanEval, GSM8K and MT-Bench.",
+        windows(
+            (3, 4, 5, 6, 7),
+            {"a = 0.9": (5, 0.9), "a = 0.8": (5, 0.8), "a = 0.7": (5, 0.7)},
+            {
+                3: "31.22, 30.99, 29.71",
+                4: "40.43, 37.08, 34.62",
+                5: "46.03, 42.20, 37.96",
+                6: "40.91, 38.66, 33.75",
+                7: "39.60, 35.92, 30.76",
+            },
+        ),
+        "nothing",
+        timed=True,
+        wide=True,
+    ),
+    Ablation(
+        "pearl-figure-2a",
+        "Figure 2a: mutual waiting",
+        "CodeLlama 7B and 70B: the draft model waits 70 ms in each step, the target 140 ms.",
+        [Case({"pair": "embedded"}, phases)],
+        "models",
+        timed=True,
+    ),
+    Ablation(
+        "pearl-figure-2b",
+        "Figure 2b: the optimal draft length of each step",
+        "It changes from step to step, so a fixed length is too long or too short.",
+        [optimal(0, 0), optimal(1, 1), optimal(2, 2), optimal(3, 3), optimal(4, 7), optimal(8, 15), optimal(16, 16)],
+        "models",
+        wide=True,
+        plotted=("share",),
+    ),
+)

@@ -1,0 +1,108 @@
+"""Writes a Llama's folder as a GGUF file, for comparisons with programs that read only those.
+
+Needs the optional extra `gguf`. The file does not say how text is split before merges: tokens have the same ids and texts, but
+a text may become other tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load_file
+from transformers import AutoConfig
+
+from bench.plan import BenchError
+from verify.tokenizer import load_tokenizer
+
+NAMES = {  # of tensors, by their names in the folder
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
+
+
+def convert(folder: Path, file: Path, weights: str = "F16") -> None:
+    """Writes the model; `weights` is a type of GGUF such as F16, Q8_0 or Q4_0. Raises BenchError."""
+    import gguf
+
+    config = AutoConfig.from_pretrained(folder)
+    if config.model_type != "llama":
+        raise BenchError(f"{folder} is no Llama; only Llamas are converted.")
+    kind = gguf.GGMLQuantizationType[weights]
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{weights}"])
+    add_shape(writer, config)
+    add_tokenizer(writer, folder)
+    for name, tensor in sorted(load_file(folder / "model.safetensors").items()):
+        values = tensor.float().numpy()
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        if heads:
+            values = interleaved(values, heads)
+        stored = gguf.GGMLQuantizationType.F32 if values.ndim == 1 else kind
+        writer.add_tensor(tensor_name(name), gguf.quants.quantize(values, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def tensor_name(name: str) -> str:
+    """The name of a tensor in the file."""
+    stem, _, suffix = name.rpartition(".")
+    if stem in NAMES:
+        return f"{NAMES[stem]}.{suffix}"
+    _, _, layer, rest = stem.split(".", 3)
+    return f"blk.{layer}.{NAMES[rest]}.{suffix}"
+
+
+def interleaved(values: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """The rows of a query or key projection with the halves of each rotated pair side by side."""
+    return values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+
+
+def add_shape(writer: Any, config: Any) -> None:
+    """The model's sizes."""
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+
+
+def add_tokenizer(writer: Any, folder: Path) -> None:
+    """The vocabulary, the merges and the chat template."""
+    tokenizer = load_tokenizer(str(folder))
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types([CONTROL_TOKEN if id in special else NORMAL_TOKEN for id in range(len(tokens))])
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    writer.add_add_bos_token(False)
+    if tokenizer.pad_token_id is not None:
+        writer.add_pad_token_id(tokenizer.pad_token_id)
+    if tokenizer.chat_template:
+        writer.add_chat_template(tokenizer.chat_template)

@@ -1,0 +1,98 @@
+"""Several streams on a GPU: the forwards that they share, rows that are invariant, and pages in steady state."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from random import Random
+from typing import Any
+
+import torch
+
+from bench.model.shapes import random_runner
+from verify.model import invariance
+from verify.model.batch import ForwardBatch
+from verify.model.cache import KVCache
+from verify.model.runner import ModelRunner
+from verify.model.segment import Segment
+
+COUNTS = (1, 2, 4, 8)  # of streams
+TEXT_TOKENS = 512
+NODES = (0, 7)  # draft nodes of each stream
+REPEATS = 15
+PAGED_SHAPE, PAGED_CONTEXT, JOINING_ROUNDS, MOST_STREAMS = "llama-7m", 2048, 2000, 8
+
+
+def together(shape: str, context_tokens: int) -> dict[str, Any]:
+    """Forwards of one to eight streams of this shape, in bfloat16."""
+    figures = shared_forwards(random_runner(shape, torch.bfloat16, "cuda", context_tokens))
+    torch.cuda.empty_cache()
+    return figures
+
+
+def shared_forwards(runner: ModelRunner, text_tokens: int = TEXT_TOKENS) -> dict[str, Any]:
+    """Milliseconds of a forward by draft nodes and number of streams; tokens of plain streams, relative to one's."""
+    caches = [runner.new_cache() for _ in range(COUNTS[-1])]
+    for cache in caches:
+        cache.fill(text_tokens)
+    seconds = {nodes: {count: _forward_seconds(runner, caches[:count], nodes) for count in COUNTS} for nodes in NODES}
+    return {
+        "forward_ms": {str(nodes): {str(n): round(1e3 * each, 3) for n, each in by.items()} for nodes, by in seconds.items()},
+        "tokens_over_one_stream": {str(count): round(count * seconds[0][1] / seconds[0][count], 3) for count in COUNTS},
+    }
+
+
+def _forward_seconds(runner: ModelRunner, caches: list[KVCache], nodes: int) -> float:
+    """The median of several forwards over the root and `nodes` draft nodes of each stream."""
+    segments = [Segment(cache, ForwardBatch.chain(torch.zeros(nodes + 1, dtype=torch.int64))) for cache in caches]
+    times = []
+    for _ in range(REPEATS + 1):
+        started = time.perf_counter()
+        for logits in runner.forward_all(segments):
+            logits.max(-1).indices.cpu()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
+
+
+def invariant(shape: str, context_tokens: int) -> dict[str, Any]:
+    """The class of rows that was found for this shape in bfloat16, and what it costs."""
+    runner = random_runner(shape, torch.bfloat16, "cuda", context_tokens)
+    found = invariance.find(runner, context_tokens)
+    figures = {"holds": found.rows is not None, "cost": round(found.cost, 4), "summary": invariance.describe(found, found.rows)}
+    torch.cuda.empty_cache()
+    return figures
+
+
+def pages() -> dict[str, Any]:
+    """Streams that fork, grow and leave: whether all pages come back and no memory is allocated after a while."""
+    runner = random_runner(PAGED_SHAPE, torch.bfloat16, "cuda", PAGED_CONTEXT)
+    join_and_leave(runner, JOINING_ROUNDS // 10)
+    free = runner.free_pages
+    before, segments = torch.cuda.memory_allocated(), torch.cuda.memory_stats()["segment.all.allocated"]
+    rounds_per_second = join_and_leave(runner, JOINING_ROUNDS)
+    grown = torch.cuda.memory_allocated() - before
+    steady = grown == 0 and torch.cuda.memory_stats()["segment.all.allocated"] == segments and runner.free_pages == free
+    return {"steady": steady, "grown_bytes": grown, "rounds_per_second": round(rounds_per_second, 1)}
+
+
+def join_and_leave(runner: ModelRunner, rounds: int) -> float:
+    """Rounds of up to MOST_STREAMS streams that join, fork, are swapped out and leave at random; returns rounds a second."""
+    random, streams = Random(0), [runner.new_cache()]
+    started = time.perf_counter()
+    for _ in range(rounds):
+        if len(streams) < MOST_STREAMS and random.random() < 0.3:
+            streams.append(runner.new_cache())
+            streams[-1].fork(random.choice(streams), random.randrange(runner.context_tokens // 2))
+        if len(streams) > 1 and random.random() < 0.3:
+            streams.pop(random.randrange(len(streams)))
+        moved = random.choice(streams)
+        if random.random() < 0.1:
+            moved.fork(moved.swap_out(), runner.context_tokens)
+        rows = [random.randint(1, 9) for _ in streams]
+        batches = [ForwardBatch.chain(torch.zeros(count, dtype=torch.int64)) for count in rows]
+        runner.forward_all([Segment(cache, batch) for cache, batch in zip(streams, batches, strict=True)])
+        for cache, count in zip(streams, rows, strict=True):
+            cache.commit(sorted(random.sample(range(count), random.randint(1, count))))
+            if cache.length > runner.context_tokens // 2:
+                cache.truncate(0)
+    return rounds / (time.perf_counter() - started)

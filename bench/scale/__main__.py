@@ -1,0 +1,225 @@
+"""`python -m bench.scale`: one replica to many, which sleep instead of computing. Needs the extra `ray`.
+
+Three parts: the time to the first token on one machine and through Ray, by turns; the throughput of 1, 2, 4 ... replicas, each
+with twice as many clients as it serves at once; and the share of later turns that reach the replica of their conversation, with
+half as many clients. Clients, ingress and replicas share the machine's cores, so the figures are a lower bound of a cluster's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+import uvicorn
+from rich.console import Console
+
+from bench import report
+from bench.http.client import new_client, quantiles, served_model
+from bench.scale.sleeping import PREFILL, STEP, TOKENS
+from server.settings import Settings, load_settings
+
+ACTIVE = 4  # requests that a replica serves at once
+TURNS = 4
+HOST = "127.0.0.1"
+MEMORY_BYTES = 80 << 20  # Ray's object store, which nothing here uses
+CORES = 4  # as Ray counts them; it starts so many idle processes, too
+
+
+@dataclass
+class Answers:
+    """What the clients have received."""
+
+    first_token_seconds: list[float] = field(default_factory=list)
+    events: int = 0
+    later_turns: int = 0
+    on_their_replica: int = 0  # of the later turns
+    errors: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def events_per_second(self) -> float:
+        return self.events / self.seconds
+
+
+async def converse(client: httpx.AsyncClient, model: str, name: str, tokens: int, until: float, answers: Answers) -> None:
+    """Conversations of TURNS turns, one after the other, until `time.perf_counter()` reaches `until`."""
+    number = 0
+    while time.perf_counter() < until:
+        messages = [{"role": "user", "content": f"Conversation {number} of client {name}."}]
+        number += 1
+        for turn in range(TURNS):
+            body = {"model": model, "messages": messages, "max_tokens": tokens, "stream": True, "ignore_eos": True}
+            started, first = time.perf_counter(), 0.0
+            text, cached = "", 0
+            async with client.stream(
+                "POST", "/v1/chat/completions", json=body | {"stream_options": {"include_usage": True}}
+            ) as response:
+                async for line in response.aiter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        answers.errors.append(event["error"]["code"])
+                    for choice in event.get("choices", ()):
+                        if content := choice["delta"].get("content"):
+                            first = first or time.perf_counter() - started
+                            answers.events += 1
+                            text += content
+                    if usage := event.get("usage"):
+                        cached = usage["prompt_tokens_details"]["cached_tokens"]
+                if response.status_code != 200:
+                    answers.errors.append(str(response.status_code))
+                    continue
+            answers.first_token_seconds.append(first)
+            if turn:
+                answers.later_turns += 1
+                answers.on_their_replica += cached > 0
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Go on."}]
+
+
+async def load(url: str, clients: int, tokens: int, seconds: float) -> Answers:
+    """The answers to so many clients at once."""
+    answers = Answers()
+    async with new_client(url) as client:
+        model = await served_model(client)
+        started = time.perf_counter()
+        work = (converse(client, model, str(number), tokens, started + seconds, answers) for number in range(clients))
+        await asyncio.gather(*work)
+        answers.seconds = time.perf_counter() - started
+    return answers
+
+
+@contextmanager
+def one_machine(settings: Settings) -> Iterator[str]:
+    """The server of one machine with a sleeping engine, in a thread; its address."""
+    from bench.scale.sleeping import SleepingEngine
+    from server.app import create_app
+    from verify.tokenizer import load_tokenizer
+
+    app = create_app(settings, load_tokenizer(settings.model.path), new_engine=SleepingEngine)
+    listener = socket.create_server((HOST, 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://{HOST}:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def cluster(settings: Settings) -> Iterator[None]:
+    """A Ray cluster of one node, and Serve on it."""
+    import ray
+    from ray import serve
+
+    ray.init(num_cpus=CORES, object_store_memory=MEMORY_BYTES, include_dashboard=False, log_to_driver=False)
+    serve.start(http_options={"host": HOST, "port": settings.server.port})
+    try:
+        yield
+    finally:
+        ray.shutdown()  # ends the cluster, and Serve with it
+
+
+async def deployed(settings: Settings, replicas: int) -> str:
+    """Deploys so many sleeping replicas; returns once each has answered, with the address."""
+    from ray import serve
+
+    from bench.scale.sleeping import SleepingReplica
+    from server.ray.deployment import application
+    from server.ray.scale import Scale
+
+    scale = Scale(replicas=replicas, cpus=0.1, ingress_cpus=0.1)
+    await asyncio.to_thread(serve.run, application(settings, scale, SleepingReplica), name="outrider")
+    url = f"http://{HOST}:{settings.server.port}"
+    async with new_client(url) as client:
+        while (await client.get("/ready")).status_code != 200:
+            await asyncio.sleep(0.2)
+    await load(url, ACTIVE * replicas, 1, 5.0)  # the ingress learns of the last replica after Serve says that it runs
+    return url
+
+
+async def added_latency(settings: Settings, alone: str, cluster: str, requests: int) -> dict[str, Any]:
+    """The time to the first token on one machine and through Ray, one request at a time, by turns."""
+    found: dict[str, list[float]] = {alone: [], cluster: []}
+    for _ in range(requests // TURNS):
+        for url, seconds in found.items():
+            seconds += (await load(url, 1, 1, 0.001)).first_token_seconds
+    alone_ms, ray_ms = quantiles(found[alone]), quantiles(found[cluster])
+    return {"one_machine_ms": alone_ms, "ray_ms": ray_ms, "added_ms_p50": round(ray_ms["p50"] - alone_ms["p50"], 2)}
+
+
+async def measure(settings: Settings, most: int, tokens: int, seconds: float, requests: int) -> dict[str, Any]:
+    """All figures."""
+    rounds: list[dict[str, Any]] = []
+    url = await deployed(settings, 1)
+    with one_machine(settings) as alone:
+        latency = await added_latency(settings, alone, url, requests)
+    count = 1
+    while count <= most:
+        url = await deployed(settings, count)
+        full = await load(url, 2 * ACTIVE * count, tokens, seconds)
+        calm = await load(url, max(1, ACTIVE * count // 2), tokens, seconds)
+        first = rounds[0]["events_per_second"] if rounds else full.events_per_second
+        rounds.append(
+            {
+                "replicas": count,
+                "events_per_second": round(full.events_per_second, 1),
+                "over_one_replica": round(full.events_per_second / first, 2),
+                "first_token_ms": quantiles(full.first_token_seconds),
+                "half_load_events_per_second": round(calm.events_per_second, 1),
+                "half_load_first_token_ms": quantiles(calm.first_token_seconds),
+                "half_load_affinity": round(calm.on_their_replica / max(1, calm.later_turns), 4),
+                "full_load_affinity": round(full.on_their_replica / max(1, full.later_turns), 4),
+                "later_turns": [calm.later_turns, full.later_turns],
+                "errors": full.errors + calm.errors,
+                "load_average": round(os.getloadavg()[0], 1),
+            }
+        )
+        Console().print(rounds[-1])
+        count *= 2
+    return {"latency": latency, "scale": rounds}
+
+
+def main(
+    replicas: Annotated[int, typer.Option(help="The most replicas.", min=1)] = 16,
+    tokens: Annotated[int, typer.Option(help="Tokens per answer.", min=1)] = 32,
+    step_tokens: Annotated[int, typer.Option(help="Tokens per step, which are one event of a stream.", min=1)] = 4,
+    step_seconds: Annotated[float, typer.Option(help="Time of a step.")] = 0.25,
+    prefill_seconds: Annotated[float, typer.Option(help="Time to the first token.")] = 0.02,
+    seconds: Annotated[float, typer.Option(help="Duration of each load.")] = 20.0,
+    requests: Annotated[int, typer.Option(help="Requests of the comparison with one machine.")] = 200,
+    port: Annotated[int, typer.Option(help="Port of the ingress.")] = 18090,
+    out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = report.RESULTS / "scale.json",
+) -> None:
+    """Measure a Ray cluster on this machine."""
+    from server.ray.command import ENVIRONMENT
+
+    os.environ |= ENVIRONMENT | {PREFILL: str(prefill_seconds), STEP: str(step_seconds), TOKENS: str(step_tokens)}
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0"}
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 1 << 16)), hard))
+    flags = {"server.port": port, "logging.requests": False, "scheduling.max_active": ACTIVE}
+    settings = load_settings(None, flags)
+    options = {"step_seconds": step_seconds, "step_tokens": step_tokens, "prefill_seconds": prefill_seconds, "active": ACTIVE}
+    with cluster(settings):
+        figures = asyncio.run(measure(settings, replicas, tokens, seconds, requests))
+    Console().print(figures["latency"])
+    report.save(out, options | figures)
+
+
+if __name__ == "__main__":
+    typer.run(main)

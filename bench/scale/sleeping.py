@@ -1,0 +1,68 @@
+"""A model that sleeps: an engine without a worker, and a replica with this engine.
+
+It decodes up to `scheduling.max_active` requests at once. Its time to the first token and its time per step are in the
+environment, which reaches every process of a cluster. A request is cached if the replica has seen its conversation before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable
+
+from server.engine.messages import Ready, Request, StepReport, TokenEvent
+from server.ray.deployment import Replica
+from server.settings import Settings
+from server.telemetry.metrics import Metrics
+
+PREFILL, STEP, TOKENS = "BENCH_PREFILL_SECONDS", "BENCH_STEP_SECONDS", "BENCH_STEP_TOKENS"
+READY = Ready(
+    1 << 17, "none", "none", 0.0, weight_bits=0.0, slots=4, max_active=4, slot_bytes=0, invariance="exact: nothing is computed"
+)
+
+
+class SleepingEngine:
+    """See `EngineLike`."""
+
+    info: Ready | None = READY
+    ready, state, failure, seconds_per_request = True, "ready", None, 1.0
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._slots = asyncio.Semaphore(settings.scheduling.most_active)
+        self._prefill_seconds, self._step_seconds = float(os.environ[PREFILL]), float(os.environ[STEP])
+        self._step_tokens = int(os.environ[TOKENS])
+        self._seen: set[str] = set()
+
+    async def start(self, on_failure: Callable[[str], None]) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def wait_started(self) -> Ready:
+        return READY
+
+    async def generate(
+        self, request: Request, arrived: float | None = None, admitted: bool = False
+    ) -> AsyncGenerator[TokenEvent | None, None]:
+        """Events of as many tokens as a step has, until the answer is complete."""
+        async with self._slots:
+            cached = len(request.prompt) if request.affinity in self._seen else 0
+            self._seen.add(request.affinity)
+            await asyncio.sleep(self._prefill_seconds)
+            for start in range(0, request.max_tokens, self._step_tokens):
+                if start:
+                    await asyncio.sleep(self._step_seconds)
+                count = min(self._step_tokens, request.max_tokens - start)
+                last = start + count == request.max_tokens
+                step = StepReport(0.0, self._step_seconds, 0.0, {}, {})
+                yield TokenEvent(request.id, [100] * count, " word" * count, "length" if last else None, step, cached)
+                cached = 0
+
+    def forget(self, request: Request) -> None: ...
+
+
+class SleepingReplica(Replica):
+    """A replica with this engine."""
+
+    def new_engine(self, settings: Settings) -> SleepingEngine:
+        """Ignores everything but the number of requests at once."""
+        return SleepingEngine(settings, self.metrics)

@@ -1,0 +1,111 @@
+"""One per cluster: counts the quotas of all ingresses, and collects the metrics of all processes.
+
+A member reports every few seconds. Promises that a member which has ended holds no quota after `SILENT_SECONDS`, and that a
+coordinator that is replaced learns from the next reports which requests run. Knows nothing about Ray.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from server.http.quotas import QuotaExceeded, Quotas
+from server.settings import Auth
+from server.telemetry.metrics import Metrics
+
+REPORT_SECONDS = 5.0
+SILENT_SECONDS = 4 * REPORT_SECONDS
+SAMPLE = re.compile(rb"^(\w+)(?:\{|(?= ))", re.MULTILINE)  # the name of a sample, and the bracket of its labels
+
+
+@dataclass
+class Member:
+    """What the coordinator knows of one process."""
+
+    reported_at: float  # the clock's time
+    page: bytes = b""
+    held: Counter[str] = field(default_factory=Counter)  # running requests by principal
+
+
+class Coordinator:
+    """The quotas and the metrics of a cluster."""
+
+    def __init__(self, auth: Auth, clock: Callable[[], float] = time.monotonic) -> None:
+        """`auth` needs no keys, only the quotas by name."""
+        self._quotas = Quotas(auth, Metrics(), clock=clock)
+        self._clock = clock
+        self._members: dict[str, Member] = {}
+
+    async def admit(self, member: str, principal: str, seconds_per_request: float) -> tuple[str, str, float] | None:
+        """Counts a request of an ingress; returns reason, message and seconds if the quota is used up."""
+        try:
+            self._quotas.enter(principal, seconds_per_request)
+        except QuotaExceeded as error:
+            return error.reason, str(error), error.seconds
+        self._member(member).held[principal] += 1
+        return None
+
+    async def release(self, member: str, principal: str) -> None:
+        """A request has ended."""
+        known = self._members.get(member)
+        if known is not None and known.held[principal] > 0:
+            known.held[principal] -= 1
+            self._quotas.release(principal)
+
+    async def charge(self, principal: str, requests: int) -> None:
+        """Counts further requests."""
+        self._quotas.charge(principal, requests)
+
+    async def report(self, member: str, page: bytes, held: Mapping[str, int]) -> None:
+        """Takes a member's metrics page. A member that was unknown also says which requests it runs."""
+        if member not in self._members:
+            self._member(member).held.update(held)
+            for principal, count in held.items():
+                self._quotas.adopt(principal, count)
+        self._members[member].page, self._members[member].reported_at = page, self._clock()
+        self._drop_silent()
+
+    async def page(self) -> bytes:
+        """The metrics of all members, with the label `replica`."""
+        self._drop_silent()
+        return merged({name: member.page for name, member in self._members.items()})
+
+    def _member(self, name: str) -> Member:
+        return self._members.setdefault(name, Member(self._clock()))
+
+    def _drop_silent(self) -> None:
+        for name, member in list(self._members.items()):
+            if self._clock() - member.reported_at > SILENT_SECONDS:
+                for principal, count in member.held.items():
+                    self._quotas.adopt(principal, -count)
+                del self._members[name]
+
+
+def merged(pages: Mapping[str, bytes]) -> bytes:
+    """Pages in Prometheus' text format as one page, whose samples have the label `replica`."""
+    families: dict[bytes, list[bytes]] = {}
+    for replica, page in pages.items():
+        for family in re.split(rb"^(?=# HELP )", page, flags=re.MULTILINE):
+            if family:
+                head, body = split_family(family)
+                families.setdefault(head, []).append(labelled(body, replica))
+    return b"".join(head + b"".join(bodies) for head, bodies in families.items())
+
+
+def split_family(family: bytes) -> tuple[bytes, bytes]:
+    """The HELP and TYPE lines of a metric, and its samples."""
+    help_line, type_line, body = family.split(b"\n", 2)
+    return help_line + b"\n" + type_line + b"\n", body
+
+
+def labelled(samples: bytes, replica: str) -> bytes:
+    """The samples with one more label. `replica` contains no quotes."""
+
+    def add(name: re.Match[bytes]) -> bytes:
+        label = b'{replica="' + replica.encode() + b'"'
+        return name[1] + label + (b"," if name[0].endswith(b"{") else b"}")
+
+    return SAMPLE.sub(add, samples)

@@ -1,0 +1,146 @@
+"""The Ray Serve application: an ingress deployment, a deployment of model replicas, and one coordinator.
+
+`application` makes it from the settings; `build` from the arguments of a Serve config file (see docker/ray.yml).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+
+from server.engine.worker_process import encode_settings
+from server.imports import hide_torch
+from server.ray.coordinator import Coordinator
+from server.ray.handles import ServeCoordinator, ServeReplicas
+from server.ray.replica import ModelReplica
+from server.ray.scale import Scale
+from server.settings import Auth, Settings, SettingsError, load_settings
+from server.telemetry.logs import configure
+
+ROUTER = "server.ray.router.AffinityRouter"
+NEIGHBOURS = 2  # replicas that are tried after a full one
+COORDINATOR_CALLS = 10_000  # at once
+NO_ACCESS_LOG = {"enable_access_log": False}  # the ingress logs its requests itself
+INGRESS_CALLS = 1024  # HTTP requests at once, per ingress
+
+
+class Replica(ModelReplica):
+    """A model replica as a Serve deployment."""
+
+    async def __init__(self, settings: dict[str, Any], coordinator: DeploymentHandle[Any]) -> None:  # type: ignore[misc]
+        super().__init__(settings)
+        await self.start()
+        self._reports = asyncio.create_task(ServeCoordinator(coordinator, replica_name()).report(self.metrics))
+
+    async def __del__(self) -> None:
+        self._reports.cancel()
+        await self.stop()
+
+
+class Ingress:
+    """The HTTP application as a Serve deployment."""
+
+    async def __init__(  # type: ignore[misc]
+        self, settings: Settings, replicas: DeploymentHandle[Any], coordinator: DeploymentHandle[Any]
+    ) -> None:
+        configure(settings.logging)
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        if not settings.model.trust_remote_code:
+            hide_torch()
+        from server.ray.ingress import create_ingress  # imports transformers
+
+        member = ServeCoordinator(coordinator, f"ingress-{replica_name()}")
+        self._app, quotas = create_ingress(settings, ServeReplicas(replicas), member, member.page)
+        self._reports = asyncio.create_task(member.report(self._app.state.metrics, quotas.held))
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return self._app
+
+
+def replica_name() -> str:
+    """The name of this process among those of its deployment."""
+    return str(serve.get_replica_context().replica_id.unique_id)
+
+
+def application(settings: Settings, scale: Scale, replica: type[Replica] = Replica) -> Application:
+    """The application. Raises SettingsError if a setting does not work on a cluster."""
+    check(settings)
+    coordinator = serve.deployment(
+        Coordinator,
+        name="coordinator",
+        max_ongoing_requests=COORDINATOR_CALLS,
+        ray_actor_options={"num_cpus": 0},
+        logging_config=NO_ACCESS_LOG,
+    ).bind(without_keys(settings.auth))
+    replicas = replica_deployment(settings, scale, replica).bind(encode_settings(settings), coordinator)
+    return ingress_deployment(settings, scale).bind(settings, replicas, coordinator)
+
+
+def ingress_deployment(settings: Settings, scale: Scale) -> Any:
+    """The deployment of the ingresses, not yet bound to its arguments."""
+    # Stored responses are in the ingress that made them; a client with the header `x-session-id` returns to it.
+    several: dict[str, Any] = {"request_router_config": RequestRouterConfig(request_router_class=ROUTER)}
+    return serve.deployment(
+        serve.ingress()(Ingress),
+        name="ingress",
+        num_replicas=scale.ingress_replicas,
+        max_ongoing_requests=INGRESS_CALLS,
+        graceful_shutdown_timeout_s=settings.server.drain_seconds,
+        ray_actor_options={"num_cpus": scale.ingress_cpus},
+        logging_config=NO_ACCESS_LOG,
+        **(several if scale.ingress_replicas > 1 else {}),
+    )
+
+
+def replica_deployment(settings: Settings, scale: Scale, replica: type[Replica]) -> Any:
+    """The deployment of the model replicas, not yet bound to its arguments."""
+    active = settings.scheduling.most_active
+    count: dict[str, Any] = {"num_replicas": scale.replicas}
+    if scale.max_replicas is not None:
+        bounds = {"min_replicas": scale.replicas, "max_replicas": scale.max_replicas}
+        count = {"autoscaling_config": AutoscalingConfig(**bounds, target_ongoing_requests=active)}
+    return serve.deployment(
+        replica,
+        name="replica",
+        max_ongoing_requests=2 * active,  # as many wait as run; further ones go to a neighbour
+        max_queued_requests=max(1, settings.scheduling.max_waiting),
+        graceful_shutdown_timeout_s=settings.server.drain_seconds,
+        request_router_config=RequestRouterConfig(
+            request_router_class=ROUTER, request_router_kwargs={"num_fallback_replicas": NEIGHBOURS}
+        ),
+        ray_actor_options={"num_cpus": scale.cpus, "num_gpus": scale.gpus},
+        logging_config=NO_ACCESS_LOG,
+        **count,
+    )
+
+
+def check(settings: Settings) -> None:
+    """Raises SettingsError."""
+    if settings.metrics.port is not None:
+        raise SettingsError(
+            "metrics.port does not work on a Ray cluster, whose ingress serves /metrics; set metrics.key instead."
+        )
+
+
+def without_keys(auth: Auth) -> Auth:
+    """The quotas of each principal, without its key."""
+    masked = auth.model_dump(mode="json")
+    return Auth.model_validate(masked | {"file": None})
+
+
+def build(arguments: dict[str, Any]) -> Application:
+    """The application of a Serve config file: `config` is a settings file on the nodes, the rest are fields of `Scale`."""
+    config = arguments.get("config")
+    scale = Scale.model_validate({name: value for name, value in arguments.items() if name != "config"})
+    settings = load_settings(Path(config) if config else None)
+    if not (settings.auth.keys or settings.auth.open):  # Ray's proxy listens where the Serve config file says
+        raise SettingsError("A cluster needs API keys; set auth.keys or auth.file, or auth.open if others control access.")
+    return application(settings, scale)

@@ -1,0 +1,61 @@
+"""The embedded model keeps its quality in 8 and 4 bits, and the comparison is exact about what it compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import quality
+from bench.plan import BenchError
+from bench.quality import Scores, compare, read_windows, run, scores, show
+from server.settings import Settings
+
+TEXT = Path(quality.__file__)  # code, which the embedded model knows
+vnni = pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="the CPU has no VNNI instructions")
+
+
+def quantized(settings: Settings, quantize: str) -> Settings:
+    return settings.model_copy(update={"model": settings.model.model_copy(update={"quantize": quantize})})
+
+
+@vnni
+def test_the_embedded_model_loses_little(exact: Settings) -> None:
+    windows = read_windows(TEXT, exact, window=256, tokens=768)
+    full = scores(exact, windows)
+    assert len(full.nats) == 768 - 3 and full.weight_bits == 32
+    eight, four = (compare(full, scores(quantized(exact, name), windows)) for name in ("int8", "int4"))
+    assert abs(eight["more_nats"]) < 0.005 and eight["same_greedy_tokens"] > 0.97
+    assert abs(four["more_nats"]) < 0.04 and four["same_greedy_tokens"] > 0.85
+    assert eight["weights_mb"][1] < eight["weights_mb"][0] / 3 and four["weights_mb"][1] < eight["weights_mb"][1]
+
+
+@vnni
+def test_figures_are_printed_and_saved(exact: Settings, tmp_path: Path, printed: Callable[[], str]) -> None:
+    figures = run(quantized(exact, "int8"), TEXT, window=16, tokens=32, out=tmp_path / "quality.json")
+    assert figures["tokens"] == 30 and (tmp_path / "quality.json").exists()
+    assert "nats per token" in printed()
+
+
+def test_equal_models_differ_in_nothing(printed: Callable[[], str]) -> None:
+    nats, choices = torch.tensor([1.0, 3.0], dtype=torch.float64), torch.tensor([4, 5])
+    figures = compare(Scores(nats, choices, 8.0, 16.0), Scores(nats * 1.5, torch.tensor([4, 6]), 4.0, 8.0))
+    assert figures["nats_per_token"] == [2.0, 3.0]
+    assert (figures["more_nats"], figures["same_greedy_tokens"]) == (0.5, 0.5)
+    show(figures | {"model": "m", "quantize": "int8"})
+    assert "+50.00%" in printed()
+
+
+def test_full_weights_are_not_compared_with_themselves(exact: Settings) -> None:
+    with pytest.raises(BenchError, match=r"Set --model\.quantize"):
+        run(exact, TEXT, 16, 32, None)
+
+
+def test_a_text_that_cannot_be_read_is_reported(exact: Settings, tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\xff")
+    (tmp_path / "empty").write_text("")
+    for name, error in (("missing", "is not a text"), ("binary", "is not a text"), ("empty", "fewer than two tokens")):
+        with pytest.raises(BenchError, match=error):
+            read_windows(tmp_path / name, exact, 16, 32)

@@ -1,0 +1,82 @@
+"""The examples of a Ray cluster: compared with the code that reads them."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+
+from server.ray.command import ENVIRONMENT, NAME
+from server.ray.coordinator import merged
+from server.ray.scale import Scale
+from server.settings import Settings
+from server.telemetry.metrics import Metrics
+from tests.docker.manifest import RAY_SERVICE
+from tests.docker.test_files import MANIFESTS
+
+ROOT = Path(__file__).parents[2]
+SERVE: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "ray.yml").read_text())
+KUBERAY: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "kuberay.yml").read_text())
+GROUPS = [KUBERAY["spec"]["rayClusterConfig"]["headGroupSpec"], *KUBERAY["spec"]["rayClusterConfig"]["workerGroupSpecs"]]
+
+
+def applications() -> list[dict[str, Any]]:
+    return [*SERVE["applications"], *yaml.safe_load(KUBERAY["spec"]["serveConfigV2"])["applications"]]
+
+
+def test_the_applications_are_built_by_this_code() -> None:
+    for application in applications():
+        module, function = application["import_path"].split(":")
+        assert application["name"] == NAME
+        assert find_spec(module) and f"def {function}(" in (ROOT / f"{module.replace('.', '/')}.py").read_text()
+        Scale.model_validate({name: value for name, value in application["args"].items() if name != "config"})
+
+
+def test_the_manifest_has_the_fields_of_its_kind() -> None:
+    jsonschema.validate(KUBERAY, RAY_SERVICE)
+
+
+def test_ray_is_the_version_of_the_extra() -> None:
+    version = KUBERAY["spec"]["rayClusterConfig"]["rayVersion"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["ray"] == [f"ray[serve]>={version.rsplit('.', 1)[0]},<2.61"]
+    assert f"ray=={version}" in (ROOT / "constraints.txt").read_text().splitlines()
+    assert f"ray[serve]=={version}" in (ROOT / "docs" / "scale.md").read_text()
+
+
+def test_every_pod_has_the_settings_the_keys_and_room_for_a_replica() -> None:
+    arguments = applications()[1]["args"]
+    for group in GROUPS:
+        pod = group["template"]["spec"]
+        [container] = pod["containers"]
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        variables = {variable["name"]: variable["value"] for variable in container["env"]}
+        assert set(mounts.values()) == {volume["name"] for volume in pod["volumes"]}
+        assert str(Path(arguments["config"]).parent) in mounts
+        assert str(Path(variables["OUTRIDER_AUTH__FILE"]).parent) in mounts
+        assert variables.items() >= ENVIRONMENT.items()
+        assert int(container["resources"]["requests"]["cpu"]) >= arguments["cpus"]
+        expected = MANIFESTS["Deployment"]["spec"]["template"]["spec"]["securityContext"]
+        assert pod["securityContext"].items() <= expected.items()
+
+
+def test_prometheus_scrapes_the_ingress_with_the_rules_of_one_server() -> None:
+    scrape = yaml.safe_load((ROOT / "docker" / "ray-prometheus.yml").read_text())
+    one = yaml.safe_load((ROOT / "docker" / "prometheus.yml").read_text())
+    assert scrape["rule_files"] == one["rule_files"]
+    jobs = {job["job_name"]: job for job in scrape["scrape_configs"]}
+    assert jobs["outrider"]["static_configs"] == [{"targets": [f"head:{Settings().server.port}"]}]
+    assert one["scrape_configs"][0]["job_name"] in jobs
+
+
+def test_dashboards_choose_a_label_that_the_page_has() -> None:
+    page = merged({"one": Metrics().render()}).decode()
+    for file in (ROOT / "docker" / "grafana" / "dashboards").glob("*.json"):
+        text = file.read_text()
+        assert text.count('replica=~\\"$replica\\"') > 10
+        assert "label_values(outrider_steps_total" in text
+    assert 'outrider_steps_total{replica="one"}' in page

@@ -1,0 +1,279 @@
+"""A cluster of several Ray nodes on this machine: the answers of one server, and what is lost when parts are killed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import models
+from tests.servers import ALICE, BOB, METRICS, Served, compile_kernels, wait_until
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+]
+pytest.importorskip("ray")
+
+PORT = 18080
+START_SECONDS = 180
+LONG: dict[str, Any] = {"max_tokens": 250, "ignore_eos": True, "speculation": {"max_nodes": 0}}
+NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+
+
+@dataclass
+class Deployed:
+    """A deployed application, and the Ray cluster that it runs on."""
+
+    cluster: Any
+    http: httpx.Client
+    nodes: list[Any]  # without the head
+
+    def chat(self, content: str, earlier: tuple[dict[str, str], ...] = (), **fields: Any) -> dict[str, Any]:
+        """The answer to a chat. Raises httpx.HTTPStatusError."""
+        response = self.http.post("/v1/chat/completions", json=chat_body(content, earlier, **fields))
+        response.raise_for_status()
+        answer: dict[str, Any] = response.json()
+        return answer
+
+
+@dataclass
+class Stream:
+    """A stream that a thread reads."""
+
+    text: str = ""
+    error: dict[str, Any] | None = None
+    done: bool = False  # `[DONE]` has arrived
+    broken: bool = False  # the connection ended before it
+    started: threading.Event = field(default_factory=threading.Event)
+
+
+def chat_body(content: str, earlier: tuple[dict[str, str], ...] = (), **fields: Any) -> dict[str, Any]:
+    message = {"role": "user", "content": content}
+    return {"model": models.NAME, "messages": [*earlier, message], "max_tokens": 24, "seed": 7, **fields}
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    text: str = answer["choices"][0]["message"]["content"]
+    return text
+
+
+def pids(kind: str) -> list[int]:
+    """The processes of a deployment; Ray names them after it."""
+    title = f"ray::ServeReplica:outrider:{kind}".encode()
+    files = Path("/proc").glob("[0-9]*/cmdline")
+    return [int(file.parent.name) for file in files if read(file).startswith(title)]
+
+
+def read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # the process has ended
+        return b""
+
+
+def read_stream(http: httpx.Client, stream: Stream, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+    """Reads a stream to its end."""
+    try:
+        with http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}, headers=headers) as response:
+            for line in response.iter_lines():
+                data = line.removeprefix("data: ")
+                stream.done = stream.done or data == "[DONE]"
+                if data.startswith("{"):
+                    event = json.loads(data)
+                    stream.error = event.get("error", stream.error)
+                    stream.text += "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
+                    if stream.text:
+                        stream.started.set()
+            if response.status_code != 200:
+                stream.error = {"code": response.status_code}
+    except httpx.HTTPError:
+        stream.broken = True
+    finally:
+        stream.started.set()
+
+
+@contextmanager
+def streams(http: httpx.Client, count: int, started: int, **fields: Any) -> Iterator[list[Stream]]:
+    """Long streams of conversations of their own, of which `started` are known to have begun. Ends when all have ended."""
+    found = [Stream() for _ in range(count)]
+    bodies = [chat_body(f"Write function number {number}.", **{**LONG, **fields}) for number in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        tasks = [pool.submit(read_stream, http, stream, body) for stream, body in zip(found, bodies, strict=True)]
+        wait_until(lambda: sum(stream.started.is_set() for stream in found) >= started)
+        yield found
+        for task in tasks:
+            task.result()
+
+
+def wait_ready(http: httpx.Client) -> None:
+    """Returns once the ingress answers and has reached a replica."""
+
+    def ready() -> bool:
+        try:
+            return http.get("/ready").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    wait_until(ready, START_SECONDS)
+
+
+def serving(http: httpx.Client) -> set[str]:
+    """The replicas that have decoded something, as the metrics tell."""
+    found = re.findall(r'^outrider_steps_total{replica="(\w+)"} (?!0\.0)', http.get("/metrics").text, flags=re.MULTILINE)
+    return set(found)
+
+
+def wait_serving(deployed: Deployed, replicas: int) -> None:
+    """Returns once the ingress sends requests to this many replicas."""
+    numbers = itertools.count()
+
+    def all_serve() -> bool:
+        for _ in range(4):
+            deployed.chat(f"Count to {next(numbers)}.", max_tokens=2)
+        return len(serving(deployed.http)) >= replicas
+
+    wait_until(all_serve, START_SECONDS)
+
+
+def deploy(replicas: int, ingress_replicas: int = 1, **settings: Any) -> None:
+    """Deploys, or changes what is deployed."""
+    from ray import serve
+
+    from server.ray.deployment import application
+    from server.ray.scale import Scale
+    from server.settings import load_settings
+
+    flags = {"model.threads": 1, "model.dtype": "float32", "speculation.cost_folder": None, **settings}
+    scale = Scale(replicas=replicas, ingress_replicas=ingress_replicas, ingress_cpus=0.1, cpus=1)
+    serve.run(application(load_settings(None, flags), scale), name="outrider")
+
+
+@pytest.fixture(scope="module")
+def deployed() -> Iterator[Deployed]:
+    """Two replicas on a head and two nodes."""
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_memory_monitor_refresh_ms": "0",  # other programs of this machine may use its memory
+        "PYTHONPATH": str(Path(models.__file__).parents[1]),
+    }
+    compile_kernels()
+    import ray
+    from ray import serve
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args=NODE)  # the ingress leaves no room for a replica there
+    try:
+        nodes = [cluster.add_node(**NODE) for _ in range(2)]
+        ray.init(address=cluster.address, log_to_driver=False)
+        serve.start(http_options={"host": "127.0.0.1", "port": PORT}, proxy_location="HeadOnly")
+        deploy(replicas=2)
+        with httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=300, limits=httpx.Limits(max_connections=100)) as http:
+            wait_ready(http)
+            application = Deployed(cluster, http, nodes)
+            wait_serving(application, 2)
+            yield application
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def test_answers_are_those_of_one_server(deployed: Deployed, served: Served) -> None:
+    body = chat_body("Write a function that reverses a list.", temperature=0.7)
+    paths = {
+        "/v1/chat/completions": body,
+        "/v1/completions": {"model": models.NAME, "prompt": "def add(a, b):", "max_tokens": 16, "seed": 3, "n": 2},
+        "/v1/messages": {key: body[key] for key in ("model", "messages", "max_tokens")} | {"temperature": 0},
+    }
+    for path, each in paths.items():
+        here, there = deployed.http.post(path, json=each).json(), served.http.post(path, json=each).json()
+        for answer in (here, there):
+            for changing in ("id", "created", "timings", "usage"):
+                answer.pop(changing, None)
+        assert here == there
+
+
+def test_a_conversation_without_an_id_stays_on_its_replica(deployed: Deployed) -> None:
+    for number in range(20):
+        question = f"{number}. Write a function with a docstring. " * 8  # long: a short beginning is not worth a session
+        first = deployed.chat(question)
+        earlier = ({"role": "user", "content": question}, {"role": "assistant", "content": text_of(first)})
+        second = deployed.chat("Now add types.", earlier)
+        assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 50, number
+
+
+def test_metrics_carry_the_replica(deployed: Deployed) -> None:
+    def replicas() -> set[str]:
+        lines = deployed.http.get("/metrics").text.splitlines()
+        return {line.split('replica="')[1].split('"')[0] for line in lines if line.startswith("outrider_steps_total{")}
+
+    wait_until(lambda: len(replicas()) >= 3)  # the ingress and two replicas
+    assert sum(name.startswith("ingress-") for name in replicas()) == 1
+
+
+def test_a_killed_replica_loses_only_what_it_was_answering(deployed: Deployed) -> None:
+    expected = [text_of(deployed.chat(f"Write function number {number}.", **LONG)) for number in range(3)]
+    with streams(deployed.http, 12, started=5) as found:  # 4 of each replica run, the others wait
+        begun = [stream for stream in found if stream.started.is_set()]
+        os.kill(pids("replica")[0], signal.SIGKILL)
+    failed = [stream for stream in found if stream.error is not None]
+    assert 0 < len(failed) <= 5
+    assert all(stream in begun or stream.text for stream in failed)
+    assert {stream.error["code"] for stream in failed if stream.error} == {"worker_unavailable"}
+    assert sum(stream.done for stream in found if stream not in failed) == 12 - len(failed)
+    for number in range(3):  # wherever it is answered now
+        assert text_of(deployed.chat(f"Write function number {number}.", **LONG)) == expected[number]
+
+
+def test_a_killed_node_loses_only_what_it_was_answering(deployed: Deployed) -> None:
+    wait_until(lambda: len(pids("replica")) == 2, START_SECONDS)
+    with streams(deployed.http, 12, started=5) as found:
+        lost = deployed.nodes.pop()
+        deployed.cluster.remove_node(lost, allow_graceful=False)
+    failed = [stream for stream in found if stream.error is not None]
+    assert len(failed) <= 5
+    assert all(stream.done for stream in found if stream not in failed)
+    deployed.nodes.append(deployed.cluster.add_node(**NODE))
+    wait_until(lambda: len(pids("replica")) == 2, START_SECONDS)
+
+
+def test_a_killed_ingress_breaks_its_streams_and_is_replaced(deployed: Deployed) -> None:
+    with streams(deployed.http, 4, started=4) as found:
+        os.kill(pids("ingress")[0], signal.SIGKILL)
+    assert not any(stream.done for stream in found)
+    wait_ready(deployed.http)
+    assert text_of(deployed.chat("Write a function."))
+
+
+def test_a_removed_replica_finishes_its_answers(deployed: Deployed) -> None:
+    with streams(deployed.http, 6, started=4) as found:
+        deploy(replicas=1)
+    assert all(stream.done and stream.error is None for stream in found)
+    wait_until(lambda: len(pids("replica")) == 1)
+
+
+def test_quotas_hold_across_ingresses(deployed: Deployed) -> None:
+    keys = {"alice": {"key": ALICE, "max_concurrent": 2}, "bob": BOB}
+    deploy(1, 3, **{"auth.keys": keys, "metrics.key": METRICS})
+    deployed.http.headers["Authorization"] = f"Bearer {ALICE}"
+    wait_ready(deployed.http)
+    with streams(deployed.http, 8, started=8) as found:  # those that are refused have started, too
+        pass
+    refused = [stream for stream in found if stream.error == {"code": 429}]
+    assert len(refused) == 6
+    assert sum(stream.done for stream in found) == 2
+    assert deployed.chat("Write a function.")  # both are released

@@ -1,0 +1,189 @@
+"""The ingress's engine over fake replicas: what is lost with a replica, what is sent again, and how requests end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from server.engine.engine import DeadlineExceeded, InvalidRequest, Overloaded, ShuttingDown, WorkerLost
+from server.engine.messages import Request, TokenEvent
+from server.ray import remote_engine, wire
+from server.ray.remote_engine import MAX_LOSSES, RemoteEngine, ReplicaLost, ReplicasFull
+from server.settings import load_settings
+from server.telemetry.metrics import Metrics
+from tests.server.engine.fakes import READY
+from verify.sampling_params import SamplingParams
+
+Item = bytes | Exception | None  # None waits for ever
+
+
+def event(text: str, last: bool = False) -> bytes:
+    return wire.encode_batch([TokenEvent("a", [1], text, "stop" if last else None)])
+
+
+class FakeReplicas:
+    """Plays one script per attempt."""
+
+    def __init__(self, *scripts: list[Item]) -> None:
+        self.scripts = list(scripts)
+        self.calls: list[tuple[str, wire.Call]] = []
+        self.forgotten: list[str] = []
+        self.closed = 0
+        self.unreachable = 0  # attempts to describe a replica that fail
+
+    async def describe(self) -> bytes:
+        if self.unreachable:
+            self.unreachable -= 1
+            raise ReplicaLost
+        return wire.encode(READY)
+
+    async def generate(self, affinity: str, call: bytes) -> AsyncGenerator[bytes, None]:
+        self.calls.append((affinity, wire.decode_call(call)))
+        try:
+            for item in self.scripts.pop(0):
+                await asyncio.sleep(0)
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    await asyncio.Event().wait()
+                else:
+                    yield item
+        finally:
+            self.closed += 1
+
+    def forget(self, affinity: str, call: bytes) -> None:
+        self.forgotten.append(affinity)
+
+
+def request(**fields: Any) -> Request:
+    return Request("a", [1, 2], SamplingParams(), 5, affinity="conversation", **fields)
+
+
+def run(replicas: FakeReplicas, body: Callable[[RemoteEngine], Awaitable[None]], **settings: Any) -> None:
+    async def main() -> None:
+        engine = RemoteEngine(load_settings(None, settings), Metrics(), replicas)
+        await engine.start(lambda _: None)
+        assert await engine.wait_started() == READY
+        await body(engine)
+        await engine.stop()
+
+    asyncio.run(main())
+
+
+async def texts(engine: RemoteEngine, admitted: bool = False) -> list[str]:
+    return ["-" if each is None else each.text async for each in engine.generate(request(), admitted=admitted)]
+
+
+def test_a_request_goes_where_its_conversation_is() -> None:
+    replicas = FakeReplicas([event("a"), event("b", last=True)])
+
+    async def body(engine: RemoteEngine) -> None:
+        assert engine.ready and engine.state == "ready"
+        assert await texts(engine) == ["a", "b"]
+        engine.forget(request(session="s"))
+        engine.forget(request())
+
+    run(replicas, body)
+    [(affinity, call)] = replicas.calls
+    assert (affinity, call.request, call.admitted) == ("conversation", request(), False)
+    assert call.age_seconds >= 0
+    assert replicas.forgotten == ["conversation"]
+
+
+def test_a_replica_that_is_lost_before_its_first_token_is_replaced() -> None:
+    replicas = FakeReplicas([ReplicaLost()], [ReplicaLost()], [event("a", last=True)])
+
+    async def body(engine: RemoteEngine) -> None:
+        assert await texts(engine) == ["a"]
+
+    run(replicas, body)
+    assert [call.admitted for _, call in replicas.calls] == [False, True, True]  # it keeps its place
+
+
+@pytest.mark.parametrize("script", [[event("a"), ReplicaLost()], [event("a")]])
+def test_an_answer_that_has_begun_is_lost_with_its_replica(script: list[Item]) -> None:
+    replicas = FakeReplicas(script)
+
+    async def body(engine: RemoteEngine) -> None:
+        with pytest.raises(WorkerLost, match="try again shortly"):
+            await texts(engine)
+
+    run(replicas, body)
+    assert len(replicas.calls) == 1
+
+
+def test_a_request_does_not_end_every_replica() -> None:
+    lost: list[Item] = [ReplicaLost()]
+    replicas = FakeReplicas(*[lost] * (MAX_LOSSES + 1))
+
+    async def body(engine: RemoteEngine) -> None:
+        with pytest.raises(WorkerLost):
+            await texts(engine)
+
+    run(replicas, body)
+    assert len(replicas.calls) == MAX_LOSSES
+
+
+def test_errors_of_a_replica_reach_the_client() -> None:
+    replicas = FakeReplicas([event("a"), wire.encode_batch([InvalidRequest("why")])], [ReplicasFull()])
+
+    async def body(engine: RemoteEngine) -> None:
+        with pytest.raises(InvalidRequest, match="why"):
+            await texts(engine)
+        with pytest.raises(Overloaded, match="All replicas are busy"):
+            await texts(engine)
+
+    run(replicas, body)
+
+
+def test_an_idle_stream_is_kept_alive_and_its_end_cancels_the_call() -> None:
+    replicas = FakeReplicas([event("a"), None])
+
+    async def body(engine: RemoteEngine) -> None:
+        async with aclosing(engine.generate(request())) as events:
+            found = [await anext(events) for _ in range(3)]
+        assert [each and each.text for each in found] == ["a", None, None]
+        assert replicas.closed == 1
+
+    run(replicas, body, **{"server.keep_alive_seconds": 0.001})
+
+
+def test_time_limits_hold_while_no_replica_has_room() -> None:
+    replicas = FakeReplicas([None], [event("a"), None])
+
+    async def body(engine: RemoteEngine) -> None:
+        with pytest.raises(DeadlineExceeded):
+            await texts(engine)
+        async with aclosing(engine.generate(request())) as events:
+            assert await anext(events)  # it no longer waits
+        assert replicas.closed == 2
+
+    run(replicas, body, **{"scheduling.queue_seconds": 0.001})
+
+
+def test_it_waits_for_a_first_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_engine, "RETRY_SECONDS", 0.0)
+    replicas = FakeReplicas()
+    replicas.unreachable = 3
+
+    async def body(engine: RemoteEngine) -> None:
+        assert engine.info == READY
+
+    run(replicas, body)
+
+
+def test_a_stopped_ingress_refuses_requests() -> None:
+    replicas = FakeReplicas([event("a", last=True)])
+
+    async def body(engine: RemoteEngine) -> None:
+        await engine.stop()
+        assert engine.state == "draining" and not engine.ready
+        with pytest.raises(ShuttingDown):
+            await texts(engine)
+        assert await texts(engine, admitted=True) == ["a"]  # a later choice of an accepted request
+
+    run(replicas, body)

@@ -1,0 +1,125 @@
+"""A replica over a fake worker: events in order, bounded, and cancelled with their reader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, cast
+
+import pytest
+
+from server.engine.engine import MAX_UNREAD_EVENTS, Engine, EngineError, InvalidRequest
+from server.engine.messages import Cancel, Failed, Pause, Request, Resume, StepReport, TokenEvent, ToWorker
+from server.engine.worker_process import encode_settings
+from server.ray import wire
+from server.ray.replica import ModelReplica
+from server.settings import load_settings
+from tests.server.engine.fakes import READY, FakeProcess, Launcher
+from verify.sampling_params import SamplingParams
+
+REQUEST = Request("a", [1, 2], SamplingParams(), 500)
+CALL = wire.encode(wire.Call(REQUEST, 0.0, False))
+
+
+def run(body: Callable[[ModelReplica, FakeProcess], Awaitable[None]]) -> None:
+    async def main() -> None:
+        replica, launcher = ModelReplica(encode_settings(load_settings())), Launcher()
+        engine = cast(Engine, replica._engine)
+        engine._supervisor._launch = launcher
+        starting = asyncio.ensure_future(replica.start())
+        async with asyncio.timeout(5):
+            while not launcher.started:
+                await asyncio.sleep(0.001)
+            launcher.started[0].send(READY)
+            await starting
+        await body(replica, launcher.started[0])
+        await replica.stop()
+
+    asyncio.run(main())
+
+
+async def received(worker: FakeProcess) -> ToWorker:
+    async with asyncio.timeout(5):
+        while not (found := await asyncio.to_thread(worker.receive)):
+            pass
+    return found[0]
+
+
+def event(text: str, **fields: Any) -> TokenEvent:
+    return TokenEvent("a", [1], text, **fields)
+
+
+def test_events_that_are_ready_together_share_a_batch() -> None:
+    step = StepReport(1e-4, 1e-3, 1e-4, {"trigram": 3}, {"trigram": 1})
+    sent = [event("x", step=step), event("y", step=step), event("z", finish="stop", step=step)]
+
+    async def body(replica: ModelReplica, worker: FakeProcess) -> None:
+        assert wire.decode_ready(await replica.describe()) == READY
+        async with aclosing(replica.generate(CALL)) as batches:
+            first = asyncio.ensure_future(anext(batches))
+            assert await received(worker) == REQUEST
+            worker.send(sent[0])
+            found = wire.decode_batch(await first)
+            worker.send(sent[1])
+            worker.send(sent[2])
+            await asyncio.sleep(0.05)
+            async for batch in batches:
+                found += wire.decode_batch(batch)
+        assert found == sent
+        assert "outrider_steps_total 3.0" in replica.metrics.render().decode()
+
+    run(body)
+
+
+def test_an_error_ends_the_answer() -> None:
+    async def body(replica: ModelReplica, worker: FakeProcess) -> None:
+        async with aclosing(replica.generate(CALL)) as batches:
+            first = asyncio.ensure_future(anext(batches))
+            await received(worker)
+            worker.send(Failed("a", "why", client_error=True))
+            (error,) = wire.decode_batch(await first)
+            assert isinstance(error, InvalidRequest) and str(error) == "why"
+            assert await anext(batches, None) is None
+
+    run(body)
+
+
+def test_a_reader_that_leaves_cancels_the_request() -> None:
+    async def body(replica: ModelReplica, worker: FakeProcess) -> None:
+        async with aclosing(replica.generate(CALL)) as batches:
+            first = asyncio.ensure_future(anext(batches))
+            await received(worker)
+            worker.send(event("x"))
+            await first
+        assert await received(worker) == Cancel("a")
+
+    run(body)
+
+
+def test_a_request_whose_events_are_not_read_is_paused() -> None:
+    async def body(replica: ModelReplica, worker: FakeProcess) -> None:
+        async with aclosing(replica.generate(CALL)) as batches:
+            first = asyncio.ensure_future(anext(batches))
+            await received(worker)
+            worker.send(event("x"))
+            await first
+            for _ in range(2 * MAX_UNREAD_EVENTS + 1):  # as many as the replica holds, and as many as its engine does
+                worker.send(event("y"))
+            assert await received(worker) == Pause("a")
+            count = 0
+            while count < 2 * MAX_UNREAD_EVENTS + 1:
+                count += len(wire.decode_batch(await anext(batches)))
+            assert await received(worker) == Resume("a")
+
+    run(body)
+
+
+def test_a_replica_without_a_worker_is_not_healthy() -> None:
+    async def body(replica: ModelReplica, worker: FakeProcess) -> None:
+        replica.check_health()
+        cast(Engine, replica._engine).failure = "No memory."
+        with pytest.raises(EngineError, match="No memory"):
+            replica.check_health()
+
+    run(body)

@@ -1,0 +1,62 @@
+"""The quotas of an ingress: only keys with a quota ask the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from server.http.errors import APIError
+from server.ray.shared_quotas import SharedQuotas
+from server.settings import load_settings
+from server.telemetry.metrics import Metrics
+
+
+class FakeCounts:
+    """Refuses everything after `free` requests."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+        self.charged = 0
+
+    async def admit(self, principal: str, seconds_per_request: float) -> tuple[str, str, float] | None:
+        self.free -= 1
+        return None if self.free >= 0 else ("concurrency", "Too many.", seconds_per_request)
+
+    def release(self, principal: str) -> None:
+        self.free += 1
+
+    def charge(self, principal: str, requests: int) -> None:
+        self.charged += requests
+
+
+def test_a_key_with_a_quota_is_counted_by_the_coordinator() -> None:
+    metrics, counts = Metrics(), FakeCounts(1)
+    auth = load_settings(None, {"auth.keys": {"busy": {"key": "long-enough", "max_concurrent": 1}}}).auth
+    quotas = SharedQuotas(auth, metrics, counts, lambda: 2.0)
+    asyncio.run(quotas.admit("busy"))
+    assert quotas.held == {"busy": 1}
+    with pytest.raises(APIError, match="Too many") as raised:
+        asyncio.run(quotas.admit("busy"))
+    assert (raised.value.status_code, raised.value.retry_seconds) == (429, 2.0)
+    assert 'outrider_rejected_requests_total{reason="concurrency"} 1.0' in metrics.render().decode()
+    quotas.charge("busy", 0)
+    quotas.charge("busy", 3)
+    quotas.release("busy")
+    assert (quotas.held["busy"], counts.free, counts.charged) == (0, 0, 3)
+
+
+def test_a_key_without_a_quota_is_not_counted() -> None:
+    counts = FakeCounts(0)
+    quotas = SharedQuotas(load_settings().auth, Metrics(), counts, lambda: 1.0)
+    asyncio.run(quotas.admit("anyone"))
+    quotas.charge("anyone", 3)
+    quotas.release("anyone")
+    assert (counts.free, counts.charged) == (0, 0)
+
+
+def test_a_quota_of_all_keys_counts_for_each() -> None:
+    counts = FakeCounts(0)
+    quotas = SharedQuotas(load_settings(None, {"auth.requests_per_minute": 5}).auth, Metrics(), counts, lambda: 1.0)
+    with pytest.raises(APIError):
+        asyncio.run(quotas.admit("anyone"))

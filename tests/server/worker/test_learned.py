@@ -1,0 +1,78 @@
+"""Later sessions of a principal draft from its earlier ones; nobody else does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from drafters.interface import Ints
+from drafters.registry import Resources, make
+from drafters.sequence import Sequence
+from server.worker import learned
+from server.worker.learned import LearnedText, LearnedTexts
+from server.worker.resources import Stores
+
+VOCABULARY = 100
+TEXT = np.arange(10, 60, dtype=np.int32)
+
+
+def drafted(texts: LearnedTexts, principal: str, prompt: Ints) -> list[int]:
+    """What fusion drafts first for a new session."""
+    corpus = Stores([LearnedText(1, VOCABULARY)]).learning(texts.of(principal))
+    drafter = make("fusion", Resources(corpus=corpus, vocabulary=VOCABULARY))
+    drafter.begin(Sequence(prompt))
+    tokens: list[int] = drafter.propose(4).tokens.tolist()
+    return tokens
+
+
+def test_a_later_session_drafts_what_an_earlier_one_said() -> None:
+    texts = LearnedTexts(1000, VOCABULARY)
+    texts.of("alice").add("first", TEXT)
+    assert drafted(texts, "alice", TEXT[:3])[:2] == [13, 14]
+    assert not {13, 14} & set(drafted(texts, "bob", TEXT[:3]))
+
+
+def tokens(text: LearnedText) -> int:
+    """The number of indexed tokens, separators not counted."""
+    (block,) = text.current()
+    return block.size - len(text._texts) if block.size else 0
+
+
+def test_the_most_recent_texts_are_kept_up_to_the_bound() -> None:
+    text = LearnedText(60, VOCABULARY)
+    assert tokens(text) == 0
+    text.add("old", TEXT[:20])
+    text.add("new", TEXT[:40])
+    assert tokens(text) == 60
+    text.add("newer", TEXT[:30])  # "old" is dropped, and then "new", with which it would be too much
+    assert tokens(text) == 30
+    text.add("long", np.tile(TEXT, 3))
+    assert tokens(text) == 60
+
+
+def test_a_sessions_text_replaces_its_earlier_one() -> None:
+    text = LearnedText(1000, VOCABULARY)
+    for end in (20, 30, 50):
+        text.add("one", TEXT[:end])
+    assert tokens(text) == 50
+
+
+def test_texts_are_indexed_again_only_when_they_have_grown() -> None:
+    text = LearnedText(1000, VOCABULARY)
+    text.add("a", np.tile(TEXT, 10))
+    first = text.current()
+    text.add("b", TEXT)
+    assert text.current() is not None and text.current()[0] is first[0]
+    text.add("c", TEXT)
+    assert text.current()[0] is not first[0]
+
+
+def test_the_least_recently_used_principals_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learned, "MAX_PRINCIPALS", 2)
+    texts = LearnedTexts(1000, VOCABULARY)
+    first = texts.of("a")
+    texts.of("b")
+    assert texts.of("a") is first
+    texts.of("c")
+    assert texts.of("a") is first
+    assert len(texts._by_principal) == 2

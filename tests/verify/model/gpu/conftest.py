@@ -1,0 +1,61 @@
+"""Triton's interpreter as a GPU: small pages, few programs, and products in which a row's place does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+pytest.importorskip("triton")
+
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _convert_float, _LangPatchScope
+
+from verify.model import cache
+from verify.model.gpu import triton_attention
+from verify.model.runner import ModelRunner
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+PAGE = 64  # the least: a block of keys lies in one page
+
+
+def dot(_: Any, left: TensorHandle, right: TensorHandle, added: TensorHandle, *__: Any) -> TensorHandle:
+    """A product row by row: the interpreter's BLAS sums a row in another order at another place, and takes no bfloat16."""
+    rows, columns = (_convert_float(each.data, each.dtype, tl.float32, None).view(np.float32) for each in (left, right))
+    return TensorHandle(np.stack([row @ columns for row in rows]) + added.data, added.dtype.scalar)
+
+
+def patch_once(function: Any) -> Any:
+    """Replaces the language's functions by the interpreter's, unless they are: the interpreter does so in every call."""
+    languages = [value for value in function.__globals__.values() if value is tl or value is tl.core]
+    return patch_language(function) if any(map(is_unpatched, languages)) else _LangPatchScope()
+
+
+def is_unpatched(language: Any) -> bool:
+    return bool(tl.core.is_builtin(language.load))
+
+
+patch_language = interpreter._patch_lang
+
+
+@pytest.fixture(scope="package", autouse=True)
+def emulated_gpu() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "PAGE_TOKENS", PAGE)
+        patch.setattr(triton_attention, "SPLIT_KEYS", PAGE)
+        patch.setattr(triton_attention, "PROGRAMS", 4)
+        patch.setattr(InterpreterBuilder, "create_dot", dot)
+        patch.setattr(interpreter, "_patch_lang", patch_once)
+        yield
+
+
+@pytest.fixture(scope="package")
+def tiny_runner(tiny_config: LlamaConfig) -> ModelRunner:
+    """A runner without a backend, whose caches are contiguous, on the device that runs the kernels."""
+    torch.manual_seed(0)
+    return ModelRunner(LlamaForCausalLM(tiny_config).to(DEVICE), started=False)

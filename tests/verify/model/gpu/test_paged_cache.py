@@ -1,0 +1,143 @@
+"""Caches in pages: the same rows as contiguous ones, pages shared by forks, and pools that run out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verify.model.cache import CacheShape, KVCache, OutOfPages, Rows
+from verify.model.gpu.paged_cache import PagedCache, PagePool
+
+SHAPE = CacheShape.uniform(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def tiny_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verify.model.cache.PAGE_TOKENS", 4)
+
+
+def filled(pool: PagePool, length: int) -> PagedCache:
+    cache = PagedCache(pool, 64)
+    cache.fill(length, torch.Generator().manual_seed(length))
+    return cache
+
+
+def joined(rows: Rows) -> torch.Tensor:
+    """All rows, [layers, 2, kv_heads, length, head_dim]."""
+    return torch.cat([torch.empty(2, 2, 3, 0, 4), *rows.parts(rows.length)], 3)
+
+
+@pytest.mark.parametrize(("length", "known"), [(0, 0), (5, 0), (7, 3), (8, 0)])
+def test_writes_and_commits_are_those_of_a_contiguous_cache(length: int, known: int) -> None:
+    cache, reference = filled(PagePool(SHAPE, 8), length), KVCache(SHAPE, 32)
+    reference.fork(cache, length)
+    new = torch.randn(2, 2, 3, 9, 4)
+    cache.reserve(known + 9)
+    for layer in (0, 1):
+        key, value = new[layer].unbind()
+        pairs = zip(cache.write(layer, key, value, known), reference.write(layer, key, value, known), strict=True)
+        for found, expected in pairs:
+            assert found.shape == expected.shape
+            assert torch.equal(found[:, :length], expected[:, :length])
+            assert torch.equal(found[:, length + known :], expected[:, length + known :])
+    rows = [0, 1, *range(known + 3, known + 9, 2)]
+    if known:
+        rows = rows[2:]
+    cache.commit(rows)
+    reference.commit(rows)
+    assert torch.equal(joined(cache), joined(reference))
+
+
+def test_a_fork_takes_no_pages_until_one_of_both_writes() -> None:
+    pool = PagePool(SHAPE, 8)
+    cache, fork = filled(pool, 10), PagedCache(pool, 64)
+    before = joined(cache).clone()
+    fork.fork(cache, 9)
+    assert pool.free == 5
+    fork.reserve(1)
+    assert pool.free == 4
+    assert fork.table[:2] == cache.table[:2] and fork.table[2] != cache.table[2]
+    for part in (fork._part(8, 12), cache._part(8, 12)):
+        assert torch.equal(part[:, :, :, :1], before[:, :, :, 8:9])
+    cache.reserve(2)  # its last page is its own again
+    assert pool.free == 4
+    assert torch.equal(joined(fork), before[:, :, :, :9])
+
+
+def test_forks_hold_the_pages_of_a_cache_that_is_gone() -> None:
+    pool = PagePool(SHAPE, 8)
+    cache, fork = filled(pool, 11), PagedCache(pool, 64)
+    before = joined(cache).clone()
+    fork.fork(cache, 11)
+    del cache
+    assert torch.equal(joined(fork), before)
+    assert pool.free == 5
+    fork.truncate(4)
+    assert pool.free == 7
+    del fork
+    assert pool.free == 8
+
+
+def test_rows_are_restored_in_other_pages() -> None:
+    pool = PagePool(SHAPE, 4)
+    cache = filled(pool, 13)
+    before = joined(cache).clone()
+    swapped = cache.swap_out()
+    assert (pool.free, cache.length) == (4, 0)
+    other = filled(pool, 3)
+    with pytest.raises(OutOfPages, match="4 more pages of the KV cache are needed, and 3 are free"):
+        cache.fork(swapped, 13)
+    assert (pool.free, cache.length, cache.table) == (3, 0, [])
+    other.truncate(0)
+    cache.fork(swapped, 13)
+    assert torch.equal(joined(cache), before)
+
+
+def test_room_is_made_for_all_streams_or_none() -> None:
+    pool = PagePool(SHAPE, 4)
+    caches = [filled(pool, 4), filled(pool, 3), PagedCache(pool, 64)]
+    with pytest.raises(OutOfPages):
+        pool.reserve([(caches[0], 1), (caches[1], 1), (caches[2], 5)])
+    assert [len(cache.table) for cache in caches] == [1, 1, 0]
+    pool.reserve([(caches[0], 1), (caches[1], 1), (caches[2], 4)])
+    assert [len(cache.table) for cache in caches] == [2, 1, 1]
+    assert pool.free == 0
+
+
+OPERATIONS = st.tuples(
+    st.sampled_from(["write", "truncate", "swap", "fork"]), st.integers(0, 2), st.integers(0, 2), st.integers(0, 16)
+)
+
+
+@settings(max_examples=50)
+@given(st.lists(OPERATIONS, max_size=30))
+def test_holders_of_pages_do_not_change_each_other(operations: list[tuple[str, int, int, int]]) -> None:
+    """Each cache has the rows that it has written or forked, whatever others write, truncate, fork and swap."""
+    pool = PagePool(SHAPE, 12)
+    caches, expected = [PagedCache(pool, 64) for _ in range(3)], [[], [], []]  # type: ignore[var-annotated]
+    for clock, (kind, at, source, length) in enumerate(operations):
+        cache, values = caches[at], expected[at]
+        if kind == "fork" and at != source:
+            cache.truncate(0)
+            cache.fork(caches[source], length)
+            expected[at] = expected[source][: cache.length]
+        elif kind == "truncate":
+            cache.truncate(length)
+            expected[at] = values[:length]
+        elif kind == "swap":
+            cache.fork(cache.swap_out(), 16)
+        elif kind == "write" and cache.length < 16:
+            count = min(16 - cache.length, length)
+            cache.reserve(count)
+            for layer in (0, 1):
+                cache.write(layer, torch.full((3, count, 4), float(clock)), torch.full((3, count, 4), float(clock)))
+            cache.commit(list(range(count)))
+            expected[at] = values + [float(clock)] * count
+    for cache, values in zip(caches, expected, strict=True):
+        assert joined(cache)[1, 1, 2, :, 3].tolist() == values
+        assert len(cache.pages) <= len(values) // 4
+    for cache in caches:
+        cache.truncate(0)
+    assert pool.free == 12

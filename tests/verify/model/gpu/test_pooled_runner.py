@@ -1,0 +1,114 @@
+"""A model runner as on a GPU: caches in a pool, reserved before a forward, and rows whose bits do not depend on the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.verify.model.gpu.conftest import DEVICE
+from verify.errors import ModelError
+from verify.model import invariance
+from verify.model.batch import ForwardBatch
+from verify.model.cache import OutOfPages
+from verify.model.gpu.row_counts import TREE_ROWS
+from verify.model.invariance import Finding, holds, start
+from verify.model.row_class import RowClass
+from verify.model.runner import ModelRunner
+from verify.model.segment import Segment
+
+CONTEXT = 128
+
+
+def chain(*tokens: int) -> ForwardBatch:
+    return ForwardBatch.chain(torch.tensor(tokens))
+
+
+@pytest.fixture
+def make(tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[[torch.dtype], ModelRunner]:
+    """Makes a runner that is not started, of a small model."""
+    monkeypatch.setattr(ModelRunner, "in_pages", True)
+    monkeypatch.setattr(invariance, "COST_ROUNDS", 1)
+    torch.manual_seed(1)
+    return lambda dtype: ModelRunner(LlamaForCausalLM(tiny_config).to(DEVICE, dtype), CONTEXT, compile="off", started=False)
+
+
+def test_a_forward_without_room_changes_nothing(make: Callable[[torch.dtype], ModelRunner]) -> None:
+    runner = make(torch.float32)
+    runner.pages = 3
+    runner.start(CONTEXT)
+    full, other = runner.new_cache(), runner.new_cache()
+    runner.forward(full, chain(*range(5, 80)), logits=False)  # two pages
+    full.length = 75
+    before = [part.clone() for part in full.parts(75)]
+    segments = [Segment(other, chain(3)), Segment(full, chain(*range(60)), logits=False)]
+    with pytest.raises(OutOfPages, match="2 more pages of the KV cache are needed, and 1 are free"):
+        runner.forward_all(segments)
+    assert all(torch.equal(part, kept) for part, kept in zip(full.parts(75), before, strict=True))
+    swapped = full.swap_out()
+    alone = runner.forward(other, chain(3)).clone()
+    other.truncate(0)
+    full.fork(swapped, 75)
+    assert torch.equal(runner.forward_all([Segment(other, chain(3))])[0], alone)
+
+
+def test_a_prompt_is_read_into_pages(make: Callable[[torch.dtype], ModelRunner], tiny_runner: ModelRunner) -> None:
+    runner = make(torch.float32)
+    reference = ModelRunner(runner.model, CONTEXT, started=False)
+    runner.start(CONTEXT)
+    cache, tokens = runner.new_cache(), list(range(3, 93))
+    whole = reference.forward(reference.new_cache(), chain(*tokens), logits=False)
+    runner.forward(cache, chain(*tokens[:70]), logits=False)
+    cache.length = 70
+    assert torch.allclose(runner.forward(cache, chain(*tokens[70:]), logits=False), whole, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "trees"),
+    [
+        pytest.param(torch.float32, 8, ((70, 2),), marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, 16, ((3, 3), (61, 5), (70, 12)), marks=pytest.mark.slow),
+    ],
+)
+def test_trees_beside_streams_have_the_bits_of_single_tokens(
+    make: Callable[[torch.dtype], ModelRunner],
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    rows: int,
+    trees: tuple[tuple[int, int], ...],
+) -> None:
+    """In the class of one number of rows, which needs nothing of this machine's kernels but that places do not matter."""
+    runner = make(dtype)
+    one_number = RowClass(rows, rows, 1)
+    monkeypatch.setattr(invariance, "classes", lambda _: [one_number])
+    monkeypatch.setattr(invariance, "TREES", trees)
+    monkeypatch.setattr(invariance, "cost", lambda *_: 0.04)
+    start(runner, CONTEXT, "auto", None)
+    assert runner.row_class == one_number
+    assert runner.invariance == f"on, {rows} to {rows} rows, costs 4.0% of a step"
+    assert runner.draft_depth(60) == 3
+    assert runner.max_rows == rows
+
+
+def test_auto_follows_the_cost_on_a_gpu(make: Callable[[torch.dtype], ModelRunner], monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make(torch.float32)
+    monkeypatch.setattr(invariance, "find", lambda *_: Finding(RowClass(32, 72, 1), 0.2))
+    start(runner, CONTEXT, "auto", None)
+    assert (runner.row_class, runner.invariance) == (None, "off, 32 to 72 rows, costs 20.0% of a step")
+    assert runner.max_rows == 256
+    monkeypatch.setattr(invariance, "find", lambda *_: Finding(None, 0.0))
+    with pytest.raises(ModelError, match="depend on the draft's size"):
+        start(runner, CONTEXT, "on", None)
+
+
+@pytest.mark.slow
+def test_a_class_is_found_and_its_cost_measured(
+    make: Callable[[torch.dtype], ModelRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make(torch.float32)
+    monkeypatch.setattr(invariance, "TREES", ((3, 3),))
+    found = invariance.find(runner, CONTEXT)
+    assert found.rows is not None and found.rows.high >= TREE_ROWS
+    assert holds(runner, ((66, 4),))

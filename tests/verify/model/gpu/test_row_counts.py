@@ -1,0 +1,40 @@
+"""Classes of captured numbers of rows, found from what layers compute."""
+
+from __future__ import annotations
+
+import torch
+
+from drafters.interface import MAX_NODES
+from verify.model.gpu.row_counts import ROWS, TREE_ROWS, row_classes, without_split_k
+from verify.model.row_class import RowClass
+
+
+def outputs(kernels: dict[int, int]) -> dict[int, torch.Tensor]:
+    """What a layer computes by number of rows, if each number has a kernel with this rounding."""
+    return {count: torch.full((count, 2), float(kernels.get(count, 0))) for count in ROWS}
+
+
+def test_the_largest_tree_fits_into_a_captured_number() -> None:
+    assert list(ROWS) == sorted(ROWS)
+    assert MAX_NODES + 1 <= TREE_ROWS in ROWS
+
+
+def test_a_class_has_the_numbers_for_which_all_layers_agree() -> None:
+    one_number = RowClass(TREE_ROWS, TREE_ROWS, 1)
+    assert row_classes([outputs({}), outputs({1: 7, 2: 7})]) == [RowClass(4, 256, 1), one_number]
+    assert row_classes([outputs({128: 7, 256: 7}), outputs({1: 8, 16: 8})]) == [RowClass(32, TREE_ROWS, 1), one_number]
+    assert row_classes([outputs({count: count for count in ROWS})])[-1] == one_number
+
+
+def test_a_layer_in_which_the_place_of_a_row_matters_agrees_with_nothing() -> None:
+    changing = {count: torch.full((count, 2), torch.nan) for count in ROWS}
+    assert all(rows.low == rows.high for rows in row_classes([changing]))
+
+
+def test_split_products_are_forbidden_for_a_while() -> None:
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_bf16_reduced_precision_reduction_split_k
+    with without_split_k():
+        assert not settings.allow_bf16_reduced_precision_reduction_split_k
+        assert not settings.allow_fp16_reduced_precision_reduction_split_k
+    assert settings.allow_bf16_reduced_precision_reduction_split_k == before

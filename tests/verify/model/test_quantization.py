@@ -1,0 +1,160 @@
+"""Models whose layers are quantised while they load: which layers, how much memory, and lossless drafting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+import models
+from drafters.registry import Resources, make
+from verify import checkpoint
+from verify.decode import decode
+from verify.errors import ModelError
+from verify.generation import DecodeOptions
+from verify.model import quantization
+from verify.model.batch import ForwardBatch
+from verify.model.cpu.packing import PackedLinear
+from verify.model.cpu.quantized import Int4Linear, Int8Linear
+from verify.model.loading import LoadOptions, load_model, load_weights
+from verify.model.quantization import Quantization, Quantize, quantize_layers
+from verify.model.runner import ModelRunner
+from verify.sampling_params import SamplingParams
+from verify.verifier import TreeVerifier
+
+pytestmark = pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="the CPU has no VNNI instructions")
+PROMPT = np.arange(5, 40, dtype=np.int32)
+CPU = torch.device("cpu")
+KINDS = {"int8": Int8Linear, "int4": Int4Linear}
+
+
+def load(path: Path, quantize: Quantize, head: bool = True, dtype: str = "auto") -> ModelRunner:
+    return load_weights(LoadOptions(str(path), dtype=dtype, device="cpu", quantization=Quantization(quantize, head)))
+
+
+@pytest.fixture(params=["tied", "untied", "biased"])
+def saved(request: pytest.FixtureRequest, tmp_path: Path, tiny_config: LlamaConfig) -> Path:
+    """A model in two files."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 112}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    if request.param == "biased":
+        model: PreTrainedModel = Qwen2ForCausalLM(Qwen2Config(**sizes, **heads, tie_word_embeddings=True))
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                torch.nn.init.normal_(parameter)
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=request.param == "tied"))
+    model.save_pretrained(tmp_path, max_shard_size="80KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    return tmp_path
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_loading_gives_the_bits_of_quantising_the_loaded_model(saved: Path, quantize: Quantize) -> None:
+    loaded, whole = load(saved, quantize), load(saved, "none")
+    other = LlamaForCausalLM if "llama" in type(whole.model).__name__.lower() else Qwen2ForCausalLM
+    expected = other.from_pretrained(saved, attn_implementation=whole.model.config._attn_implementation)
+    quantize_layers(expected, Quantization(quantize), CPU)
+    reference = ModelRunner(expected)
+    batch = ForwardBatch.chain(torch.arange(3, 20))
+    loaded.start(128)
+    given = loaded.forward(loaded.new_cache(), batch)
+    assert torch.equal(given, reference.forward(reference.new_cache(), batch))
+    whole.start(128)
+    plain = whole.forward(whole.new_cache(), batch)
+    assert 0 < (given - plain).norm() < (0.05 if quantize == "int8" else 0.25) * plain.norm()
+
+
+@pytest.mark.parametrize("head", [True, False])
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_the_head_has_eight_bits_or_all(saved: Path, quantize: Quantize, head: bool) -> None:
+    model = load(saved, quantize, head).model
+    assert type(model.lm_head) is (Int8Linear if head else PackedLinear)
+    assert type(model.model.layers[1].mlp.down_proj) is KINDS[quantize]
+    assert type(model.model.embed_tokens) is torch.nn.Embedding
+    assert not hasattr(model.config, "quantization_config")
+
+
+def test_one_layer_at_a_time_has_full_weights(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace, most = quantization._replace, 0
+
+    def watched(model: PreTrainedModel, name: str, bits: int) -> None:
+        nonlocal most
+        linear = [module for module in model.modules() if type(module) is torch.nn.Linear and module is not model.lm_head]
+        most = max(most, sum(not module.weight.is_meta for module in linear))
+        replace(model, name, bits)
+
+    monkeypatch.setattr(quantization, "_replace", watched)
+    load(saved, "int4")
+    assert most == 1
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_drafts_change_no_answer(quantize: Quantize) -> None:
+    """Also in bfloat16 and without invariant attention, whose sums are the only ones that may differ."""
+    options = LoadOptions(str(models.TARGET), dtype="float32", device="cpu", quantization=Quantization(quantize))
+    runner = load_model(options)
+    for temperature in (0.0, 1.0):
+        wanted = DecodeOptions(SamplingParams(temperature=temperature, seed=2), max_tokens=40)
+        plain = decode(TreeVerifier(runner, runner.new_cache()), make("none", Resources()), PROMPT, wanted)
+        drafter = make("fusion", Resources(vocabulary=runner.vocabulary + 1))
+        drafted = decode(TreeVerifier(runner, runner.new_cache()), drafter, PROMPT, wanted)
+        assert drafted.tokens == plain.tokens
+        assert len(drafted.steps) < len(plain.steps)
+
+
+def test_a_quantised_model_is_traced(saved: Path) -> None:
+    runner = load(saved, "int4")
+    runner = ModelRunner(runner.model, pack=True, traced=True)
+    untraced = ModelRunner(runner.model)
+    assert runner.mode.backend is not None
+    batch = ForwardBatch.chain(torch.arange(6))
+    assert torch.equal(runner.forward(runner.new_cache(), batch), untraced.forward(untraced.new_cache(), batch))
+
+
+def test_bits_and_measurements_tell_models_apart(saved: Path) -> None:
+    runners = [load(saved, quantize) for quantize in ("none", "int8", "int4")]
+    bits = [runner.weight_bits for runner in runners]
+    assert bits[0] == 32 and 8 < bits[1] < 10 and bits[2] < bits[1]
+    assert len({runner.backends for runner in runners}) == 3
+
+
+def test_fp8_on_a_cpu_is_reported() -> None:
+    with pytest.raises(ModelError, match="fp8 is for GPUs; on a CPU, set it to int8 or int4"):
+        load(models.TARGET, "fp8")
+
+
+def test_torchao_is_named_where_a_gpu_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("verify.model.gpu.quantized.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"pip install 'outrider\[torchao\]'"):
+        Quantization("int8").check(torch.device("cuda"))
+
+
+def test_a_model_without_full_weights_is_reported(tiny_config: LlamaConfig) -> None:
+    model: Any = LlamaForCausalLM(tiny_config)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.__class__ = type("Other", (torch.nn.Linear,), {})
+    with pytest.raises(ModelError, match=r"set model\.quantize to none"):
+        quantize_layers(model, Quantization("int8"), CPU)
+
+
+@pytest.mark.parametrize(
+    ("method", "packages"),
+    [("awq", "gptqmodel and accelerate"), ("gptq", "optimum and gptqmodel"), ("torchao", "torchao"), ("fp8", "accelerate")],
+)
+def test_a_format_whose_package_is_missing_is_one_sentence(
+    method: str, packages: str, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LlamaConfig.from_pretrained(saved)
+    config.quantization_config = {"quant_method": method, "bits": 4}
+    config.save_pretrained(saved)
+    monkeypatch.setattr(checkpoint, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=f"in the format {method}, which needs {packages}; install with pip"):
+        load(saved, "none")

@@ -1,0 +1,188 @@
+"""KV caches on a GPU as tables of pages, which come from one pool in device memory.
+
+A page holds the keys and values of all layers for consecutive positions. Forks share pages by reference; a page that several
+caches hold is copied by the first that is about to write to it. No cache reserves a full context: a forward's pages are
+reserved before it starts, for all of its streams or for none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from verify.model import cache
+from verify.model.cache import CacheShape, KVCache, OutOfPages, Rows, page_count
+from verify.model.transfer import to_device
+
+
+def pages_for(positions: int) -> int:
+    """Pages that hold `positions` positions of one cache."""
+    return page_count(positions, cache.PAGE_TOKENS)
+
+
+class PagePool:
+    """The keys and values of all streams on a device, [pages, layers, 2, kv_heads, page_tokens, head_dim]."""
+
+    def __init__(self, shape: CacheShape, pages: int) -> None:
+        self.shape = shape
+        self.page_tokens = cache.PAGE_TOKENS  # as in host memory
+        size = (pages, len(shape.layers), 2, shape.kv_heads, self.page_tokens, shape.head_dim)
+        self.tensor = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        self._holders = [0] * pages  # caches that hold the page
+        self._free = list(range(pages))[::-1]
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    @property
+    def free(self) -> int:
+        """The number of pages that no cache holds."""
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """Pages for one holder. Raises OutOfPages, and takes none then."""
+        if count > len(self._free):
+            raise OutOfPages(f"{count} more pages of the KV cache are needed, and {self.free} are free.")
+        pages = [self._free.pop() for _ in range(count)]
+        self.hold(pages)
+        return pages
+
+    def reserve(self, wanted: Sequence[tuple[PagedCache, int]]) -> None:
+        """Makes room for so many more rows in each cache. Raises OutOfPages, and changes none of them then."""
+        missing = sum(each.missing_pages(rows) for each, rows in wanted)
+        if missing > self.free:
+            raise OutOfPages(f"{missing} more pages of the KV cache are needed, and {self.free} are free.")
+        for each, rows in wanted:
+            each.reserve(rows)
+
+    def hold(self, pages: Iterable[int]) -> None:
+        """Adds a holder to each page."""
+        for page in pages:
+            self._holders[page] += 1
+
+    def drop(self, pages: Iterable[int]) -> None:
+        """Removes a holder from each page; those without one become free."""
+        for page in pages:
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                self._free.append(page)
+
+    def is_shared(self, page: int) -> bool:
+        """Whether several caches hold the page."""
+        return self._holders[page] > 1
+
+
+class PagedCache(KVCache):
+    """A `KVCache` of any length in pages of a pool. The rows beyond `length` are in its own pages, too."""
+
+    def __init__(self, pool: PagePool, positions: int) -> None:
+        """An empty cache, which holds no pages. `positions` is the most that it may hold."""
+        self.pool = pool
+        self.positions = positions
+        self.length = 0
+        self.pages = []
+        self.recurrent = None  # states have no pages
+        self.table: list[int] = []  # pages in the order of the text
+        self._gathered: tuple[list[int], torch.Tensor] | None = None  # the table, and its copy on the device
+
+    def __del__(self) -> None:
+        self.pool.drop(self.table)
+
+    def missing_pages(self, rows: int) -> int:
+        """Pages to take before `rows` more rows can be written."""
+        new = page_count(self.length + rows, self.pool.page_tokens) - len(self.table)
+        return max(0, new) + len(self._shared(rows))
+
+    def reserve(self, rows: int) -> None:
+        """Makes room for `rows` rows after the committed ones. Raises OutOfPages, and changes nothing then."""
+        taken, tensor = self.pool.take(self.missing_pages(rows)), self.pool.tensor
+        for index in self._shared(rows):
+            page = taken.pop()
+            tensor[page] = tensor[self.table[index]]
+            self.pool.drop([self.table[index]])
+            self.table[index] = page
+        self.table += taken
+
+    def _shared(self, rows: int) -> list[int]:
+        """Which pages of the table `rows` more rows are written to, although other caches hold them, too."""
+        size = self.pool.page_tokens
+        written = range(self.length // size, min(len(self.table), page_count(self.length + rows, size)))
+        return [index for index in written if self.pool.is_shared(self.table[index])]
+
+    def places(self, start: int, end: int) -> list[int]:
+        """Where positions are in the pool: page times page_tokens, plus the row in the page."""
+        size = self.pool.page_tokens
+        return [self.table[at // size] * size + at % size for at in range(start, end)]
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `KVCache.write`, after `reserve`; returns copies, because the rows are not contiguous."""
+        size, start = self.pool.page_tokens, self.length + known
+        end = start + key.shape[1]
+        at = start
+        while at < end:
+            row, stop = at % size, min(end, (at // size + 1) * size)
+            page = self.pool.tensor[self.table[at // size], layer]
+            page[0, :, row : row + stop - at] = key[:, at - start : stop - start]
+            page[1, :, row : row + stop - at] = value[:, at - start : stop - start]
+            at = stop
+        index = self._device_table(page_count(end, size))
+        keys, values = (self.pool.tensor[:, layer, which].transpose(0, 1).index_select(1, index) for which in (0, 1))
+        return keys.flatten(1, 2)[:, :end], values.flatten(1, 2)[:, :end]
+
+    def _device_table(self, count: int) -> torch.Tensor:
+        """The first `count` pages, int64 on the device; uploaded once for all layers of a forward."""
+        table = self.table[:count]
+        if self._gathered is None or self._gathered[0] != table:
+            self._gathered = table, to_device(torch.tensor(table, dtype=torch.int64), self._device)
+        return self._gathered[1]
+
+    def commit(self, rows: list[int]) -> None:
+        """Commits the rows at `length + r` for r in `rows` (ascending); moves only those that are out of place."""
+        moves = [(row, place) for place, row in enumerate(rows) if row != place]
+        if moves:
+            places, size = self.places(self.length, self.length + rows[-1] + 1), self.pool.page_tokens
+            index = torch.tensor([[places[row], places[place]] for row, place in moves]).T
+            (source, target), (source_row, target_row) = to_device(torch.stack([index // size, index % size]), self._device)
+            tensor = self.pool.tensor
+            tensor[target, :, :, :, target_row] = tensor[source, :, :, :, source_row]
+        self.length += len(rows)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.pool.shape.device
+
+    def fork(self, source: Rows, length: int) -> None:
+        """As `KVCache.fork`. Shares the pages of a source in the same pool. Raises OutOfPages, and is unchanged then."""
+        length = min(length, source.length)
+        count = page_count(length, self.pool.page_tokens)
+        if isinstance(source, PagedCache) and source.pool is self.pool:
+            table = source.table[:count]
+            self.pool.hold(table)
+        else:
+            table = self._copied(source, length, count)
+        self.pool.drop(self.table)
+        self.table, self.length = table, length
+        self.pages = source.share(length // self.pool.page_tokens)
+
+    def _copied(self, source: Rows, length: int, count: int) -> list[int]:
+        """New pages with the first `length` rows of the source."""
+        table = self.pool.take(count)
+        for page, part in zip(table, source.parts(length), strict=True):
+            self.pool.tensor[page, :, :, :, : part.shape[3]] = part
+        return table
+
+    def _part(self, start: int, end: int) -> torch.Tensor:
+        """The rows of one page, as in `Rows.parts`; a view."""
+        size = self.pool.page_tokens
+        return self.pool.tensor[self.table[start // size], :, :, :, start % size : start % size + end - start]
+
+    def _contents(self, length: int) -> Iterable[torch.Tensor]:
+        return self.parts(length)
+
+    def truncate(self, length: int) -> None:
+        """Drops all positions from `length` on, and their pages."""
+        super().truncate(length)
+        kept = page_count(self.length, self.pool.page_tokens)
+        self.pool.drop(self.table[kept:])
+        del self.table[kept:]

@@ -1,0 +1,47 @@
+"""The numbers of rows for which a GPU's forwards are captured, and the classes of them that give a row the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from drafters.interface import MAX_NODES
+from verify.model.row_class import RowClass
+
+TREE_ROWS = MAX_NODES + 8  # a root and a whole draft, and more up to a multiple of the tensor cores' tiles
+ROWS = (1, 2, 4, 8, 16, 32, 64, TREE_ROWS, 128, 256)
+
+
+def row_classes(products: Sequence[Mapping[int, torch.Tensor]]) -> list[RowClass]:
+    """Classes to try, from outputs of each distinct layer by number of rows; those that pad steps least come first.
+
+    Each takes a whole tree. In the last, all forwards have the same number of rows, so it needs nothing of the kernels but
+    that a row's place among the others does not matter.
+    """
+    classes = []
+    for high in (count for count in ROWS if count >= TREE_ROWS):
+        low = high
+        for count in reversed([count for count in ROWS if count < high]):
+            if not all(torch.equal(outputs[count], outputs[high][:count]) for outputs in products):
+                break
+            low = count
+        classes.append(RowClass(low, high, 1))
+    classes.sort(key=lambda rows: (rows.low, -rows.high))
+    return [*classes[:1], RowClass(TREE_ROWS, TREE_ROWS, 1)]
+
+
+@contextmanager
+def without_split_k() -> Iterator[None]:
+    """Matrix products inside sum along their inner dimension in one go: how it is split would depend on the number of rows."""
+    settings = torch.backends.cuda.matmul
+    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+    before = {name: (getattr(settings, name), getattr(settings, f"{name}_split_k")) for name in names}
+    for name in names:
+        setattr(settings, name, (False, False))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(settings, name, value)

@@ -1,0 +1,167 @@
+"""Weights of fewer bits: which layers are quantised, to what, and how, one by one, while a model loads.
+
+On a CPU, the layers of `verify.model.cpu.quantized`; on a GPU, torchao's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedModel
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import GgufConfig, QuantizationConfigMixin
+
+from verify.checkpoint import Location, check_packages, quantization_method
+from verify.errors import ModelError
+from verify.model.cpu.packing import is_plain, packed_layers
+from verify.model.cpu.quantized import check_processor, quantized_layer
+
+Quantize = Literal["none", "int8", "int4", "fp8"]
+METHOD = "outrider"  # of the quantizer below, in transformers' registry
+BITS: dict[Quantize, int] = {"int8": 8, "int4": 4}  # on a CPU
+HEAD_BITS = 8
+DEQUANTIZED = ("compressed-tensors", "fp8")  # formats that have no kernels for CPUs, and that transformers can unpack
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """To what a model's linear layers are quantised. The embedding table is not: a step reads a few rows of it."""
+
+    layers: Quantize = "none"
+    head: bool = True  # also the layer that computes logits, to 8 bits
+
+    def __bool__(self) -> bool:
+        return self.layers != "none"
+
+    def check(self, device: torch.device) -> None:
+        """Raises ModelError if the device cannot compute with such weights."""
+        if not self:
+            return
+        if device.type == "cuda":
+            from verify.model.gpu.quantized import check_installed
+
+            check_installed()
+        elif self.layers not in BITS:
+            raise ModelError(f"model.quantize: {self.layers} is for GPUs; on a CPU, set it to int8 or int4.")
+        else:
+            check_processor()
+
+    def bits(self, model: PreTrainedModel, name: str) -> int | None:
+        """The bits of a linear layer's weights on a CPU; None if the layer stays as it is."""
+        module = model.get_submodule(name)
+        if not is_plain(module):
+            return None
+        if module is model.get_output_embeddings():
+            return HEAD_BITS if self.head else None
+        return BITS[self.layers]
+
+
+UNQUANTIZED = Quantization()
+
+
+def quantize_layers(model: PreTrainedModel, quantization: Quantization, device: torch.device) -> None:
+    """Quantises the linear layers in place that are not quantised yet. Raises ModelError if the model has none."""
+    if not quantization:
+        return
+    if device.type == "cuda":
+        from verify.model.gpu.quantized import quantize_on_gpu
+
+        excluded = None if quantization.head else model.get_output_embeddings()
+        wanted = [module for module in model.modules() if is_plain(module) and module is not excluded]
+        quantize_on_gpu(model, quantization.layers, device, wanted)
+        return
+    for name, _ in list(model.named_modules()):
+        bits = quantization.bits(model, name)
+        if bits is not None:
+            _replace(model, name, bits)
+    if not packed_layers(model):
+        raise ModelError("The checkpoint's layers are quantised already; set model.quantize to none.")
+
+
+def _replace(model: PreTrainedModel, name: str, bits: int) -> None:
+    linear = model.get_submodule(name)
+    assert isinstance(linear, torch.nn.Linear)
+    model.set_submodule(name, quantized_layer(linear, bits))
+
+
+class _Settings(QuantizationConfigMixin):  # type: ignore[misc]
+    """What `from_pretrained` passes to the quantizer."""
+
+    def __init__(self, quantization: Quantization) -> None:
+        self.quant_method, self.quantization = METHOD, quantization
+
+
+class _Quantizer(HfQuantizer):  # type: ignore[misc]
+    """Quantises each layer's weight as soon as it is read, so that memory never holds the unquantised model."""
+
+    def _process_model_before_weight_loading(self, model: PreTrainedModel, **_: Any) -> None:
+        # A tied head's weights are the embedding table; it is quantised after loading.
+        tied = {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()}
+        names = (name for name, _ in model.named_modules() if f"{name}.weight" not in tied)
+        quantization: Quantization = self.quantization_config.quantization
+        self._bits = {f"{name}.weight": quantization.bits(model, name) for name in names}
+
+    def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_: Any) -> bool:
+        return self._bits.get(param_name) is not None
+
+    def get_quantize_ops(self) -> ConversionOps:
+        return _Convert(self._bits)
+
+    def is_serializable(self, *_: Any) -> bool:
+        return False
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+
+class _Convert(ConversionOps):  # type: ignore[misc]
+    """Replaces the layer that a weight is read for."""
+
+    def __init__(self, bits: dict[str, int | None]) -> None:
+        self._bits = bits
+
+    @torch.no_grad()
+    def convert(
+        self, input_dict: dict[str, Any], full_layer_name: str, model: PreTrainedModel, missing_keys: set[str], **_: Any
+    ) -> dict[str, torch.Tensor]:
+        (weight,) = input_dict.values()
+        name = full_layer_name.removesuffix(".weight")
+        linear, bits = model.get_submodule(name), self._bits[full_layer_name]
+        assert isinstance(linear, torch.nn.Linear) and bits is not None
+        linear.weight = torch.nn.Parameter(weight[0] if isinstance(weight, list) else weight, requires_grad=False)
+        _replace(model, name, bits)
+        missing_keys.discard(full_layer_name)
+        return {}  # nothing is left to set
+
+
+register_quantization_config(METHOD)(_Settings)
+register_quantizer(METHOD)(_Quantizer)
+
+
+def loading_arguments(
+    path: str, config: Any, location: Location, quantization: Quantization, device: torch.device
+) -> dict[str, Any]:
+    """Further arguments of `from_pretrained`. Raises ModelError if the checkpoint's format needs a package."""
+    if location.gguf is not None:
+        # The kernels for its blocks are downloaded code; weights are unpacked instead.
+        return location.arguments | {"quantization_config": GgufConfig(dequantize=True)}
+    method = quantization_method(config)
+    if method is not None:
+        check_packages(path, method)
+        if method in DEQUANTIZED and (quantization or device.type == "cpu"):
+            config.quantization_config["dequantize"] = True
+        return {}
+    return {"quantization_config": _Settings(quantization)} if quantization and device.type == "cpu" else {}
+
+
+def finish_quantization(model: PreTrainedModel, quantization: Quantization, device: torch.device) -> None:
+    """Quantises the rest of a loaded model. Raises ModelError if the model has no layers to quantise."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    if isinstance(quantizer, _Quantizer):
+        quantizer.remove_quantization_config(model)
+    quantize_layers(model, quantization, device)
