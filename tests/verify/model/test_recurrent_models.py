@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -23,6 +24,7 @@ from verify.model import self_check
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
+from verify.model.loading import LoadOptions, load_weights
 from verify.model.quantization import Quantization, Quantize, quantize_layers
 from verify.model.recurrent import states
 from verify.model.runner import ModelRunner
@@ -34,6 +36,7 @@ from verify.verifier import TreeVerifier
 FAST = "qwen3_5"
 SERVED = [family for family in FAMILIES if family not in REFUSED]
 ALL = [family if family == FAST else pytest.param(family, marks=pytest.mark.slow) for family in SERVED]
+QUANTIZED: tuple[Quantize, Quantize] = ("none", "int8")
 PARENTS = np.array([-1, 0, 1, 2, 1, 0, -1, 6, 6, 8], np.int32)
 TOKENS = np.array([5, 9, 11, 40, 41, 42, 60, 61, 62, 63], np.int32)
 DEPTHS = np.array([1, 2, 3, 4, 3, 2, 1, 2, 2, 3], np.int32)
@@ -177,6 +180,20 @@ def test_a_quantised_model_passes_the_check_by_any_text(
     quantize_layers(model, Quantization(quantize), torch.device("cpu"))
     monkeypatch.setattr(self_check, "ATTEMPTS", 1)
     check_model(ModelRunner(model, pack=True), family)
+
+
+@pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="the CPU has no VNNI instructions")
+@pytest.mark.parametrize("family", ALL)
+def test_loading_gives_the_bits_of_quantising_the_loaded_model(family: str, tmp_path: Path) -> None:
+    """transformers initialises what a checkpoint lacks, which must not be the layers around replaced ones."""
+    build(family, "eager").save_pretrained(tmp_path)
+    plain, loaded = (
+        load_weights(LoadOptions(str(tmp_path), device="cpu", pack=False, quantization=Quantization(quantize)))
+        for quantize in QUANTIZED
+    )
+    quantize_layers(plain.model, Quantization("int8"), torch.device("cpu"))
+    expected, found = (each.forward(each.new_cache(), ForwardBatch.chain(text_of(20))) for each in (plain, loaded))
+    assert torch.equal(found, expected)
 
 
 def test_a_layer_whose_weights_are_read_by_another_is_refused() -> None:
