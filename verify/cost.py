@@ -88,18 +88,21 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     Times whole steps, sampled and with feedback: on a small model, a node costs as much outside the forward as inside.
     """
     contexts = tuple(c for c in CONTEXTS if c + MAX_NODES < runner.context_tokens) or (1,)
-    verifier = started(runner, contexts[-1])
+    streams = [started(runner, contexts[-1])]
 
     def median_seconds(context: int, count: int) -> float:
-        return _median([verifier], context, count, warm_up=context == contexts[0])
+        return _median(streams, context, count, warm_up=context == contexts[0])
 
     rows = tuple(tuple(median_seconds(context, count) for count in nodes) for context in contexts)
-    streams = [verifier, *(started(runner, contexts[0]) for _ in range(STREAMS - 1))]
-    many = _median(streams, contexts[0], MAX_NODES, warm_up=True)
+    streams.clear()  # its cache may have all pages
+    streams += [started(runner, contexts[0]) for _ in range(STREAMS)]
     few = _median(streams, contexts[0], 0, warm_up=True)
     one = np.interp(STREAMS - 1, nodes, rows[0])  # the same rows in one stream
     stream_seconds = max(0.0, (few - float(one)) / (STREAMS - 1))
-    row_seconds = (many - rows[0][-1] - stream_seconds * (STREAMS - 1)) / ((STREAMS - 1) * (MAX_NODES + 1))
+    row_seconds = (rows[0][-1] - rows[0][-3]) / (nodes[-1] - nodes[-3])
+    if runner.max_rows >= STREAMS * (MAX_NODES + 1):
+        many = _median(streams, contexts[0], MAX_NODES, warm_up=True)
+        row_seconds = (many - rows[0][-1] - stream_seconds * (STREAMS - 1)) / ((STREAMS - 1) * (MAX_NODES + 1))
     return CostCurve(nodes, contexts, rows, max(0.0, row_seconds), stream_seconds)
 
 

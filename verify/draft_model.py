@@ -26,13 +26,14 @@ from drafters.model.language_model import Candidates
 from drafters.sequence import Reader, Sequence
 from verify.cost import timed_forward
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache
+from verify.model.cache import KVCache, OutOfPages
 from verify.model.runner import ModelRunner
 from verify.sampling import Sampler, warp_logits
 from verify.sampling_params import SamplingParams
 from verify.verifier import PREFILL_CHUNK_TOKENS
 
 T = TypeVar("T")
+READ_AHEAD_TOKENS = 64  # others wait for so many at most
 TIMED_STEPS = 15
 INDEPENDENT_SEED = 0x5851F42D4C957F2D  # XORed into a seed, gives an independent noise stream
 
@@ -70,6 +71,8 @@ class DraftRunner:
                 free = next((owner for owner in self._caches if owner() is None), None)
                 if free is None and len(self._caches) >= self._slots:
                     free = next(iter(self._caches))
+                    if (owner := free()) is not None:
+                        owner.end_reading()
                 cache = self.runner.new_cache() if free is None else self._caches.pop(free)
                 cache.truncate(0)
             self._caches[ref(session)] = cache
@@ -93,9 +96,16 @@ class DraftRunner:
         return self._thread.submit(work)
 
     def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
-        """`ModelRunner.forward`, from any thread."""
+        """`ModelRunner.forward`, from any thread. Without enough pages, the least recently used session's are taken."""
         with self._running:
-            return self.runner.forward(cache, batch, logits)
+            while True:
+                try:
+                    return self.runner.forward(cache, batch, logits)
+                except OutOfPages:
+                    oldest = next((each for each in self._caches.values() if each is not cache and each.length), None)
+                    if oldest is None:
+                        raise
+                    oldest.truncate(0)  # its session reads the text again
 
     @property
     def is_own_thread(self) -> bool:
@@ -141,7 +151,7 @@ class SessionDraft:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SessionDraft:
         """A fork, which has the rows of the forked text that this session has."""
-        self._end_reading()
+        self.end_reading()
         forked = SessionDraft(self._shared)
         forked._text, forked._reader = copy.deepcopy((self._text, self._reader), memo)
         self._shared.submit(lambda: self._shared.fork(self, forked, len(forked._text))).result()
@@ -152,7 +162,7 @@ class SessionDraft:
         return self._shared.speed_ratio
 
     def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
-        self._end_reading()
+        self.end_reading()
         self._params = params = SamplingParams(temperature=0) if sampling is None else cast(SamplingParams, sampling)
         if params.rule == "rejection":  # requires drafts that are independent of the target's noise
             params = replace(params, seed=params.seed ^ INDEPENDENT_SEED)
@@ -162,21 +172,20 @@ class SessionDraft:
         self._text, self._length = text, len(text)
         self._has_unknown_tokens = self._any_unknown(text.tokens)
         self._drop_rows()
-        if self.space:
-            self._reads_ahead = True
-            self._reading = self._shared.submit(self._read_ahead)
+        if self.space and self._shared.runner.device.type == "cpu":  # a GPU's forwards share memory across threads
+            self._reads_ahead, cache = True, self._shared.cache_for(self)
+            self._reading = self._shared.submit(lambda: self._read_ahead(cache))
 
-    def _read_ahead(self) -> None:
-        """Reads a chunk of the prompt while the target reads it; the next one comes after other sessions' work."""
-        if self._reads_ahead and self._read_chunk(self._shared.cache_for(self)):
-            self._shared.synchronize()
-            self._reading = self._shared.submit(self._read_ahead)
+    def _read_ahead(self, cache: KVCache) -> None:
+        """Reads the prompt while the target reads it, until the cache is needed."""
+        while self._reads_ahead and self._read_chunk(cache, READ_AHEAD_TOKENS):
+            pass
 
-    def _end_reading(self) -> None:
+    def end_reading(self) -> None:
         """Before any other use of the cache: `root` reads the rest."""
         self._reads_ahead = False
-        while not self._shared.is_own_thread and (reading := self._reading) is not None and not reading.done():
-            wait([reading])  # which may have been followed by another
+        if self._reading is not None and not self._shared.is_own_thread:
+            wait([self._reading])
         self._reading = None
 
     @property
@@ -186,10 +195,10 @@ class SessionDraft:
         return max(0, min(MAX_NODES, self._shared.runner.context_tokens - self._length) - max(0, len(self._rows) - 1))
 
     def root(self, count: int) -> Candidates:
-        self._end_reading()
+        self.end_reading()
         cache = self._shared.cache_for(self)
         self._drop_rows()
-        while self._read_chunk(cache):
+        while self._read_chunk(cache, PREFILL_CHUNK_TOKENS):
             pass
         unread = self._unread(cache)
         logits = self._shared.forward(cache, ForwardBatch.chain(unread))[-1:]
@@ -231,12 +240,12 @@ class SessionDraft:
     def submit(self, work: Callable[[], T]) -> Future[T]:
         return self._shared.submit(work)
 
-    def _read_chunk(self, cache: KVCache) -> bool:
+    def _read_chunk(self, cache: KVCache, tokens: int) -> bool:
         """Reads a chunk of the text if much of it is unread; returns whether it did."""
         unread = self._unread(cache)
         if len(unread) <= MAX_NODES:
             return False
-        chunk = unread[:-1][:PREFILL_CHUNK_TOKENS]
+        chunk = unread[:-1][:tokens]
         self._shared.forward(cache, ForwardBatch.chain(chunk), logits=False)
         cache.length += len(chunk)
         return True

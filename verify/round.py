@@ -97,10 +97,10 @@ class Round:
         for member in steps:
             member.draft()
         steps = [member for member in steps if member.drafted is not None]
-        left = most = chunk_tokens(steps, readers[0].generation.read_tokens, max_seconds) if readers else 0
+        left = prompt_tokens = chunk_tokens(steps, readers[0].generation.read_tokens, max_seconds) if readers else 0
         for member in readers:
             left -= member.read(left)
-        plan_steps(steps, most - left)
+        plan_steps(steps, prompt_tokens - left)
         self._computed = [member for member in self._members if member.segment is not None]
         self._started = time.perf_counter()
         self._logits = compute(self._computed, keeps)
@@ -116,7 +116,8 @@ class Round:
             seconds = time.perf_counter() - self._started
             for member, rows in zip(self._computed, self._logits, strict=True):
                 member.complete(rows, seconds)
-                self.device_seconds = self.device_seconds or time.perf_counter() - self._started
+                if member.plan is not None and not self.device_seconds:  # reading a prompt does not wait for the device
+                    self.device_seconds = time.perf_counter() - self._started
         self.host_seconds += time.perf_counter() - self._started - self.device_seconds
         return [member.outcome for member in self._members]
 

@@ -13,6 +13,7 @@ from collections import deque
 import numpy as np
 import torch
 
+from drafters.interface import MAX_NODES
 from server.engine import messages
 from server.engine.messages import Cancel, Failed, Forget, FromWorker, Pause, Request, Resume, Shutdown, Status, TokenEvent
 from server.engine.transport import WorkerSide
@@ -23,8 +24,10 @@ from server.worker.session_files import SessionFiles, model_digest
 from server.worker.sessions import SessionKey, SessionStore
 from verify.constraints.grammar import GrammarError
 from verify.generation import PromptError, Step
+from verify.model.cache import KVCache, OutOfPages
 from verify.model.runner import ModelRunner
 from verify.round import Overlap, Round
+from verify.verifier import PREFILL_CHUNK_TOKENS
 
 log = logging.getLogger("outrider.worker")
 IDLE_SECONDS = 0.5  # to wait for messages when there is no work
@@ -91,12 +94,12 @@ class Worker:
 
     def _admit(self) -> None:
         """Starts waiting requests in order, skipping those whose session is busy and those that no KV cache is free for."""
-        for _ in range(len(self._waiting)):
-            if len(self._active) >= self._runtime.max_active:
-                return
+        skipped: list[Request | Job] = []
+        while self._waiting and len(self._active) < self._runtime.max_active:
             entry = self._waiting.popleft()
             if not (self._continue(entry) if isinstance(entry, Job) else self._begin(entry)):
-                self._waiting.append(entry)
+                skipped.append(entry)
+        self._waiting.extendleft(reversed(skipped))
 
     def _begin(self, request: Request) -> bool:
         """Starts a request; returns False if it must wait."""
@@ -122,19 +125,31 @@ class Worker:
     def _round(self) -> None:
         """Runs a round of the active jobs; or starts one of half of them, and ends the one before it, of the other half."""
         if self._alternates:
+            self._make_room()
             before = self._running
             busy = before[0] if before else []
             jobs = [job for job in self._active if job not in busy]
-            half = jobs if busy else jobs[: (len(jobs) + 1) // 2]
+            half = jobs[: (len(self._active) + 1) // 2]
             self._running = (half, self._started(half, keeps=True)) if half else None
             if before is not None:
                 self._end_round(*before)
         elif self._running is not None:
             self._settle()
         else:
+            self._make_room()
             started = self._started(self._active)
             self._end_round(self._active, started)
             self._overlap.record(started)
+
+    def _make_room(self) -> None:
+        """Lets the requests that came last wait while the KV caches have no room for a round of all."""
+        while not self._sessions.fits([round_rows(job) for job in self._active]) and len(self._active) > 1:
+            if self._running is not None:
+                self._settle()
+                continue
+            job = self._active.pop()
+            self._sessions.pause(job.session)
+            self._waiting.appendleft(job)
 
     @property
     def _alternates(self) -> bool:
@@ -225,6 +240,12 @@ class Worker:
         self._wire.send(messages.encode(message))
 
 
+def round_rows(job: Job) -> tuple[KVCache, int]:
+    """The job's KV cache, and the most rows that a round writes to it."""
+    verifier = job.session.verifier
+    return verifier.cache, PREFILL_CHUNK_TOKENS if verifier.unread else MAX_NODES + 1
+
+
 def session_files(settings: Settings, runner: ModelRunner) -> SessionFiles | None:
     """The folder of saved sessions, if one is set."""
     folder, model = settings.sessions.folder, settings.model
@@ -239,6 +260,6 @@ def failure(request: Request, error: Exception) -> Failed:
     if isinstance(error, CLIENT_ERRORS):
         return Failed(request.id, str(error), client_error=True)
     log.error("request %s failed", request.id, exc_info=error)
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if isinstance(error, (MemoryError, OutOfPages, torch.OutOfMemoryError)):
         return Failed(request.id, "There is not enough memory for this request; try again later or use a shorter context.")
     return Failed(request.id, "The model failed on this request; see the server's log.")

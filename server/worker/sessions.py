@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -197,6 +197,9 @@ class SessionStore:
         slot = self._take_slot()
         if slot is None:
             return None
+        if source is not None and source.verifier.is_swapped_out and not self.fits([(slot, shared)]):
+            self._free.append(slot)
+            return None
         if source is None or min(shared, source.verifier.committed_rows) < BLOCK_TOKENS:
             return Session(TreeVerifier(self._runner, slot))
         session = source.fork(slot, shared)
@@ -210,18 +213,33 @@ class SessionStore:
             slot = self._take_slot()
             if slot is None:
                 return False
+            if not self.fits([(slot, session.verifier.committed_rows)]):
+                self._free.append(slot)
+                return False
             session.verifier.swap_in(slot)
         return True
 
     def _take_slot(self) -> KVCache | None:
         """A free slot; if there is none, that of a session that can be swapped out."""
-        if self._free:
-            return self._free.pop()
+        if not self._free:
+            self._swap_out()
+        return self._free.pop() if self._free else None
+
+    def _swap_out(self) -> bool:
+        """Frees the slot of the session that needs it least; returns False if all are in use."""
         idle = [session for session in self._sessions.values() if not session.busy]
         for session in (*idle, *self._paused):
             if not session.verifier.is_swapped_out:
-                return session.verifier.swap_out()
-        return None
+                self._free.append(session.verifier.swap_out())
+                return True
+        return False
+
+    def fits(self, wanted: Sequence[tuple[KVCache, int]]) -> bool:
+        """Whether so many more rows fit in each of these caches. Swaps sessions out for them that are not in use."""
+        while (free := self._runner.free_pages) is not None and sum(each.missing_pages(rows) for each, rows in wanted) > free:
+            if not self._swap_out():
+                return False
+        return True
 
     def pause(self, session: Session) -> None:
         """Lets others use the slot of a busy session until `resume`."""

@@ -219,7 +219,7 @@ def test_answers_equal_plain_decoding(
 
 
 def test_a_prompt_is_read_ahead_and_any_use_of_the_model_ends_that(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verify.draft_model.PREFILL_CHUNK_TOKENS", 8)
+    monkeypatch.setattr("verify.draft_model.READ_AHEAD_TOKENS", 8)
     monkeypatch.setattr("verify.draft_model.MAX_NODES", 4)
     prompt = (np.arange(60) % 90).astype(np.int32)
 

@@ -192,9 +192,11 @@ def tree_equals_path(runner: ModelRunner, cache: KVCache, other: KVCache, length
     beside = Segment(other, ForwardBatch.chain(tokens[:OTHER_ROWS]))
     logits = runner.forward_all([beside, tree])[1].clone()
     for row in ancestors[-1].nonzero()[:, 0].tolist():
-        alone = runner.forward(cache, ForwardBatch.chain(tokens[row : row + 1]))
+        step = Segment(cache, ForwardBatch.chain(tokens[row : row + 1]))
+        alone = runner.forward_all([step])[0].clone()
+        beside_prompt = runner.forward_all([beside._replace(logits=False), step])[1]
         cache.length += 1
-        if not torch.equal(alone[0], logits[row]):
+        if not (torch.equal(alone[0], logits[row]) and torch.equal(alone, beside_prompt)):
             return False
     return True
 

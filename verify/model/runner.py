@@ -239,6 +239,8 @@ class ModelRunner:
             self._pool.reserve([(cast(PagedCache, each.cache), len(each.batch)) for each in segments])
         if len(segments) == 1 and (self._is_apart(segments[0]) or (self.row_class is None and is_chunk(segments[0]))):
             return [self._untraced(segments, in_order=False)]
+        if len(segments) == 1 and self.row_class is None:
+            return [self._together([segments[0]])]
         forwards = self._forwards(segments)
         found: list[list[torch.Tensor]] = [[] for _ in segments]
         for numbers, parts in forwards:
@@ -297,7 +299,7 @@ class ModelRunner:
         return self._run(tokens.to(self.device), None, TorchAttention(cache, batch), 0, recurrence_of([segment]))
 
     def _together(self, segments: list[Segment]) -> torch.Tensor:
-        """One forward; logits of the kept rows, and possibly of more behind them."""
+        """One forward; logits of the kept rows, and possibly of others behind them."""
         if self._is_apart(segments[0]):
             return self._untraced(segments, in_order=False)
         if self.row_class is not None and self._inputs is not None:
@@ -317,7 +319,9 @@ class ModelRunner:
             attention = TorchAttention(cache, batch) if inputs is None else OrderedAttention(cache, batch, inputs)
             streams.append((attention, len(batch) - batch.known))
         joint = streams[0][0] if len(streams) == 1 else JointAttention(streams)
-        keep = 0 if all(each.logits for each in segments) else kept_rows(segments).to(self.device)
+        least = 1 if inputs is None else inputs.least_rows
+        whole = all(each.logits and not each.batch.padding for each in segments)
+        keep = 0 if whole else kept_rows(segments, least).to(self.device)
         tokens, positions = tokens_of(segments).to(self.device), positions_of(segments).to(self.device)
         return self._run(tokens, positions, joint, keep, recurrence_of(segments))
 

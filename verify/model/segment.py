@@ -18,7 +18,7 @@ class Segment(NamedTuple):
 
     cache: KVCache
     batch: ForwardBatch
-    logits: bool = True  # of all rows that are computed; otherwise of the last one only
+    logits: bool = True  # of all rows that are computed; otherwise of the last one only; without those of padding
 
     @property
     def rows(self) -> int:
@@ -28,7 +28,7 @@ class Segment(NamedTuple):
     @property
     def kept(self) -> int:
         """The number of rows whose logits are returned."""
-        return self.rows if self.logits else 1
+        return self.rows - self.batch.padding if self.logits else 1
 
 
 class Forwards(Protocol):
@@ -50,13 +50,15 @@ def positions_of(segments: Sequence[Segment]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def kept_rows(segments: Sequence[Segment]) -> torch.Tensor:
-    """The rows whose logits are returned, among those that are computed, int64 [M]."""
+def kept_rows(segments: Sequence[Segment], least: int = 1) -> torch.Tensor:
+    """The rows whose logits are returned, among those that are computed, int64 [M]; the last one again, for `least` rows."""
     parts, start = [], 0
     for each in segments:
         start += each.rows
-        parts.append(torch.arange(start - each.kept, start))
-    return torch.cat(parts)
+        end = start - each.batch.padding
+        parts.append(torch.arange(end - each.kept, end))
+    kept = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return kept if len(kept) >= least else torch.cat([kept, kept[-1:].expand(least - len(kept))])
 
 
 def recurrence_of(segments: Sequence[Segment]) -> Recurrence:

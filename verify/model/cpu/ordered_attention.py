@@ -56,6 +56,7 @@ def padded(batch: ForwardBatch, count: int) -> ForwardBatch:
         tokens=torch.cat([batch.tokens, batch.tokens[-1:].expand(missing)]),
         depths=torch.cat([batch.depths, batch.depths[-1:].expand(missing)]),
         ancestors=ancestors,
+        padding=missing,
     )
 
 
@@ -119,6 +120,7 @@ class AttentionInputs:
 
     def __init__(self, kv_heads: int, head_dim: int, groups: int, dtype: torch.dtype, rows: RowClass) -> None:
         self._kv_heads, self._groups, self._dtype, self._rows = kv_heads, groups, dtype, rows
+        self.least_rows = rows.low  # of any product of a forward
         # Kernels compute columns that are left over in another order.
         self._scratch = torch.ones(kv_heads, 0, (head_dim // WIDTH_STEP + 1) * WIDTH_STEP)
 

@@ -165,8 +165,11 @@ class TracedForward:
     max_streams = STREAMS
     max_rows = MAX_ROWS
 
-    def __init__(self, forward: _Forward, packed: list[torch.Tensor], build: BuildInputs, example: Sequence[Segment]) -> None:
-        """Traces `forward`; `example` is what it runs meanwhile."""
+    def __init__(
+        self, forward: _Forward, packed: list[torch.Tensor], build: BuildInputs, least: int, example: Sequence[Segment]
+    ) -> None:
+        """Traces `forward`; `example` is what it runs meanwhile. At least `least` rows have logits."""
+        self._least = least
         self._packed, self._build = packed, build
         self._absent = torch.empty(0, dtype=example[0].cache.tensor.dtype)
         self._traced: Any = torch.jit.trace(forward, self._arguments(example), check_trace=False)
@@ -186,7 +189,7 @@ class TracedForward:
         built = [self._build(each.cache, each.batch) for each in segments]
         by_window = ([*chain.from_iterable(tensors), *(absent * len(tensors[0]))] for tensors in zip(*built, strict=True))
         inputs = list(chain.from_iterable(by_window))
-        rows = tokens_of(segments), positions_of(segments), kept_rows(segments)
+        rows = tokens_of(segments), positions_of(segments), kept_rows(segments, self._least)
         return *rows, caches, starts, counts, inputs, self._packed
 
 
@@ -242,7 +245,7 @@ def trace(
             for layer in layers:
                 layer.multiply = torch.jit.script(layer.multiply)
             logging.set_verbosity_error()  # tracing reads every property, and some log warnings
-            traced = TracedForward(forward, packed, build, example)
+            traced = TracedForward(forward, packed, build, 1 if inputs is None else inputs.least_rows, example)
         vocabulary = int(model.config.get_text_config().vocab_size)
         same = all(_same_logits(traced, reference, segments) for segments in _checks(shape, vocabulary))
     except (_Untraceable, RuntimeError, TypeError, ValueError):
