@@ -74,13 +74,13 @@ def kernel_error(
     from verify.model.gpu.triton_attention import KernelAttention
 
     generator = torch.Generator(device).manual_seed(context + groups)
-    shape = CacheShape(1, heads // groups, head_dim, dtype, device)
+    shape = CacheShape.uniform(1, heads // groups, head_dim, dtype, device)
     pages = page_count(context + rows, cache.PAGE_TOKENS)
     pool = PagePool(shape, pages)
     paged = PagedCache(pool, context + rows)
     paged.fill(context, generator)
     paged.reserve(rows)
-    exact = KVCache(CacheShape(1, heads // groups, head_dim, torch.float32, device), context + rows)
+    exact = KVCache(CacheShape.uniform(1, heads // groups, head_dim, torch.float32, device), context + rows)
     exact.fork(paged, context)
     ancestors = torch.eye(rows, dtype=torch.bool)
     for row in range(1, rows):

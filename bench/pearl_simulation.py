@@ -42,7 +42,8 @@ from verify.sampling_params import SamplingParams
 T = TypeVar("T")
 RATIOS = (3, 5, 8)  # c
 RATES = (0.5, 0.7, 0.9)  # a
-NO_ROWS = Segment(KVCache(CacheShape(1, 1, 1, torch.float32, torch.device("cpu")), 1), ForwardBatch.chain(torch.zeros(1)))
+SHAPE = CacheShape.uniform(1, 1, 1, torch.float32, torch.device("cpu"))
+NO_ROWS = Segment(KVCache(SHAPE, 1), ForwardBatch.chain(torch.zeros(1)))
 WRONG = 1  # added to a token, to be rejected
 
 

@@ -129,7 +129,7 @@ def _step_seconds(verifiers: list[TreeVerifier], context: int, nodes: int) -> fl
     tree = chain(np.zeros(nodes, np.int32), np.ones(nodes, np.float32), Source.NONE)
     for verifier in verifiers:
         verifier.sequence.begin(np.zeros(context + 1, np.int32))
-        verifier.cache.length = context
+        verifier.cache.assume(context)
     started_at = time.perf_counter()
     logits = verifiers[0].runner.forward_all([verifier.segment(tree) for verifier in verifiers])
     for verifier, rows in zip(verifiers, logits, strict=True):

@@ -76,7 +76,7 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         seconds=time.monotonic() - started_at,
         slots=runtime.slots,
         max_active=runtime.max_active,
-        slot_bytes=shape.bytes_for(context_tokens),
+        slot_bytes=shape.slot_bytes + shape.bytes_for(context_tokens),
         invariance=runtime.runner.invariance,
         weight_bits=runtime.runner.weight_bits,
     )

@@ -25,6 +25,7 @@ class MemoryFigures:
     token_bytes: int  # keys and values of one position, also those of a draft model on the same device
     model_tokens: int  # the longest context that the model supports
     reserved_share: float = 0.2  # of the free memory, for activations
+    slot_bytes: int = 0  # of one cache beside its positions: states of recurrent layers
     is_lazy: bool = False  # a cache takes the memory of its text, as on a CPU; otherwise, caches are in pages
 
     @property
@@ -34,11 +35,12 @@ class MemoryFigures:
 
     def cache_bytes(self, context_tokens: int) -> int:
         """The bytes of one KV cache: a context, and the margin beyond its end, in whole pages."""
-        return self.token_bytes * self.step * page_count(context_tokens + MARGIN_POSITIONS, self.step)
+        return self.slot_bytes + self.token_bytes * self.step * page_count(context_tokens + MARGIN_POSITIONS, self.step)
 
     def longest_context(self, slots: int) -> int:
         """The longest context of which `slots` KV caches fit; not positive if none does."""
-        return self.budget_bytes // (slots * self.token_bytes * self.step) * self.step - MARGIN_POSITIONS
+        steps = (self.budget_bytes // slots - self.slot_bytes) // max(1, self.token_bytes * self.step)
+        return steps * self.step - MARGIN_POSITIONS
 
     @property
     def step(self) -> int:

@@ -25,8 +25,8 @@ from server.worker.resources import Stores, Tables, distinct, load_resources
 from verify.constraints.grammar import GrammarCompiler
 from verify.cost import CostCurve, load_or_measure, machine_key
 from verify.draft_model import DraftRunner
-from verify.model.cache import free_bytes
 from verify.model.loading import LoadOptions, load_weights, start_model, stop_ids
+from verify.model.memory import free_bytes
 from verify.model.quantization import Quantization
 from verify.model.runner import ModelRunner
 from verify.tokenizer import check_pair, fingerprint, load_tokenizer
@@ -187,6 +187,7 @@ def memory_figures(runner: ModelRunner, draft: ModelRunner | None) -> MemoryFigu
         free_bytes=free_bytes(runner.device),
         token_bytes=sum(each.cache_shape.bytes_for(1) for each in shared),
         model_tokens=runner.model_tokens,
+        slot_bytes=sum(each.cache_shape.slot_bytes for each in shared),
         is_lazy=runner.device.type == "cpu",
     )
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,12 +29,14 @@ from drafters.interface import Ints
 from drafters.options import DrafterName
 from verify.checkpoint import DEFAULT_REVISION, GGUF, locate
 from verify.model.cache import PAGE_TOKENS, Page, SwappedRows
+from verify.model.recurrent.states import Snapshot
 from verify.model.runner import ModelRunner
 from verify.verifier import TreeVerifier
 
 log = logging.getLogger("outrider.worker")
 SUFFIX = ".session"
 TEXT = "text"
+SAVED_STATES = 2  # of a session's recurrent layers: at its end, and before
 LEARNED = "learned."  # begins the label of a drafter's arrays
 UNREADABLE = (OSError, SafetensorError, TypeError)  # the last one for a data type that numpy does not have
 
@@ -53,6 +55,12 @@ class StoredRows(SwappedRows):
 
     path: Path
     digests: Sequence[str]  # of all pages
+    state_digests: Sequence[str]  # of the snapshots, which `read` appends to the list in `snapshots`
+
+    def states(self, length: int) -> Sequence[Snapshot]:
+        """As in `verify.model.cache.Rows`. Raises DamagedSession."""
+        self.read()
+        return super().states(length)
 
     def parts(self, length: int) -> Iterator[torch.Tensor]:
         """The first `length` rows page by page, as in `Rows.parts`. Raises DamagedSession."""
@@ -62,10 +70,11 @@ class StoredRows(SwappedRows):
     def read(self) -> None:
         """Reads the pages that are not in memory. Raises DamagedSession."""
         missing = {index: page for index, page in enumerate(self.all_pages) if page.rows is None}
-        if not missing:
+        if not missing and len(self.snapshots) == len(self.state_digests):
             return
         try:
             with safe_open(self.path, "pt") as file:
+                self._read_states(file)
                 for index, page in missing.items():
                     rows: torch.Tensor = file.get_tensor(page_name(index)).clone()  # does not keep the file mapped
                     if rows_digest(rows) != self.digests[index]:
@@ -73,6 +82,15 @@ class StoredRows(SwappedRows):
                     page.rows = rows
         except (OSError, SafetensorError) as error:
             raise DamagedSession(self.path, f"cannot be read: {error}") from None
+
+    def _read_states(self, file: Any) -> None:
+        states = cast(list[Snapshot], self.snapshots)
+        for index in range(len(states), len(self.state_digests)):
+            length, matrices, windows = (file.get_tensor(name).clone() for name in state_names(index))
+            state = Snapshot(int(length), matrices, windows)
+            if state_digest(state) != self.state_digests[index]:
+                raise DamagedSession(self.path, "is damaged.")
+            states.append(state)
 
 
 @dataclass(frozen=True)
@@ -129,9 +147,12 @@ class SessionFiles:
         """Writes a session to its file; logs one line if that is not possible."""
         text = np.array(verifier.sequence.tokens, np.int32)
         pages = [part.cpu().contiguous() for part in verifier.rows.parts(verifier.committed_rows)]
+        states = [each.to(torch.device("cpu")) for each in verifier.rows.states(verifier.committed_rows)[-SAVED_STATES:]]
         tensors = {TEXT: torch.from_numpy(text)} | {page_name(index): rows for index, rows in enumerate(pages)}
         labels = {"principal": principal, "prompt_tokens": str(verifier.sequence.prompt_length)}
         labels |= {"text": text_digest(text), "pages": " ".join(map(rows_digest, pages))}
+        labels["states"] = " ".join(map(state_digest, states))
+        tensors |= state_tensors(states)
         for drafter, state in learned.items():
             arrays = {key: np.ascontiguousarray(array) for key, array in state.items()}
             tensors |= {f"{drafter}:{key}": torch.from_numpy(array) for key, array in arrays.items()}
@@ -182,7 +203,7 @@ class SessionFiles:
         if not is_paged or text_digest(text) != labels["text"]:
             raise ValueError("its text or its pages are damaged")
         pages = [shared.setdefault((principal, digest), Page()) for digest in digests]
-        rows = StoredRows(pages, length, path, digests)
+        rows = StoredRows(pages, length, [], path, digests, labels["states"].split())
         learned = {label.removeprefix(LEARNED): digest for label, digest in labels.items() if label.startswith(LEARNED)}
         return StoredSession(path, principal, labels.get("name"), prompt_tokens, text, rows, learned)
 
@@ -207,6 +228,22 @@ class SessionFiles:
 def page_name(index: int) -> str:
     """The name of a page's rows in a file."""
     return f"rows.{index}"
+
+
+def state_names(index: int) -> tuple[str, str, str]:
+    """The names of a snapshot's parts in a file."""
+    return f"state.{index}.length", f"state.{index}.states", f"state.{index}.windows"
+
+
+def state_digest(state: Snapshot) -> str:
+    """A checksum of a snapshot; equal for equal ones only."""
+    return f"{state.length}-{rows_digest(state.matrices)}-{rows_digest(state.windows)}"
+
+
+def state_tensors(states: Sequence[Snapshot]) -> dict[str, torch.Tensor]:
+    """What a file holds of the snapshots."""
+    parts = [(torch.tensor(each.length), each.matrices, each.windows) for each in states]
+    return {name: part for index, each in enumerate(parts) for name, part in zip(state_names(index), each, strict=True)}
 
 
 def text_digest(text: Ints) -> str:

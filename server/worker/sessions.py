@@ -26,7 +26,7 @@ from drafters.sequence import common_prefix
 from server.engine.messages import Reuse
 from server.worker.prefix_index import BLOCK_TOKENS, PrefixIndex
 from server.worker.session_files import DamagedSession, SessionFiles, StoredSession
-from verify.model.cache import KVCache, Rows, distinct_rows
+from verify.model.cache import KVCache, Rows, distinct_bytes
 from verify.model.runner import ModelRunner
 from verify.verifier import TreeVerifier
 
@@ -116,7 +116,7 @@ class SessionStore:
         self._automatic = automatic
         self._clock = clock
         self._learn = learn
-        self._max_rows = (default_bytes() if kv_bytes is None else kv_bytes) // runner.cache_shape.bytes_for(1)
+        self._max_bytes = default_bytes() if kv_bytes is None else kv_bytes
         self._numbers = itertools.count()
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()  # least recently used first
         self._index: PrefixIndex[SessionKey] = PrefixIndex()
@@ -315,8 +315,9 @@ class SessionStore:
             owned.setdefault(key.principal, []).append(session.verifier.rows)
         sizes = {principal: len(sessions) for principal, sessions in owned.items()}
         if len(self._sessions) <= self._capacity:
-            sizes = {principal: distinct_rows(sessions) for principal, sessions in owned.items()}  # who share no pages
-            if sum(sizes.values()) <= self._max_rows:
+            shape = self._runner.cache_shape  # principals share no pages
+            sizes = {principal: distinct_bytes(sessions, shape) for principal, sessions in owned.items()}
+            if sum(sizes.values()) <= self._max_bytes:
                 return None
         idle = [key for key, session in self._sessions.items() if not session.busy]
         return max(idle, key=lambda key: sizes[key.principal], default=None)  # the first of equals

@@ -15,7 +15,8 @@ import torch
 from transformers import AttentionInterface
 
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache
+from verify.model.cache import KVCache, LayerShape
+from verify.model.delivery import NotHandedOn
 
 NAME = "outrider"
 
@@ -53,13 +54,27 @@ def tree_attention(
 ) -> tuple[torch.Tensor, None]:
     """The attention function registered with transformers; returns [1, N, heads, head_dim]. Raises ValueError."""
     if attention is None:
-        raise ValueError("This model does not pass keyword arguments to its attention layers, so it cannot be served.")
+        raise NotHandedOn("attention")
+    if attention_mask is not None:
+        raise ValueError("This model computes attention masks of its own, which are not supported.")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    layer = Layer(cast(int, module.layer_idx), scale, sliding_window, softcap, s_aux)
-    return attention.attend(layer, query[0], key[0], value[0]).transpose(0, 1)[None], None
+    layer = Layer(cache_layer(module), scale, sliding_window, softcap, s_aux)
+    return attention.attend(layer, query[0], key[0], value[0]).transpose(0, 1).contiguous()[None], None
 
 
 AttentionInterface.register(NAME, tree_attention)
+
+
+def cache_layer(module: torch.nn.Module) -> int:
+    """The layer of the cache that holds an attention module's keys and values."""
+    return cast(int, getattr(module, "cache_layer", module.layer_idx))
+
+
+def number_layers(model: torch.nn.Module, numbers: dict[int, int]) -> None:
+    """Tells the model's attention layers which layer of the cache is theirs (`ShapeProbe.numbers`)."""
+    for module in model.modules():
+        if numbers.get(index := getattr(module, "layer_idx", None), index) != index:  # type: ignore[arg-type]
+            module.cache_layer = numbers[index]  # type: ignore[assignment, index]
 
 
 class TorchAttention:
@@ -83,7 +98,7 @@ class TorchAttention:
             )
         else:
             out = _capped(layer, packed, keys, values, mask)
-        return out.reshape(heads, rows, head_dim)
+        return out.reshape(heads, rows, values.shape[2])
 
     def mask(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
         """Additive mask [groups * (N - known), length + N] with dtype and device of `like`; None if nothing is masked."""
@@ -151,10 +166,29 @@ class ShapeProbe:
         self.shapes: dict[int, tuple[torch.Size, torch.Size]] = {}  # of keys and values, by layer
         self.windows: list[int | None] = []  # distinct
         self.groups = 1  # query heads per key head
+        self._keys: dict[int, torch.Tensor] = {}  # by layer
+        self._sources: dict[int, int] = {}  # layers that have the keys of an earlier layer, and that layer
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        self.shapes[layer.index] = (key.shape, value.shape)
+        source = next((index for index, each in self._keys.items() if each.data_ptr() == key.data_ptr()), None)
+        if source is None:
+            self._keys[layer.index] = key
+            self.shapes[layer.index] = (key.shape, value.shape)
+        else:
+            self._sources[layer.index] = source
         if layer.window not in self.windows:
             self.windows.append(layer.window)
         self.groups = len(query) // len(key)
-        return torch.zeros_like(query)
+        return torch.zeros_like(query[..., :1]).expand(-1, -1, value.shape[2])
+
+    @property
+    def layers(self) -> tuple[LayerShape, ...]:
+        """The shapes of the cache's layers in their order."""
+        pairs = (self.shapes[index] for index in sorted(self.shapes))
+        return tuple(LayerShape(key[0], key[2], value[2]) for key, value in pairs)
+
+    @property
+    def numbers(self) -> dict[int, int]:
+        """The cache's layer of each of the model's attention layers. Those that share keys share a layer."""
+        numbers = {index: number for number, index in enumerate(sorted(self.shapes))}
+        return numbers | {index: numbers[source] for index, source in self._sources.items()}

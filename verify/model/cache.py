@@ -1,24 +1,21 @@
-"""The KV cache of one session slot: one preallocated tensor, written in place; a commit moves the accepted rows.
+"""The cache of one session slot: preallocated keys and values, written in place, and the states of recurrent layers.
 
-Rows beyond `length` are scratch space. A fork shares the whole pages of its source by reference, so swapped-out slots hold one
-copy of a shared prefix. On a GPU, `verify.model.gpu.paged_cache` implements the same methods over a pool of pages. Knows
-nothing about tokens or attention.
+A commit moves the accepted rows. Rows beyond `length` are scratch space. A fork shares the whole pages of its source by
+reference, so swapped-out slots hold one copy of a shared prefix. On a GPU, `verify.model.gpu.paged_cache` implements the same
+methods over a pool of pages. Knows nothing about tokens or attention.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-import mmap
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from drafters.interface import MAX_NODES
+from verify.model.memory import zeros
+from verify.model.recurrent.states import RecurrentShape, RecurrentStates, Snapshot
 from verify.model.transfer import to_device
 
 SPARE_POSITIONS = 32  # read with weight zero (`verify.model.cpu.ordered_attention`)
@@ -35,19 +32,62 @@ def page_count(rows: int, page_tokens: int) -> int:
     return -(-rows // page_tokens)
 
 
+class LayerShape(NamedTuple):
+    """Shape of one layer's keys and values."""
+
+    heads: int  # key heads
+    key_dim: int
+    value_dim: int
+
+
 @dataclass(frozen=True)
 class CacheShape:
-    """Layout of a model's keys and values."""
+    """Layout of a model's slots."""
 
-    layers: int
-    kv_heads: int
-    head_dim: int
+    layers: tuple[LayerShape, ...]  # those with attention
     dtype: torch.dtype
     device: torch.device
+    recurrent: RecurrentShape | None = None  # of the layers that keep a state
+
+    @classmethod
+    def uniform(cls, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> CacheShape:
+        """The layout of a model whose layers are alike."""
+        return cls((LayerShape(kv_heads, head_dim, head_dim),) * layers, dtype, device)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether keys and values have one shape in all layers."""
+        return len(set(self.layers)) == 1 and self.layers[0].key_dim == self.layers[0].value_dim
+
+    @property
+    def kv_heads(self) -> int:
+        """Key heads of a uniform layout."""
+        assert self.is_uniform
+        return self.layers[0].heads
+
+    @property
+    def head_dim(self) -> int:
+        """Width of keys and values of a uniform layout."""
+        assert self.is_uniform
+        return self.layers[0].key_dim
+
+    @property
+    def planes(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        """Which keys (0) and values (1) of which layers have the same heads and width: they are in one tensor."""
+        found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for layer, (heads, key_dim, value_dim) in enumerate(self.layers):
+            for part, width in enumerate((key_dim, value_dim)):
+                found.setdefault((heads, width), []).append((layer, part))
+        return found
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot that do not depend on its positions."""
+        return 0 if self.recurrent is None else self.recurrent.slot_bytes
 
     def bytes_for(self, positions: int) -> int:
-        """Bytes of a slot of `positions`."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * positions * self.dtype.itemsize
+        """Bytes of the keys and values of `positions`."""
+        return sum(heads * (keys + values) for heads, keys, values in self.layers) * positions * self.dtype.itemsize
 
 
 @dataclass(eq=False)
@@ -72,7 +112,17 @@ class Rows(Protocol):
         """The first `count` whole pages, for another holder of the same rows."""
 
     def parts(self, length: int) -> Iterator[torch.Tensor]:
-        """The first `length` rows page by page, [layers, 2, kv_heads, at most PAGE_TOKENS, head_dim]; may be views."""
+        """The first `length` rows page by page; may be views.
+
+        [layers, 2, kv_heads, at most PAGE_TOKENS, head_dim], or [1, 1, 1, at most PAGE_TOKENS, width] if layers differ.
+        """
+
+    @property
+    def snapshots(self) -> Sequence[Snapshot]:
+        """States of recurrent layers after some of these rows, as far as they are in memory."""
+
+    def states(self, length: int) -> Sequence[Snapshot]:
+        """Those after at most `length` rows; if these are all rows, the last one is after all of them."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +131,11 @@ class SwappedRows:
 
     all_pages: Sequence[Page]  # the last one may have fewer rows, and is not shared then
     length: int  # rows
+    snapshots: Sequence[Snapshot]
+
+    def states(self, length: int) -> Sequence[Snapshot]:
+        """As in `Rows`."""
+        return [each for each in self.snapshots if each.length <= length]
 
     @property
     def pages(self) -> Sequence[Page]:
@@ -108,42 +163,37 @@ def distinct_rows(holders: Iterable[Rows]) -> int:
     return own + len(pages) * PAGE_TOKENS
 
 
-def free_bytes(device: torch.device) -> int:
-    """The device's memory that is not in use, in bytes. Returns memory that torch has cached to the device."""
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.empty_cache()
-            return int(torch.cuda.mem_get_info()[0])
-    try:
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) << 10  # kB; counts the page cache, which is full of the weights' files
-    except (OSError, KeyError):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros: rows that were never written are read with weight zero, which NaN would not survive.
-
-    On a CPU, the OS provides memory on first write, so a slot takes the memory of its text, not of its capacity: torch.zeros
-    would write every byte, and in huge pages, which numpy asks for, a few rows of each layer take the whole slot.
-    """
-    if device.type != "cpu":
-        return torch.zeros(size, dtype=dtype, device=device)
-    untouched = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            untouched.madvise(mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(untouched, dtype=dtype).view(size)
+def distinct_bytes(holders: Collection[Rows], shape: CacheShape) -> int:
+    """The bytes of all holders' rows and states. What several hold counts once."""
+    snapshots = {id(each): each.nbytes for rows in holders for each in rows.snapshots}
+    return distinct_rows(holders) * shape.bytes_for(1) + sum(snapshots.values())
 
 
 class KVCache:
-    """Keys and values of up to `positions` tokens; the first `length` are committed."""
+    """Keys and values of up to `positions` tokens, and the states of recurrent layers; the first `length` are committed."""
 
     def __init__(self, shape: CacheShape, positions: int) -> None:
-        self.tensor = _zeros((shape.layers, 2, shape.kv_heads, positions, shape.head_dim), shape.dtype, shape.device)
         self.positions = positions
         self.length = 0
         self.pages: list[Page] = []  # those of `share` that no truncation has reached
+        self._planes: list[torch.Tensor] = []  # [planes, heads, positions, width]
+        layers: list[list[torch.Tensor]] = [[] for _ in shape.layers]
+        for (heads, width), planes in shape.planes.items():
+            tensor = zeros((len(planes), heads, positions, width), shape.dtype, shape.device)
+            self._planes.append(tensor)
+            for plane, (layer, _) in zip(tensor, planes, strict=True):
+                layers[layer].append(plane)
+        self.layers = [(keys, values) for keys, values in layers]  # each [heads, positions, width]
+        self._uniform: torch.Tensor | None = None
+        if shape.is_uniform:
+            self._uniform = self._planes[0].view(len(shape.layers), 2, *self._planes[0].shape[1:])
+        self.recurrent = None if shape.recurrent is None else RecurrentStates(shape.recurrent)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """Keys and values of a uniform layout, [layers, 2, kv_heads, positions, head_dim]."""
+        assert self._uniform is not None
+        return self._uniform
 
     def missing_pages(self, rows: int) -> int:
         """Pages to take before `rows` more rows can be written: none, since the slot has its memory."""
@@ -153,43 +203,61 @@ class KVCache:
         """Makes room for `rows` rows after the committed ones. A cache in pages raises OutOfPages, and is unchanged then."""
 
     def fill(self, length: int, noise: torch.Generator | None = None) -> None:
-        """Replaces the contents with `length` rows of zeros, or of noise: a text for measurements."""
+        """Replaces the contents with `length` rows of zeros, or of noise, and states of zeros: a text for measurements."""
         self.truncate(0)
         self.reserve(length)
-        self.length = length
-        for part in self.parts(length):
+        for part in self._contents(length):
             part.zero_() if noise is None else part.normal_(generator=noise)
+        self.assume(length)
+
+    def assume(self, length: int) -> None:
+        """Takes `length` positions to be committed, whatever they hold, for measurements."""
+        self.length = length
+        if self.recurrent is not None:
+            self.recurrent.assume(length)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes [kv_heads, N, head_dim] from `length + known` to `end`; returns the rows so far, [kv_heads, end, head_dim]."""
+        """Writes [heads, N, width] from `length + known` to `end`; returns the rows so far, [heads, end, width]."""
         start = self.length + known
         end = start + key.shape[1]
-        keys, values = self.tensor[layer, 0], self.tensor[layer, 1]
+        keys, values = self.layers[layer]
         keys[:, start:end] = key
         values[:, start:end] = value
         return keys[:, :end], values[:, :end]
 
     def commit(self, rows: list[int]) -> None:
         """Commits the rows at `length + r` for r in `rows` (ascending); moves only those that are out of place."""
+        if self.recurrent is not None:
+            self.recurrent.commit(self.length, rows)
         in_place = 0
         while in_place < len(rows) and rows[in_place] == in_place:
             in_place += 1
         if in_place < len(rows):
-            start = self.length + in_place
-            index = to_device(torch.tensor(rows[in_place:]) + self.length, self.tensor.device)
-            self.tensor[:, :, :, start : self.length + len(rows)] = self.tensor[:, :, :, index]
+            start, index = self.length + in_place, torch.tensor(rows[in_place:]) + self.length
+            for planes in self._planes:
+                planes[:, :, start : self.length + len(rows)] = planes[:, :, to_device(index, planes.device)]
         self.length += len(rows)
 
     def swap_out(self) -> SwappedRows:
         """Empties the slot; copies the committed rows to host memory, except for pages that are there already."""
         length, pages = self.length, self.share(self.length // PAGE_TOKENS)
+        snapshots = [each.to(torch.device("cpu")) for each in self.states(length)]
         if length % PAGE_TOKENS:
             pages.append(Page())
         for page, part in zip(pages, self.parts(length), strict=True):
             if page.rows is None:
                 page.rows = part.to("cpu", copy=True)
         self.truncate(0)
-        return SwappedRows(pages, length)
+        return SwappedRows(pages, length, snapshots)
+
+    @property
+    def snapshots(self) -> Sequence[Snapshot]:
+        """As in `Rows`."""
+        return () if self.recurrent is None else self.recurrent.snapshots
+
+    def states(self, length: int) -> Sequence[Snapshot]:
+        """As in `Rows`."""
+        return () if self.recurrent is None else self.recurrent.states(length, self.length)
 
     def share(self, count: int) -> list[Page]:
         """The first `count` whole pages, for another holder of the same rows."""
@@ -198,25 +266,56 @@ class KVCache:
         return self.pages[:count]
 
     def parts(self, length: int) -> Iterator[torch.Tensor]:
-        """The first `length` rows page by page, as in `Rows.parts`; views."""
+        """The first `length` rows page by page, as in `Rows.parts`; views of a uniform layout."""
         for start in range(0, length, PAGE_TOKENS):
             yield self._part(start, min(start + PAGE_TOKENS, length))
 
     def _part(self, start: int, end: int) -> torch.Tensor:
-        """The rows of one page, as in `Rows.parts`; a view."""
-        return self.tensor[:, :, :, start:end]
+        """The rows of one page, as in `Rows.parts`."""
+        if self._uniform is not None:
+            return self._uniform[:, :, :, start:end]
+        slices = [_flat(each) for each in self._slices(start, end)] or [
+            torch.empty(end - start, 0)
+        ]  # a model without attention
+        return torch.cat(slices, 1)[None, None, None]
+
+    def _contents(self, length: int) -> Iterable[torch.Tensor]:
+        """Views of all keys and values of the first `length` positions, however laid out."""
+        return [planes[:, :, :length] for planes in self._planes]
+
+    def _slices(self, start: int, end: int) -> list[torch.Tensor]:
+        """Views of these positions in all planes, [positions, planes, heads, width] each."""
+        return [planes[:, :, start:end].permute(2, 0, 1, 3) for planes in self._planes]
 
     def fork(self, source: Rows, length: int) -> None:
-        """Replaces the contents with the first `length` committed rows of `source`, or with all if there are fewer."""
+        """Replaces the contents with the first `length` committed rows of `source`, or with all if there are fewer.
+
+        With recurrent layers, with those before the nearest snapshot.
+        """
         self.length = min(length, source.length)
+        if self.recurrent is not None:
+            self.length = self.recurrent.restore(source.states(self.length), self.length)
         self.pages = source.share(self.length // PAGE_TOKENS)
         start = 0
         for part in source.parts(self.length):
             end = start + part.shape[3]
-            self.tensor[:, :, :, start:end] = part.to(self.tensor.device)
+            if self._uniform is not None:
+                self._uniform[:, :, :, start:end] = part.to(self._uniform.device)
+            else:
+                slices = self._slices(start, end)
+                widths = [_flat(each).shape[1] for each in slices]
+                for target, rows in zip(slices, part[0, 0, 0, :, : sum(widths)].split(widths, 1), strict=True):
+                    target.copy_(rows.reshape(target.shape))
             start = end
 
     def truncate(self, length: int) -> None:
-        """Drops all positions from `length` on."""
+        """Drops all positions from `length` on; with recurrent layers, possibly some before it (`RecurrentStates.rewind`)."""
         self.length = min(self.length, length)
+        if self.recurrent is not None:
+            self.length = self.recurrent.rewind(self.length)
         del self.pages[self.length // PAGE_TOKENS :]
+
+
+def _flat(rows: torch.Tensor) -> torch.Tensor:
+    """[positions, ...] to [positions, width]."""
+    return rows.flatten(1)

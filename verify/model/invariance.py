@@ -100,7 +100,9 @@ def find(runner: ModelRunner, context_tokens: int) -> Finding:
 
 
 def classes(runner: ModelRunner) -> list[RowClass]:
-    """The classes of rows to try, from what the linear layers compute."""
+    """The classes of rows to try, from what the linear layers compute; none for a model that has no attention in order."""
+    if not runner.can_be_ordered:
+        return []
     shapes = linear_layers(runner.model)
     if runner.in_pages:
         with without_split_k():

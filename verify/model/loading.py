@@ -16,14 +16,19 @@ from transformers.utils import cached_file
 from verify.checkpoint import DEFAULT_REVISION, Location, gguf_bits, locate
 from verify.errors import ModelError, first_sentence
 from verify.model.attention import NAME
-from verify.model.cache import free_bytes
 from verify.model.download import download_progress
 from verify.model.invariance import Invariant, start
+from verify.model.memory import free_bytes
 from verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization, loading_arguments
 from verify.model.runner import Compile, ModelRunner
 from verify.model.self_check import check_model
+from verify.model.sizes import context_limit
 
 log = logging.getLogger("outrider.worker")
+
+# transformers' names of kinds of layers; how they compute is found out by a forward.
+SUPPORTED_LAYERS = {"attention", "conv", "full_attention", "sliding_attention", "chunked_attention", "linear_attention"}
+SUPPORTED_LAYERS |= {"hybrid", "hybrid_sliding", "mamba", "mlp", "moe"}
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,7 @@ def load_weights(options: LoadOptions) -> ModelRunner:
     location, device = locate(options.path, options.revision), resolve_device(options.device)
     options.quantization.check(device)
     model = read_model(options, location, device)
-    if getattr(model, "_is_stateful", False):
-        raise ModelError(
-            f"The model at {options.path!r} keeps a recurrent state, which cannot be rolled back when a draft is rejected;"
-            " serve a model with attention layers only."
-        )
+    check_layers(model, options.path)
     try:
         finish_quantization(model, options.quantization, device)
         model.to(device)
@@ -96,6 +97,22 @@ def read_model(options: LoadOptions, location: Location, device: torch.device) -
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise ModelError(f"The model at {options.path!r} does not load: {first_sentence(error)}") from None
+    except KeyError as error:
+        if str(error) != repr(NAME):
+            raise
+        raise ModelError(
+            f"The model at {options.path!r} cannot be served: its attention layers are not written for transformers' attention"
+            " interface; serve another model."
+        ) from None
+
+
+def check_layers(model: PreTrainedModel, path: str) -> None:
+    """Raises ModelError for kinds of layers whose cache is neither keys and values nor a state that is supported."""
+    types = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    if unknown := sorted({str(kind) for kind in types} - SUPPORTED_LAYERS):
+        raise ModelError(
+            f"The model at {path!r} has {' and '.join(unknown)} layers, which are not supported; serve another one."
+        )
 
 
 def start_model(
@@ -117,7 +134,7 @@ def prepare(model: PreTrainedModel, context_tokens: int | None) -> None:
     The dynamic and longrope scalings choose frequencies by the longest position of a forward; they are fixed at those of a
     full context.
     """
-    limit = int(model.config.get_text_config().max_position_embeddings)
+    limit = context_limit(model)
     length = min(limit, context_tokens or limit)
     for module in model.modules():
         rope_type = getattr(module, "rope_type", None)

@@ -85,7 +85,9 @@ def quantize_layers(model: PreTrainedModel, quantization: Quantization, device: 
 def _replace(model: PreTrainedModel, name: str, bits: int) -> None:
     linear = model.get_submodule(name)
     assert isinstance(linear, torch.nn.Linear)
-    model.set_submodule(name, quantized_layer(linear, bits))
+    layer = quantized_layer(linear, bits)
+    layer.weight._is_hf_initialized = True  # type: ignore[attr-defined]  # no model initialises it after loading
+    model.set_submodule(name, layer)
 
 
 class _Settings(QuantizationConfigMixin):  # type: ignore[misc]

@@ -13,15 +13,20 @@ from transformers import PreTrainedModel
 
 from drafters.interface import MAX_NODES
 from verify.errors import ModelError, first_sentence
-from verify.model.attention import Attention, JointAttention, ShapeProbe, TorchAttention
+from verify.model.attention import Attention, JointAttention, ShapeProbe, TorchAttention, number_layers
 from verify.model.batch import ForwardBatch
-from verify.model.cache import MARGIN_POSITIONS, CacheShape, KVCache, free_bytes
+from verify.model.cache import MARGIN_POSITIONS, CacheShape, KVCache
 from verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention, padded, pieces
-from verify.model.cpu.packing import PackedLayer, can_pack, pack_layers, packed_layers
+from verify.model.cpu.packing import can_pack, pack_layers, packed_layers
 from verify.model.cpu.trace import has_experts, trace
+from verify.model.delivery import Delivery, NotHandedOn
 from verify.model.gpu.paged_cache import PagedCache, PagePool, pages_for
+from verify.model.memory import free_bytes
+from verify.model.recurrent.mixers import is_receiver, swap_in
+from verify.model.recurrent.rows import Recurrence, StateProbe
 from verify.model.row_class import RowClass, depth_left
-from verify.model.segment import Segment, kept_rows, positions_of, tokens_of
+from verify.model.segment import Segment, is_chunk, kept_rows, positions_of, recurrence_of, tokens_of
+from verify.model.sizes import context_limit, weight_size
 
 log = logging.getLogger("outrider.worker")
 
@@ -76,11 +81,18 @@ class ModelRunner:
         config = model.config.get_text_config()
         self.device = model.device
         self.vocabulary = int(config.vocab_size)
-        self.model_tokens = int(config.max_position_embeddings)
+        self.model_tokens = context_limit(model)
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
         self._traced, self._compile = traced, compile
+        self._is_recurrent = swap_in(self.model)
+        self._delivery: Delivery | None = None  # if the model does not hand keyword arguments on
         self._attention_probe = ShapeProbe()
         self.cache_shape = self._probe(self._attention_probe)
+        if self.in_pages and not self.can_be_ordered:
+            raise ModelError(
+                "Models with recurrent layers, or with layers whose keys and values differ in shape, are served on a CPU only;"
+                " set model.device to cpu."
+            )
         self._backend: ForwardBackend | None = None
         self.row_class: RowClass | None = None  # if set, a row's logits have the same bits in every step
         self.invariance = "off"  # for people: whether `row_class` is set, and why
@@ -102,7 +114,7 @@ class ModelRunner:
                 self._pool = None  # frees its memory first
                 self._pool = PagePool(self.cache_shape, self._pool_pages())
             self._backend = self._graphed(self._pool, self._compile)
-        elif self._traced:
+        elif self._traced and self.can_be_ordered:
             self._backend = trace(self.model, self.cache_shape, self._attention_probe, self._untraced_step, self._inputs)
 
     def compute_in(self, rows: RowClass | None) -> None:
@@ -132,6 +144,11 @@ class ModelRunner:
         """Computes steps as when `mode` was read."""
         self.row_class, self._inputs, self._backend = mode
 
+    @property
+    def can_be_ordered(self) -> bool:
+        """Whether steps can have a class of rows, a trace or pages: not with recurrent layers or layers of several shapes."""
+        return self.cache_shape.is_uniform and not self._is_recurrent
+
     def draft_depth(self, length: int) -> int:
         """The deepest node that a draft may have, after `length` tokens in the cache."""
         return MAX_NODES if self.row_class is None else depth_left(length)
@@ -157,16 +174,26 @@ class ModelRunner:
 
     def _probe(self, probe: ShapeProbe) -> CacheShape:
         """The cache shape, determined by a forward of one token. Raises ModelError."""
+        states = StateProbe()
+        token = torch.zeros(1, dtype=torch.long, device=self.device)
         try:
-            token = torch.zeros(1, dtype=torch.long, device=self.device)
-            self._run(token, token, probe, keep=1)
-        except (ValueError, TypeError) as error:
+            try:
+                self._run(token, token, probe, keep=1, recurrence=states)
+            except NotHandedOn:
+                self._delivery = Delivery(filter(is_receiver, self.model.modules()))
+                self._run(token, token, probe, keep=1, recurrence=states)
+            recurrent = states.shape(self.device) if self._is_recurrent else None
+        except ValueError as error:
             raise ModelError(f"This model cannot be served: {first_sentence(error)}") from None
-        shapes = {shape for pair in probe.shapes.values() for shape in pair}
-        if len(shapes) != 1 or set(probe.shapes) != set(range(len(probe.shapes))):
-            raise ModelError("This model cannot be served: keys and values must have the same shape in all layers.")
-        kv_heads, _, head_dim = shapes.pop()
-        return CacheShape(len(probe.shapes), kv_heads, head_dim, self.model.dtype, self.device)
+        except Exception as error:  # whatever a model of any architecture raises
+            raise ModelError(
+                "This model cannot be served: its forward fails when it is called with tokens and positions alone"
+                f" ({type(error).__name__}: {first_sentence(error)})"
+            ) from None
+        if not probe.shapes and recurrent is None:
+            raise ModelError("This model cannot be served: none of its layers computes attention by transformers' interface.")
+        number_layers(self.model, probe.numbers)
+        return CacheShape(probe.layers, self.model.dtype, self.device, recurrent)
 
     @property
     def _positions(self) -> int:
@@ -265,6 +292,12 @@ class ModelRunner:
             return self.row_class.high
         return MAX_ROWS if self._backend is None else self._backend.max_rows
 
+    def read_alone(self, cache: KVCache, tokens: torch.Tensor) -> torch.Tensor:
+        """The logits of a text's first tokens, int64 [N], at the positions that the model itself gives them; [N, V]."""
+        batch = ForwardBatch.chain(tokens)
+        segment = Segment(cache, batch)
+        return self._run(tokens.to(self.device), None, TorchAttention(cache, batch), 0, recurrence_of([segment]))
+
     def _together(self, segments: list[Segment]) -> torch.Tensor:
         """One forward; logits of the kept rows, and possibly of others behind them."""
         if self._is_apart(segments[0]):
@@ -289,41 +322,26 @@ class ModelRunner:
         least = 1 if inputs is None else inputs.least_rows
         whole = all(each.logits and not each.batch.padding for each in segments)
         keep = 0 if whole else kept_rows(segments, least).to(self.device)
-        return self._run(tokens_of(segments).to(self.device), positions_of(segments).to(self.device), joint, keep)
+        tokens, positions = tokens_of(segments).to(self.device), positions_of(segments).to(self.device)
+        return self._run(tokens, positions, joint, keep, recurrence_of(segments))
 
     @torch.inference_mode()
     def _run(
-        self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, keep: int | torch.Tensor
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor | None,
+        attention: Attention,
+        keep: int | torch.Tensor,
+        recurrence: Recurrence | None = None,
     ) -> torch.Tensor:
         """The model's forward; logits of the rows `keep`, of the last `keep` rows, or of all rows if it is 0."""
-        output = self.model(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=keep,
-            attention=attention,
-        )
+        ours = {"attention": attention} | ({"recurrence": recurrence} if self._is_recurrent else {})
+        with nullcontext() if self._delivery is None else self._delivery.of(ours):
+            output = self.model(
+                input_ids=tokens[None],
+                position_ids=None if positions is None else positions[None],
+                use_cache=False,
+                logits_to_keep=keep,
+                **({} if self._delivery else ours),
+            )
         return cast(torch.Tensor, output.logits[0])
-
-
-def is_chunk(segment: Segment) -> bool:
-    """Whether these rows are a part of a prompt, not a step."""
-    return not segment.logits or len(segment.batch) > MAX_NODES + 1
-
-
-def weight_size(model: PreTrainedModel) -> tuple[int, int]:
-    """Bytes and number of the weights that a step reads: all but the embedding table, unless the head shares it."""
-    parameters = list(model.parameters())  # without repetitions
-    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-    if isinstance(head, PackedLayer) or table is not head.weight:
-        parameters = [parameter for parameter in parameters if parameter is not table]
-    layers = packed_layers(model)
-    size = sum(map(stored_bytes, parameters)) + sum(layer.nbytes for layer in layers)
-    return size, sum(map(torch.numel, parameters)) + sum(layer.in_features * layer.out_features for layer in layers)
-
-
-def stored_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor; of a quantised one, those of its parts."""
-    if not hasattr(tensor, "__tensor_flatten__"):
-        return tensor.nbytes
-    return sum(stored_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])

@@ -7,8 +7,10 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from drafters.interface import MAX_NODES
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
+from verify.model.recurrent.rows import Recurrence, RecurrentRows
 
 
 class Segment(NamedTuple):
@@ -57,3 +59,14 @@ def kept_rows(segments: Sequence[Segment], least: int = 1) -> torch.Tensor:
         parts.append(torch.arange(end - each.kept, end))
     kept = parts[0] if len(parts) == 1 else torch.cat(parts)
     return kept if len(kept) >= least else torch.cat([kept, kept[-1:].expand(least - len(kept))])
+
+
+def recurrence_of(segments: Sequence[Segment]) -> Recurrence:
+    """The rows of the segments in recurrent layers."""
+    rows = [RecurrentRows(cache.recurrent, cache.length, batch) for cache, batch, _ in segments if cache.recurrent is not None]
+    return Recurrence(rows)
+
+
+def is_chunk(segment: Segment) -> bool:
+    """Whether these rows are a part of a prompt, not a step."""
+    return not segment.logits or len(segment.batch) > MAX_NODES + 1

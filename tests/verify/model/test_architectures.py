@@ -164,20 +164,17 @@ def test_drafting_is_lossless(pair: tuple[ModelRunner, Any], temperature: float)
 
 
 @pytest.mark.parametrize("family", ["Mamba", "Jamba"])
-def test_recurrent_state_is_refused(family: str, tmp_path: Path) -> None:
+def test_an_unsupported_state_is_refused(family: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 97, "state_size": 4, "use_mamba_kernels": False}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "attn_layer_period": 2}
     config = getattr(transformers, f"{family}Config")(**sizes, **(heads if family == "Jamba" else {}), attn_layer_offset=1)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="recurrent state"):
+    with pytest.raises(ModelError, match=f"its {family}\\w+ layers keep a state of a kind that is not supported"):
         load_model(LoadOptions(str(tmp_path), device="cpu"))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_model_whose_last_layers_are_convolutions_is_refused(dtype: str, tmp_path: Path) -> None:
-    """The layers before them are attention layers, so its cache looks like that of any other model."""
-    config = transformers.Lfm2Config(**SIZES, layer_types=["full_attention", "full_attention", "conv", "conv"])
-    torch.manual_seed(3)
+def test_attention_without_the_interface_is_refused(tmp_path: Path) -> None:
+    config = transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"differently in two pieces than in one: its conv layers probably keep a state"):
-        load_model(LoadOptions(str(tmp_path), dtype=dtype, device="cpu"))
+    with pytest.raises(ModelError, match="cannot be served: none of its layers computes attention by transformers' interface"):
+        load_model(LoadOptions(str(tmp_path), device="cpu"))

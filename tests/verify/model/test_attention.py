@@ -33,7 +33,7 @@ def batch_of(kind: str) -> ForwardBatch:
 
 
 def cache_of(length: int) -> KVCache:
-    cache = KVCache(CacheShape(2, KV_HEADS, HEAD_DIM, torch.float32, torch.device("cpu")), length + len(PARENTS))
+    cache = KVCache(CacheShape.uniform(2, KV_HEADS, HEAD_DIM, torch.float32, torch.device("cpu")), length + len(PARENTS))
     cache.tensor.normal_(generator=torch.Generator().manual_seed(length))
     cache.length = length
     return cache
@@ -173,7 +173,7 @@ def test_the_probe_records_shapes_windows_and_groups() -> None:
     probe = ShapeProbe()
     query, key = noise(HEADS, 1, HEAD_DIM, seed=0), noise(KV_HEADS, 1, HEAD_DIM, seed=1)
     for index, window in enumerate((None, 5, None, 5)):
-        assert probe.attend(Layer(index, 1.0, window), query, key, key).shape == query.shape
+        assert probe.attend(Layer(index, 1.0, window), query, key.clone(), key).shape == query.shape
     assert probe.shapes == dict.fromkeys(range(4), (key.shape, key.shape))
     assert probe.windows == [None, 5]
     assert probe.groups == GROUPS

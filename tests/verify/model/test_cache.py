@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verify.model import cache as module
-from verify.model.cache import CacheShape, KVCache, Rows, SwappedRows, distinct_rows, free_bytes
+from verify.model.cache import CacheShape, KVCache, Rows, SwappedRows, distinct_rows
+from verify.model.memory import free_bytes
 
-SHAPE = CacheShape(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
+SHAPE = CacheShape.uniform(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -163,7 +164,7 @@ def test_a_slot_takes_the_memory_of_its_text() -> None:
     def resident_mb() -> float:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
-    shape = CacheShape(64, 4, 64, torch.float32, torch.device("cpu"))
+    shape = CacheShape.uniform(64, 4, 64, torch.float32, torch.device("cpu"))
     before = resident_mb()
     cache = KVCache(shape, 2048)
     cache.tensor[:, :, :, :4] = 1

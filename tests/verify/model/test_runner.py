@@ -16,8 +16,9 @@ from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
 from verify.model.cache import MARGIN_POSITIONS
 from verify.model.row_class import RowClass
-from verify.model.runner import ModelRunner, weight_size
+from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
+from verify.model.sizes import weight_size
 
 
 def chain(*tokens: int) -> ForwardBatch:
@@ -109,7 +110,7 @@ def test_only_batches_of_a_step_use_the_backend(tiny_config: LlamaConfig, rows: 
 
 def test_a_slot_holds_a_full_context_and_a_draft(tiny_runner: ModelRunner) -> None:
     assert tiny_runner.new_cache().positions == tiny_runner.context_tokens + MARGIN_POSITIONS
-    assert tiny_runner.cache_shape.layers == 2
+    assert len(tiny_runner.cache_shape.layers) == 2
     assert (tiny_runner.cache_shape.kv_heads, tiny_runner.cache_shape.head_dim) == (2, 8)
 
 

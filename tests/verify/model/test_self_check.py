@@ -69,7 +69,8 @@ def start_at_zero(model: LlamaForCausalLM) -> None:
     """Positions start at 0 in every forward."""
 
     def hook(module: torch.nn.Module, inputs: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        positions = kwargs["position_ids"]
+        if (positions := kwargs["position_ids"]) is None:
+            return inputs, kwargs
         return inputs, {**kwargs, "position_ids": positions - positions[0, 0]}
 
     model.register_forward_pre_hook(hook, with_kwargs=True)
@@ -79,7 +80,8 @@ def count_rows(model: LlamaForCausalLM) -> None:
     """Positions count the rows of a forward, as if they were consecutive tokens."""
 
     def hook(module: torch.nn.Module, inputs: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        positions = kwargs["position_ids"]
+        if (positions := kwargs["position_ids"]) is None:
+            return inputs, kwargs
         return inputs, {**kwargs, "position_ids": positions[:, :1] + torch.arange(positions.shape[1])}
 
     model.register_forward_pre_hook(hook, with_kwargs=True)

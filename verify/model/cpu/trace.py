@@ -239,6 +239,8 @@ def trace(
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
+            # What it warns of would fail the comparison below.
+            warnings.simplefilter("ignore", cast(Any, torch.jit).TracerWarning)
             forward = _Forward(model, windows, script_all(attend if inputs is None else attend_in_order))
             for layer in layers:
                 layer.multiply = torch.jit.script(layer.multiply)

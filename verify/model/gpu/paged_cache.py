@@ -27,7 +27,7 @@ class PagePool:
     def __init__(self, shape: CacheShape, pages: int) -> None:
         self.shape = shape
         self.page_tokens = cache.PAGE_TOKENS  # as in host memory
-        size = (pages, shape.layers, 2, shape.kv_heads, self.page_tokens, shape.head_dim)
+        size = (pages, len(shape.layers), 2, shape.kv_heads, self.page_tokens, shape.head_dim)
         self.tensor = torch.zeros(size, dtype=shape.dtype, device=shape.device)
         self._holders = [0] * pages  # caches that hold the page
         self._free = list(range(pages))[::-1]
@@ -82,6 +82,7 @@ class PagedCache(KVCache):
         self.positions = positions
         self.length = 0
         self.pages = []
+        self.recurrent = None  # states have no pages
         self.table: list[int] = []  # pages in the order of the text
         self._gathered: tuple[list[int], torch.Tensor] | None = None  # the table, and its copy on the device
 
@@ -175,6 +176,9 @@ class PagedCache(KVCache):
         """The rows of one page, as in `Rows.parts`; a view."""
         size = self.pool.page_tokens
         return self.pool.tensor[self.table[start // size], :, :, :, start % size : start % size + end - start]
+
+    def _contents(self, length: int) -> Iterable[torch.Tensor]:
+        return self.parts(length)
 
     def truncate(self, length: int) -> None:
         """Drops all positions from `length` on, and their pages."""

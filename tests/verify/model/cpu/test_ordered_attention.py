@@ -26,7 +26,9 @@ def attended(
 ) -> torch.Tensor:
     """The attention's output [heads, N, head_dim] for random `rows` after the keys and values of `prefix`."""
     kv_heads, groups, head_dim = shape
-    cache = KVCache(CacheShape(1, kv_heads, head_dim, prefix.dtype, CPU), prefix.shape[3] + len(batch) + SPARE_POSITIONS)
+    cache = KVCache(
+        CacheShape.uniform(1, kv_heads, head_dim, prefix.dtype, CPU), prefix.shape[3] + len(batch) + SPARE_POSITIONS
+    )
     cache.tensor[:, :, :, : prefix.shape[3]] = prefix
     cache.length = prefix.shape[3]
     inputs = AttentionInputs(kv_heads, head_dim, groups, prefix.dtype, ROWS)

@@ -14,7 +14,7 @@ from verify.model.gpu.device_rows import NO_STREAM, DeviceRows, ancestor_bits, p
 from verify.model.gpu.paged_cache import PagedCache, PagePool
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SHAPE = CacheShape(layers=1, kv_heads=2, head_dim=16, dtype=torch.float32, device=DEVICE)
+SHAPE = CacheShape.uniform(layers=1, kv_heads=2, head_dim=16, dtype=torch.float32, device=DEVICE)
 
 
 def attended(bits: int) -> list[int]:

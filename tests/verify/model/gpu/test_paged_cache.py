@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from verify.model.cache import CacheShape, KVCache, OutOfPages, Rows
 from verify.model.gpu.paged_cache import PagedCache, PagePool
 
-SHAPE = CacheShape(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
+SHAPE = CacheShape.uniform(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
 
 
 @pytest.fixture(autouse=True)

@@ -66,7 +66,7 @@ def test_the_kernel_equals_the_reference(case: Case) -> None:
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(DEVICE)
 
-    shape = CacheShape(2, kv_heads, head_dim, torch.float32, DEVICE)
+    shape = CacheShape.uniform(2, kv_heads, head_dim, torch.float32, DEVICE)
     pool = PagePool(shape, 20)
     pool.tensor[:] = noise(*pool.tensor.shape)
     layer = Layer(1, head_dim**-0.5, window, softcap, noise(heads) if has_sinks else None)
@@ -116,7 +116,7 @@ def test_a_rows_bits_do_not_depend_on_the_others(
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
 
-    shape = CacheShape(1, kv_heads, 32, dtype, DEVICE)
+    shape = CacheShape.uniform(1, kv_heads, 32, dtype, DEVICE)
     pool = PagePool(shape, 30)
     pool.tensor[:] = noise(*pool.tensor.shape)
     layer, tree = Layer(0, 0.2, window), random_tree(rows, generator)

@@ -1,0 +1,111 @@
+"""Sessions of models with recurrent layers: continued, forked, swapped, counted in bytes, and restored from files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from drafters.interface import Ints
+from drafters.none import NoDrafter
+from server.worker.memory_plan import MemoryFigures, MemoryWishes, plan_memory
+from server.worker.session_files import SessionFiles
+from server.worker.sessions import SessionStore
+from tests.verify.model.families import build
+from verify.decode import decode, finish
+from verify.generation import DecodeOptions, Generation
+from verify.model.attention import NAME
+from verify.model.runner import ModelRunner
+from verify.sampling_params import SamplingParams
+from verify.verifier import TreeVerifier
+
+OPTIONS = DecodeOptions(SamplingParams(temperature=0), max_tokens=6)
+LONG = np.arange(3, 93, dtype=np.int32)
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModelRunner:
+    return ModelRunner(build("qwen3_5", NAME))
+
+
+@pytest.fixture
+def answer(runner: ModelRunner) -> Callable[[SessionStore, Ints], tuple[str, int, Ints]]:
+    """How the session was found, the reused tokens, and the text with the answer, which is that of a new session."""
+
+    def run(store: SessionStore, prompt: Ints) -> tuple[str, int, Ints]:
+        session = store.acquire("p", None, prompt)
+        assert session is not None
+        generation = Generation(session.verifier, NoDrafter(), prompt, OPTIONS)
+        tokens = finish(generation).tokens
+        assert tokens == decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, OPTIONS).tokens
+        store.release(session)
+        return session.reuse, generation.reused_tokens, np.concatenate([prompt, np.array(tokens, np.int32)])
+
+    return run
+
+
+def extend(text: Ints, *tokens: int) -> Ints:
+    return np.concatenate([text, np.array(tokens, np.int32)])
+
+
+def test_conversations_continue_and_fork_through_one_slot(
+    runner: ModelRunner, answer: Callable[..., tuple[str, int, Ints]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verify.model.recurrent.states.SNAPSHOT_TOKENS", 16)
+    store = SessionStore(runner, capacity=4, ttl_seconds=60, slots=1, automatic=True)
+    _, _, text = answer(store, LONG[:66])
+    reuse, reused, longer = answer(store, extend(text, *range(20, 70)))
+    assert (reuse, reused) == ("continued", len(text) - 1)
+    reuse, reused, _ = answer(store, extend(longer[:70], 9, 9))
+    assert (reuse, reused) == ("forked", 65)  # the state at the end of the first prompt
+    assert answer(store, extend(longer, 5))[0] == "continued"
+
+
+def test_states_count_as_memory(runner: ModelRunner, answer: Callable[..., tuple[str, int, Ints]]) -> None:
+    shape = runner.cache_shape.recurrent
+    assert shape is not None
+    room = 2 * (shape.snapshot_bytes + runner.cache_shape.bytes_for(len(LONG) + 6))
+    store = SessionStore(runner, capacity=9, ttl_seconds=60, slots=1, automatic=True, kv_bytes=room)
+    for first in range(3):
+        answer(store, np.concatenate([[first], LONG]).astype(np.int32))
+    assert len(store) == 2
+
+
+def test_a_session_outlives_its_store(
+    runner: ModelRunner, answer: Callable[..., tuple[str, int, Ints]], tmp_path: Path
+) -> None:
+    def store() -> SessionStore:
+        files = SessionFiles(tmp_path, "model", 1 << 30)
+        return SessionStore(runner, capacity=4, ttl_seconds=60, automatic=True, files=files)
+
+    first = store()
+    _, _, text = answer(first, LONG)
+    first.save(all=True)
+    assert answer(store(), extend(text, 7, 8))[:2] == ("continued", len(text) - 1)
+    [file] = tmp_path.glob("*/*/*")
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1
+    file.write_bytes(content)
+    assert answer(store(), extend(text, 7, 8))[:2] == ("new", 0)
+
+
+def test_a_slot_is_planned_with_its_states() -> None:
+    figures = MemoryFigures(free_bytes=10_000_000, token_bytes=100, model_tokens=20_000, slot_bytes=2_000_000, is_lazy=True)
+    assert plan_memory(figures, MemoryWishes(context_tokens=10_000)).slots == 2
+    assert plan_memory(MemoryFigures(10_000_000, 0, 20_000, slot_bytes=2_000_000, is_lazy=True), MemoryWishes()).slots == 4
+
+
+@pytest.mark.parametrize("family", [pytest.param("kimi_linear", marks=pytest.mark.slow), "gemma4"])
+def test_layers_of_several_shapes_are_swapped_and_forked(family: str) -> None:
+    """Pages of other layouts hold every plane's rows."""
+    runner = ModelRunner(build(family, NAME))
+    session = TreeVerifier(runner, runner.new_cache())
+    text = np.concatenate([LONG, np.array(decode(session, NoDrafter(), LONG, OPTIONS).tokens, np.int32)])
+    session.swap_in(session.swap_out())
+    forked = session.fork(runner.new_cache(), len(LONG), {})
+    for each in (session, forked):
+        prompt = extend(text[: len(each.sequence)], 4)
+        expected = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, OPTIONS).tokens
+        assert decode(each, NoDrafter(), prompt, OPTIONS).tokens == expected

@@ -1,0 +1,95 @@
+"""Recurrences over random trees equal the plain recurrence down each path, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from verify.model.recurrent.convolution import convolve, gather_index
+from verify.model.recurrent.gated_delta import delta_writes
+from verify.model.recurrent.state import advance, path_decays, read
+
+HEADS, KEY, VALUE, ROWS = 3, 5, 4, 24
+
+
+def random_ancestors(rows: int, seed: int) -> torch.Tensor:
+    """bool [rows, rows] of a random tree; parents precede children."""
+    generator = torch.Generator().manual_seed(seed)
+    ancestors = torch.eye(rows, dtype=torch.bool)
+    for row in range(1, rows):
+        parent = int(torch.randint(max(0, row - 5), row, (1,), generator=generator))
+        ancestors[row] |= ancestors[parent]
+    return ancestors
+
+
+class Rows:
+    """Random inputs of all rows, float64."""
+
+    def __init__(self, decay_dim: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+        self.queries, self.keys = (torch.nn.functional.normalize(normal(HEADS, ROWS, KEY), dim=-1) for _ in range(2))
+        self.values, self.state = normal(HEADS, ROWS, VALUE), normal(HEADS, KEY, VALUE)
+        self.beta = torch.rand(HEADS, ROWS, generator=generator, dtype=torch.float64)
+        self.g = -normal(HEADS, ROWS, decay_dim).abs() * 3
+
+    def recur(self, path: list[int], delta: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """The state after the path and what its last row reads, row by row."""
+        state = self.state
+        for row in path:
+            state = state * self.g[:, row].exp()[:, :, None]
+            write = self.values[:, row]
+            if delta:
+                write = self.beta[:, row, None] * (write - torch.einsum("hk,hkv->hv", self.keys[:, row], state))
+            state = state + self.keys[:, row, :, None] * write[:, None]
+        return state, torch.einsum("hk,hkv->hv", self.queries[:, path[-1]], state)
+
+
+@pytest.mark.parametrize("decay_dim", [1, KEY])
+@pytest.mark.parametrize("delta", [True, False])
+@pytest.mark.parametrize("known", [0, 1, 7])
+def test_trees_equal_their_paths(decay_dim: int, delta: bool, known: int) -> None:
+    rows, ancestors = Rows(decay_dim, known), random_ancestors(ROWS, known)
+    writes = rows.values
+    if delta:  # the rows in two calls, as a draft model expands its tree
+        writes = rows.values[:, :0]
+        for first, end in ((0, known), (known, ROWS)):
+            if end > first:
+                decays = path_decays(rows.g[:, :end], ancestors[:end, :end])
+                parts = rows.keys[:, :end], rows.values[:, first:end], rows.beta[:, first:end], writes, decays, rows.state
+                writes = torch.cat([writes, delta_writes(*parts, ancestors[first:end, :end])], 1)
+    decays = path_decays(rows.g, ancestors)
+    found = read(rows.queries[:, known:], rows.keys, writes, decays, rows.state, ancestors[known:])
+    for row in range(known, ROWS):
+        path = ancestors[row].nonzero()[:, 0].tolist()
+        state, output = rows.recur(path, delta)
+        assert torch.allclose(found[:, row - known], output, atol=1e-12, rtol=0)
+        committed = rows.state.clone()
+        advance(committed, rows.keys[:, path], writes[:, path], rows.g[:, path])
+        assert torch.allclose(committed, state, atol=1e-12, rtol=0)
+
+
+def test_strong_decays_do_not_overflow() -> None:
+    rows = Rows(1, 0)
+    rows.g -= 1000
+    ancestors = random_ancestors(ROWS, 1)
+    decays = path_decays(rows.g, ancestors)
+    assert read(rows.queries, rows.keys, rows.values, decays, rows.state, ancestors).isfinite().all()
+    advance(rows.state, rows.keys, rows.values, rows.g)
+    assert rows.state.isfinite().all()
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize("known", [0, 1, 7])
+def test_convolutions_of_trees_equal_those_of_their_paths(window: int, known: int) -> None:
+    generator = torch.Generator().manual_seed(window)
+    inputs, weight = (torch.randn(rows, 6, generator=generator, dtype=torch.float64) for rows in (window + ROWS, window + 1))
+    bias, ancestors = torch.randn(6, generator=generator, dtype=torch.float64), random_ancestors(ROWS, known)
+    found = convolve(inputs, gather_index(ancestors, known, window), weight.t(), bias, "silu")
+    for row in range(known, ROWS):
+        path = [*range(window), *(ancestors[row].nonzero()[:, 0] + window).tolist()]
+        last = (inputs[path][-window - 1 :] * weight).sum(0) + bias
+        assert torch.allclose(found[row - known], torch.nn.functional.silu(last), atol=1e-12)

@@ -1,0 +1,30 @@
+"""Arguments reach layers of models that do not hand them on, and only inside the context."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.verify.model.families import build
+from verify.model.attention import NAME
+from verify.model.batch import ForwardBatch
+from verify.model.delivery import Delivery, NotHandedOn
+from verify.model.runner import ModelRunner
+
+
+def test_arguments_are_delivered_inside_the_context() -> None:
+    layer, seen = torch.nn.Identity(), []
+    delivery = Delivery([layer])
+    layer.forward = lambda rows, **others: seen.append((rows, others))  # type: ignore[method-assign, assignment]
+    with delivery.of({"attention": 1}):
+        layer(2, other=3)
+    layer(4)
+    assert seen == [(2, {"attention": 1, "other": 3}), (4, {})]
+
+
+def test_a_model_that_hands_nothing_on_is_served() -> None:
+    model = build("stablelm", NAME)
+    with pytest.raises(NotHandedOn, match="to its attention layers"):
+        model(torch.tensor([[5]]), attention=1)
+    runner = ModelRunner(model)
+    assert runner.forward(runner.new_cache(), ForwardBatch.chain(torch.tensor([5, 6]))).shape == (2, 97)

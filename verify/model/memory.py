@@ -1,0 +1,39 @@
+"""The memory of devices: how much is free, and tensors that take what is written to them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+from pathlib import Path
+
+import torch
+
+
+def free_bytes(device: torch.device) -> int:
+    """The device's memory that is not in use, in bytes. Returns memory that torch has cached to the device."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.empty_cache()
+            return int(torch.cuda.mem_get_info()[0])
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) << 10  # kB; counts the page cache, which is full of the weights' files
+    except (OSError, KeyError):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros: rows that were never written are read with weight zero, which NaN would not survive.
+
+    On a CPU, the OS provides memory on first write, so a slot takes the memory of its text, not of its capacity: torch.zeros
+    would write every byte, and in huge pages, which numpy asks for, a few rows of each layer take the whole slot.
+    """
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    untouched = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            untouched.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(untouched, dtype=dtype).view(size)

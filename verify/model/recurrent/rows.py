@@ -1,0 +1,160 @@
+"""The rows of one stream in the recurrent layers of a forward: a draft tree or a chunk of a prompt over a slot's states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from verify.model.batch import ForwardBatch
+from verify.model.recurrent.convolution import convolve, gather_index
+from verify.model.recurrent.gated_delta import delta_writes
+from verify.model.recurrent.state import path_decays, read
+from verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates
+
+
+class Scan(NamedTuple):
+    """The rows of a layer with a matrix as its state; float32, as in `verify.model.recurrent.state`."""
+
+    queries: torch.Tensor  # [H, N, key_dim]
+    keys: torch.Tensor  # [H, N, key_dim]
+    values: torch.Tensor  # [H, N, value_dim]
+    decays: torch.Tensor  # [H, N, D]
+    beta: torch.Tensor | None  # [H, N] for the gated delta rule; None = values are written as they are
+
+    def part(self, place: slice) -> Scan:
+        """Some of the rows."""
+        beta = None if self.beta is None else self.beta[:, place]
+        queries, keys, values, decays = (each[:, place] for each in self[:4])
+        return Scan(queries, keys, values, decays, beta)
+
+
+# A layer's own chunked form: the state [H, key_dim, value_dim] before a chunk to the outputs and the state after it.
+Chunked = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+class RecurrentRows:
+    """The rows of one stream. Layers are numbered in the order of their calls."""
+
+    def __init__(self, states: RecurrentStates, length: int, batch: ForwardBatch) -> None:
+        """After `length` committed tokens; takes the batch's rows from `known` on."""
+        states.settle(length)
+        self._states, self._known = states, batch.known
+        self.rows = len(batch) - batch.known
+        self._chunk = Chunk(length + len(batch), {}, {}) if batch.ancestors is None and len(batch) > ROWS else None
+        if self._chunk is not None:
+            assert not batch.known
+            states.chunk, states.count = self._chunk, 0
+            return
+        assert batch.known <= states.count, "known rows were not computed by a forward"
+        states.count = len(batch)
+        device = states.shape.device
+        self._ancestors = batch.ancestor_mask().to(device)
+        self._mask = self._ancestors[batch.known :]
+        self._index = gather_index(self._ancestors, batch.known, states.shape.window)
+
+    def convolve(
+        self, number: int, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+    ) -> torch.Tensor:
+        """Inputs [N, channels] to outputs [N, channels]; `weight` is [channels, window + 1]."""
+        window, buffer = self._states.shape.window, self._states.inputs[number]
+        if self._chunk is None:
+            first = window + self._known
+            buffer[first : first + len(inputs)] = inputs
+            return convolve(buffer[: first + len(inputs)], self._index, weight, bias, activation)
+        joined = torch.cat([buffer[:window], inputs])
+        self._chunk.windows[number] = joined[-window:].clone()
+        steps = torch.arange(window + 1, device=inputs.device)
+        index = torch.arange(len(inputs), device=inputs.device)[:, None] + steps
+        return convolve(joined, index, weight, bias, activation)
+
+    def scan(self, number: int, rows: Scan, chunked: Chunked) -> torch.Tensor:
+        """What the rows read of the state, [N, H, value_dim]."""
+        states = self._states
+        if self._chunk is not None:
+            outputs, self._chunk.matrices[number] = chunked(states.matrices[number])
+            return outputs
+        known, end, state = self._known, self._known + self.rows, states.matrices[number]
+        keys, writes, g = (each[number, :, :end] for each in (states.keys, states.writes, states.decays))
+        keys[:, known:], g[:, known:] = rows.keys, rows.decays
+        decays = path_decays(g, self._ancestors)
+        if rows.beta is None:
+            writes[:, known:] = rows.values
+        else:
+            writes[:, known:] = delta_writes(keys, rows.values, rows.beta, writes[:, :known], decays, state, self._mask)
+        return read(rows.queries, keys, writes, decays, state, self._mask).transpose(0, 1)
+
+
+class Stream(NamedTuple):
+    """A stream's rows, and which rows of the forward they are."""
+
+    rows: RecurrentRows
+    place: slice
+
+
+class Recurrence:
+    """The recurrent layers of a forward over several streams, called in the order of the layers."""
+
+    def __init__(self, streams: Sequence[RecurrentRows]) -> None:
+        self._streams = streams
+        self._convolutions = self._scans = 0  # calls so far
+
+    def _places(self) -> Iterator[Stream]:
+        start = 0
+        for rows in self._streams:
+            yield Stream(rows, slice(start, start + rows.rows))
+            start += rows.rows
+
+    def convolve(
+        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+    ) -> torch.Tensor:
+        """As `RecurrentRows.convolve`, for the rows of all streams."""
+        number, self._convolutions = self._convolutions, self._convolutions + 1
+        parts = [rows.convolve(number, inputs[place], weight, bias, activation) for rows, place in self._places()]
+        return joined(parts)
+
+    def scan(self, rows: Scan, chunked: Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """As `RecurrentRows.scan`, for the rows of all streams; `chunked` also takes which rows a chunk is."""
+        number, self._scans = self._scans, self._scans + 1
+        parts = []
+        for stream, place in self._places():
+            own = rows if len(self._streams) == 1 else rows.part(place)
+            parts.append(stream.scan(number, own, lambda state, place=place: chunked(place, state)))  # type: ignore[misc]
+        return joined(parts)
+
+
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The parts one after the other."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+class StateProbe(Recurrence):
+    """Records the shapes of a model's recurrent layers in a forward of one row, to size their states."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.convolutions: list[tuple[int, int]] = []  # window and channels
+        self.scans: list[tuple[int, int, int, int]] = []  # heads, key_dim, value_dim, decay_dim
+        self.dtype = torch.float32  # of the convolutions' inputs
+
+    def convolve(
+        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+    ) -> torch.Tensor:
+        self.convolutions.append((weight.shape[1] - 1, weight.shape[0]))
+        self.dtype = inputs.dtype
+        return torch.zeros_like(inputs)
+
+    def scan(self, rows: Scan, chunked: Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        heads, _, key_dim = rows.keys.shape
+        self.scans.append((heads, key_dim, rows.values.shape[-1], rows.decays.shape[-1]))
+        return torch.zeros_like(rows.values).transpose(0, 1)
+
+    def shape(self, device: torch.device) -> RecurrentShape:
+        """What was recorded. Raises ValueError if the layers differ."""
+        if len(set(self.convolutions)) > 1 or len(set(self.scans)) > 1:
+            raise ValueError("its recurrent layers differ in their shapes, which is not supported")
+        window, channels = (self.convolutions or [(0, 0)])[0]
+        heads, key_dim, value_dim, decay_dim = (self.scans or [(0, 0, 0, 0)])[0]
+        scans = (len(self.scans), heads, key_dim, value_dim, decay_dim)
+        return RecurrentShape(len(self.convolutions), window, channels, *scans, self.dtype, device)

@@ -1,0 +1,206 @@
+"""The recurrent part of a slot: the state after the committed tokens, and the rows since, from which any path is committed.
+
+A step's rows are kept as keys, writes and decays (`verify.model.recurrent.state`) and as inputs of the convolutions. They are
+folded into the state by the next forward, so what was committed can still be cut before it. A snapshot is kept every
+SNAPSHOT_TOKENS, for rewinding further back: to the nearest one, from which the text is read again.
+
+Rows have the positions of the slot's keys and values: row r of a forward after `length` tokens is at `length + r`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from drafters.interface import MAX_NODES
+from verify.model.recurrent.state import advance
+
+ROWS = MAX_NODES + 1  # of a step; longer parts of a prompt are read by the model's own chunked form
+SNAPSHOT_TOKENS = 256
+SNAPSHOT_BYTES = 1 << 28  # of a session's snapshots; two are kept in any case
+
+
+@dataclass(frozen=True)
+class RecurrentShape:
+    """The layers with a state of a model. Those with a convolution and those with a matrix may be the same."""
+
+    convolutions: int  # layers
+    window: int  # inputs before a row that its convolution reads
+    channels: int
+    states: int  # layers
+    heads: int
+    key_dim: int
+    value_dim: int
+    decay_dim: int  # 1 = decays are per head; key_dim = per channel
+    dtype: torch.dtype  # of the convolutions' inputs
+    device: torch.device
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """The size of the state after one token."""
+        windows = self.convolutions * self.window * self.channels * self.dtype.itemsize
+        return windows + 4 * self.states * self.heads * self.key_dim * self.value_dim
+
+    @property
+    def rows_bytes(self) -> int:
+        """The size of a step's rows."""
+        inputs = self.convolutions * self.channels * self.dtype.itemsize
+        return ROWS * (inputs + 4 * self.states * self.heads * (self.key_dim + self.value_dim + self.decay_dim))
+
+    @property
+    def snapshots(self) -> int:
+        """The most snapshots that are kept of a text."""
+        return max(2, SNAPSHOT_BYTES // self.snapshot_bytes)
+
+    @property
+    def slot_bytes(self) -> int:
+        """The largest size of a slot's recurrent part: the state, the one after a chunk, a step's rows, and snapshots."""
+        return (2 + self.snapshots) * self.snapshot_bytes + self.rows_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The state after `length` tokens, which never changes."""
+
+    length: int
+    matrices: torch.Tensor  # float32 [states, heads, key_dim, value_dim]
+    windows: torch.Tensor  # [convolutions, window, channels]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.matrices.nbytes + self.windows.nbytes
+
+    def to(self, device: torch.device) -> Snapshot:
+        """The snapshot on a device; itself if it is there."""
+        if self.matrices.device == device:
+            return self
+        return Snapshot(self.length, self.matrices.to(device), self.windows.to(device))
+
+
+@dataclass
+class Chunk:
+    """The state after a chunk that has not been committed yet, layer by layer."""
+
+    length: int
+    matrices: dict[int, torch.Tensor]
+    windows: dict[int, torch.Tensor]
+
+
+class RecurrentStates:
+    """The states of one slot. Reads and writes of layers go through `verify.model.recurrent.rows`."""
+
+    def __init__(self, shape: RecurrentShape) -> None:
+        per_head, device = (shape.states, shape.heads), shape.device
+        self.shape = shape
+        self.length = 0  # tokens before the state
+        self.count = 0  # rows since
+        self.matrices = torch.zeros(*per_head, shape.key_dim, shape.value_dim, device=device)
+        self.keys = torch.zeros(*per_head, ROWS, shape.key_dim, device=device)
+        self.writes = torch.zeros(*per_head, ROWS, shape.value_dim, device=device)
+        self.decays = torch.zeros(*per_head, ROWS, shape.decay_dim, device=device)
+        # The window before the state, then the rows.
+        size = (shape.convolutions, shape.window + ROWS, shape.channels)
+        self.inputs = torch.zeros(size, dtype=shape.dtype, device=device)
+        self.chunk: Chunk | None = None
+        self.snapshots: list[Snapshot] = []  # by length
+
+    def settle(self, length: int) -> None:
+        """Moves the state to the end of the committed text, for a forward after it."""
+        if self.chunk is not None and self.chunk.length == length:
+            self._adopt(self.chunk)
+        elif length != self.length:
+            assert self.length < length <= self.length + self.count, "tokens were committed that no forward has read"
+            self._fold(length - self.length)
+        self.chunk = None
+        last = self.snapshots[-1].length if self.snapshots else 0
+        if length - last >= SNAPSHOT_TOKENS:
+            self.snapshots.append(self._snapshot())
+            thin(self.snapshots, self.shape.snapshots)
+
+    def _adopt(self, chunk: Chunk) -> None:
+        for number, state in chunk.matrices.items():
+            self.matrices[number] = state
+        for number, window in chunk.windows.items():
+            self.inputs[number, : self.shape.window] = window
+        self.length, self.count = chunk.length, 0
+
+    def _fold(self, rows: int) -> None:
+        """Commits the first rows, which are a chain."""
+        window, left = self.shape.window, self.count - rows
+        if self.shape.states:
+            advance(self.matrices, self.keys[:, :, :rows], self.writes[:, :, :rows], self.decays[:, :, :rows])
+            for tensor in (self.keys, self.writes, self.decays):
+                tensor[:, :, :left] = tensor[:, :, rows : rows + left].clone()
+        self.inputs[:, : window + left] = self.inputs[:, rows : rows + window + left].clone()
+        self.length, self.count = self.length + rows, left
+
+    def commit(self, length: int, rows: Sequence[int]) -> None:
+        """Moves the rows at `length + r` for r in `rows` (ascending) to `length` and on."""
+        offset = length - self.length
+        if self.chunk is not None or not self.count or list(rows) == list(range(len(rows))):
+            return
+        source = torch.tensor(rows, device=self.matrices.device) + offset
+        end = offset + len(rows)
+        for tensor in (self.keys, self.writes, self.decays):
+            tensor[:, :, offset:end] = tensor[:, :, source]
+        window = self.shape.window
+        self.inputs[:, window + offset : window + end] = self.inputs[:, window + source]
+
+    def rewind(self, length: int) -> int:
+        """Moves back to `length`, or to the nearest snapshot before it. Returns the tokens that need not be read again."""
+        self.snapshots = [each for each in self.snapshots if each.length <= length]
+        reached = self.length + self.count if self.chunk is None else self.chunk.length
+        if self.length <= length <= reached and (self.chunk is None or length in (self.length, reached)):
+            return length
+        return self._load(self.snapshots[-1] if self.snapshots else None)
+
+    def _load(self, snapshot: Snapshot | None) -> int:
+        """Replaces the state; None is the beginning of a text."""
+        self.chunk, self.count = None, 0
+        window = self.inputs[:, : self.shape.window]
+        if snapshot is None:
+            self.length = 0
+            self.matrices.zero_()
+            window.zero_()
+        else:
+            self.length = snapshot.length
+            self.matrices.copy_(snapshot.matrices)
+            window.copy_(snapshot.windows)
+        return self.length
+
+    def assume(self, length: int) -> None:
+        """Takes the state after `length` tokens to be zero, for measurements."""
+        self.snapshots.clear()
+        self._load(None)
+        self.length = length
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(self.length, self.matrices.clone(), self.inputs[:, : self.shape.window].clone())
+
+    def states(self, length: int, end: int) -> list[Snapshot]:
+        """The snapshots of the first `length` of `end` committed tokens, with one at the end if that is `length`."""
+        before = [each for each in self.snapshots if each.length <= length]
+        if length != end or not end or (before and before[-1].length == end):
+            return before
+        self.settle(end)
+        return [*before, self._snapshot()]
+
+    def restore(self, snapshots: Sequence[Snapshot], length: int) -> int:
+        """Replaces the contents by the nearest of another slot's snapshots. Returns the tokens that need not be read again."""
+        self.snapshots = [each.to(self.shape.device) for each in snapshots if each.length <= length]
+        return self._load(self.snapshots[-1] if self.snapshots else None)
+
+
+def thin(snapshots: list[Snapshot], limit: int) -> None:
+    """Drops snapshots beyond the limit: far from the end, they are kept at larger distances. The last one is kept."""
+    while len(snapshots) > limit:
+        lengths = [0, *(each.length for each in snapshots)]
+        end = lengths[-1]
+        gaps = {
+            place: (lengths[place + 2] - lengths[place]) / (end - lengths[place + 1] + SNAPSHOT_TOKENS)
+            for place in range(len(snapshots) - 1)
+        }
+        del snapshots[min(gaps, key=gaps.__getitem__)]

@@ -1,0 +1,36 @@
+"""Sizes of a model: the longest text that it supports, and the weights that a step reads."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from verify.model.cpu.packing import PackedLayer, packed_layers
+
+CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # of the limit, in configurations
+UNLIMITED_TOKENS = 1 << 17
+
+
+def context_limit(model: PreTrainedModel) -> int:
+    """The longest text that the model supports, in tokens; UNLIMITED_TOKENS if its configuration names no limit."""
+    config = model.config.get_text_config()
+    found = (getattr(config, name, None) for name in CONTEXT_NAMES)
+    return next((limit for limit in found if isinstance(limit, int) and limit > 0), UNLIMITED_TOKENS)
+
+
+def weight_size(model: PreTrainedModel) -> tuple[int, int]:
+    """Bytes and number of the weights that a step reads: all but the embedding table, unless the head shares it."""
+    parameters = list(model.parameters())  # without repetitions
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    if head is None or isinstance(head, PackedLayer) or table is not head.weight:
+        parameters = [parameter for parameter in parameters if parameter is not table]
+    layers = packed_layers(model)
+    size = sum(map(stored_bytes, parameters)) + sum(layer.nbytes for layer in layers)
+    return size, sum(map(torch.numel, parameters)) + sum(layer.in_features * layer.out_features for layer in layers)
+
+
+def stored_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor; of a quantised one, those of its parts."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return tensor.nbytes
+    return sum(stored_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
