@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import pytest
+
 from bench.decode import encode
 from bench.lossless import Divergence, first_difference, run, show, tie_margin, token_at
 from bench.plan import Plan
@@ -19,6 +21,7 @@ from verify.verifier import TreeVerifier
 PROMPT = "def read_file(path):\n"
 
 
+@pytest.mark.slow
 def test_nothing_diverges_in_float32(exact: Settings) -> None:
     assert run(exact, Plan(["trigram", "fusion"], [PROMPT], [0.0, 0.8], 24, 1)) == []
 

@@ -70,6 +70,7 @@ def terminal(home: Path, *arguments: str, **environment: str) -> Iterator[Termin
     """A terminal in which the chat starts."""
     process_id, descriptor = pty.fork()
     if process_id == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background ignores it, which is inherited
         program = [sys.executable, "-m", "server.cli", "chat", *arguments]
         os.execve(sys.executable, program, {**os.environ, "HOME": str(home), "TERM": "dumb", **environment})
     try:

@@ -54,7 +54,8 @@ def test_at_the_drain_deadline_the_remaining_requests_end_with_an_error() -> Non
     assert not any("Traceback" in line for line in server.log)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once(number: signal.Signals) -> None:
     with serving("--model.dtype", "float32", "--server.drain_seconds", "600") as server:
         with pytest.raises(httpx.TransportError), streaming(server, **ENDLESS) as lines:

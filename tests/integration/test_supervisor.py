@@ -55,6 +55,7 @@ def test_a_response_of_a_lost_worker_fails(crowded: Served) -> None:
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
+@pytest.mark.slow
 def test_without_a_stream_a_lost_worker_is_a_503(crowded: Served) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(fetch, crowded, temperature=1.5, max_tokens=1900, n=16)

@@ -187,6 +187,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_load_ends_the_server(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.ngram"
     foreign.write_bytes(b"nothing of the kind")

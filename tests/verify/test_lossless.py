@@ -119,9 +119,9 @@ TEMPERATURES = pytest.mark.parametrize(
         pytest.param(1.0, marks=pytest.mark.xdist_group("lossless sampled")),
     ],
 )
-# Every second prompt, the second model family, two drafters that share most of their code with `draft`, and `lookahead`,
+# Every second prompt, the second model family, and drafters that share most of their code with `pearl` or `fusion`
 # are soak tests.
-SOAKED = ("draft-tree", "draft-graph", "lookahead")
+SOAKED = ("draft", "draft-tree", "draft-graph", "lookahead", "lookup")
 CASES = [
     pytest.param(
         subject,

@@ -72,7 +72,7 @@ def parameters(number: int) -> SamplingParams:
 
 
 def test_streams_that_come_and_go_get_the_answers_of_each_alone(runner: ModelRunner) -> None:
-    random, count = np.random.default_rng(5), 16
+    random, count = np.random.default_rng(5), 10
     prompts = [random.integers(5, 3000, random.integers(1, 150)).astype(np.int32) for _ in range(count)]
     limit = ReasoningLimit(5, closing=17)
 

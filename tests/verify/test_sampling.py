@@ -139,7 +139,7 @@ def sorted_reference(logits: torch.Tensor, params: SamplingParams) -> torch.Tens
     return weights
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     rows_of_logits(),
     st.sampled_from([MIN_TEMPERATURE, 0.3, 0.8, 1.0, 1.9]),

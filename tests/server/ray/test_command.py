@@ -26,6 +26,7 @@ def test_wrong_options_are_refused_before_ray_is_started(arguments: list[str], m
     assert result.exit_code == 2 and "Traceback" not in result.output
 
 
+@pytest.mark.slow
 def test_serving_on_one_machine_imports_nothing_of_ray() -> None:
     program = (
         "import sys, server.cli, server.front_end; print([n for n in sys.modules if n.startswith(('ray', 'server.ray.'))])"
