@@ -48,6 +48,7 @@ WORSE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the command itself runs where there is a GPU")
 @pytest.mark.parametrize("groups", [1, 8])
 def test_the_kernel_agrees_in_half_precision(groups: int) -> None:

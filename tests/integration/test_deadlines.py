@@ -11,6 +11,8 @@ import pytest
 from tests.requests import ENDLESS, body, complete
 from tests.servers import Served, serving, wait_for_metric
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:

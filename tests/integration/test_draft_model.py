@@ -70,6 +70,7 @@ def test_a_draft_model_of_another_family_is_refused(stories: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_request_may_choose_the_rejection_rule(server: Served) -> None:
     """Greedy answers stay the same; sampled answers differ, but keep their length."""
     for drafter in ("draft", "draft-graph", "trigram", "pearl", "fusion"):

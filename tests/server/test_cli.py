@@ -55,6 +55,7 @@ def test_errors_are_one_sentence(arguments: list[str], words: str) -> None:
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
+@pytest.mark.slow
 def test_the_program_reports_a_missing_model_in_one_sentence() -> None:
     done = outrider("serve", "--model", "/no/such/model")
     assert done.returncode == 2
@@ -205,6 +206,7 @@ def test_ctrl_c_ends_quietly() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_watched_tree_is_indexed_until_ctrl_c(tmp_path: Path) -> None:
     root, store = make_repository(tmp_path / "tree", {"a.py": "a = 1\n"}), tmp_path / "store"
     once = run("datastore", "watch", str(root), "--out", str(store), "--once")

@@ -111,11 +111,11 @@ def subject(request: pytest.FixtureRequest, subjects: dict[str, Subject]) -> Sub
 
 
 SUBJECTS = pytest.mark.parametrize("subject", ["embedded", "stories260k"], indirect=True)
-# The two temperatures run in different processes; each decodes its plain answers once.
+# The two temperatures run in different processes; each decodes its plain answers once. Greedy decoding is a soak test.
 TEMPERATURES = pytest.mark.parametrize(
     "temperature",
     [
-        pytest.param(0.0, marks=pytest.mark.xdist_group("lossless greedy")),
+        pytest.param(0.0, marks=[pytest.mark.xdist_group("lossless greedy"), pytest.mark.slow]),
         pytest.param(1.0, marks=pytest.mark.xdist_group("lossless sampled")),
     ],
 )

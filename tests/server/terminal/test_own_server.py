@@ -11,6 +11,7 @@ from server.settings.access import Auth
 from server.terminal.own_server import ServerEnded, own_server, private_settings
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_start_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     flags = {"model.path": "/no/such/folder"}
     with own_server(None, flags) as server, pytest.raises(ServerEnded, match=r"^$"):

@@ -104,6 +104,7 @@ def test_closing_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process.killed
 
 
+@pytest.mark.slow
 def test_the_process_compiles_into_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """The real process with an empty cache: it starts to compile, and `close` ends it."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))

@@ -99,7 +99,7 @@ def runner() -> ModelRunner:
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_drafting_is_lossless_under_a_budget(runner: ModelRunner, temperature: float) -> None:
     prompt = np.arange(40, 60, dtype=np.int32)
-    for max_tokens in (0, 7, 30):
+    for max_tokens in (0, 7):
         options = DecodeOptions(SamplingParams(temperature=temperature, seed=max_tokens), 60)
         free = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
         closing = next(token for token in range(runner.vocabulary) if token not in free)

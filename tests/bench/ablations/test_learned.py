@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.learned import compare
+from bench.ablations.learned import compare
 from bench.recordings import Line
 from drafters.registry import Resources
 
