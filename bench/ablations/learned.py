@@ -1,4 +1,4 @@
-"""`python -m bench.ablations.learned`: what earlier sessions of the same key bring (`sessions.learn: key`), on recorded answers.
+"""`python -m bench.ablations.learned`: what earlier sessions of a key bring (`sessions.learn: key`), on recorded answers.
 
 The last half of each stream is replayed twice, each line as a new session: alone, and after the first half was learned.
 """
