@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -85,13 +85,18 @@ def test_an_error_ends_the_answer() -> None:
     run(body)
 
 
+async def start(batches: AsyncGenerator[bytes, None], worker: FakeProcess) -> None:
+    """Begins to read the answer, up to its first event."""
+    first = asyncio.ensure_future(anext(batches))
+    await received(worker)
+    worker.send(event("x"))
+    await first
+
+
 def test_a_reader_that_leaves_cancels_the_request() -> None:
     async def body(replica: ModelReplica, worker: FakeProcess) -> None:
         async with aclosing(replica.generate(CALL)) as batches:
-            first = asyncio.ensure_future(anext(batches))
-            await received(worker)
-            worker.send(event("x"))
-            await first
+            await start(batches, worker)
         assert await received(worker) == Cancel("a")
 
     run(body)
@@ -100,10 +105,7 @@ def test_a_reader_that_leaves_cancels_the_request() -> None:
 def test_a_request_whose_events_are_not_read_is_paused() -> None:
     async def body(replica: ModelReplica, worker: FakeProcess) -> None:
         async with aclosing(replica.generate(CALL)) as batches:
-            first = asyncio.ensure_future(anext(batches))
-            await received(worker)
-            worker.send(event("x"))
-            await first
+            await start(batches, worker)
             for _ in range(2 * MAX_UNREAD_EVENTS + 1):  # as many as the replica holds, and as many as its engine does
                 worker.send(event("y"))
             assert await received(worker) == Pause("a")

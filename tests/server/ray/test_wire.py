@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.engine.engine import (
-    DeadlineExceeded,
-    EngineError,
-    InvalidRequest,
-    Overloaded,
-    ShuttingDown,
-    WorkerLost,
-)
+from server.engine.engine import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, ShuttingDown, WorkerLost
 from server.engine.messages import Request, TokenEvent
 from server.ray import wire
 from verify.sampling_params import SamplingParams

@@ -134,6 +134,11 @@ def build(family: str, attention: str) -> Any:
     name, extra = FAMILIES[family]
     config = getattr(transformers, f"{name}Config")(**{**SIZES, **extra}, attn_implementation=attention)
     config._attn_implementation = attention
+    return random_model(config, attention)
+
+
+def random_model(config: Any, attention: str) -> Any:
+    """A random float32 model, the same at each call."""
     torch.manual_seed(3)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
     with torch.no_grad():  # biases, norms and sinks are initialised to constants, which would hide bugs

@@ -13,6 +13,7 @@ import transformers
 from drafters.interface import DraftTree
 from drafters.none import NoDrafter
 from tests.drafts import Oracle
+from tests.verify.model.families import random_model
 from verify.decode import decode
 from verify.errors import ModelError
 from verify.generation import DecodeOptions
@@ -103,13 +104,7 @@ def make(name: str, attention: str) -> Any:
     label = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
     sizes = {key: value for key, value in SIZES.items() if family != "GPT2" or "_id" in key or key in ("vocab_size",)}
     config = getattr(transformers, label)(**{**sizes, **extra}, attn_implementation=attention)
-    torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
-    with torch.no_grad():  # biases, norms and sinks are initialised to constants, which would hide bugs
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
+    return random_model(config, attention)
 
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))
