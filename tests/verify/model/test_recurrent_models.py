@@ -126,7 +126,7 @@ def test_a_text_is_cut_at_every_offset(family: str, pieces: int, every: int) -> 
         for slot in (cut, forked, restored):
             assert offset - (8 + pieces) < slot.length <= offset
             found = runner.forward(slot, ForwardBatch.chain(text[slot.length : offset + 1]))[-1]
-            assert torch.allclose(found, expected[offset], atol=1e-4)
+            assert torch.allclose(found, expected[offset], atol=5e-4)
 
 
 @pytest.mark.usefixtures("few_tokens_between_snapshots")
