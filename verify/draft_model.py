@@ -33,7 +33,7 @@ from verify.sampling_params import SamplingParams
 from verify.verifier import PREFILL_CHUNK_TOKENS
 
 T = TypeVar("T")
-READ_AHEAD_TOKENS = 64  # others wait for so many at most
+READ_AHEAD_TOKENS = 64  # per forward, which other sessions wait for
 TIMED_STEPS = 15
 INDEPENDENT_SEED = 0x5851F42D4C957F2D  # XORed into a seed, gives an independent noise stream
 

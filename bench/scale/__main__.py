@@ -34,7 +34,7 @@ ACTIVE = 4  # requests that a replica serves at once
 TURNS = 4
 HOST = "127.0.0.1"
 MEMORY_BYTES = 80 << 20  # Ray's object store, which nothing here uses
-CORES = 4  # as Ray counts them; it starts so many idle processes, too
+CORES = 4  # that Ray is told of; it starts one idle process for each
 
 
 @dataclass
@@ -90,7 +90,7 @@ async def converse(client: httpx.AsyncClient, model: str, name: str, tokens: int
 
 
 async def load(url: str, clients: int, tokens: int, seconds: float) -> Answers:
-    """The answers to so many clients at once."""
+    """The answers to this number of concurrent clients."""
     answers = Answers()
     async with new_client(url) as client:
         model = await served_model(client)
@@ -135,7 +135,7 @@ def cluster(settings: Settings) -> Iterator[None]:
 
 
 async def deployed(settings: Settings, replicas: int) -> str:
-    """Deploys so many sleeping replicas; returns once each has answered, with the address."""
+    """Deploys this number of sleeping replicas; returns once each has answered, with the address."""
     from ray import serve
 
     from bench.scale.sleeping import SleepingReplica

@@ -235,7 +235,7 @@ class SessionStore:
         return False
 
     def fits(self, wanted: Sequence[tuple[KVCache, int]]) -> bool:
-        """Whether so many more rows fit in each of these caches. Swaps sessions out for them that are not in use."""
+        """Whether each cache has room for its number of new rows. Swaps idle sessions out to make room."""
         while (free := self._runner.free_pages) is not None and sum(each.missing_pages(rows) for each, rows in wanted) > free:
             if not self._swap_out():
                 return False

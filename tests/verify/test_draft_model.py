@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import wait
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -216,25 +215,6 @@ def test_answers_equal_plain_decoding(
         accepted += len(found.tokens) - len(found.steps)
         prompt = np.concatenate([prompt, expected.tokens, [40 + turn]]).astype(np.int32)
     assert accepted > 0 or draft.runner.vocabulary < tiny_runner.vocabulary
-
-
-def test_a_prompt_is_read_ahead_and_any_use_of_the_model_ends_that(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verify.draft_model.READ_AHEAD_TOKENS", 8)
-    monkeypatch.setattr("verify.draft_model.MAX_NODES", 4)
-    prompt = (np.arange(60) % 90).astype(np.int32)
-
-    def read(idle: bool) -> tuple[int, Ints]:
-        text, session = Sequence(), draft.session()
-        text.begin(prompt)
-        session.begin(text)
-        while idle and session._reading is not None and not session._reading.done():
-            wait([session._reading])
-        length = draft.cache_for(session).length
-        return length, session.root(5).tokens
-
-    length, candidates = read(idle=True)
-    assert length == 56
-    assert np.array_equal(read(idle=False)[1], candidates)
 
 
 @settings(max_examples=25)

@@ -49,7 +49,7 @@ class PagePool:
         return pages
 
     def reserve(self, wanted: Sequence[tuple[PagedCache, int]]) -> None:
-        """Makes room for so many more rows in each cache. Raises OutOfPages, and changes none of them then."""
+        """Makes room for each cache's number of new rows. Raises OutOfPages, and changes none of them then."""
         missing = sum(each.missing_pages(rows) for each, rows in wanted)
         if missing > self.free:
             raise OutOfPages(f"{missing} more pages of the KV cache are needed, and {self.free} are free.")

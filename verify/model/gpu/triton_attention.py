@@ -27,7 +27,7 @@ LARGE_HEAD = 128  # dimensions beyond which half a block of keys fits into share
 
 
 def split_keys(positions: int) -> int:
-    """Positions of a split if the longest context has so many."""
+    """Positions of a split, from those of the longest context."""
     return max(SPLIT_KEYS, int(triton.next_power_of_2(triton.cdiv(positions, MAX_SPLITS))))
 
 

@@ -1,0 +1,35 @@
+"""A draft model reads a prompt while the target does, until it is used otherwise."""
+
+from __future__ import annotations
+
+from concurrent.futures import wait
+
+import numpy as np
+import pytest
+
+from drafters.interface import Ints
+from drafters.sequence import Sequence
+from tests.verify.test_draft_model import close_relative
+from verify.draft_model import DraftRunner
+from verify.model.runner import ModelRunner
+
+
+def test_a_prompt_is_read_ahead_and_any_use_of_the_model_ends_that(
+    tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verify.draft_model.READ_AHEAD_TOKENS", 8)
+    monkeypatch.setattr("verify.draft_model.MAX_NODES", 4)
+    draft = DraftRunner(close_relative(tiny_runner, tiny_runner.model.config), tiny_runner.vocabulary)
+    prompt = (np.arange(60) % 90).astype(np.int32)
+
+    def read(idle: bool) -> tuple[int, Ints]:
+        text, session = Sequence(), draft.session()
+        text.begin(prompt)
+        session.begin(text)
+        if idle and session._reading is not None:
+            wait([session._reading])
+        return draft.cache_for(session).length, session.root(5).tokens
+
+    length, candidates = read(idle=True)
+    assert length == 56
+    assert np.array_equal(read(idle=False)[1], candidates)
