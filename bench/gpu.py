@@ -38,7 +38,7 @@ TESTS = (
     "tests/verify/model/gpu/test_paged_cache.py",
     "tests/verify/model/gpu/test_pooled_runner.py",
     "tests/verify/model/gpu/test_device.py",
-    "tests/verify/test_draft_model.py",
+    "tests/verify/draft_model/test_draft_model.py",
 )
 CONTEXTS = (1, 63, 1000, 4096, 32768)  # tokens
 HEADS = 32

@@ -1,8 +1,9 @@
-"""Shared by all tests: a tiny random model, one torch thread, and the distribution of tests over processes."""
+"""Shared by all tests: models, exact settings, one torch thread, and the distribution of tests over processes."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ if not torch.cuda.is_available():
 from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from server.settings import Settings, load_settings
 from tests.servers import SHARED_SERVERS, coalescing, crowded, guarded, served
 from verify.model.attention import NAME
 from verify.model.runner import ModelRunner
@@ -25,6 +27,7 @@ torch.set_num_threads(1)  # more threads do not speed up tiny models
 settings.register_profile("outrider", deadline=None)  # a first call may compile a kernel
 settings.load_profile("outrider")
 
+WIDTH = 80  # columns of a terminal
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 # The groups that take longest start first, so that no process is left with one at the end. While the first server's kernels
 # are compiled, the other processes run tests that need no kernels.
@@ -39,8 +42,8 @@ LONG_GROUPS = (
     "crowded",
     "tests/server/test_cli.py",
     "tests/docker/test_dashboards.py",
-    "tests/integration/test_shutdown.py",
-    "tests/integration/test_agent_loops.py",
+    "tests/integration/faults/test_shutdown.py",
+    "tests/integration/api/test_agent_loops.py",
 )
 
 
@@ -92,3 +95,25 @@ def stories() -> Path:
     if not folder.is_dir():
         pytest.skip("the stories260k model is missing")
     return folder
+
+
+@pytest.fixture(scope="session")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """The embedded model in float32 on one thread, where drafted answers equal plain decoding."""
+    costs = str(tmp_path_factory.mktemp("costs"))
+    return load_settings(None, {"model.dtype": "float32", "speculation.cost_folder": costs, "model.threads": "1"})
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    """Returns what was printed in 80 columns; fails if a cell was truncated or a line is longer."""
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+
+    def read() -> str:
+        text = capsys.readouterr().out
+        assert text
+        assert "…" not in text
+        assert max(len(line.rstrip()) for line in text.splitlines()) <= WIDTH, text
+        return text
+
+    return read

@@ -83,6 +83,13 @@ class Observed:
         values = (float(value) for series in found for _, value in series["values"])
         return [value for value in values if math.isfinite(value)]
 
+    def label_values(self, variable: dict[str, Any]) -> list[str]:
+        """The values that a dashboard's variable offers, whose query is `label_values(metric, label)`."""
+        query = re.fullmatch(r"label_values\((.+), (\w+)\)", substituted(variable["query"]["query"]))
+        assert query is not None
+        values: list[str] = self.query(f"label/{query[2]}/values", **{"match[]": query[1]})
+        return values
+
     def wait_for(self, condition: str) -> None:
         """Waits until an expression has a result."""
         deadline = time.monotonic() + WAIT_SECONDS
@@ -231,12 +238,10 @@ def test_no_panel_is_empty(observed: Observed, target: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("board", DASHBOARDS.values(), ids=list(DASHBOARDS))
 def test_variables_and_annotations_have_data(observed: Observed, board: dict[str, Any]) -> None:
-    source, servers = board["templating"]["list"]
+    source, servers, replicas = board["templating"]["list"]
     assert (source["name"], source["type"]) == ("datasource", "datasource")
-    query = re.fullmatch(r"label_values\((\w+), (\w+)\)", servers["query"]["query"])
-    assert query is not None
-    values = observed.query(f"label/{query[2]}/values", **{"match[]": query[1]})
-    assert values == [observed.served.url.removeprefix("http://")]
+    assert observed.label_values(servers) == [observed.served.url.removeprefix("http://")]
+    assert observed.label_values(replicas) == []  # only the replicas of a Ray cluster have this label
     for annotation in board["annotations"]["list"]:
         assert observed.over_time(substituted(annotation["expr"]))
 

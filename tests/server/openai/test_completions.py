@@ -12,7 +12,7 @@ from server.openai.generation import ChoiceOutput
 from server.openai.logprobs import MIN_LOGPROB
 from server.openai.schema import CompletionBody
 from tests.server.fakes import TOKENIZER, VOCABULARY, FakeEngine, events, post
-from tests.server.openai.test_chat import scored_output
+from tests.server.openai.chat.test_endpoint import scored_output
 
 PATH = "/v1/completions"
 

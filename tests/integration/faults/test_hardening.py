@@ -214,7 +214,7 @@ def test_names_are_never_paths(server: Served) -> None:
 
 
 def test_errors_reveal_no_internals(server: Served) -> None:
-    here = str(Path(__file__).parents[2])
+    here = str(Path(__file__).parents[3])
     rejected = [
         server.http.post("/v1/completions", content=b"{"),
         server.http.post("/v1/completions", json=body(server, prompt={"a": 1})),
@@ -247,7 +247,7 @@ def test_remote_code_is_off_by_default() -> None:
 
 def test_nothing_is_unpickled() -> None:
     """Files are read as plain data: no module uses a loader that can run code from a file."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     for folder in ("server", "drafters", "verify"):
         for file in (root / folder).rglob("*.py"):
             text = file.read_text()

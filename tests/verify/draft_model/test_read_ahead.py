@@ -9,7 +9,7 @@ import pytest
 
 from drafters.interface import Ints
 from drafters.sequence import Sequence
-from tests.verify.test_draft_model import close_relative
+from tests.verify.draft_model.test_draft_model import close_relative
 from verify.draft_model import DraftRunner
 from verify.model.runner import ModelRunner
 

@@ -10,7 +10,7 @@ import pytest
 from drafters.none import NoDrafter
 from drafters.options import NEED_A_MODEL, DrafterName
 from drafters.registry import Resources, fork, make
-from tests.verify.test_draft_model import EAGER, PROMPT, close_relative, count_rows
+from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, close_relative, count_rows
 from verify.decode import decode
 from verify.draft_model import DraftRunner
 from verify.generation import DecodeOptions

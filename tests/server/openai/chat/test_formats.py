@@ -11,7 +11,16 @@ from llguidance import LLMatcher
 
 import models
 from tests.server.fakes import FakeEngine
-from tests.server.openai.test_chat import MESSAGES, NAMED_CALL, POINT_CALL, POINT_TOOL, SCHEMA, TOOLS, accepts, message_of
+from tests.server.openai.chat.test_endpoint import (
+    MESSAGES,
+    NAMED_CALL,
+    POINT_CALL,
+    POINT_TOOL,
+    SCHEMA,
+    TOOLS,
+    accepts,
+    message_of,
+)
 from verify.tokenizer import load_tokenizer
 
 
