@@ -39,15 +39,14 @@ class ProcessedLogits:
 
     def __getitem__(self, rows: int | slice) -> torch.Tensor:
         """The logits [V] of the root (row 0) or of node `row - 1`, or those of several rows, [M, V]."""
-        index = np.arange(len(self._logits))[rows]
-        return self._process(index) if isinstance(rows, slice) else self._process(index[None])[0]
+        return self._process(rows) if isinstance(rows, slice) else self._process(slice(rows, rows + 1))[0]
 
-    def _process(self, rows: NDArray[np.int64]) -> torch.Tensor:
+    def _process(self, rows: slice) -> torch.Tensor:
         """Logits [M, V] of M rows.
 
         In a row whose allowed tokens are all excluded by the other rules, only the grammar applies.
         """
-        logits = self._logits if len(rows) == len(self._logits) else self._logits[rows]
+        logits = self._logits[rows]
         adjusted = self._processor.adjust(logits, self._tree, rows, self._emitted)
         if self._allowed is None:
             return adjusted
@@ -64,7 +63,7 @@ class LogitsProcessor:
         self, params: SamplingParams, prompt: Ints, stop_ids: Collection[int], vocabulary: int, device: torch.device
     ) -> None:
         self._params = params
-        self._counts = TokenCounts(prompt, vocabulary) if params.penalizes else None
+        self._counts = TokenCounts(prompt, vocabulary, device) if params.penalizes else None
         self._bias_ids = torch.tensor(list(params.logit_bias), dtype=torch.long, device=device)
         self._bias = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=device)
         stops = sorted({token for token in stop_ids if token < vocabulary})
@@ -77,7 +76,7 @@ class LogitsProcessor:
         if self._counts is not None:
             self._counts.add(tokens)
 
-    def adjust(self, logits: torch.Tensor, tree: DraftTree, rows: NDArray[np.int64], emitted: int) -> torch.Tensor:
+    def adjust(self, logits: torch.Tensor, tree: DraftTree, rows: slice, emitted: int) -> torch.Tensor:
         """Penalties, biases and the minimum length, for logits [M, V] of M `rows`, after `emitted` tokens of answer."""
         if not self._params.adjusts:
             return logits
@@ -92,55 +91,68 @@ class LogitsProcessor:
             logits.index_put_((index, self._stop_ids), logits.new_full((), -torch.inf))
         return logits
 
-    def _penalize(self, logits: torch.Tensor, occurred: TokenCounts, tree: DraftTree, rows: NDArray[np.int64]) -> None:
+    def _penalize(self, logits: torch.Tensor, occurred: TokenCounts, tree: DraftTree, rows: slice) -> None:
         """Presence and frequency penalties count the answer (OpenAI), repetition also the prompt (CTRL, arXiv 1909.05858).
 
         Changes float32 logits [M, V] in place, only at tokens that have occurred.
         """
         params = self._params
-        ids, counts, in_prompt = occurred.along(tree, rows, logits.device)
-        values = logits[:, ids]
+        ids, counts = occurred.along(tree, rows)
+        values = logits.index_select(1, ids)
         if params.repetition_penalty != 1.0:
             factor = min(max(params.repetition_penalty, MIN_FACTOR), MAX_FACTOR)
             repeated = torch.where(values > 0, values / factor, values * factor)
-            values = torch.where((counts > 0) | in_prompt, repeated, values)
-        values -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
-        logits[:, ids] = values
+            seen = counts > 0
+            seen[:, : len(occurred)] = True
+            values = torch.where(seen, repeated, values)
+        if params.frequency_penalty or params.presence_penalty:
+            values -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+        logits.index_copy_(1, ids, values)
 
 
 class TokenCounts:
     """How often each token occurs in the answer, for the T tokens of prompt and answer only."""
 
-    def __init__(self, prompt: Ints, vocabulary: int) -> None:
-        self._ids = np.unique(prompt).astype(np.int64)  # [T]; the prompt's first
-        self._prompt_ids = len(self._ids)
-        self._counts = np.zeros(len(self._ids), np.float32)
+    def __init__(self, prompt: Ints, vocabulary: int, device: torch.device) -> None:
+        ids = np.unique(prompt).astype(np.int64)
         self._entry = np.full(vocabulary, -1, np.int64)  # of each token in `_ids`
-        self._entry[self._ids] = np.arange(len(self._ids))
+        self._entry[ids] = np.arange(len(ids))
+        self._ids = to_device(torch.from_numpy(ids), device)  # [T]
+        self._counts = torch.zeros(len(ids), device=device)  # [T]
+
+    def __len__(self) -> int:
+        return len(self._ids)
 
     def add(self, tokens: Ints) -> None:
         """Counts tokens of the answer, int32 [A]."""
         new = np.unique(tokens[self._entry[tokens] < 0]).astype(np.int64)
-        self._entry[new] = np.arange(len(new)) + len(self._ids)
-        self._ids = np.append(self._ids, new)
-        self._counts = np.append(self._counts, np.zeros(len(new), np.float32))
-        np.add.at(self._counts, self._entry[tokens], 1)
+        self._entry[new] = np.arange(len(new)) + len(self)
+        self._ids, self._counts = self._with(new)
+        entries = to_device(torch.from_numpy(self._entry[tokens]), self._ids.device)
+        self._counts.index_add_(0, entries, torch.ones_like(entries, dtype=torch.float32))
 
-    def along(
-        self, tree: DraftTree, rows: NDArray[np.int64], device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Ids int64 [T], and their occurrences in the answer and on the path of each row, float32 [M, T].
+    def along(self, tree: DraftTree, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids, int64 [T + new], and their occurrences in the answer and on the path of each of M rows, float32 [M, T + new].
 
-        The last tensor says which of the ids are in the prompt, bool [T].
+        The last of the ids are those that occur in the tree alone.
         """
-        row, node = np.nonzero(tree.ancestors[rows, 1:])
+        on_path = tree.ancestors[rows, 1:]
+        row, node = np.nonzero(on_path)
+        if not len(node):
+            return self._ids, self._counts.expand(len(on_path), -1)
         tokens = tree.tokens[node]
         entry = self._entry[tokens]
-        new = np.unique(tokens[entry < 0])
-        entry = np.where(entry < 0, len(self._ids) + np.searchsorted(new, tokens), entry)
-        ids = to_device(torch.from_numpy(np.append(self._ids, new)), device)
-        counts = to_device(torch.from_numpy(np.append(self._counts, np.zeros(len(new), np.float32))), device)
-        counts = counts.repeat(len(rows), 1)
-        index = to_device(torch.from_numpy(np.stack([row, entry])), device)
-        counts.index_put_((index[0], index[1]), torch.ones(len(row), device=device), accumulate=True)
-        return ids, counts, torch.arange(len(ids), device=device) < self._prompt_ids
+        new = np.unique(tokens[entry < 0]).astype(np.int64)
+        entry = np.where(entry < 0, len(self) + np.searchsorted(new, tokens), entry)
+        ids, counts = self._with(new)
+        index = to_device(torch.from_numpy(np.stack([row, entry])), ids.device)
+        counts = counts.repeat(len(on_path), 1)
+        counts.index_put_((index[0], index[1]), torch.ones(len(row), device=ids.device), accumulate=True)
+        return ids, counts
+
+    def _with(self, new: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The ids and counts, followed by those of new tokens."""
+        if not len(new):
+            return self._ids, self._counts
+        added = to_device(torch.from_numpy(new), self._ids.device)
+        return torch.cat([self._ids, added]), torch.cat([self._counts, torch.zeros_like(added, dtype=torch.float32)])
