@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -26,6 +26,8 @@ MIN_CHUNK_TOKENS = 16  # of a prompt that is read beside steps
 UNMEASURED_CHUNK_TOKENS = 64  # without a cost curve
 OVERLAP_PROBE_INTERVAL = 64  # rounds
 READING_FACTOR = 2.0  # by default, a round that also reads a prompt takes at most this multiple of its steps' time
+
+Together = Callable[[Sequence[Callable[[], None]]], None]  # runs the drafting of several requests
 
 # A step; or the error that ends the request; or None if its prompt waits, because the round reads enough of others.
 Outcome = Step | Exception | None
@@ -81,10 +83,22 @@ class Member:
             self.outcome = self.attempt(lambda: self.generation.complete(plan, logits, seconds)) or self.outcome
 
 
+def in_turns(work: Sequence[Callable[[], None]]) -> None:
+    """Runs the drafting of several requests, one after the other."""
+    for each in work:
+        each()
+
+
 class Round:
     """One round of requests to the same model: drafts and starts the forward when it is made, judges in `end`."""
 
-    def __init__(self, generations: Sequence[Generation], max_seconds: float | None = None, keeps: bool = False) -> None:
+    def __init__(
+        self,
+        generations: Sequence[Generation],
+        max_seconds: float | None = None,
+        keeps: bool = False,
+        together: Together = in_turns,
+    ) -> None:
         """Prompts are read in the order of the requests.
 
         `max_seconds` bounds the time of a round that reads prompts beside steps; None = READING_FACTOR times that of its steps.
@@ -94,8 +108,8 @@ class Round:
         self._members = [Member(generation) for generation in generations]
         readers = [member for member in self._members if member.generation.verifier.unread]
         steps = [member for member in self._members if not member.generation.verifier.unread]
-        for member in steps:
-            member.draft()
+        together([member.draft for member in steps])
+        share_seconds(steps, time.perf_counter() - started)
         steps = [member for member in steps if member.drafted is not None]
         left = prompt_tokens = chunk_tokens(steps, readers[0].generation.read_tokens, max_seconds) if readers else 0
         for member in readers:
@@ -159,6 +173,15 @@ def chunk_tokens(steps: Sequence[Member], read: int, max_seconds: float | None) 
     left = (READING_FACTOR * step_seconds if max_seconds is None else max_seconds) - step_seconds
     costs = curve.of_rows(read, 1, rows + PREFILL_CHUNK_TOKENS)
     return max(MIN_CHUNK_TOKENS, int(np.searchsorted(costs[rows:] - costs[rows - 1], left, "right")))
+
+
+def share_seconds(steps: Sequence[Member], seconds: float) -> None:
+    """Divides the time of all drafts among them: what was drafted at the same time took less than its sum."""
+    drafted = [member for member in steps if member.drafted is not None]
+    total = sum(member.drafted.seconds for member in drafted if member.drafted)
+    for member in drafted if total > seconds else []:
+        assert member.drafted is not None
+        member.drafted = replace(member.drafted, seconds=member.drafted.seconds * seconds / total)
 
 
 def plan_steps(steps: Sequence[Member], rows: int) -> None:

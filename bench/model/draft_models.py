@@ -33,7 +33,8 @@ from server.settings import Settings
 from server.worker.runtime import load
 from verify.cost import CostCurve
 from verify.decode import Decoded, decode
-from verify.draft_model import DraftRunner, SessionDraft
+from verify.draft_model.runner import DraftRunner
+from verify.draft_model.session import SessionDraft
 from verify.generation import DecodeOptions
 from verify.model.loading import resolve_device
 from verify.model.runner import ModelRunner

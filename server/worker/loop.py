@@ -157,7 +157,7 @@ class Worker:
 
     def _started(self, jobs: list[Job], keeps: bool = False) -> Round:
         gap = self._settings.scheduling.max_gap_ms
-        return Round([job.generation for job in jobs], None if gap is None else gap / 1e3, keeps)
+        return Round([job.generation for job in jobs], None if gap is None else gap / 1e3, keeps, self._runtime.together)
 
     def _end_round(self, jobs: list[Job], started: Round) -> None:
         """Ends a round. Jobs whose prompt had to wait come first in the next one."""

@@ -24,11 +24,12 @@ from server.worker.memory_plan import MemoryFigures, MemoryWishes, plan_memory
 from server.worker.resources import Stores, Tables, distinct, load_resources
 from verify.constraints.grammar import GrammarCompiler
 from verify.cost import CostCurve, load_or_measure, machine_key
-from verify.draft_model import DraftRunner
+from verify.draft_model.runner import DraftRunner
 from verify.model.loading import LoadOptions, load_weights, start_model, stop_ids
 from verify.model.memory import free_bytes
 from verify.model.quantization import Quantization
 from verify.model.runner import ModelRunner
+from verify.round import Together, in_turns
 from verify.tokenizer import check_pair, fingerprint, load_tokenizer
 
 log = logging.getLogger("outrider.worker")
@@ -57,6 +58,7 @@ class Runtime:
     curve: CostCurve | None  # None unless speculation.max_nodes is auto
     kernels: Kernels
     learned: LearnedTexts | None = None  # None if sessions learn only from themselves
+    together: Together = in_turns  # runs the drafting of several requests
 
     def resources_of(self, principal: str) -> Resources:
         """The drafters' resources for a principal's requests."""
@@ -88,11 +90,11 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
     tokenizer = load_tokenizer(settings.model.path, settings.model.trust_remote_code, settings.model.revision)
     draft = load_draft(settings, tokenizer)
     slots = start_models(runner, draft, settings)
-    model = None
+    model, together = None, in_turns
     if draft is not None:
         shared_draft = DraftRunner(draft, runner.vocabulary, slots, settings.draft_model.threads)
         shared_draft.measure(runner)
-        model = shared_draft.session
+        model, together = shared_draft.session, shared_draft.together
     curve = load_curve(runner, settings)
     tables = Tables(fingerprint(tokenizer), vocabulary=max(runner.vocabulary, len(tokenizer)) + 1)
     resources, own = load_resources(settings, tables, model)
@@ -111,6 +113,7 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
         grammars=GrammarCompiler(tokenizer, runner.vocabulary, ends),
         curve=curve,
         kernels=kernels,
+        together=together,
         learned=LearnedTexts(settings.sessions.learned_tokens, tables.vocabulary) if settings.learns_from_sessions else None,
     )
 

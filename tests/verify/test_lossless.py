@@ -19,7 +19,7 @@ from drafters.tables import ngram
 from drafters.tables.suffix import Corpus, index
 from server.worker.detokenizer import AnswerText
 from verify.decode import Decoded, decode, step
-from verify.draft_model import DraftRunner
+from verify.draft_model.runner import DraftRunner
 from verify.generation import DecodeOptions, Generation
 from verify.model.loading import LoadOptions, load_model, stop_ids
 from verify.model.runner import ModelRunner

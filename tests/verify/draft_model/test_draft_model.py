@@ -19,7 +19,8 @@ from drafters.options import NEED_A_MODEL, DrafterName, DraftGraphOptions, Draft
 from drafters.registry import Resources, make
 from drafters.sequence import Sequence
 from verify.decode import decode
-from verify.draft_model import DraftRunner, SessionDraft
+from verify.draft_model.runner import DraftRunner
+from verify.draft_model.session import SessionDraft
 from verify.generation import DecodeOptions
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch

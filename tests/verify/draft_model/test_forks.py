@@ -12,7 +12,7 @@ from drafters.options import NEED_A_MODEL, DrafterName
 from drafters.registry import Resources, fork, make
 from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, close_relative, count_rows
 from verify.decode import decode
-from verify.draft_model import DraftRunner
+from verify.draft_model.runner import DraftRunner
 from verify.generation import DecodeOptions
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams

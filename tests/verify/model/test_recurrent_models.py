@@ -17,7 +17,7 @@ from drafters.registry import Resources, make
 from tests.drafts import Chaos, Oracle
 from tests.verify.model.families import FAMILIES, REFUSED, build
 from verify.decode import decode
-from verify.draft_model import DraftRunner
+from verify.draft_model.runner import DraftRunner
 from verify.errors import ModelError
 from verify.generation import DecodeOptions
 from verify.model import self_check

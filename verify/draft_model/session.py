@@ -1,4 +1,4 @@
-"""Draft models: a runner shared by all sessions, and per session a KV cache and the rows of the tree being drafted.
+"""One session's draft model: a KV cache, and the rows of the tree that is being drafted.
 
 No row in a session's cache is computed twice: accepted rows are committed in place, and a prompt is read from its first
 difference on. A draft model samples with the target's noise, so a sampled draft is what the target would choose if both
@@ -8,14 +8,10 @@ models agreed on the probabilities (Gumbel coupling; Daliri et al., arXiv 2408.0
 from __future__ import annotations
 
 import copy
-import statistics
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import replace
-from typing import Any, TypeVar, cast
-from weakref import ReferenceType, ref
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -24,111 +20,18 @@ from numpy.typing import NDArray
 from drafters.interface import MAX_NODES, Floats, Ints, Sampling
 from drafters.model.language_model import Candidates
 from drafters.sequence import Reader, Sequence
-from verify.cost import timed_forward
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache, OutOfPages
-from verify.model.runner import ModelRunner
+from verify.model.cache import KVCache
 from verify.sampling import Sampler, warp_logits
 from verify.sampling_params import SamplingParams
 from verify.verifier import PREFILL_CHUNK_TOKENS
 
+if TYPE_CHECKING:
+    from verify.draft_model.runner import DraftRunner
+
 T = TypeVar("T")
 READ_AHEAD_TOKENS = 64  # per forward, which other sessions wait for
-TIMED_STEPS = 15
 INDEPENDENT_SEED = 0x5851F42D4C957F2D  # XORed into a seed, gives an independent noise stream
-
-
-class DraftRunner:
-    """A draft model shared by sessions: the runner, its thread and a pool of caches."""
-
-    def __init__(self, runner: ModelRunner, vocabulary: int, slots: int = 4, threads: int = 1) -> None:
-        """`vocabulary` is the number of the target's logits; ids outside either model's vocabulary are never drafted."""
-        self.runner = runner
-        self.vocabulary = vocabulary
-        self.shared_vocabulary = min(vocabulary, runner.vocabulary)
-        self.speed_ratio = 1.0
-        self._slots = slots
-        self._caches: OrderedDict[ReferenceType[SessionDraft], KVCache] = OrderedDict()  # least recently used first
-        self._thread = ThreadPoolExecutor(1, "outrider-draft", initializer=self._prepare_thread, initargs=(threads,))
-        self._assigning = threading.Lock()  # caches to sessions
-        self._running = threading.Lock()  # a runner computes one forward at a time
-
-    def _prepare_thread(self, threads: int) -> None:
-        """Sets the number of CPU threads; on a GPU, also a separate stream."""
-        torch.set_num_threads(threads)  # applies to the calling thread
-        if self.runner.device.type == "cuda":
-            torch.cuda.set_stream(torch.cuda.Stream(self.runner.device))
-
-    def session(self) -> SessionDraft:
-        """The draft model for a new session."""
-        return SessionDraft(self)
-
-    def cache_for(self, session: SessionDraft) -> KVCache:
-        """The session's cache; if it has none, that of a session that has ended, a new one, or the least recently used one."""
-        with self._assigning:
-            cache = self._caches.pop(ref(session), None)
-            if cache is None:
-                free = next((owner for owner in self._caches if owner() is None), None)
-                if free is None and len(self._caches) >= self._slots:
-                    free = next(iter(self._caches))
-                    if (owner := free()) is not None:
-                        owner.end_reading()
-                cache = self.runner.new_cache() if free is None else self._caches.pop(free)
-                cache.truncate(0)
-            self._caches[ref(session)] = cache
-            return cache
-
-    def fork(self, source: SessionDraft, forked: SessionDraft, length: int) -> None:
-        """Copies the first `length` rows of a session's cache, or as many as there are, to the cache of its fork."""
-        if ref(source) not in self._caches or self._slots < 2:
-            return
-        rows = self.cache_for(source)  # now the most recently used one, which the fork does not take
-        self.synchronize()
-        self.cache_for(forked).fork(rows, length)
-
-    def synchronize(self) -> None:
-        """Waits for the device: threads have streams of their own."""
-        if self.runner.device.type == "cuda":
-            torch.cuda.synchronize(self.runner.device)
-
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Runs `work` in the draft model's thread."""
-        return self._thread.submit(work)
-
-    def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
-        """`ModelRunner.forward`, from any thread. Without enough pages, the least recently used session's are taken."""
-        with self._running:
-            while True:
-                try:
-                    return self.runner.forward(cache, batch, logits)
-                except OutOfPages:
-                    oldest = next((each for each in self._caches.values() if each is not cache and each.length), None)
-                    if oldest is None:
-                        raise
-                    oldest.truncate(0)  # its session reads the text again
-
-    @property
-    def is_own_thread(self) -> bool:
-        """Whether the caller runs in the draft model's thread."""
-        return threading.current_thread() in self._thread._threads
-
-    def measure(self, target: ModelRunner) -> None:
-        """Sets `speed_ratio` from alternating single-token steps of both models."""
-        own_cache, target_cache = short_cache(self.runner), short_cache(target)
-        ratios = []
-        for _ in range(TIMED_STEPS + 1):
-            target_seconds = timed_forward(target, target_cache, 0)
-            # The first step after the target's loads the weights into the CPU cache; the second is timed.
-            self.submit(lambda: timed_forward(self.runner, own_cache, 0)).result()
-            ratios.append(target_seconds / self.submit(lambda: timed_forward(self.runner, own_cache, 0)).result())
-        self.speed_ratio = statistics.median(ratios[1:])  # without the warm-up
-
-
-def short_cache(runner: ModelRunner) -> KVCache:
-    """Short dummy cache for timing."""
-    cache = runner.new_cache()
-    cache.fill(min(16, runner.context_tokens - 1))
-    return cache
 
 
 class SessionDraft:

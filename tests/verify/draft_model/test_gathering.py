@@ -1,0 +1,135 @@
+"""Sessions that draft at the same time: one forward for all, an error for one alone, and the answers of each alone."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from drafters.options import DrafterName
+from drafters.registry import Resources, make
+from drafters.sequence import Sequence
+from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, close_relative
+from verify.decode import finish
+from verify.draft_model.runner import DraftRunner
+from verify.draft_model.session import SessionDraft
+from verify.generation import DecodeOptions, Generation
+from verify.model.runner import ModelRunner
+from verify.model.segment import Segment
+from verify.round import Round
+from verify.sampling_params import SamplingParams
+from verify.verifier import TreeVerifier
+
+
+@pytest.fixture
+def draft(tiny_runner: ModelRunner) -> DraftRunner:
+    return DraftRunner(close_relative(tiny_runner, tiny_runner.model.config), tiny_runner.vocabulary, slots=4)
+
+
+@pytest.fixture
+def sizes(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Receives the number of segments of each forward of the draft model."""
+    found: list[int] = []
+    compute = draft.runner.forward_all
+
+    def counted(segments: list[Segment]) -> list[torch.Tensor]:
+        found.append(len(segments))
+        return compute(segments)
+
+    monkeypatch.setattr(draft.runner, "forward_all", counted)
+    return found
+
+
+def started(draft: DraftRunner, text: list[int]) -> SessionDraft:
+    session, sequence = draft.session(), Sequence()
+    sequence.begin(np.array(text, np.int32))
+    session.begin(sequence)
+    session.end_reading()
+    return session
+
+
+def test_sessions_that_draft_together_share_forwards(draft: DraftRunner, sizes: list[int]) -> None:
+    texts = [[3, 5, 7], [11, 13], [2, 4, 6, 8]]
+    depths = [1, 3, 2]
+
+    def chain(text: list[int], depth: int) -> list[int]:
+        session = started(draft, text)
+        found = session.root(1)
+        tokens = [int(found.tokens[0, 0])]
+        for row in range(depth):
+            tokens.append(int(session.expand([tokens[-1]], [row], 1).tokens[0, 0]))
+        return tokens
+
+    alone = [chain(text, depth) for text, depth in zip(texts, depths, strict=True)]
+    sizes.clear()
+    together: list[list[int]] = [[], [], []]
+    work = [
+        partial(lambda number, text, depth: together[number].extend(chain(text, depth)), number, text, depth)
+        for number, (text, depth) in enumerate(zip(texts, depths, strict=True))
+    ]
+    draft.together(work)
+    assert together == alone
+    assert sizes == [3, 3, 2, 1]
+
+
+def test_more_sessions_than_caches_draft_in_turns(draft: DraftRunner, sizes: list[int]) -> None:
+    work = [lambda: started(draft, [3, 5, 7]).root(1) for _ in range(5)]
+    draft.together(work)  # type: ignore[arg-type]
+    assert sizes == [1] * 5
+
+
+def test_an_error_ends_the_work_of_one_session(draft: DraftRunner, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token 1000 is outside the vocabulary, so that the forward of all three fails."""
+    found: dict[int, int | str] = {}
+
+    def work(token: int) -> None:
+        session = started(draft, [3, 5])
+        session.root(1)
+        try:
+            found[token] = len(session.expand([token], [0], 1).tokens)
+        except IndexError as error:
+            found[token] = type(error).__name__
+
+    draft.together([partial(work, token) for token in (7, 1000, 9)])
+    assert found == {7: 1, 1000: "IndexError", 9: 1}
+    assert sizes[:2] == [3, 3]
+
+
+def test_work_that_raises_does_not_stop_the_others(draft: DraftRunner) -> None:
+    ended: list[int] = []
+
+    def fails() -> None:
+        raise torch.AcceleratorError("the device is lost")
+
+    with pytest.raises(torch.AcceleratorError):
+        draft.together([fails, lambda: ended.append(len(started(draft, [3]).root(2).tokens))])
+    assert ended == [1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_streams_with_a_draft_model_get_the_answers_of_each_alone(
+    draft: DraftRunner, sizes: list[int], tiny_runner: ModelRunner, temperature: float
+) -> None:
+    names: list[DrafterName] = ["draft", "draft-tree", "fusion", "pearl"]
+    resources = Resources(EAGER, model=draft.session)
+
+    def generation(number: int) -> Generation:
+        options = DecodeOptions(SamplingParams(temperature=temperature, seed=number), 20, max_nodes=8)
+        verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
+        return Generation(verifier, make(names[number], resources), PROMPT[: 4 + number], options)
+
+    alone = [finish(generation(number)).tokens for number in range(len(names))]
+    sizes.clear()
+    active = {number: generation(number) for number in range(len(names))}
+    found: list[list[int]] = [[] for _ in names]
+    while active:
+        outcomes = Round(list(active.values()), together=draft.together).end()
+        for number, outcome in zip(list(active), outcomes, strict=True):
+            assert outcome is not None and not isinstance(outcome, Exception), outcome
+            found[number] += outcome.tokens
+            if outcome.finish:
+                active.pop(number).close()
+    assert found == alone
+    assert max(sizes) > 1

@@ -1,0 +1,143 @@
+"""A draft model that sessions share: its runner, its thread, and a pool of caches."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+from weakref import ReferenceType, ref
+
+import torch
+
+from verify.cost import timed_forward
+from verify.draft_model.gathering import Gathering
+from verify.draft_model.session import SessionDraft
+from verify.model.batch import ForwardBatch
+from verify.model.cache import KVCache, OutOfPages
+from verify.model.runner import ModelRunner
+from verify.model.segment import Segment
+
+T = TypeVar("T")
+TIMED_STEPS = 15
+HANDOVER_SECONDS = 2e-4  # from one thread to another and back, for each session and forward
+
+
+class DraftRunner:
+    """A draft model shared by sessions: the runner, its thread and a pool of caches."""
+
+    def __init__(self, runner: ModelRunner, vocabulary: int, slots: int = 4, threads: int = 1) -> None:
+        """`vocabulary` is the number of the target's logits; ids outside either model's vocabulary are never drafted."""
+        self.runner = runner
+        self.vocabulary = vocabulary
+        self.shared_vocabulary = min(vocabulary, runner.vocabulary)
+        self.speed_ratio = 1.0
+        self._step_seconds = math.inf  # of a single-token step; infinite until it is measured
+        self._slots = slots
+        self._caches: OrderedDict[ReferenceType[SessionDraft], KVCache] = OrderedDict()  # least recently used first
+        self._thread = ThreadPoolExecutor(1, "outrider-draft", initializer=self._prepare_thread, initargs=(threads,))
+        self._assigning = threading.Lock()  # caches to sessions
+        self._running = threading.Lock()  # a runner computes one forward at a time
+        self._gathering = Gathering(self._forward_all, self._forward)
+
+    def _prepare_thread(self, threads: int) -> None:
+        """Sets the number of CPU threads; on a GPU, also a separate stream."""
+        torch.set_num_threads(threads)  # applies to the calling thread
+        if self.runner.device.type == "cuda":
+            torch.cuda.set_stream(torch.cuda.Stream(self.runner.device))
+
+    def session(self) -> SessionDraft:
+        """The draft model for a new session."""
+        return SessionDraft(self)
+
+    def cache_for(self, session: SessionDraft) -> KVCache:
+        """The session's cache; if it has none, that of a session that has ended, a new one, or the least recently used one."""
+        with self._assigning:
+            cache = self._caches.pop(ref(session), None)
+            if cache is None:
+                free = next((owner for owner in self._caches if owner() is None), None)
+                if free is None and len(self._caches) >= self._slots:
+                    free = next(iter(self._caches))
+                    if (owner := free()) is not None:
+                        owner.end_reading()
+                cache = self.runner.new_cache() if free is None else self._caches.pop(free)
+                cache.truncate(0)
+            self._caches[ref(session)] = cache
+            return cache
+
+    def fork(self, source: SessionDraft, forked: SessionDraft, length: int) -> None:
+        """Copies the first `length` rows of a session's cache, or as many as there are, to the cache of its fork."""
+        if ref(source) not in self._caches or self._slots < 2:
+            return
+        rows = self.cache_for(source)  # now the most recently used one, which the fork does not take
+        self.synchronize()
+        self.cache_for(forked).fork(rows, length)
+
+    def synchronize(self) -> None:
+        """Waits for the device: threads have streams of their own."""
+        if self.runner.device.type == "cuda":
+            torch.cuda.synchronize(self.runner.device)
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Runs `work` in the draft model's thread."""
+        return self._thread.submit(work)
+
+    def together(self, work: Sequence[Callable[[], None]]) -> None:
+        """Runs work of several sessions, each of which drafts. Their forwards are computed together where that pays.
+
+        Without a cache for each, one could take another's.
+        """
+        saved, spent = (len(work) - 1) * self._step_seconds, len(work) * HANDOVER_SECONDS
+        if 1 < len(work) <= self._slots and saved > spent:
+            self._gathering.run(work)
+        else:
+            for each in work:
+                each()
+
+    def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
+        """`ModelRunner.forward`, from any thread. Without enough pages, the least recently used session's are taken."""
+        segment = Segment(cache, batch, logits)
+        return self._gathering.forward(segment) if self._gathering.is_working else self._forward(segment)
+
+    def _forward(self, segment: Segment) -> torch.Tensor:
+        with self._running:
+            while True:
+                try:
+                    return self.runner.forward(*segment)
+                except OutOfPages:
+                    oldest = next((each for each in self._caches.values() if each is not segment.cache and each.length), None)
+                    if oldest is None:
+                        raise
+                    oldest.truncate(0)  # its session reads the text again
+
+    def _forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        with self._running:
+            return self.runner.forward_all(segments)
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the caller runs in the draft model's thread."""
+        return threading.current_thread() in self._thread._threads
+
+    def measure(self, target: ModelRunner) -> None:
+        """Sets `speed_ratio`, and the time of a step, from alternating single-token steps of both models."""
+        own_cache, target_cache = short_cache(self.runner), short_cache(target)
+        seconds, ratios = [], []
+        for _ in range(TIMED_STEPS + 1):
+            target_seconds = timed_forward(target, target_cache, 0)
+            # The first step after the target's loads the weights into the CPU cache; the second is timed.
+            self.submit(lambda: timed_forward(self.runner, own_cache, 0)).result()
+            seconds.append(self.submit(lambda: timed_forward(self.runner, own_cache, 0)).result())
+            ratios.append(target_seconds / seconds[-1])
+        self.speed_ratio = statistics.median(ratios[1:])  # without the warm-up
+        self._step_seconds = statistics.median(seconds[1:])
+
+
+def short_cache(runner: ModelRunner) -> KVCache:
+    """Short dummy cache for timing."""
+    cache = runner.new_cache()
+    cache.fill(min(16, runner.context_tokens - 1))
+    return cache
