@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
 import os
 from pathlib import Path
 
 import torch
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+LARGEST_KEPT_BYTES = 32 << 20  # the largest threshold that mallopt accepts
+MOST_KEPT_BYTES = 256 << 20
+
+
+def keep_freed_memory() -> None:
+    """Lets this process keep the memory of tensors that were freed, for the next step's.
+
+    Otherwise glibc returns blocks of this size to the system, and each page of a new one is mapped again: with a vocabulary of
+    150,000, sampling a token takes three times as long. Other C libraries are left as they are.
+    """
+    if hasattr(library := ctypes.CDLL(None), "mallopt"):
+        library.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
+        library.mallopt(M_TRIM_THRESHOLD, MOST_KEPT_BYTES)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -21,7 +21,7 @@ from verify.model.cpu.packing import can_pack, pack_layers, packed_layers
 from verify.model.cpu.trace import has_experts, trace
 from verify.model.delivery import Delivery, NotHandedOn
 from verify.model.gpu.paged_cache import PagedCache, PagePool, pages_for
-from verify.model.memory import free_bytes
+from verify.model.memory import free_bytes, keep_freed_memory
 from verify.model.recurrent.mixers import is_receiver, swap_in
 from verify.model.recurrent.rows import Recurrence, StateProbe
 from verify.model.row_class import RowClass, depth_left
@@ -109,6 +109,7 @@ class ModelRunner:
         """
         self.context_tokens = min(self.model_tokens, context_tokens)
         self.compute_in(rows)
+        keep_freed_memory()
         if self.in_pages:
             if self._pool is None or len(self._pool) != self._pool_pages():
                 self._pool = None  # frees its memory first

@@ -1,15 +1,19 @@
-"""Memory does not grow with the number of steps."""
+"""Memory does not grow with the number of steps, and is not mapped again for every tensor."""
 
 from __future__ import annotations
 
+import platform
+import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from drafters.registry import Resources, make
 from verify.decode import step
 from verify.generation import DecodeOptions, Generation
+from verify.model.memory import keep_freed_memory
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
@@ -41,3 +45,19 @@ def test_ten_thousand_steps_of_one_session(tiny_runner: ModelRunner) -> None:
         if not warm and steps > WARM_STEPS:
             warm = resident_kilobytes()
     assert resident_kilobytes() - warm < 8_000
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
+def test_large_tensors_get_the_memory_of_freed_ones() -> None:
+    """A row of float32 logits over 150,000 tokens is larger than what glibc keeps by default."""
+    keep_freed_memory()
+
+    def page_faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(100):
+            row = torch.ones(150_000)
+            (row * 2, row + 1)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    page_faults()
+    assert page_faults() < 1000  # more than 10,000 if every row is mapped again
