@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 GROUP_SIZE = 64
+GROUPS = 4  # at least this multiple of K
 
 
 def largest(logits: torch.Tensor, count: int) -> torch.Tensor:
@@ -17,10 +18,11 @@ def largest(logits: torch.Tensor, count: int) -> torch.Tensor:
     Of equal logits, the smaller id is first.
     """
     bound = torch.finfo(logits.dtype).min
-    groups = len(logits) // GROUP_SIZE
-    if count < groups:
-        cut = groups * GROUP_SIZE
-        maxima = logits[:cut].view(GROUP_SIZE, groups).amax(0)
+    size = min(GROUP_SIZE, len(logits) // (GROUPS * count))  # of a group
+    if size > 1:
+        groups = len(logits) // size
+        cut = groups * size
+        maxima = logits[:cut].view(size, groups).amax(0)
         bound = max(bound, float(maxima.topk(count).values[-1]))
         reaching = (maxima >= bound).nonzero()[:, 0]
         members = torch.arange(0, cut, groups)[:, None] + reaching  # ascending
