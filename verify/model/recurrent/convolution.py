@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from transformers.activations import ACT2FN
 
 
 def gather_index(ancestors: torch.Tensor, first: int, window: int) -> torch.Tensor:
@@ -25,13 +24,9 @@ def convolve(
     index: torch.Tensor,  # `gather_index`
     weight: torch.Tensor,  # [channels, window + 1]
     bias: torch.Tensor | None,  # [channels]
-    activation: str | None,
 ) -> torch.Tensor:
-    """The convolution's outputs, [N, channels], with the dtype of the inputs."""
-    gathered = inputs[index].to(weight.dtype)  # [N, window + 1, channels]
-    out = (gathered * weight.t()).sum(1)
-    if bias is not None:
-        out = out + bias
-    if activation is not None:
-        out = ACT2FN[activation](out)
-    return out.to(inputs.dtype)
+    """The convolution's outputs, [N, channels], with the dtype of the weights. Scriptable."""
+    taps = weight.t().contiguous()  # [window + 1, channels]
+    gathered = inputs.index_select(0, index.flatten()).to(weight.dtype)
+    out = (gathered.view(index.size(0), index.size(1), gathered.size(1)) * taps).sum(1)
+    return out if bias is None else out + bias

@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from transformers.activations import ACT2FN
 
 from verify.errors import ModelError
 from verify.model.delivery import NotHandedOn
@@ -56,7 +57,9 @@ class Mixer:
         **_: Any,
     ) -> torch.Tensor:
         """Replaces `causal_conv1d_fn`."""
-        return self._current.convolve(hidden_states[0].t(), weight, bias, activation).t()[None]
+        out = self._current.convolve(hidden_states[0].t(), weight, bias)
+        out = out if activation is None else ACT2FN[activation](out)
+        return out.to(hidden_states.dtype).t()[None]
 
     def delta_rule(
         self,
@@ -83,7 +86,7 @@ class Mixer:
         queries, keys = (by_head(each, repeats) for each in (queries * key.shape[-1] ** -0.5, keys))
         decays = g[0].float() if g.dim() == 4 else g[0].float()[..., None]
         rows = Scan(queries, keys, by_head(value[0].float()), by_head(decays), beta[0].float().t())
-        return self._current.scan(rows, chunked).to(value.dtype)[None], None
+        return self._current.scan(rows, chunked).transpose(0, 1).to(value.dtype)[None], None
 
     def state_space(
         self,
@@ -115,7 +118,7 @@ class Mixer:
         values = by_head(hidden_states[0].float() * steps[..., None])
         decays = (steps * A.float()).t()[..., None]
         rows = Scan(by_head(C[0].float(), repeats), by_head(B[0].float(), repeats), values, decays, None)
-        out = self._current.scan(rows, chunked)
+        out = self._current.scan(rows, chunked).transpose(0, 1)
         return (out if D is None else out + skip(D, hidden_states)).contiguous()[None]
 
     def _scan(self, *inputs: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
