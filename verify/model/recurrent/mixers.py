@@ -82,7 +82,7 @@ class Mixer:
         queries, keys = query[0].float(), key[0].float()
         if use_qk_l2norm_in_kernel:
             queries, keys = unit(queries), unit(keys)
-        repeats = value.shape[2] // key.shape[2]
+        repeats = int(value.shape[2]) // int(key.shape[2])
         queries, keys = (by_head(each, repeats) for each in (queries * key.shape[-1] ** -0.5, keys))
         decays = g[0].float() if g.dim() == 4 else g[0].float()[..., None]
         rows = Scan(queries, keys, by_head(value[0].float()), by_head(decays), beta[0].float().t())
@@ -114,7 +114,7 @@ class Mixer:
         steps = dt[0] if dt_bias is None else dt[0] + dt_bias.to(dt.dtype)
         steps = torch.nn.functional.softplus(steps) if dt_softplus else steps
         steps = steps.clamp(*dt_limit).float()
-        repeats = hidden_states.shape[2] // B.shape[2]
+        repeats = int(hidden_states.shape[2]) // int(B.shape[2])
         values = by_head(hidden_states[0].float() * steps[..., None])
         decays = (steps * A.float()).t()[..., None]
         rows = Scan(by_head(C[0].float(), repeats), by_head(B[0].float(), repeats), values, decays, None)
@@ -139,7 +139,9 @@ REPLACEMENTS = {  # methods of Mixer, by the names of transformers' functions
 
 def by_head(rows: torch.Tensor, repeats: int = 1) -> torch.Tensor:
     """[N, heads, width] to [heads * repeats, N, width]."""
-    return (rows if repeats == 1 else rows.repeat_interleave(repeats, 1)).transpose(0, 1)
+    if repeats != 1:
+        rows = rows.unsqueeze(2).expand(-1, -1, repeats, -1).flatten(1, 2)
+    return rows.transpose(0, 1)
 
 
 def unit(rows: torch.Tensor) -> torch.Tensor:

@@ -53,18 +53,19 @@ def convolve_streams(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     layer: int,
-    streams: list[torch.Tensor],  # TENSORS of each stream; empty ones follow
+    streams: list[torch.Tensor],  # `size` of each stream; empty ones follow
+    size: int,  # TENSORS, which a script cannot see
 ) -> torch.Tensor:
     """`convolve_step` for the rows of several streams, one stream after the other."""
     if streams[6].size(0) == inputs.size(0):
-        return convolve_step(inputs, weight, bias, layer, streams[:TENSORS])
+        return convolve_step(inputs, weight, bias, layer, streams[:size])
     parts: list[torch.Tensor] = []
     start, first = 0, 0
     while start < inputs.size(0):
-        stream = streams[first : first + TENSORS]
+        stream = streams[first : first + size]
         end = start + stream[6].size(0)
         parts.append(convolve_step(inputs[start:end], weight, bias, layer, stream))
-        start, first = end, first + TENSORS
+        start, first = end, first + size
     return torch.cat(parts)
 
 
@@ -76,17 +77,18 @@ def scan_streams(
     beta: torch.Tensor | None,
     layer: int,
     streams: list[torch.Tensor],
+    size: int,
 ) -> torch.Tensor:
     """`scan_step` for the rows of several streams."""
     if streams[6].size(0) == queries.size(1):
-        return scan_step(queries, keys, values, decays, beta, layer, streams[:TENSORS])
+        return scan_step(queries, keys, values, decays, beta, layer, streams[:size])
     parts: list[torch.Tensor] = []
     start, first = 0, 0
     while start < queries.size(1):
-        stream = streams[first : first + TENSORS]
+        stream = streams[first : first + size]
         end = start + stream[6].size(0)
         own_beta = None if beta is None else beta[:, start:end]
         own = queries[:, start:end], keys[:, start:end], values[:, start:end], decays[:, start:end]
         parts.append(scan_step(own[0], own[1], own[2], own[3], own_beta, layer, stream))
-        start, first = end, first + TENSORS
+        start, first = end, first + size
     return torch.cat(parts, 1)
