@@ -134,9 +134,9 @@ class _TracedRecurrence:
         self._states = states
         self._convolutions = self._scans = 0  # calls so far
 
-    def convolve(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def convolve(self, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         number, self._convolutions = self._convolutions, self._convolutions + 1
-        return cast(torch.Tensor, self._convolve(inputs, weight, bias, number, self._states, TENSORS))
+        return cast(torch.Tensor, self._convolve(inputs, taps, bias, number, self._states, TENSORS))
 
     def scan(self, rows: Scan, _: Any) -> torch.Tensor:
         number, self._scans = self._scans, self._scans + 1

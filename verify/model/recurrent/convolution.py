@@ -22,11 +22,12 @@ def gather_index(ancestors: torch.Tensor, first: int, window: int) -> torch.Tens
 def convolve(
     inputs: torch.Tensor,  # [window + L, channels]
     index: torch.Tensor,  # `gather_index`
-    weight: torch.Tensor,  # [channels, window + 1]
+    taps: torch.Tensor,  # [window + 1, channels], contiguous; the weights
     bias: torch.Tensor | None,  # [channels]
 ) -> torch.Tensor:
     """The convolution's outputs, [N, channels], with the dtype of the weights. Scriptable."""
-    taps = weight.t().contiguous()  # [window + 1, channels]
-    gathered = inputs.index_select(0, index.flatten()).to(weight.dtype)
-    out = (gathered.view(index.size(0), index.size(1), gathered.size(1)) * taps).sum(1)
-    return out if bias is None else out + bias
+    gathered = inputs.to(taps.dtype).index_select(0, index.flatten()).view(index.size(0), index.size(1), taps.size(1))
+    out = gathered[:, 0] * taps[0]
+    for place in range(1, taps.size(0)):
+        out.addcmul_(gathered[:, place], taps[place])
+    return out if bias is None else out.add_(bias)

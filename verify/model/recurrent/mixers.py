@@ -35,6 +35,7 @@ class Mixer:
         rebound.__kwdefaults__ = forward.__kwdefaults__
         self._forward = rebound
         self._recurrence: Recurrence | None = None
+        self._taps: dict[int, torch.Tensor] = {}  # float32 copies of the convolutions' weights, transposed, by their addresses
 
     def __call__(self, *inputs: Any, recurrence: Recurrence | None = None, attention: Any = None, **others: Any) -> Any:
         """The layer's forward. Raises ValueError if the model does not pass our keyword arguments."""
@@ -57,7 +58,10 @@ class Mixer:
         **_: Any,
     ) -> torch.Tensor:
         """Replaces `causal_conv1d_fn`."""
-        out = self._current.convolve(hidden_states[0].t(), weight, bias)
+        taps = self._taps.get(weight.data_ptr())
+        if taps is None:
+            taps = self._taps[weight.data_ptr()] = weight.detach().t().float().contiguous()
+        out = self._current.convolve(hidden_states[0].t(), taps, bias).to(weight.dtype)
         out = out if activation is None else ACT2FN[activation](out)
         return out.to(hidden_states.dtype).t()[None]
 
@@ -79,9 +83,8 @@ class Mixer:
             out, after = self._scan(*parts, g=g[:, place], beta=beta[:, place], initial_state=state[None], **options)
             return out[0], after[0]
 
-        queries, keys = query[0].float(), key[0].float()
-        if use_qk_l2norm_in_kernel:
-            queries, keys = unit(queries), unit(keys)
+        both = torch.stack([query[0], key[0]]).float()
+        queries, keys = unit(both) if use_qk_l2norm_in_kernel else both
         repeats = int(value.shape[2]) // int(key.shape[2])
         queries, keys = (by_head(each, repeats) for each in (queries * key.shape[-1] ** -0.5, keys))
         decays = g[0].float() if g.dim() == 4 else g[0].float()[..., None]

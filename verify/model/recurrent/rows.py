@@ -61,16 +61,16 @@ class RecurrentRows:
         """Whether the rows are a part of a prompt that is read by the model's own chunked form."""
         return self._chunk is not None
 
-    def convolve(self, number: int, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Inputs [N, channels] to outputs [N, channels]; `weight` is [channels, window + 1]."""
+    def convolve(self, number: int, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Inputs [N, channels] to outputs [N, channels]; `taps` is [window + 1, channels]."""
         if self._chunk is None:
-            return convolve_step(inputs, weight, bias, number, self.tensors)
+            return convolve_step(inputs, taps, bias, number, self.tensors)
         window = self._states.shape.window
         joined = torch.cat([self._states.inputs[number, :window], inputs])
         self._chunk.windows[number] = joined[-window:].clone()
         steps = torch.arange(window + 1, device=inputs.device)
         index = torch.arange(len(inputs), device=inputs.device)[:, None] + steps
-        return convolve(joined, index, weight, bias)
+        return convolve(joined, index, taps, bias)
 
     def scan(self, number: int, rows: Scan, chunked: Chunked) -> torch.Tensor:
         """What the rows read of the state, [H, N, value_dim]."""
@@ -100,10 +100,10 @@ class Recurrence:
             yield Stream(rows, slice(start, start + rows.rows))
             start += rows.rows
 
-    def convolve(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def convolve(self, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """As `RecurrentRows.convolve`, for the rows of all streams."""
         number, self._convolutions = self._convolutions, self._convolutions + 1
-        parts = [rows.convolve(number, inputs[place], weight, bias) for rows, place in self._places()]
+        parts = [rows.convolve(number, inputs[place], taps, bias) for rows, place in self._places()]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def scan(self, rows: Scan, chunked: Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
@@ -125,8 +125,8 @@ class StateProbe(Recurrence):
         self.scans: list[tuple[int, int, int, int]] = []  # heads, key_dim, value_dim, decay_dim
         self.dtype = torch.float32  # of the convolutions' inputs
 
-    def convolve(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        self.convolutions.append((weight.shape[1] - 1, weight.shape[0]))
+    def convolve(self, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        self.convolutions.append((len(taps) - 1, taps.shape[1]))
         self.dtype = inputs.dtype
         return torch.zeros_like(inputs)
 

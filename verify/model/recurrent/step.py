@@ -15,7 +15,7 @@ TENSORS = 8  # of a stream
 
 def convolve_step(
     inputs: torch.Tensor,  # [N, channels]
-    weight: torch.Tensor,  # [channels, window + 1]
+    taps: torch.Tensor,  # [window + 1, channels]; the weights
     bias: torch.Tensor | None,
     layer: int,
     stream: list[torch.Tensor],  # `RecurrentRows.tensors`
@@ -24,7 +24,7 @@ def convolve_step(
     buffer, index = stream[4][layer], stream[7]
     end = index.size(1) - 1 + stream[5].size(1)
     buffer[end - inputs.size(0) : end] = inputs
-    return convolve(buffer, index, weight, bias)
+    return convolve(buffer[:end], index, taps, bias)
 
 
 def scan_step(
@@ -50,7 +50,7 @@ def scan_step(
 
 def convolve_streams(
     inputs: torch.Tensor,
-    weight: torch.Tensor,
+    taps: torch.Tensor,
     bias: torch.Tensor | None,
     layer: int,
     streams: list[torch.Tensor],  # `size` of each stream; empty ones follow
@@ -58,13 +58,13 @@ def convolve_streams(
 ) -> torch.Tensor:
     """`convolve_step` for the rows of several streams, one stream after the other."""
     if streams[6].size(0) == inputs.size(0):
-        return convolve_step(inputs, weight, bias, layer, streams[:size])
+        return convolve_step(inputs, taps, bias, layer, streams[:size])
     parts: list[torch.Tensor] = []
     start, first = 0, 0
     while start < inputs.size(0):
         stream = streams[first : first + size]
         end = start + stream[6].size(0)
-        parts.append(convolve_step(inputs[start:end], weight, bias, layer, stream))
+        parts.append(convolve_step(inputs[start:end], taps, bias, layer, stream))
         start, first = end, first + size
     return torch.cat(parts)
 

@@ -92,7 +92,7 @@ def test_convolutions_of_trees_equal_those_of_their_paths(window: int, known: in
     generator = torch.Generator().manual_seed(window)
     inputs, weight = (torch.randn(rows, 6, generator=generator, dtype=torch.float64) for rows in (window + ROWS, window + 1))
     bias, ancestors = torch.randn(6, generator=generator, dtype=torch.float64), random_ancestors(ROWS, known)
-    found = convolve(inputs, gather_index(ancestors, known, window), weight.t(), bias)
+    found = convolve(inputs, gather_index(ancestors, known, window), weight, bias)
     for row in range(known, ROWS):
         path = [*range(window), *(ancestors[row].nonzero()[:, 0] + window).tolist()]
         last = (inputs[path][-window - 1 :] * weight).sum(0) + bias
