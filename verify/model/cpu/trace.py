@@ -194,7 +194,9 @@ class TracedForward:
         self._least = least
         self._packed, self._build = packed, build
         self._absent = torch.empty(0, dtype=example[0].cache.tensor.dtype)
-        self._traced: Any = torch.jit.trace(forward, self._arguments(example), check_trace=False)
+        traced = torch.jit.trace(forward, self._arguments(example), check_trace=False)
+        # Computes what depends on the weights alone, and inlines the layers.
+        self._traced: Any = cast(Any, torch.jit).freeze(traced.eval(), optimize_numerics=False)
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:

@@ -26,7 +26,10 @@ def convolve(
     bias: torch.Tensor | None,  # [channels]
 ) -> torch.Tensor:
     """The convolution's outputs, [N, channels], with the dtype of the weights. Scriptable."""
-    gathered = inputs.to(taps.dtype).index_select(0, index.flatten()).view(index.size(0), index.size(1), taps.size(1))
+    inputs = inputs.to(taps.dtype)
+    if inputs.size(0) > taps.size(0):  # a row alone reads all of them
+        inputs = inputs.index_select(0, index.flatten())
+    gathered = inputs.view(index.size(0), taps.size(0), taps.size(1))
     out = gathered[:, 0] * taps[0]
     for place in range(1, taps.size(0)):
         out.addcmul_(gathered[:, place], taps[place])
