@@ -214,7 +214,9 @@ class TracedForward:
         by_window = ([*chain.from_iterable(tensors), *(absent * len(tensors[0]))] for tensors in zip(*built, strict=True))
         inputs = list(chain.from_iterable(by_window))
         rows = tokens_of(segments), positions_of(segments), kept_rows(segments, self._least)
-        recurrent = [RecurrentRows(each.cache.recurrent, each.cache.length, each.batch) for each in segments if each.cache.recurrent]
+        recurrent = [
+            RecurrentRows(each.cache.recurrent, each.cache.length, each.batch) for each in segments if each.cache.recurrent
+        ]
         states = list(chain.from_iterable(each.tensors for each in recurrent))
         states += [self._absent] * (STREAMS * TENSORS - len(states))
         return *rows, caches, starts, counts, inputs, self._packed, states

@@ -84,9 +84,10 @@ class Mixer:
             return out[0], after[0]
 
         both = torch.stack([query[0], key[0]]).float()
-        queries, keys = unit(both) if use_qk_l2norm_in_kernel else both
+        lengths = both.new_tensor([key.shape[-1] ** -0.5, 1.0])[:, None, None, None]
         repeats = int(value.shape[2]) // int(key.shape[2])
-        queries, keys = (by_head(each, repeats) for each in (queries * key.shape[-1] ** -0.5, keys))
+        both = both * (inverse_norms(both) * lengths if use_qk_l2norm_in_kernel else lengths)
+        queries, keys = (by_head(each, repeats) for each in both)
         decays = g[0].float() if g.dim() == 4 else g[0].float()[..., None]
         rows = Scan(queries, keys, by_head(value[0].float()), by_head(decays), beta[0].float().t())
         return self._current.scan(rows, chunked).transpose(0, 1).to(value.dtype)[None], None
@@ -147,9 +148,9 @@ def by_head(rows: torch.Tensor, repeats: int = 1) -> torch.Tensor:
     return rows.transpose(0, 1)
 
 
-def unit(rows: torch.Tensor) -> torch.Tensor:
-    """Rows of length 1, as transformers normalises them."""
-    return rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + 1e-6)
+def inverse_norms(rows: torch.Tensor) -> torch.Tensor:
+    """What rows are multiplied by to have length 1, as transformers normalises them."""
+    return torch.rsqrt(rows.square().sum(-1, keepdim=True) + 1e-6)
 
 
 def skip(weights: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,8 @@ import torch
 
 
 def path_decays(g: torch.Tensor, ancestors: torch.Tensor) -> torch.Tensor:
-    """The sum of g [H, L, D] along the path to each row, itself included; `ancestors` is [L, L] of ones and zeros. Scriptable."""
-    return torch.matmul(ancestors.to(g.dtype), g)
+    """The sum of g [H, L, D] along the path to each row, itself included; `ancestors` is [L, L], ones and zeros. Scriptable."""
+    return torch.matmul(g.transpose(1, 2), ancestors.t()).transpose(1, 2)
 
 
 def scan(
@@ -46,11 +46,12 @@ def scan(
     if beta is not None:
         writes = values - from_state[:, count:]
         if first > 0:
-            writes = writes - torch.bmm(products[:, count:, :first], known)
-        writes = writes * beta.unsqueeze(-1)
-        if count > 1:  # the diagonal and what is above it are not read
-            system = products[:, count:, first:] * beta.unsqueeze(-1)
-            writes = torch.linalg.solve_triangular(system, writes, upper=False, left=True, unitriangular=True)
+            writes.baddbmm_(products[:, count:, :first], known, alpha=-1.0)
+        writes.mul_(beta.unsqueeze(-1))
+        if count > 1:  # the diagonal and what is above it are not read; transposed, because the solver works by columns
+            system = (products[:, count:, first:] * beta.unsqueeze(-1)).transpose(1, 2)
+            solved = torch.linalg.solve_triangular(system, writes.transpose(1, 2), upper=True, left=False, unitriangular=True)
+            writes = solved.transpose(1, 2)
     written = torch.cat([known, writes], 1) if first > 0 else writes
     return writes, torch.baddbmm(from_state[:, :count], products[:, :count], written)
 
@@ -67,8 +68,8 @@ def reads(
     own = decays[:, decays.size(1) - count :]
     if decays.size(2) == 1:
         weights = (own - decays.transpose(1, 2) + mask).exp().unsqueeze(1)
-        from_state = torch.bmm(readers, state).view(heads, -1, count, state.size(2)) * own.exp().unsqueeze(1)
-        products = torch.bmm(readers, keys.transpose(1, 2)).view(heads, -1, count, keys.size(1)) * weights
+        from_state = torch.bmm(readers, state).view(heads, -1, count, state.size(2)).mul_(own.exp().unsqueeze(1))
+        products = torch.bmm(readers, keys.transpose(1, 2)).view(heads, -1, count, keys.size(1)).mul_(weights)
     else:
         weights = (own.unsqueeze(2) - decays.unsqueeze(1) + mask.unsqueeze(-1)).exp() * keys.unsqueeze(1)
         rows = readers.view(heads, -1, count, width)
