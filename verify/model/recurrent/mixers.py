@@ -35,7 +35,7 @@ class Mixer:
         rebound.__kwdefaults__ = forward.__kwdefaults__
         self._forward = rebound
         self._recurrence: Recurrence | None = None
-        self._taps: dict[int, torch.Tensor] = {}  # float32 copies of the convolutions' weights, transposed, by their addresses
+        self._taps: dict[int, torch.Tensor] = {}  # by the addresses of the weights
 
     def __call__(self, *inputs: Any, recurrence: Recurrence | None = None, attention: Any = None, **others: Any) -> Any:
         """The layer's forward. Raises ValueError if the model does not pass our keyword arguments."""
@@ -58,12 +58,19 @@ class Mixer:
         **_: Any,
     ) -> torch.Tensor:
         """Replaces `causal_conv1d_fn`."""
-        taps = self._taps.get(weight.data_ptr())
-        if taps is None:
-            taps = self._taps[weight.data_ptr()] = weight.detach().t().float().contiguous()
-        out = self._current.convolve(hidden_states[0].t(), taps, bias).to(weight.dtype)
+        out = self._current.convolve(hidden_states[0].t(), self._taps_of(weight), bias).to(weight.dtype)
         out = out if activation is None else ACT2FN[activation](out)
         return out.to(hidden_states.dtype).t()[None]
+
+    def _taps_of(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weights [channels, window + 1] as float32 [window + 1, channels]; computed once for the layer's parameters."""
+        address = weight.data_ptr()
+        if address in self._taps:
+            return self._taps[address]
+        taps = weight.detach().t().float().contiguous()
+        if any(address == parameter.data_ptr() for parameter in self._module.parameters()):
+            self._taps[address] = taps
+        return taps
 
     def delta_rule(
         self,

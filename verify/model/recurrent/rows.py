@@ -56,11 +56,6 @@ class RecurrentRows:
         # In the order that `verify.model.recurrent.step` expects.
         self.tensors = [*buffers, *(each.to(shape.device) for each in (ancestors.float(), mask, index))]
 
-    @property
-    def is_chunk(self) -> bool:
-        """Whether the rows are a part of a prompt that is read by the model's own chunked form."""
-        return self._chunk is not None
-
     def convolve(self, number: int, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Inputs [N, channels] to outputs [N, channels]; `taps` is [window + 1, channels]."""
         if self._chunk is None:
