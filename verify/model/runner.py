@@ -146,7 +146,7 @@ class ModelRunner:
 
     @property
     def can_be_ordered(self) -> bool:
-        """Whether steps can have a class of rows, a trace or pages: not with recurrent layers or layers of several shapes."""
+        """Whether steps can have a class of rows or pages: not with recurrent layers or layers of several shapes."""
         return self.cache_shape.is_uniform and not self._is_recurrent
 
     def draft_depth(self, length: int) -> int:
