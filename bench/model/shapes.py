@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5TextConfig, Qwen3Config
 
 from bench.plan import BenchError
 from verify.model.attention import NAME
@@ -31,6 +31,14 @@ def qwen3(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, **extra
     return Qwen3Config(**{**sizes, **window, "intermediate_size": ffn, **extra})
 
 
+def qwen3_5(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, **extra: Any) -> Qwen3_5TextConfig:
+    """The configuration of a Qwen3.5: three layers with the gated delta rule to each with attention."""
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    linear = {"linear_num_key_heads": 16, "linear_num_value_heads": 16, "tie_word_embeddings": True}
+    window = {"max_position_embeddings": 40960, "vocab_size": 32000, "head_dim": 256}
+    return Qwen3_5TextConfig(**{**sizes, **linear, **window, "intermediate_size": ffn, **extra})
+
+
 SHAPES: dict[str, Callable[[], Any]] = {
     "llama-110m": lambda: llama(768, 12, 12, 4, 2048),
     "llama-160m": lambda: llama(768, 12, 12, 12, 3072),
@@ -40,6 +48,7 @@ SHAPES: dict[str, Callable[[], Any]] = {
     "llama-3-8b": lambda: llama(4096, 32, 32, 8, 14336, vocab_size=128256, max_position_embeddings=8192),
     "llama-7m": lambda: llama(256, 8, 4, 2, 704, vocab_size=4096, max_position_embeddings=2048, tie_word_embeddings=True),
     "qwen3-0.6b": lambda: qwen3(1024, 28, 16, 8, 3072, tie_word_embeddings=True),
+    "qwen3.5-400m": lambda: qwen3_5(1024, 20, 8, 2, 3584),
     "qwen3-8b": lambda: qwen3(4096, 36, 32, 8, 12288),
 }
 

@@ -115,7 +115,7 @@ class ModelRunner:
                 self._pool = None  # frees its memory first
                 self._pool = PagePool(self.cache_shape, self._pool_pages())
             self._backend = self._graphed(self._pool, self._compile)
-        elif self._traced and self.can_be_ordered:
+        elif self._traced and self.cache_shape.is_uniform:
             self._backend = trace(self.model, self.cache_shape, self._attention_probe, self._untraced_step, self._inputs)
 
     def compute_in(self, rows: RowClass | None) -> None:
@@ -147,7 +147,7 @@ class ModelRunner:
 
     @property
     def can_be_ordered(self) -> bool:
-        """Whether steps can have a class of rows, a trace or pages: not with recurrent layers or layers of several shapes."""
+        """Whether steps can have a class of rows or pages: not with recurrent layers or layers of several shapes."""
         return self.cache_shape.is_uniform and not self._is_recurrent
 
     def draft_depth(self, length: int) -> int:
@@ -307,7 +307,8 @@ class ModelRunner:
             missing = self.row_class.low - sum(each.rows for each in segments)
             last = segments[-1]
             segments[-1] = last._replace(batch=padded(last.batch, last.rows + missing))
-        return self._untraced_step(segments) if self._backend is None else self._backend(segments)
+        chunk = self._is_recurrent and any(map(is_chunk, segments))  # recurrent layers read it in a form of their own
+        return self._untraced_step(segments) if chunk or self._backend is None else self._backend(segments)
 
     def _untraced_step(self, segments: Sequence[Segment]) -> torch.Tensor:
         return self._untraced(segments, in_order=True)

@@ -24,6 +24,7 @@ from verify.model import self_check
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
+from verify.model.cpu.trace import TracedForward
 from verify.model.loading import LoadOptions, load_weights
 from verify.model.quantization import Quantization, Quantize, quantize_layers
 from verify.model.recurrent import states
@@ -36,6 +37,7 @@ from verify.verifier import TreeVerifier
 FAST = "qwen3_5"
 SERVED = [family for family in FAMILIES if family not in REFUSED]
 ALL = [family if family == FAST else pytest.param(family, marks=pytest.mark.slow) for family in SERVED]
+TRACED = ["olmo_hybrid", "lfm2", "bamba", "falcon_h1"]  # those without experts; FAST, too
 QUANTIZED: tuple[Quantize, Quantize] = ("none", "int8")
 PARENTS = np.array([-1, 0, 1, 2, 1, 0, -1, 6, 6, 8], np.int32)
 TOKENS = np.array([5, 9, 11, 40, 41, 42, 60, 61, 62, 63], np.int32)
@@ -84,6 +86,24 @@ def test_logits_and_trees_equal_transformers(family: str) -> None:
             path = torch.cat([prefix, torch.tensor([7 if prefix is text else 9, *TREE.path(row)])])
             with torch.inference_mode():
                 assert torch.allclose(found[row + 1], reference(path[None]).logits[0, -1], atol=2e-4), row
+
+
+@pytest.mark.parametrize("family", [FAST, *(pytest.param(family, marks=pytest.mark.slow) for family in TRACED)])
+def test_traced_steps_have_the_bits_of_untraced_ones(family: str) -> None:
+    """Trees at once and in two parts, committed paths, several streams, and a step beside a long part of a prompt."""
+    traced, plain = runner_of(family), ModelRunner(build(family, NAME), pack=True)
+    assert isinstance(traced.mode.backend, TracedForward) and plain.mode.backend is None
+    tree, found = ForwardBatch.tree(7, TREE), []
+    for runner in (traced, plain):
+        first, second = read(runner, text_of(30)), read(runner, text_of(9, 2))
+        rows = [runner.forward(first, tree.part(0, 4)), runner.forward(first, tree.part(4, len(tree)))]
+        rows = [each.clone() for each in rows]
+        first.commit([0, 1, 2, 4])
+        rows += [each.clone() for each in runner.forward_all([Segment(first, tree), Segment(second, tree)])]
+        second.commit([0, 7, 9])
+        rows += runner.forward_all([Segment(first, ForwardBatch.chain(text_of(80))), Segment(second, tree)])
+        found.append(torch.cat(rows))
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("family", ALL)

@@ -21,6 +21,8 @@ from verify.model.batch import ForwardBatch
 from verify.model.cache import SPARE_POSITIONS, CacheShape, KVCache
 from verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
 from verify.model.cpu.packing import packed_layers
+from verify.model.recurrent.rows import RecurrentRows, Scan
+from verify.model.recurrent.step import TENSORS, convolve_streams, scan_streams
 from verify.model.segment import Segment, kept_rows, positions_of, tokens_of
 
 CHECKS = ((1, 3), (2, 9), (7, 0), (17, 30), (3, 70))  # rows and text length of the streams compared
@@ -124,13 +126,31 @@ class _TracedAttention:
         return cast(torch.Tensor, out)
 
 
+class _TracedRecurrence:
+    """Calls the scripted recurrences while the model is traced. As `verify.model.recurrent.rows.Recurrence`."""
+
+    def __init__(self, scripts: tuple[Any, Any], states: list[torch.Tensor]) -> None:
+        self._convolve, self._scan = scripts
+        self._states = states
+        self._convolutions = self._scans = 0  # calls so far
+
+    def convolve(self, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        number, self._convolutions = self._convolutions, self._convolutions + 1
+        return cast(torch.Tensor, self._convolve(inputs, taps, bias, number, self._states, TENSORS))
+
+    def scan(self, rows: Scan, _: Any) -> torch.Tensor:
+        number, self._scans = self._scans, self._scans + 1
+        return cast(torch.Tensor, self._scan(*rows, number, self._states, TENSORS))
+
+
 class _Forward(torch.nn.Module):
     """The model as a function of tensors only."""
 
-    def __init__(self, model: PreTrainedModel, windows: Sequence[int | None], script: Any) -> None:
+    def __init__(self, model: PreTrainedModel, windows: Sequence[int | None], script: Any, is_recurrent: bool) -> None:
         super().__init__()
         self._model, self._windows, self._script = model, windows, script
         self._layers = packed_layers(model)
+        self._recurrences = (torch.jit.script(convolve_streams), torch.jit.script(scan_streams)) if is_recurrent else None
 
     def forward(
         self,
@@ -142,6 +162,7 @@ class _Forward(torch.nn.Module):
         counts: torch.Tensor,
         inputs: list[torch.Tensor],  # of the attention, by window
         packed: list[torch.Tensor],
+        states: list[torch.Tensor],  # of recurrent layers
     ) -> torch.Tensor:
         """Logits [M, V]."""
         for layer, weights in zip(self._layers, packed, strict=False):
@@ -155,6 +176,7 @@ class _Forward(torch.nn.Module):
             use_cache=False,
             logits_to_keep=kept,
             attention=attention,
+            **({} if self._recurrences is None else {"recurrence": _TracedRecurrence(self._recurrences, states)}),
         )
         return cast(torch.Tensor, output.logits[0])
 
@@ -172,7 +194,9 @@ class TracedForward:
         self._least = least
         self._packed, self._build = packed, build
         self._absent = torch.empty(0, dtype=example[0].cache.tensor.dtype)
-        self._traced: Any = torch.jit.trace(forward, self._arguments(example), check_trace=False)
+        traced = torch.jit.trace(forward, self._arguments(example), check_trace=False)
+        # Computes what depends on the weights alone, and inlines the layers.
+        self._traced: Any = cast(Any, torch.jit).freeze(traced.eval(), optimize_numerics=False)
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
@@ -190,7 +214,12 @@ class TracedForward:
         by_window = ([*chain.from_iterable(tensors), *(absent * len(tensors[0]))] for tensors in zip(*built, strict=True))
         inputs = list(chain.from_iterable(by_window))
         rows = tokens_of(segments), positions_of(segments), kept_rows(segments, self._least)
-        return *rows, caches, starts, counts, inputs, self._packed
+        recurrent = [
+            RecurrentRows(each.cache.recurrent, each.cache.length, each.batch) for each in segments if each.cache.recurrent
+        ]
+        states = list(chain.from_iterable(each.tensors for each in recurrent))
+        states += [self._absent] * (STREAMS * TENSORS - len(states))
+        return *rows, caches, starts, counts, inputs, self._packed, states
 
 
 def attention_masks(
@@ -232,7 +261,7 @@ def trace(
     products = [layer.multiply for layer in layers]
     packed = [layer.packed for layer in layers] or [torch.empty(0)]  # a trace does not accept an empty list
     cache = KVCache(shape, max(rows + length for rows, length in CHECKS) + SPARE_POSITIONS)
-    cache.length = 5
+    cache.assume(5)
     example = [Segment(cache, ForwardBatch.chain(torch.arange(4)))]
     verbosity = logging.get_verbosity()
     try:
@@ -241,7 +270,8 @@ def trace(
             warnings.simplefilter("ignore", FutureWarning)
             # What it warns of would fail the comparison below.
             warnings.simplefilter("ignore", cast(Any, torch.jit).TracerWarning)
-            forward = _Forward(model, windows, script_all(attend if inputs is None else attend_in_order))
+            script = script_all(attend if inputs is None else attend_in_order)
+            forward = _Forward(model, windows, script, shape.recurrent is not None)
             for layer in layers:
                 layer.multiply = torch.jit.script(layer.multiply)
             logging.set_verbosity_error()  # tracing reads every property, and some log warnings
@@ -263,8 +293,9 @@ def _checks(shape: CacheShape, vocabulary: int) -> Iterator[list[Segment]]:
     for rows, length in CHECKS:
         generator = torch.Generator().manual_seed(rows)
         cache = KVCache(shape, rows + length + SPARE_POSITIONS)
-        cache.tensor.normal_(generator=generator)
-        cache.length = length
+        cache.fill(length, generator)
+        if cache.recurrent is not None:
+            cache.recurrent.matrices.normal_(generator=generator)
         tokens = torch.randint(0, vocabulary, (rows,), generator=generator)
         several.append(Segment(cache, ForwardBatch.chain(tokens), logits=rows != 2))
         yield several[-1:]

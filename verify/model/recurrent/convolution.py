@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from transformers.activations import ACT2FN
 
 
 def gather_index(ancestors: torch.Tensor, first: int, window: int) -> torch.Tensor:
@@ -23,15 +22,15 @@ def gather_index(ancestors: torch.Tensor, first: int, window: int) -> torch.Tens
 def convolve(
     inputs: torch.Tensor,  # [window + L, channels]
     index: torch.Tensor,  # `gather_index`
-    weight: torch.Tensor,  # [channels, window + 1]
+    taps: torch.Tensor,  # [window + 1, channels], contiguous; the weights
     bias: torch.Tensor | None,  # [channels]
-    activation: str | None,
 ) -> torch.Tensor:
-    """The convolution's outputs, [N, channels], with the dtype of the inputs."""
-    gathered = inputs[index].to(weight.dtype)  # [N, window + 1, channels]
-    out = (gathered * weight.t()).sum(1)
-    if bias is not None:
-        out = out + bias
-    if activation is not None:
-        out = ACT2FN[activation](out)
-    return out.to(inputs.dtype)
+    """The convolution's outputs, [N, channels], with the dtype of the weights. Scriptable."""
+    inputs = inputs.to(taps.dtype)
+    if inputs.size(0) > taps.size(0):  # a row alone reads all of them
+        inputs = inputs.index_select(0, index.flatten())
+    gathered = inputs.view(index.size(0), taps.size(0), taps.size(1))
+    out = gathered[:, 0] * taps[0]
+    for place in range(1, taps.size(0)):
+        out.addcmul_(gathered[:, place], taps[place])
+    return out if bias is None else out.add_(bias)

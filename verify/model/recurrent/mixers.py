@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from transformers.activations import ACT2FN
 
 from verify.errors import ModelError
 from verify.model.delivery import NotHandedOn
@@ -34,6 +35,7 @@ class Mixer:
         rebound.__kwdefaults__ = forward.__kwdefaults__
         self._forward = rebound
         self._recurrence: Recurrence | None = None
+        self._taps: dict[int, torch.Tensor] = {}  # by the addresses of the weights
 
     def __call__(self, *inputs: Any, recurrence: Recurrence | None = None, attention: Any = None, **others: Any) -> Any:
         """The layer's forward. Raises ValueError if the model does not pass our keyword arguments."""
@@ -56,7 +58,19 @@ class Mixer:
         **_: Any,
     ) -> torch.Tensor:
         """Replaces `causal_conv1d_fn`."""
-        return self._current.convolve(hidden_states[0].t(), weight, bias, activation).t()[None]
+        out = self._current.convolve(hidden_states[0].t(), self._taps_of(weight), bias).to(weight.dtype)
+        out = out if activation is None else ACT2FN[activation](out)
+        return out.to(hidden_states.dtype).t()[None]
+
+    def _taps_of(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weights [channels, window + 1] as float32 [window + 1, channels]; computed once for the layer's parameters."""
+        address = weight.data_ptr()
+        if address in self._taps:
+            return self._taps[address]
+        taps = weight.detach().t().float().contiguous()
+        if any(address == parameter.data_ptr() for parameter in self._module.parameters()):
+            self._taps[address] = taps
+        return taps
 
     def delta_rule(
         self,
@@ -76,14 +90,14 @@ class Mixer:
             out, after = self._scan(*parts, g=g[:, place], beta=beta[:, place], initial_state=state[None], **options)
             return out[0], after[0]
 
-        queries, keys = query[0].float(), key[0].float()
-        if use_qk_l2norm_in_kernel:
-            queries, keys = unit(queries), unit(keys)
-        repeats = value.shape[2] // key.shape[2]
-        queries, keys = (by_head(each, repeats) for each in (queries * key.shape[-1] ** -0.5, keys))
+        both = torch.stack([query[0], key[0]]).float()
+        lengths = both.new_tensor([key.shape[-1] ** -0.5, 1.0])[:, None, None, None]
+        repeats = int(value.shape[2]) // int(key.shape[2])
+        both = both * (inverse_norms(both) * lengths if use_qk_l2norm_in_kernel else lengths)
+        queries, keys = (by_head(each, repeats) for each in both)
         decays = g[0].float() if g.dim() == 4 else g[0].float()[..., None]
         rows = Scan(queries, keys, by_head(value[0].float()), by_head(decays), beta[0].float().t())
-        return self._current.scan(rows, chunked).to(value.dtype)[None], None
+        return self._current.scan(rows, chunked).transpose(0, 1).to(value.dtype)[None], None
 
     def state_space(
         self,
@@ -111,11 +125,11 @@ class Mixer:
         steps = dt[0] if dt_bias is None else dt[0] + dt_bias.to(dt.dtype)
         steps = torch.nn.functional.softplus(steps) if dt_softplus else steps
         steps = steps.clamp(*dt_limit).float()
-        repeats = hidden_states.shape[2] // B.shape[2]
+        repeats = int(hidden_states.shape[2]) // int(B.shape[2])
         values = by_head(hidden_states[0].float() * steps[..., None])
         decays = (steps * A.float()).t()[..., None]
         rows = Scan(by_head(C[0].float(), repeats), by_head(B[0].float(), repeats), values, decays, None)
-        out = self._current.scan(rows, chunked)
+        out = self._current.scan(rows, chunked).transpose(0, 1)
         return (out if D is None else out + skip(D, hidden_states)).contiguous()[None]
 
     def _scan(self, *inputs: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,12 +150,14 @@ REPLACEMENTS = {  # methods of Mixer, by the names of transformers' functions
 
 def by_head(rows: torch.Tensor, repeats: int = 1) -> torch.Tensor:
     """[N, heads, width] to [heads * repeats, N, width]."""
-    return (rows if repeats == 1 else rows.repeat_interleave(repeats, 1)).transpose(0, 1)
+    if repeats != 1:
+        rows = rows.unsqueeze(2).expand(-1, -1, repeats, -1).flatten(1, 2)
+    return rows.transpose(0, 1)
 
 
-def unit(rows: torch.Tensor) -> torch.Tensor:
-    """Rows of length 1, as transformers normalises them."""
-    return rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + 1e-6)
+def inverse_norms(rows: torch.Tensor) -> torch.Tensor:
+    """What rows are multiplied by to have length 1, as transformers normalises them."""
+    return torch.rsqrt(rows.square().sum(-1, keepdim=True) + 1e-6)
 
 
 def skip(weights: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,8 @@ import torch
 
 from verify.model.batch import ForwardBatch
 from verify.model.recurrent.convolution import convolve, gather_index
-from verify.model.recurrent.gated_delta import delta_writes
-from verify.model.recurrent.state import path_decays, read
 from verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates
+from verify.model.recurrent.step import convolve_step, scan_step
 
 
 class Scan(NamedTuple):
@@ -39,8 +38,8 @@ class RecurrentRows:
 
     def __init__(self, states: RecurrentStates, length: int, batch: ForwardBatch) -> None:
         """After `length` committed tokens; takes the batch's rows from `known` on."""
-        states.settle(length)
-        self._states, self._known = states, batch.known
+        states.settle(length, batch.known)
+        self._states = states
         self.rows = len(batch) - batch.known
         self._chunk = Chunk(length + len(batch), {}, {}) if batch.ancestors is None and len(batch) > ROWS else None
         if self._chunk is not None:
@@ -49,41 +48,31 @@ class RecurrentRows:
             return
         assert batch.known <= states.count, "known rows were not computed by a forward"
         states.count = len(batch)
-        device = states.shape.device
-        self._ancestors = batch.ancestor_mask().to(device)
-        self._mask = self._ancestors[batch.known :]
-        self._index = gather_index(self._ancestors, batch.known, states.shape.window)
+        shape = states.shape
+        ancestors = batch.ancestor_mask()
+        mask = torch.zeros(self.rows, len(batch)).masked_fill_(~ancestors[batch.known :], -torch.inf)
+        index = gather_index(ancestors, batch.known, shape.window)
+        buffers = (states.matrices, states.keys, states.writes, states.decays, states.inputs)
+        # In the order that `verify.model.recurrent.step` expects.
+        self.tensors = [*buffers, *(each.to(shape.device) for each in (ancestors.float(), mask, index))]
 
-    def convolve(
-        self, number: int, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
-    ) -> torch.Tensor:
-        """Inputs [N, channels] to outputs [N, channels]; `weight` is [channels, window + 1]."""
-        window, buffer = self._states.shape.window, self._states.inputs[number]
+    def convolve(self, number: int, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Inputs [N, channels] to outputs [N, channels]; `taps` is [window + 1, channels]."""
         if self._chunk is None:
-            first = window + self._known
-            buffer[first : first + len(inputs)] = inputs
-            return convolve(buffer[: first + len(inputs)], self._index, weight, bias, activation)
-        joined = torch.cat([buffer[:window], inputs])
+            return convolve_step(inputs, taps, bias, number, self.tensors)
+        window = self._states.shape.window
+        joined = torch.cat([self._states.inputs[number, :window], inputs])
         self._chunk.windows[number] = joined[-window:].clone()
         steps = torch.arange(window + 1, device=inputs.device)
         index = torch.arange(len(inputs), device=inputs.device)[:, None] + steps
-        return convolve(joined, index, weight, bias, activation)
+        return convolve(joined, index, taps, bias)
 
     def scan(self, number: int, rows: Scan, chunked: Chunked) -> torch.Tensor:
-        """What the rows read of the state, [N, H, value_dim]."""
-        states = self._states
-        if self._chunk is not None:
-            outputs, self._chunk.matrices[number] = chunked(states.matrices[number])
-            return outputs
-        known, end, state = self._known, self._known + self.rows, states.matrices[number]
-        keys, writes, g = (each[number, :, :end] for each in (states.keys, states.writes, states.decays))
-        keys[:, known:], g[:, known:] = rows.keys, rows.decays
-        decays = path_decays(g, self._ancestors)
-        if rows.beta is None:
-            writes[:, known:] = rows.values
-        else:
-            writes[:, known:] = delta_writes(keys, rows.values, rows.beta, writes[:, :known], decays, state, self._mask)
-        return read(rows.queries, keys, writes, decays, state, self._mask).transpose(0, 1)
+        """What the rows read of the state, [H, N, value_dim]."""
+        if self._chunk is None:
+            return scan_step(*rows, number, self.tensors)
+        outputs, self._chunk.matrices[number] = chunked(self._states.matrices[number])
+        return outputs.transpose(0, 1)
 
 
 class Stream(NamedTuple):
@@ -106,13 +95,11 @@ class Recurrence:
             yield Stream(rows, slice(start, start + rows.rows))
             start += rows.rows
 
-    def convolve(
-        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
-    ) -> torch.Tensor:
+    def convolve(self, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """As `RecurrentRows.convolve`, for the rows of all streams."""
         number, self._convolutions = self._convolutions, self._convolutions + 1
-        parts = [rows.convolve(number, inputs[place], weight, bias, activation) for rows, place in self._places()]
-        return joined(parts)
+        parts = [rows.convolve(number, inputs[place], taps, bias) for rows, place in self._places()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def scan(self, rows: Scan, chunked: Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         """As `RecurrentRows.scan`, for the rows of all streams; `chunked` also takes which rows a chunk is."""
@@ -121,12 +108,7 @@ class Recurrence:
         for stream, place in self._places():
             own = rows if len(self._streams) == 1 else rows.part(place)
             parts.append(stream.scan(number, own, lambda state, place=place: chunked(place, state)))  # type: ignore[misc]
-        return joined(parts)
-
-
-def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The parts one after the other."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 class StateProbe(Recurrence):
@@ -138,17 +120,15 @@ class StateProbe(Recurrence):
         self.scans: list[tuple[int, int, int, int]] = []  # heads, key_dim, value_dim, decay_dim
         self.dtype = torch.float32  # of the convolutions' inputs
 
-    def convolve(
-        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
-    ) -> torch.Tensor:
-        self.convolutions.append((weight.shape[1] - 1, weight.shape[0]))
+    def convolve(self, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        self.convolutions.append((len(taps) - 1, taps.shape[1]))
         self.dtype = inputs.dtype
         return torch.zeros_like(inputs)
 
     def scan(self, rows: Scan, chunked: Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         heads, _, key_dim = rows.keys.shape
         self.scans.append((heads, key_dim, rows.values.shape[-1], rows.decays.shape[-1]))
-        return torch.zeros_like(rows.values).transpose(0, 1)
+        return torch.zeros_like(rows.values)
 
     def shape(self, device: torch.device) -> RecurrentShape:
         """What was recorded. Raises ValueError if the layers differ."""

@@ -5,7 +5,7 @@ A row j writes the vector u_j under the key k_j after the state has decayed by e
     S_i = exp(c_i) S + sum over j on the path to i of (exp(c_i - c_j) k_j) u_j^T,    c = the sum of g along the path,
 
 and a step keeps k, u and g of its rows instead of states. Decays are per head (D = 1) or per key channel (D = key_dim).
-Layouts: keys [..., H, L, key_dim], values and u [..., H, L, value_dim], g [..., H, L, D], states [..., H, key_dim, value_dim].
+Layouts: keys [H, L, key_dim], values and u [H, L, value_dim], g [H, L, D], states [H, key_dim, value_dim].
 Knows nothing about models or caches.
 """
 
@@ -15,43 +15,72 @@ import torch
 
 
 def path_decays(g: torch.Tensor, ancestors: torch.Tensor) -> torch.Tensor:
-    """The sum of g [..., L, D] along the path to each row, itself included; `ancestors` is bool [L, L]."""
-    return ancestors.to(g.dtype) @ g
+    """The sum of g [H, L, D] along the path to each row, itself included; `ancestors` is [L, L], ones and zeros. Scriptable."""
+    return torch.matmul(g.transpose(1, 2), ancestors.t()).transpose(1, 2)
 
 
-def decayed_products(
-    rows: torch.Tensor,  # [..., N, key_dim]
-    row_decays: torch.Tensor,  # [..., N, D]; `path_decays` of the rows
-    keys: torch.Tensor,  # [..., L, key_dim]
-    key_decays: torch.Tensor,  # [..., L, D]
-    mask: torch.Tensor,  # bool [N, L]
-) -> torch.Tensor:
-    """What each row reads of each key: row_i . (exp(c_i - c_j) k_j) where the mask is set, else 0; [..., N, L]."""
-    if row_decays.shape[-1] == 1:
-        weights = (row_decays - key_decays.transpose(-1, -2)).masked_fill(~mask, -torch.inf).exp()
-        return (rows @ keys.transpose(-1, -2)) * weights
-    exponents = row_decays[..., :, None, :] - key_decays[..., None, :, :]
-    weights = exponents.masked_fill(~mask[..., None], -torch.inf).exp()
-    return (rows[..., :, None, :] * keys[..., None, :, :] * weights).sum(-1)
+def scan(
+    queries: torch.Tensor,  # [H, N, key_dim], of the last N rows
+    keys: torch.Tensor,  # [H, L, key_dim], of all rows
+    values: torch.Tensor,  # [H, N, value_dim]
+    beta: torch.Tensor | None,  # [H, N] for the gated delta rule; None = values are written as they are
+    known: torch.Tensor,  # [H, L - N, value_dim]; u of the rows before
+    g: torch.Tensor,  # [H, L, D]
+    state: torch.Tensor,  # [H, key_dim, value_dim]
+    ancestors: torch.Tensor,  # [L, L] of ones and zeros
+    mask: torch.Tensor,  # [N, L]; 0 where a row has an ancestor or itself, else -inf
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """u of the last N rows, and what they read of the states after them, q_i S_i; both [H, N, value_dim]. Scriptable.
+
+    For the gated delta rule (Yang et al., arXiv 2412.06464), a row removes what its key reads of the decayed state before it
+    writes: u_i = beta_i (v_i - k_i (exp(g_i) S_parent)). Along the paths of a tree these are linear equations in u, with rows
+    in an order in which parents precede children:
+
+        (I + diag(beta) M) u = beta (v - (exp(c) k) S),    M_ij = k_i . (exp(c_i - c_j) k_j) where j is a proper ancestor of i.
+    """
+    count, first = queries.size(1), keys.size(1) - queries.size(1)
+    # The queries and the keys of the rows read the state together, so it is loaded once.
+    readers = queries if beta is None else torch.cat([queries, keys[:, first:]], 1)
+    from_state, products = reads(readers, keys, path_decays(g, ancestors), state, mask)
+    writes = values
+    if beta is not None:
+        writes = values - from_state[:, count:]
+        if first > 0:
+            writes.baddbmm_(products[:, count:, :first], known, alpha=-1.0)
+        writes.mul_(beta.unsqueeze(-1))
+        if count > 1:  # the diagonal and what is above it are not read; transposed, because the solver works by columns
+            system = (products[:, count:, first:] * beta.unsqueeze(-1)).transpose(1, 2)
+            solved = torch.linalg.solve_triangular(system, writes.transpose(1, 2), upper=True, left=False, unitriangular=True)
+            writes = solved.transpose(1, 2)
+    written = torch.cat([known, writes], 1) if first > 0 else writes
+    return writes, torch.baddbmm(from_state[:, :count], products[:, :count], written)
 
 
-def read(
-    queries: torch.Tensor,  # [..., N, key_dim], of the last N rows
-    keys: torch.Tensor,  # [..., L, key_dim], of all rows
-    writes: torch.Tensor,  # [..., L, value_dim]; u
-    decays: torch.Tensor,  # [..., L, D]; `path_decays` of all rows
-    state: torch.Tensor,  # [..., key_dim, value_dim]
-    mask: torch.Tensor,  # bool [N, L]; ancestors of the last N rows
-) -> torch.Tensor:
-    """What each of the last N rows reads of the state after it: q_i S_i, [..., N, value_dim]."""
-    own = decays[..., -queries.shape[-2] :, :]
-    return (queries * own.exp()) @ state + decayed_products(queries, own, keys, decays, mask) @ writes
+def reads(
+    readers: torch.Tensor,  # [H, R * N, key_dim]; vectors of the last N rows, one after the other, R times
+    keys: torch.Tensor,  # [H, L, key_dim]
+    decays: torch.Tensor,  # [H, L, D]; `path_decays`
+    state: torch.Tensor,
+    mask: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each vector reads of the state, [H, R * N, value_dim], and of each row's key, [H, R * N, L]; decayed."""
+    heads, count, width = readers.size(0), mask.size(0), keys.size(2)
+    own = decays[:, decays.size(1) - count :]
+    if decays.size(2) == 1:
+        weights = (own - decays.transpose(1, 2) + mask).exp().unsqueeze(1)
+        from_state = torch.bmm(readers, state).view(heads, -1, count, state.size(2)).mul_(own.exp().unsqueeze(1))
+        products = torch.bmm(readers, keys.transpose(1, 2)).view(heads, -1, count, keys.size(1)).mul_(weights)
+    else:
+        weights = (own.unsqueeze(2) - decays.unsqueeze(1) + mask.unsqueeze(-1)).exp() * keys.unsqueeze(1)
+        rows = readers.view(heads, -1, count, width)
+        from_state = torch.bmm((rows * own.exp().unsqueeze(1)).flatten(1, 2), state).unsqueeze(1)
+        products = (rows.unsqueeze(3) * weights.unsqueeze(1)).sum(-1)
+    return from_state.flatten(1, 2), products.flatten(1, 2)
 
 
 def advance(state: torch.Tensor, keys: torch.Tensor, writes: torch.Tensor, g: torch.Tensor) -> None:
-    """Replaces the state by the one after a chain of rows. All leading dimensions are the same, and the state is contiguous."""
-    decays = g.cumsum(-2)
-    last = decays[..., -1:, :]
-    weighted = (keys * (last - decays).exp()).transpose(-1, -2)
-    state.mul_(last.exp().transpose(-1, -2))
-    state.view(-1, *state.shape[-2:]).baddbmm_(weighted.flatten(0, -3), writes.flatten(0, -3))
+    """Replaces the state [H, key_dim, value_dim] by the one after a chain of rows."""
+    decays = g.cumsum(1)
+    last = decays[:, -1:]
+    weighted = (keys * (last - decays).exp()).transpose(1, 2)
+    state.mul_(last.exp().transpose(1, 2)).baddbmm_(weighted, writes)

@@ -107,13 +107,13 @@ class RecurrentStates:
         self.chunk: Chunk | None = None
         self.snapshots: list[Snapshot] = []  # by length
 
-    def settle(self, length: int) -> None:
-        """Moves the state to the end of the committed text, for a forward after it."""
+    def settle(self, length: int, known: int = ROWS) -> None:
+        """Moves the state to the end of the committed text, for a forward after it that reads at most `known` rows from it."""
         if self.chunk is not None and self.chunk.length == length:
             self._adopt(self.chunk)
         elif length != self.length:
             assert self.length < length <= self.length + self.count, "tokens were committed that no forward has read"
-            self._fold(length - self.length)
+            self._fold(length - self.length, known)
         self.chunk = None
         last = self.snapshots[-1].length if self.snapshots else 0
         if length - last >= SNAPSHOT_TOKENS:
@@ -127,11 +127,12 @@ class RecurrentStates:
             self.inputs[number, : self.shape.window] = window
         self.length, self.count = chunk.length, 0
 
-    def _fold(self, rows: int) -> None:
-        """Commits the first rows, which are a chain."""
-        window, left = self.shape.window, self.count - rows
-        if self.shape.states:
-            advance(self.matrices, self.keys[:, :, :rows], self.writes[:, :, :rows], self.decays[:, :, :rows])
+    def _fold(self, rows: int, known: int) -> None:
+        """Commits the first rows, which are a chain; keeps `known` of those that follow."""
+        window, left = self.shape.window, min(known, self.count - rows)
+        for matrices, keys, writes, decays in zip(self.matrices, self.keys, self.writes, self.decays, strict=True):
+            advance(matrices, keys[:, :rows], writes[:, :rows], decays[:, :rows])
+        if left:
             for tensor in (self.keys, self.writes, self.decays):
                 tensor[:, :, :left] = tensor[:, :, rows : rows + left].clone()
         self.inputs[:, : window + left] = self.inputs[:, rows : rows + window + left].clone()

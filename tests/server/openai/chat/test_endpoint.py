@@ -296,3 +296,15 @@ def test_parallel_calls_that_are_off_end_the_answer_before_the_second(choice: An
     assert deltas[-1]["finish_reason"] == "tool_calls" and "no more" not in str(chunks)
     [both] = fetch(app, "POST", PATH, {**fields, "parallel_tool_calls": True}).json()["choices"]
     assert len(both["message"]["tool_calls"]) == 2
+
+
+def test_images_are_rejected_by_the_name_of_their_part() -> None:
+    """Multimodal checkpoints serve their text part only."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    asked = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, image]}]
+    engine = FakeEngine("a")
+    response = fetch(app_with(engine), "POST", PATH, {"messages": asked})
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
+    assert "content parts must be of type 'text'; this model does not support 'image_url'" in error["message"]
+    assert error["param"] == "messages.0.content" and not engine.requests

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from verify.model.recurrent.convolution import convolve, gather_index
-from verify.model.recurrent.gated_delta import delta_writes
-from verify.model.recurrent.state import advance, path_decays, read
+from verify.model.recurrent.state import advance, scan
 
 HEADS, KEY, VALUE, ROWS = 3, 5, 4, 24
 
@@ -48,36 +47,41 @@ class Rows:
         return state, torch.einsum("hk,hkv->hv", self.queries[:, path[-1]], state)
 
 
+def scan_all(rows: Rows, ancestors: torch.Tensor, delta: bool, parts: list[tuple[int, int]]) -> list[torch.Tensor]:
+    """u and outputs of all rows, computed in these parts."""
+    writes, outputs = rows.values[:, :0], rows.values[:, :0]
+    for first, end in parts:
+        mask = torch.zeros(end - first, end, dtype=torch.float64).masked_fill(~ancestors[first:end, :end], -torch.inf)
+        beta = rows.beta[:, first:end] if delta else None
+        own = rows.queries[:, first:end], rows.keys[:, :end], rows.values[:, first:end], beta
+        found, read = scan(*own, writes, rows.g[:, :end], rows.state, ancestors[:end, :end].double(), mask)
+        writes, outputs = torch.cat([writes, found], 1), torch.cat([outputs, read], 1)
+    return [writes, outputs]
+
+
 @pytest.mark.parametrize("decay_dim", [1, KEY])
 @pytest.mark.parametrize("delta", [True, False])
 @pytest.mark.parametrize("known", [0, 1, 7])
 def test_trees_equal_their_paths(decay_dim: int, delta: bool, known: int) -> None:
+    """In one call and in two, as a draft model expands its tree."""
     rows, ancestors = Rows(decay_dim, known), random_ancestors(ROWS, known)
-    writes = rows.values
-    if delta:  # the rows in two calls, as a draft model expands its tree
-        writes = rows.values[:, :0]
-        for first, end in ((0, known), (known, ROWS)):
-            if end > first:
-                decays = path_decays(rows.g[:, :end], ancestors[:end, :end])
-                parts = rows.keys[:, :end], rows.values[:, first:end], rows.beta[:, first:end], writes, decays, rows.state
-                writes = torch.cat([writes, delta_writes(*parts, ancestors[first:end, :end])], 1)
-    decays = path_decays(rows.g, ancestors)
-    found = read(rows.queries[:, known:], rows.keys, writes, decays, rows.state, ancestors[known:])
-    for row in range(known, ROWS):
+    parts = [(first, end) for first, end in ((0, known), (known, ROWS)) if first < end]
+    writes, outputs = scan_all(rows, ancestors, delta, parts)
+    for row in range(ROWS):
         path = ancestors[row].nonzero()[:, 0].tolist()
         state, output = rows.recur(path, delta)
-        assert torch.allclose(found[:, row - known], output, atol=1e-12, rtol=0)
+        assert torch.allclose(outputs[:, row], output, atol=1e-12, rtol=0)
         committed = rows.state.clone()
         advance(committed, rows.keys[:, path], writes[:, path], rows.g[:, path])
         assert torch.allclose(committed, state, atol=1e-12, rtol=0)
 
 
-def test_strong_decays_do_not_overflow() -> None:
-    rows = Rows(1, 0)
+@pytest.mark.parametrize("decay_dim", [1, KEY])
+def test_strong_decays_do_not_overflow(decay_dim: int) -> None:
+    rows = Rows(decay_dim, 0)
     rows.g -= 1000
-    ancestors = random_ancestors(ROWS, 1)
-    decays = path_decays(rows.g, ancestors)
-    assert read(rows.queries, rows.keys, rows.values, decays, rows.state, ancestors).isfinite().all()
+    writes, outputs = scan_all(rows, random_ancestors(ROWS, 1), True, [(0, ROWS)])
+    assert writes.isfinite().all() and outputs.isfinite().all()
     advance(rows.state, rows.keys, rows.values, rows.g)
     assert rows.state.isfinite().all()
 
@@ -88,8 +92,8 @@ def test_convolutions_of_trees_equal_those_of_their_paths(window: int, known: in
     generator = torch.Generator().manual_seed(window)
     inputs, weight = (torch.randn(rows, 6, generator=generator, dtype=torch.float64) for rows in (window + ROWS, window + 1))
     bias, ancestors = torch.randn(6, generator=generator, dtype=torch.float64), random_ancestors(ROWS, known)
-    found = convolve(inputs, gather_index(ancestors, known, window), weight.t(), bias, "silu")
+    found = convolve(inputs, gather_index(ancestors, known, window), weight, bias)
     for row in range(known, ROWS):
         path = [*range(window), *(ancestors[row].nonzero()[:, 0] + window).tolist()]
         last = (inputs[path][-window - 1 :] * weight).sum(0) + bias
-        assert torch.allclose(found[row - known], torch.nn.functional.silu(last), atol=1e-12)
+        assert torch.allclose(found[row - known], last, atol=1e-12)
