@@ -7,14 +7,15 @@ from contextlib import ExitStack
 
 import torch
 from transformers import GenerationConfig
+from transformers.utils.logging import set_verbosity_error
 
-from bench.model.peers import LOOKUP_TOKENS, Transformers
+from bench.model.peers import Transformers
 from bench.peers.peer import KINDS, Answer, Peer, Question, Weights
 from bench.peers.server import complete, start
 from verify.tokenizer import load_tokenizer
 
 NAME = "transformers"
-PLAIN, LOOKUP = "plain", "lookup"
+PLAIN = "plain"
 FULL_BITS = (32, 16)  # it quantises on a CPU only with further packages
 
 
@@ -25,6 +26,7 @@ class TransformersInProcess(Peer):
 
     def __init__(self, weights: Weights, stack: ExitStack) -> None:
         dtype = getattr(torch, KINDS[weights.bits].dtype)
+        set_verbosity_error()  # generate warns at every call
         self._model = Transformers(weights.path, dtype, torch.device("cpu"), weights.draft)
         self._names = {name.removeprefix(f"{NAME}-").replace(NAME, PLAIN): name for name in self._model.names}
         self.methods: Sequence[str] = tuple(self._names)
@@ -40,25 +42,24 @@ class TransformersServer(Peer):
 
     name, transport, bits = NAME, "HTTP", FULL_BITS
     packages = dict.fromkeys(("fastapi", "uvicorn", "openai"), "'transformers[serving]'")
-    methods = (PLAIN, LOOKUP)
+    methods = (PLAIN,)  # a request cannot ask for prompt lookup
 
     def __init__(self, weights: Weights, stack: ExitStack) -> None:
         arguments = ["transformers.cli.transformers", "serve", weights.path, "--device", "cpu"]
         arguments += ["--dtype", KINDS[weights.bits].dtype]
-        threads = {"OMP_NUM_THREADS": str(weights.threads), "HF_HUB_OFFLINE": "1"}
+        environment = {"OMP_NUM_THREADS": str(weights.threads), "HF_HUB_OFFLINE": "1"}
         self._model = weights.path
         self._end: int = load_tokenizer(weights.path).eos_token_id
-        self._client = stack.enter_context(start("transformers serve", arguments, threads))
+        self._client = stack.enter_context(start("transformers serve", arguments, "/health", environment))
 
     def answer(self, method: str, question: Question) -> Answer:
         options = GenerationConfig(
             max_new_tokens=question.max_tokens,
             do_sample=question.temperature > 0,
             temperature=question.temperature or None,
-            top_k=0,
+            top_k=0 if question.temperature > 0 else None,
             eos_token_id=self._end,
             pad_token_id=self._end,
-            prompt_lookup_num_tokens=LOOKUP_TOKENS if method == LOOKUP else None,
         )
         fields = {"model": self._model, "prompt": question.prompt, "max_tokens": question.max_tokens, "seed": question.seed}
         return complete(self._client, fields | {"generation_config": options.to_json_string()})

@@ -67,7 +67,9 @@ class LlamaServer(Peer):
         common += ["--hf_pretrained_model_name_or_path", weights.path]
         flags = {PLAIN: [], LOOKUP: ["--draft_model", "prompt-lookup-decoding"]}
         self._clients = {
-            method: stack.enter_context(start("llama_cpp.server", ["bench.peers.llama_server", *common, *flags[method]], {}))
+            method: stack.enter_context(
+                start("llama_cpp.server", ["bench.peers.llama_server", *common, *flags[method]], "/v1/models", {})
+            )
             for method in self.methods
         }
 

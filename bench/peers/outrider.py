@@ -20,7 +20,7 @@ from server.worker.runtime import load
 
 NAME = "outrider"
 # No request learns from an earlier one, and there are no defaults that the others do not know.
-SERVER_FLAGS = ("--model.generation_config", "none", "--sessions.automatic", "off", "--server.log_level", "error")
+SERVER_FLAGS = ("--model.generation_config", "none", "--sessions.automatic", "off")
 
 
 class OutriderInProcess(Peer):

@@ -22,8 +22,8 @@ TIMEOUT_SECONDS = 600.0
 
 
 @contextmanager
-def start(name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Iterator[httpx.Client]:
-    """Runs `python -m ARGUMENTS --port PORT` and yields its client. Raises BenchError if it does not start."""
+def start(name: str, arguments: Sequence[str], ready: str, environment: Mapping[str, str]) -> Iterator[httpx.Client]:
+    """Runs `python -m ARGUMENTS --port PORT` and yields its client once the path `ready` answers. Raises BenchError."""
     port = free_port()
     command = [sys.executable, "-m", *arguments, "--port", str(port)]
     with (
@@ -33,7 +33,7 @@ def start(name: str, arguments: Sequence[str], environment: Mapping[str, str]) -
         # In a session of its own, Ctrl-C reaches this process only, which then ends the server.
         process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | environment, start_new_session=True)
         try:
-            wait_until_ready(client, process, lambda: f"{name} did not start: {last_line(log)}")
+            wait_until_ready(client, ready, process, lambda: f"{name} did not start: {last_line(log)}")
             yield client
         finally:
             process.terminate()
@@ -50,12 +50,12 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_until_ready(client: httpx.Client, process: subprocess.Popen[bytes], failure: Callable[[], str]) -> None:
-    """Polls the list of models. Raises BenchError with the failure if the process ends, or after START_SECONDS."""
+def wait_until_ready(client: httpx.Client, path: str, process: subprocess.Popen[bytes], failure: Callable[[], str]) -> None:
+    """Polls a path. Raises BenchError with the failure if the process ends, or after START_SECONDS."""
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         try:
-            if client.get("/v1/models").status_code == 200:
+            if client.get(path).status_code == 200:
                 return
         except httpx.TransportError:
             pass  # it does not listen yet

@@ -151,6 +151,8 @@ class Shapes:
 def measure_shapes(chosen: Shapes, levels: Levels, folder: Path, progress: Progress) -> dict[str, list[dict[str, Any]]]:
     """Rows of `steps` and of `replay` of every shape. Converted files go to `folder`. Raises BenchError."""
     found: dict[str, list[dict[str, Any]]] = {"steps": [], "replay": []}
+    if not chosen.names:
+        return found
     lines, resources = load_lines(chosen, levels)
     items = ROUNDS + (count_items(len(lines), chosen.repeats) if lines else 0)
     task = progress.add_task("random shapes", total=items * len(chosen.names) * len(chosen.bits))
