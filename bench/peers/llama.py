@@ -75,4 +75,5 @@ class LlamaServer(Peer):
 
     def answer(self, method: str, question: Question) -> Answer:
         fields = {"prompt": question.prompt, "max_tokens": question.max_tokens, "seed": question.seed}
-        return complete(self._clients[method], {**fields, "temperature": question.temperature, **SAMPLING})
+        fields |= {"temperature": question.temperature, **SAMPLING}
+        return complete(self._clients[method], fields, counts_end=False)

@@ -69,8 +69,11 @@ def last_line(log: IO[str]) -> str:
     return next((line.strip() for line in reversed(log.readlines()) if line.strip()), "it printed nothing")
 
 
-def complete(client: httpx.Client, fields: Mapping[str, Any]) -> Answer:
-    """Sends a completion request and times it until its answer is complete. Raises BenchError if it is refused."""
+def complete(client: httpx.Client, fields: Mapping[str, Any], counts_end: bool = True) -> Answer:
+    """Sends a completion request and times it until its answer is complete. Raises BenchError if it is refused.
+
+    `counts_end`: whether the server counts the token that ends an answer.
+    """
     started = time.perf_counter()
     try:
         response = client.post("/v1/completions", json=dict(fields))
@@ -79,4 +82,6 @@ def complete(client: httpx.Client, fields: Mapping[str, Any]) -> Answer:
     seconds = time.perf_counter() - started
     if response.status_code != 200:
         raise BenchError(f"A server answered {response.status_code}: {response.text[:200]}")
-    return Answer(response.json()["usage"]["completion_tokens"], seconds)
+    body = response.json()
+    ended = body["choices"][0]["finish_reason"] == "stop"
+    return Answer(body["usage"]["completion_tokens"] + (ended and not counts_end), seconds)
