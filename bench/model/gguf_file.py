@@ -42,22 +42,19 @@ def convert(folder: Path, file: Path, weights: str = "F16") -> None:
     """Writes the model of a folder; `weights` is a type of GGUF such as F16, Q8_0 or Q4_0. Raises BenchError."""
     config = AutoConfig.from_pretrained(folder)
     stored = folder / "model.safetensors"
-    if config.model_type != "llama":
-        raise BenchError(f"{folder} is no Llama; only Llamas are converted.")
+    check_kind(config, str(folder))
     if not stored.exists():
         raise BenchError(f"{folder} has no model.safetensors; only models in one file are converted.")
     write(file, config, load_file(stored), weights, folder)
 
 
 def write(file: Path, config: Any, tensors: Mapping[str, torch.Tensor], weights: str, tokenizer: Path | None = None) -> None:
-    """Writes a Llama's tensors, by their names in a folder. Raises BenchError.
+    """Writes a Llama's tensors, by their names in a folder.
 
     The file has the vocabulary of the folder `tokenizer`; without one, it serves token ids only.
     """
     import gguf
 
-    if config.rope_parameters["rope_type"] != "default":
-        raise BenchError("Only Llamas with plain rotary positions are converted.")
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_file_type(gguf.LlamaFileType[FILE_TYPES.get(weights, f"MOSTLY_{weights}")])
     add_shape(writer, config)
@@ -78,6 +75,14 @@ def write(file: Path, config: Any, tensors: Mapping[str, torch.Tensor], weights:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def check_kind(config: Any, name: str) -> None:
+    """Raises BenchError for a model that is not converted."""
+    if config.model_type != "llama":
+        raise BenchError(f"{name} is no Llama; only Llamas are converted.")
+    if config.rope_parameters["rope_type"] != "default":
+        raise BenchError(f"{name} has scaled rotary positions; only Llamas without them are converted.")
 
 
 def tensor_type(name: str, dimensions: int, weights: str) -> str:

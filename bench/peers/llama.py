@@ -63,9 +63,12 @@ class LlamaServer(Peer):
     def __init__(self, weights: Weights, stack: ExitStack) -> None:
         threads = str(weights.threads)
         common = ["--model", str(weights.gguf), "--n_ctx", str(weights.context_tokens), "--verbose", "false"]
-        common += ["--n_threads", threads, "--n_threads_batch", threads, "--logits_all", "false"]
+        common += ["--n_threads", threads, "--n_threads_batch", threads]
         common += ["--hf_pretrained_model_name_or_path", weights.path]
-        flags = {PLAIN: [], LOOKUP: ["--draft_model", "prompt-lookup-decoding"]}
+        flags = {
+            PLAIN: ["--logits_all", "false"],
+            LOOKUP: ["--logits_all", "true", "--draft_model", "prompt-lookup-decoding"],
+        }
         self._clients = {
             method: stack.enter_context(
                 start("llama_cpp.server", ["bench.peers.llama_server", *common, *flags[method]], "/v1/models", {})

@@ -44,6 +44,7 @@ class Model(Llama):  # type: ignore[misc]
             n_ctx=context_tokens,
             n_threads=threads,
             n_threads_batch=threads,
+            logits_all=drafts,  # without it, drafts fail beyond the first batch
             draft_model=LlamaPromptLookupDecoding() if drafts else None,
             verbose=False,
         )

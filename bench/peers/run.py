@@ -57,6 +57,7 @@ def run(levels: Levels, choice: Choice, shaped: Shapes, out: Path | None, plot: 
         raise BenchError(f"None of the peers is installed: {'; '.join(dict.fromkeys(missing.values()))}.")
     choice = replace(choice, peers=installed)
     shaped = replace(shaped, peers=[name for name in installed if name in shapes.PEERS])
+    material = shapes.load_material(shaped, levels)  # before minutes of measuring, for its errors
     with tempfile.TemporaryDirectory(prefix="outrider-peers-") as folder, Progress() as progress:
         figures: dict[str, Any] = {
             "threads": levels.threads,
@@ -65,7 +66,7 @@ def run(levels: Levels, choice: Choice, shaped: Shapes, out: Path | None, plot: 
             "versions": {name: installed_version(name) for name in VERSIONS},
             "not_installed": missing,
             "answers": answers.measure(choice, levels, Path(folder), progress),
-            **shapes.measure_shapes(shaped, levels, Path(folder), progress),
+            **shapes.measure_shapes(shaped, material, levels, Path(folder), progress),
         }
     tables.show(figures)
     if out:

@@ -28,6 +28,7 @@ from bench.peers.levels import Levels
 from bench.peers.outrider import NAME as OUTRIDER
 from bench.peers.peer import KINDS, Answer
 from bench.peers.turns import Contender, count_items, figures, take_turns
+from bench.plan import BenchError
 from bench.recordings import Line, Recordings, load_encoder, load_resources, load_stream
 from drafters.interface import MAX_NODES
 from drafters.options import DrafterName
@@ -143,17 +144,29 @@ class Shapes:
     repeats: int
 
     def __post_init__(self) -> None:
-        """Raises BenchError for an unknown shape."""
+        """Raises BenchError for an unknown shape, and for one that llama.cpp's file cannot hold."""
         for name in self.names:
             check_shape(name)
+            if llama.NAME in self.peers and SHAPES[name]().model_type != "llama":
+                raise BenchError(f"{name} is no Llama, and only Llamas are converted to GGUF; leave out llama.cpp with --peer.")
 
 
-def measure_shapes(chosen: Shapes, levels: Levels, folder: Path, progress: Progress) -> dict[str, list[dict[str, Any]]]:
+@dataclass(frozen=True)
+class Material:
+    """Recorded answers."""
+
+    lines: Sequence[Line]  # empty measures steps only
+    resources: Resources  # what Outrider's drafters know
+
+
+def measure_shapes(
+    chosen: Shapes, material: Material, levels: Levels, folder: Path, progress: Progress
+) -> dict[str, list[dict[str, Any]]]:
     """Rows of `steps` and of `replay` of every shape. Converted files go to `folder`. Raises BenchError."""
     found: dict[str, list[dict[str, Any]]] = {"steps": [], "replay": []}
     if not chosen.names:
         return found
-    lines, resources = load_lines(chosen, levels)
+    lines, resources = material.lines, material.resources
     items = ROUNDS + (count_items(len(lines), chosen.repeats) if lines else 0)
     task = progress.add_task("random shapes", total=items * len(chosen.names) * len(chosen.bits))
     for shape in chosen.names:
@@ -183,10 +196,10 @@ def measure_level(
     return found
 
 
-def load_lines(chosen: Shapes, levels: Levels) -> tuple[list[Line], Resources]:
-    """The recorded answers, cut to `max_tokens`, and what Outrider's drafters know. Raises BenchError."""
+def load_material(chosen: Shapes, levels: Levels) -> Material:
+    """The recorded answers, cut to `max_tokens`. Raises BenchError."""
     if chosen.recordings is None:
-        return [], Resources(vocabulary=1)
+        return Material([], Resources(vocabulary=1))
     settings = levels.settings(chosen.bits[0])
     encoder = load_encoder(chosen.recordings.tokenizer)
     lines, _ = load_stream(chosen.recordings.streams[0], encoder, chosen.recordings.limit)
@@ -195,7 +208,8 @@ def load_lines(chosen: Shapes, levels: Levels) -> tuple[list[Line], Resources]:
     context = min(
         [settings.model.context_tokens or 1 << 30, *(SHAPES[name]().max_position_embeddings for name in chosen.names)]
     )
-    return [replace(line, answer=line.answer[: chosen.max_tokens]) for line in select_fitting(lines, context)], resources
+    cut = [replace(line, answer=line.answer[: chosen.max_tokens]) for line in select_fitting(lines, context)]
+    return Material(cut, resources)
 
 
 def fit(line: Line, context: int) -> Line:
@@ -204,7 +218,7 @@ def fit(line: Line, context: int) -> Line:
 
 
 def write_files(shape: str, bits: Sequence[int], folder: Path) -> dict[int, Path]:
-    """The weights as GGUF files, by number of bits. Raises BenchError."""
+    """The weights as GGUF files, by number of bits."""
     model = random_runner(shape, torch.bfloat16, "cpu", pack=False, trace=False).model
     files = {number: folder / f"{shape}-{number}.gguf" for number in bits}
     for number, file in files.items():

@@ -16,6 +16,7 @@ from drafters.registry import Resources
 from tests.bench.peers.test_llama import MISSING
 
 LINE = Line(np.array([5, 6, 7, 8, 9, 10, 5], np.int32), np.array([6, 7, 8, 9, 10, 5] * 4, np.int32))
+LONG = Line(np.array([*range(600), 5, 6, 7, 8, 9, 10, 5], np.int32), LINE.answer)  # more than llama.cpp reads at once
 
 
 def test_a_prompt_keeps_the_end_that_fits() -> None:
@@ -23,9 +24,12 @@ def test_a_prompt_keeps_the_end_that_fits() -> None:
     assert fit(LINE, 4096).prompt.tolist() == LINE.prompt.tolist()
 
 
-def test_an_unknown_shape_is_reported() -> None:
+def test_a_shape_that_cannot_be_measured_is_reported() -> None:
     with pytest.raises(BenchError, match="There is no shape 'llama-9t'"):
         Shapes(["llama-9t"], [16], [], [], None, 1, 1)
+    with pytest.raises(BenchError, match=r"qwen3-0\.6b is no Llama"):
+        Shapes(["qwen3-0.6b"], [16], ["llama.cpp"], [], None, 1, 1)
+    Shapes(["qwen3-0.6b"], [16], ["outrider"], [], None, 1, 1)
 
 
 @pytest.mark.slow
@@ -35,14 +39,14 @@ def test_all_programs_emit_the_record_in_fewer_steps_with_drafts(tmp_path: Path,
     pytest.importorskip("llama_cpp", reason=MISSING)
     settings = Levels(None, ["--speculation.max_nodes", "8"], 1).settings(bits)
     file = write_files("llama-7m", [bits], tmp_path)[bits]
-    weights = RandomWeights("llama-7m", settings, 1, 512, file, Resources(vocabulary=4097), ["none", "fusion"])
+    weights = RandomWeights("llama-7m", settings, 1, 1024, file, Resources(vocabulary=4097), ["none", "fusion"])
     with ExitStack() as stack:
         peers = [peer(weights, stack) for peer in PEERS.values()]
         rows = time_steps(peers, lambda: None)
         assert [row["peer"] for row in rows] == list(PEERS)
         assert all(row["rows_16_ms"] > 0 for row in rows)
         for peer in peers:
-            plain, drafted = (peer.replay(method, LINE) for method in peer.methods)
+            plain, drafted = (peer.replay(method, LONG) for method in peer.methods)
             assert plain.ids == drafted.ids == LINE.answer.tolist()
             assert plain.steps == len(LINE.answer)
             assert drafted.steps is not None and drafted.steps < len(LINE.answer) / 2
