@@ -284,6 +284,49 @@ def bench_serve(
                 load.run(server.url, requests, rates, clients, out, plot)
 
 
+@app.command("peers", context_settings=EXTRA_FLAGS)
+def bench_peers(
+    context: typer.Context,
+    peer: Annotated[str, typer.Option(help="Names of peers, separated by commas; default: all.")] = "",
+    bits: Annotated[str, typer.Option(help="Bits per weight, separated by commas: 32, 16, 8 or 4.")] = "16,8,4",
+    drafter: Drafters = "none,fusion",
+    prompts: Prompts = PROMPTS,
+    temperature: Temperatures = "0",
+    limit: Limit = 12,
+    max_tokens: MaxTokens = 128,
+    repeats: Repeats = 5,
+    config: Config = None,
+    draft_model: Annotated[
+        str | None, typer.Option(help="Assistant of transformers; default: the embedded draft model.")
+    ] = None,
+    shape: Annotated[str, typer.Option(help="Shapes of random weights to measure too, separated by commas.")] = "",
+    forced: Annotated[Path | None, typer.Option(help="With --shape: emit the recorded answers of this stream.")] = None,
+    answers: Annotated[int | None, typer.Option(help="With --forced: use only the first ANSWERS lines.", min=1)] = None,
+    tokenizer: StreamTokenizer = "",
+    corpus: Corpus = None,
+    out: Out = None,
+    plot: Plot = None,
+) -> None:
+    """Compare with transformers and llama.cpp: same weights, prompts, machine and threads. Settings also work as flags."""
+    from bench.plan import BenchError, make_plan
+
+    with errors_as_sentences():
+        if forced and not (shape and tokenizer):
+            raise BenchError("--forced needs --shape and --tokenizer.")
+        plan = make_plan(drafter, prompts, limit, temperature, max_tokens, repeats)
+        from bench.peers.answers import Choice
+        from bench.peers.run import make_levels, parse_bits, parse_peers, run
+        from bench.peers.shapes import Shapes
+        from bench.recordings import Recordings
+
+        levels = make_levels(config, context.args)
+        choice = Choice(plan, parse_bits(bits), parse_peers(peer), draft_model)
+        recordings = Recordings([forced], tokenizer, corpus or [], answers) if forced else None
+        names = shape.split(",") if shape else []
+        shaped = Shapes(names, choice.bits, choice.peers, plan.drafters, recordings, max_tokens, repeats)
+        run(levels, choice, shaped, out, plot)
+
+
 @app.command("datastore")
 def bench_datastore(
     paths: Annotated[list[Path], typer.Argument(help="Texts to index.")],

@@ -82,7 +82,8 @@ def run(settings: Settings, plan: Plan, out: Path | None, with_peers: bool = Fal
     """Measures, prints, and saves the figures if `out` is given. `draft` is the assistant model of the peers."""
     runtime = load(settings)
     prompts = [encode(runtime, prompt) for prompt in plan.prompts]
-    peers = Transformers(runtime, settings, draft) if with_peers else None
+    runner = runtime.runner
+    peers = Transformers(settings.model.path, runner.cache_shape.dtype, runner.device, draft) if with_peers else None
     contenders: list[Contender] = [*plan.drafters, *(peers.names if peers else [])]
     tallies = {(temperature, name): Tally() for temperature in plan.temperatures for name in contenders}
     measure = partial(measure_round, runtime, settings, plan, peers)

@@ -1,4 +1,4 @@
-"""Writes a Llama's folder as a GGUF file, for comparisons with programs that read only those.
+"""Writes a Llama as a GGUF file, for comparisons with programs that read only those.
 
 Needs the optional extra `gguf`. The file does not say how text is split before merges: tokens have the same ids and texts, but
 a text may become other tokens.
@@ -7,10 +7,12 @@ a text may become other tokens.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
@@ -32,31 +34,62 @@ NAMES = {  # of tensors, by their names in the folder
     "mlp.down_proj": "ffn_down",
 }
 NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
+FILE_TYPES = {"F32": "ALL_F32"}  # whose names do not begin with MOSTLY
+HEADS = ("lm_head.weight", "model.embed_tokens.weight")  # the table may be the head
 
 
 def convert(folder: Path, file: Path, weights: str = "F16") -> None:
-    """Writes the model; `weights` is a type of GGUF such as F16, Q8_0 or Q4_0. Raises BenchError."""
+    """Writes the model of a folder; `weights` is a type of GGUF such as F16, Q8_0 or Q4_0. Raises BenchError."""
+    config = AutoConfig.from_pretrained(folder)
+    stored = folder / "model.safetensors"
+    check_kind(config, str(folder))
+    if not stored.exists():
+        raise BenchError(f"{folder} has no model.safetensors; only models in one file are converted.")
+    write(file, config, load_file(stored), weights, folder)
+
+
+def write(file: Path, config: Any, tensors: Mapping[str, torch.Tensor], weights: str, tokenizer: Path | None = None) -> None:
+    """Writes a Llama's tensors, by their names in a folder.
+
+    The file has the vocabulary of the folder `tokenizer`; without one, it serves token ids only.
+    """
     import gguf
 
-    config = AutoConfig.from_pretrained(folder)
-    if config.model_type != "llama":
-        raise BenchError(f"{folder} is no Llama; only Llamas are converted.")
-    kind = gguf.GGMLQuantizationType[weights]
     writer = gguf.GGUFWriter(file, "llama")
-    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{weights}"])
+    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES.get(weights, f"MOSTLY_{weights}")])
     add_shape(writer, config)
-    add_tokenizer(writer, folder)
-    for name, tensor in sorted(load_file(folder / "model.safetensors").items()):
+    if tokenizer is None:
+        writer.add_tokenizer_model("no_vocab")
+    else:
+        add_tokenizer(writer, tokenizer)
+    for name, tensor in sorted(tensors.items()):
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
         values = tensor.float().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         if heads:
             values = interleaved(values, heads)
-        stored = gguf.GGMLQuantizationType.F32 if values.ndim == 1 else kind
-        writer.add_tensor(tensor_name(name), gguf.quants.quantize(values, stored), raw_dtype=stored)
+        kind = gguf.GGMLQuantizationType[tensor_type(name, values.ndim, weights)]
+        writer.add_tensor(tensor_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def check_kind(config: Any, name: str) -> None:
+    """Raises BenchError for a model that is not converted."""
+    if config.model_type != "llama":
+        raise BenchError(f"{name} is no Llama; only Llamas are converted.")
+    if config.rope_parameters["rope_type"] != "default":
+        raise BenchError(f"{name} has scaled rotary positions; only Llamas without them are converted.")
+
+
+def tensor_type(name: str, dimensions: int, weights: str) -> str:
+    """The type in which a tensor is stored: norms in 32 bits; the head, as with `model.quantize_head`, in 8 or more."""
+    if dimensions == 1:
+        return "F32"
+    return "Q8_0" if weights == "Q4_0" and name in HEADS else weights
 
 
 def tensor_name(name: str) -> str:

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 import models
 from drafters.interface import Ints
-from server.settings import Settings
-from server.worker.runtime import Runtime
+from verify.model.loading import stop_ids
+from verify.tokenizer import load_tokenizer
 
 PeerName = Literal["transformers", "transformers-lookup", "transformers-assistant"]
 PEERS: tuple[PeerName, ...] = get_args(PeerName)
@@ -21,15 +21,14 @@ LOOKUP_TOKENS = 10  # as in transformers' documentation
 class Transformers:
     """`generate` over the same weights, with transformers' own cache and attention."""
 
-    def __init__(self, runtime: Runtime, settings: Settings, draft: str | None) -> None:
+    def __init__(self, path: str, dtype: torch.dtype, device: torch.device, draft: str | None) -> None:
         """`draft` is the assistant's path; the default is the embedded draft model if the target is the embedded one."""
-        path = settings.model.path
         if draft is None and path == str(models.TARGET):
             draft = str(models.DRAFT)
-        self._device, self._dtype = runtime.runner.device, runtime.runner.cache_shape.dtype
+        self._device, self._dtype = device, dtype
         self._model = self._load(path)
         self._assistant = self._load(draft) if draft else None
-        self._stop_ids = sorted(runtime.stop_ids)
+        self._stop_ids = sorted(stop_ids(self._model, load_tokenizer(path)))
 
     def _load(self, path: str) -> Any:
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=self._dtype, use_safetensors=True)

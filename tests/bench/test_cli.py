@@ -20,7 +20,7 @@ def test_the_entry_point_adds_the_commands() -> None:
     assert "bench" in listed
     assert "verify-lossless" in listed and "verify-quality" in listed
     commands = CliRunner().invoke(app, ["bench", "--help"]).output
-    assert all(name in commands for name in ("decode", "api", "replay", "pearl", "serve", "datastore"))
+    assert all(name in commands for name in ("decode", "api", "peers", "replay", "pearl", "serve", "datastore"))
 
 
 def test_nothing_heavy_is_imported_with_the_commands() -> None:
@@ -36,6 +36,11 @@ def test_nothing_heavy_is_imported_with_the_commands() -> None:
         (["bench", "decode", "--temperature", "warm"], "--temperature takes numbers"),
         (["bench", "decode", "--shape", "llama-1b", "--forced", "x.jsonl"], "--forced needs --shape and --tokenizer"),
         (["bench", "decode", "--model.no_such", "1"], "model.no_such"),
+        (["bench", "peers", "--bits", "5"], "--bits takes some of 32, 16, 8, 4"),
+        (["bench", "peers", "--peer", "vllm"], "no peer vllm"),
+        (["bench", "peers", "--shape", "llama-9t"], "no shape 'llama-9t'"),
+        (["bench", "peers", "--forced", "x.jsonl"], "--forced needs --shape and --tokenizer"),
+        (["bench", "peers", "--model.quantize", "int8"], "leave out --model.quantize"),
         (["bench", "replay", "--stream", "x", "--tokenizer", "x", "--nodes", "many"], "--nodes takes whole numbers"),
         (["bench", "pearl", "--shape", "llama-1b"], "both --shape and --draft-shape"),
         (["bench", "pearl"], "Give a draft model"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +11,12 @@ import torch
 
 import models
 from bench.model.peers import Transformers
-from server.settings import Settings, load_settings
-from server.worker.runtime import Runtime
 
 
 class FakeModel:
     """Appends token 7 until `max_new_tokens`, and keeps the options."""
+
+    generation_config = SimpleNamespace(eos_token_id=2)
 
     def generate(self, ids: torch.Tensor, **options: Any) -> torch.Tensor:
         self.options = options
@@ -33,28 +33,27 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return FakeModel()
 
     monkeypatch.setattr(Transformers, "_load", load)
+    monkeypatch.setattr("bench.model.peers.load_tokenizer", lambda path: SimpleNamespace(eos_token_id=3))
     return paths
 
 
-def peers(settings: Settings, draft: str | None = None) -> Transformers:
-    cache_shape = SimpleNamespace(dtype=torch.float32)
-    runner = SimpleNamespace(device=torch.device("cpu"), cache_shape=cache_shape)
-    return Transformers(cast(Runtime, SimpleNamespace(runner=runner, stop_ids={3, 2})), settings, draft)
+def peers(path: str, draft: str | None = None) -> Transformers:
+    return Transformers(path, torch.float32, torch.device("cpu"), draft)
 
 
 def test_the_embedded_model_has_an_assistant(loads: list[str]) -> None:
-    assert peers(load_settings()).names == ["transformers", "transformers-lookup", "transformers-assistant"]
+    assert peers(str(models.TARGET)).names == ["transformers", "transformers-lookup", "transformers-assistant"]
     assert loads == [str(models.TARGET), str(models.DRAFT)]
 
 
 def test_another_model_needs_a_given_assistant(loads: list[str]) -> None:
-    other = load_settings(None, {"model.path": "/models/other"})
+    other = "/models/other"
     assert peers(other).names == ["transformers", "transformers-lookup"]
     assert "transformers-assistant" in peers(other, "/models/small").names
 
 
 def test_options_of_generate(loads: list[str]) -> None:
-    peer = peers(load_settings())
+    peer = peers(str(models.TARGET))
     tokens, seconds = peer.answer("transformers-lookup", np.array([1, 2], np.int32), 0.5, 3, seed=1)
     assert tokens == [7, 7, 7]
     assert seconds > 0

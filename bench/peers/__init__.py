@@ -1,0 +1,1 @@
+"""Other programs that serve the same weights, measured beside Outrider."""

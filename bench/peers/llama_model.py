@@ -1,0 +1,72 @@
+"""llama-cpp-python's model, which counts its forwards and, for forced replay, emits a recorded answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from llama_cpp import Llama, llama_cpp
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+
+@cache
+def avoid_amx() -> None:
+    """Switches off the kernels of llama.cpp that crash on CPUs with AMX; on others, they stay."""
+    if torch.cpu._is_amx_tile_supported():
+        defaults = llama_cpp.llama_model_default_params
+
+        def without_extra_buffers() -> Any:
+            parameters = defaults()
+            parameters.use_extra_bufts = False
+            return parameters
+
+        llama_cpp.llama_model_default_params = without_extra_buffers
+
+
+class Model(Llama):  # type: ignore[misc]
+    """A model of a GGUF file."""
+
+    evaluations = 0  # forwards since `begin`, the prompt's included
+    _recorded: Sequence[int] = ()
+    _start = 0
+
+    @classmethod
+    @contextmanager
+    def opened(cls, file: Path, context_tokens: int, threads: int, drafts: bool) -> Iterator[Model]:
+        """Loads a file and frees it at the end. With drafts, every row of a forward has logits."""
+        avoid_amx()
+        model = cls(
+            str(file),
+            n_ctx=context_tokens,
+            n_threads=threads,
+            n_threads_batch=threads,
+            logits_all=drafts,  # without it, drafts fail beyond the first batch
+            draft_model=LlamaPromptLookupDecoding() if drafts else None,
+            verbose=False,
+        )
+        try:
+            yield model
+        finally:
+            model.close()
+
+    def begin(self, recorded: Sequence[int] = (), start: int = 0) -> None:
+        """Empties the cache; the tokens from position `start` on will be the recorded ones, if there are any."""
+        self.reset()
+        self._recorded, self._start, self.evaluations = recorded, start, 0
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        self.evaluations += 1
+        super().eval(tokens)
+
+    def sample(self, *args: Any, idx: int | None = None, **options: Any) -> int:
+        """The recorded token, after the work of choosing one; the model's own without a record."""
+        chosen: int = super().sample(*args, idx=idx, **options)
+        if not self._recorded:
+            return chosen
+        assert idx is not None
+        position = idx + 1 - self._start
+        return self._recorded[position] if position < len(self._recorded) else 0
