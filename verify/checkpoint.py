@@ -16,7 +16,7 @@ REQUIRED: dict[str, dict[str, str]] = {
     "awq": {"gptqmodel": "gptqmodel", "accelerate": "accelerate"},
     "compressed-tensors": {"compressed_tensors": "compressed-tensors"},
     "fp8": {"accelerate": "accelerate"},
-    "gguf": {"gguf": "gguf"},
+    "gguf": {"gguf": "gguf", "accelerate": "accelerate"},
     "gptq": {"optimum": "optimum", "gptqmodel": "gptqmodel"},
     "torchao": {"torchao": "torchao"},
 }

@@ -45,7 +45,7 @@ def test_a_folder_of_files_names_one(tmp_path: Path) -> None:
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.gguf").touch()
     monkeypatch.setattr(checkpoint, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match="needs gguf; install with pip install gguf"):
+    with pytest.raises(ModelError, match="needs gguf and accelerate; install with pip install gguf accelerate"):
         locate(f"{tmp_path}/model.gguf")
     check_packages("m", "unknown")  # transformers knows what it needs
 
