@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from drafters.interface import MAX_NODES
+from verify.model.hidden.ring import StateRing
 from verify.model.memory import zeros
 from verify.model.recurrent.states import RecurrentShape, RecurrentStates, Snapshot
 from verify.model.transfer import to_device
@@ -176,6 +177,7 @@ class KVCache:
         self.positions = positions
         self.length = 0
         self.pages: list[Page] = []  # those of `share` that no truncation has reached
+        self.hidden: StateRing | None = None  # the model's states at these positions, if a draft head reads them
         self._planes: list[torch.Tensor] = []  # [planes, heads, positions, width]
         layers: list[list[torch.Tensor]] = [[] for _ in shape.layers]
         for (heads, width), planes in shape.planes.items():
@@ -194,6 +196,11 @@ class KVCache:
         """Keys and values of a uniform layout, [layers, 2, kv_heads, positions, head_dim]."""
         assert self._uniform is not None
         return self._uniform
+
+    @property
+    def visible(self) -> int:
+        """The committed rows that attention sees, the last ones: all."""
+        return self.length
 
     def missing_pages(self, rows: int) -> int:
         """Pages to take before `rows` more rows can be written: none, since the slot has its memory."""
@@ -229,6 +236,8 @@ class KVCache:
         """Commits the rows at `length + r` for r in `rows` (ascending); moves only those that are out of place."""
         if self.recurrent is not None:
             self.recurrent.commit(self.length, rows)
+        if self.hidden is not None:
+            self.hidden.commit(self.length, rows)
         in_place = 0
         while in_place < len(rows) and rows[in_place] == in_place:
             in_place += 1
@@ -295,6 +304,7 @@ class KVCache:
         self.length = min(length, source.length)
         if self.recurrent is not None:
             self.length = self.recurrent.restore(source.states(self.length), self.length)
+        self._fork_hidden(source)
         self.pages = source.share(self.length // PAGE_TOKENS)
         start = 0
         for part in source.parts(self.length):
@@ -308,11 +318,18 @@ class KVCache:
                     target.copy_(rows.reshape(target.shape))
             start = end
 
+    def _fork_hidden(self, source: Rows) -> None:
+        """Copies the hidden states of a source that is on the device; they are not swapped out."""
+        if self.hidden is not None:
+            self.hidden.copy(source.hidden if isinstance(source, KVCache) else None, self.length)
+
     def truncate(self, length: int) -> None:
         """Drops all positions from `length` on; with recurrent layers, possibly some before it (`RecurrentStates.rewind`)."""
         self.length = min(self.length, length)
         if self.recurrent is not None:
             self.length = self.recurrent.rewind(self.length)
+        if self.hidden is not None:
+            self.hidden.truncate(self.length)
         del self.pages[self.length // PAGE_TOKENS :]
 
 

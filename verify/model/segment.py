@@ -38,6 +38,16 @@ class Forwards(Protocol):
         """The logits of the kept rows of each segment, valid until the next call."""
 
 
+class ForwardBackend(Protocol):
+    """A faster forward."""
+
+    max_streams: int
+    max_rows: int
+
+    def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """The logits of the segments' rows, one segment after the other, [M, V]; valid until the next call."""
+
+
 def tokens_of(segments: Sequence[Segment]) -> torch.Tensor:
     """The tokens of the rows that are computed, int64 [N]."""
     parts = [each.batch.tokens[each.batch.known :] for each in segments]

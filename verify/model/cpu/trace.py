@@ -21,6 +21,7 @@ from verify.model.batch import ForwardBatch
 from verify.model.cache import SPARE_POSITIONS, CacheShape, KVCache
 from verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
 from verify.model.cpu.packing import packed_layers
+from verify.model.hidden.tap import HiddenTap, keep
 from verify.model.segment import Segment, kept_rows, positions_of, tokens_of
 
 CHECKS = ((1, 3), (2, 9), (7, 0), (17, 30), (3, 70))  # rows and text length of the streams compared
@@ -127,9 +128,9 @@ class _TracedAttention:
 class _Forward(torch.nn.Module):
     """The model as a function of tensors only."""
 
-    def __init__(self, model: PreTrainedModel, windows: Sequence[int | None], script: Any) -> None:
+    def __init__(self, model: PreTrainedModel, windows: Sequence[int | None], script: Any, tap: HiddenTap | None) -> None:
         super().__init__()
-        self._model, self._windows, self._script = model, windows, script
+        self._model, self._windows, self._script, self._tap = model, windows, script, tap
         self._layers = packed_layers(model)
 
     def forward(
@@ -142,8 +143,8 @@ class _Forward(torch.nn.Module):
         counts: torch.Tensor,
         inputs: list[torch.Tensor],  # of the attention, by window
         packed: list[torch.Tensor],
-    ) -> torch.Tensor:
-        """Logits [M, V]."""
+    ) -> tuple[torch.Tensor, ...]:
+        """Logits [M, V], and with a tap the hidden states of all rows, [N, width]."""
         for layer, weights in zip(self._layers, packed, strict=False):
             layer.packed = weights  # packed weights are inputs, since a trace cannot hold them as constants
         size = len(inputs) // len(self._windows)
@@ -156,11 +157,11 @@ class _Forward(torch.nn.Module):
             logits_to_keep=kept,
             attention=attention,
         )
-        return cast(torch.Tensor, output.logits[0])
+        return (output.logits[0],) if self._tap is None else (output.logits[0], self._tap.states)
 
 
 class TracedForward:
-    """Runs a traced model. Implements `verify.model.runner.ForwardBackend`. Created by `trace`."""
+    """Runs a traced model. Implements `verify.model.segment.ForwardBackend`. Created by `trace`."""
 
     max_streams = STREAMS
     max_rows = MAX_ROWS
@@ -178,7 +179,10 @@ class TracedForward:
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
         arguments = self._arguments(segments)
         with cast(Any, torch.jit).optimized_execution(False):  # the profiling executor would stall the first requests
-            return cast(torch.Tensor, self._traced(*arguments))
+            logits, *states = cast("tuple[torch.Tensor, ...]", self._traced(*arguments))
+        if states:
+            keep(states[0], segments)
+        return logits
 
     def _arguments(self, segments: Sequence[Segment]) -> tuple[Any, ...]:
         """A trace takes lists of one length only, so those of absent streams are filled up."""
@@ -214,10 +218,11 @@ def trace(
     probe: ShapeProbe,
     reference: Callable[[Sequence[Segment]], torch.Tensor],
     inputs: AttentionInputs | None = None,
+    tap: HiddenTap | None = None,
 ) -> TracedForward | None:
     """Traces the model's forward; returns None if it cannot be traced.
 
-    `reference` is the untraced forward. With `inputs`, attention is computed in order.
+    `reference` is the untraced forward. With `inputs`, attention is computed in order; with `tap`, hidden states are kept.
     """
     if model.device.type != "cpu" or has_experts(model):
         return None
@@ -241,7 +246,7 @@ def trace(
             warnings.simplefilter("ignore", FutureWarning)
             # What it warns of would fail the comparison below.
             warnings.simplefilter("ignore", cast(Any, torch.jit).TracerWarning)
-            forward = _Forward(model, windows, script_all(attend if inputs is None else attend_in_order))
+            forward = _Forward(model, windows, script_all(attend if inputs is None else attend_in_order), tap)
             for layer in layers:
                 layer.multiply = torch.jit.script(layer.multiply)
             logging.set_verbosity_error()  # tracing reads every property, and some log warnings
