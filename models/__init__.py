@@ -1,4 +1,4 @@
-"""The embedded models: a small target, a smaller draft model, an EAGLE head and a base tri-gram table, with their training recipe."""
+"""The embedded models with their recipes: a target, a smaller draft model, an EAGLE head, and a base tri-gram table."""
 
 from pathlib import Path
 

@@ -11,6 +11,7 @@ import math
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -43,6 +44,16 @@ class RunState:
     tokens: int = 0
     seconds: float = 0.0
     losses: list[tuple[int, float, float]] = field(default_factory=list)  # tokens so far, loss of target and draft
+
+
+class Resumable(Protocol):
+    """What a checkpoint holds."""
+
+    def state(self) -> dict[str, object]:
+        """What `load` restores."""
+
+    def load(self, state: dict) -> None:  # type: ignore[type-arg]
+        """Restores a state."""
 
 
 def build_model(shape: dict[str, int]) -> LlamaForCausalLM:
@@ -227,14 +238,14 @@ def export(learners: tuple[Learner, Learner], data: Data, done: RunState) -> Non
     print(json.dumps(report, indent=1))
 
 
-def save(path: Path, learners: tuple[Learner, ...], done: RunState) -> None:
+def save(path: Path, learners: tuple[Resumable, ...], done: RunState) -> None:
     """Writes the checkpoint and renames it, so that an interruption leaves no partial file."""
     temporary = path.with_suffix(".partial")
     torch.save({"learners": [learner.state() for learner in learners], "done": asdict(done)}, temporary)
     temporary.rename(path)
 
 
-def resume(path: Path, learners: tuple[Learner, ...]) -> RunState:
+def resume(path: Path, learners: tuple[Resumable, ...]) -> RunState:
     """Loads the checkpoint at `path` into `learners`, if it exists."""
     if not path.exists():
         return RunState()

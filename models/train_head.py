@@ -36,9 +36,8 @@ class HeadLearner:
         self.target = target.eval().requires_grad_(False)
         self.config = config
         self.model = EagleHead(config)
-        matrices = [self.model.fc.weight, *(p for p in self.model.layers.parameters() if p.ndim == 2)]
-        ids = {id(p) for p in matrices}
-        self.optimizers = optimizers_of(matrices, [p for p in self.model.parameters() if id(p) not in ids])
+        parameters = list(self.model.parameters())
+        self.optimizers = optimizers_of([p for p in parameters if p.ndim == 2], [p for p in parameters if p.ndim != 2])
         self.base_rates = [group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def losses(self, tokens: torch.Tensor) -> list[torch.Tensor]:
@@ -54,9 +53,7 @@ class HeadLearner:
             for number in range(PASSES):
                 own = self.model.advance(embedded[:, number:], states, positions[:, number:])
                 logits = head(own).float()
-                entropy = torch.nn.functional.cross_entropy(
-                    logits.flatten(0, 1), expected[:, number + 1 :].flatten(0, 1)
-                )
+                entropy = torch.nn.functional.cross_entropy(logits.flatten(0, 1), expected[:, number + 1 :].flatten(0, 1))
                 distance = torch.nn.functional.smooth_l1_loss(own.float(), hidden[:, number + 1 :].float())
                 found.append(entropy + STATE_WEIGHT * distance)
                 states = own[:, :-1]
@@ -100,7 +97,7 @@ def training_text(folder: Path) -> np.ndarray:
         texts = [each.text for each in documents() if not each.held_out]
         ids = [np.array(encode(text, add_special_tokens=False).ids, np.uint16) for text in track(texts, "tokenizing")]
         np.save(ready, np.concatenate(ids))
-    return np.load(ready)
+    return np.array(np.load(ready))
 
 
 def train(learner: HeadLearner, ids: np.ndarray, minutes: float, checkpoint: Path) -> RunState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -43,7 +44,7 @@ def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, 
         return None
     if config.get("num_hidden_layers") != 1:
         raise ModelError(f"The head at {path!r} has several layers; only heads with one layer are supported.")
-    build = build_eagle3 if is_eagle3 else build_eagle
+    build: Callable[..., Head] = build_eagle3 if is_eagle3 else build_eagle
     return HeadModel(build(config, weights, target, path), target, pack)
 
 
@@ -53,7 +54,8 @@ def read_weights(source: str, path: str, revision: str) -> dict[str, torch.Tenso
         file = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
         if file is not None:
             is_safe = name.endswith("safetensors")
-            return load_file(file) if is_safe else torch.load(file, map_location="cpu", weights_only=True)
+            found = load_file(file) if is_safe else torch.load(file, map_location="cpu", weights_only=True)
+            return cast("dict[str, torch.Tensor]", found)
     raise ModelError(f"There are no weights at {path!r}; a draft head must have {' or '.join(FILES)}.")
 
 

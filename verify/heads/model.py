@@ -21,9 +21,8 @@ OWN_POSITIONS = 2 * (MAX_NODES + 1)  # of the head's own states: those of the ro
 class HeadCache(KVCache):
     """The head's keys and values of a text, from `first` on, and its own states (`hidden`) of the last rows."""
 
-    def __init__(self, shape: CacheShape, positions: int, size: int) -> None:
+    def __init__(self, shape: CacheShape, positions: int) -> None:
         super().__init__(shape, positions)
-        self.hidden = StateRing(OWN_POSITIONS, size, shape.dtype, shape.device)
         self.source: StateRing | None = None  # the target's states of the text
         self.first = 0  # rows before it are absent: the target's states that they read were not kept
         self.exact = 0  # rows before it read the target's states; later ones the head's own
@@ -57,10 +56,8 @@ class HeadCache(KVCache):
 class HeadModel:
     """A head on its target's device. Has the part of ModelRunner's interface that `verify.draft_model` uses."""
 
-    in_pages = False
-
     def __init__(self, head: Head, target: ModelRunner, pack: bool = True) -> None:
-        """The target keeps the hidden states that the head reads. `pack` as in LoadOptions. Call it before the target starts."""
+        """Makes the target, which has not started, keep the hidden states that the head reads. `pack` as in LoadOptions."""
         module = cast(torch.nn.Module, head).to(target.device).eval().requires_grad_(False)
         for parameter in module.parameters():  # without buffers: rotary embeddings stay in float32
             parameter.data = parameter.data.to(target.model.dtype)
@@ -75,7 +72,9 @@ class HeadModel:
         probe, token = ShapeProbe(), torch.zeros(1, dtype=torch.int64)
         with torch.inference_mode():
             self._advance(token, token, self._fused(torch.zeros(1, self._width)), probe)
-        self.cache_shape = CacheShape(probe.layers, target.model.dtype, self.device)
+        self.cache_shape = CacheShape(
+            probe.layers, target.model.dtype, self.device, hidden_width=head.size, hidden_positions=OWN_POSITIONS
+        )
 
     def start(self, context_tokens: int) -> None:
         """Sets the context length: the target's."""
@@ -83,7 +82,7 @@ class HeadModel:
 
     def new_cache(self) -> HeadCache:
         """An empty cache for a full context."""
-        return HeadCache(self.cache_shape, self.context_tokens + MARGIN_POSITIONS, self.head.size)
+        return HeadCache(self.cache_shape, self.context_tokens + MARGIN_POSITIONS)
 
     @torch.inference_mode()
     def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:

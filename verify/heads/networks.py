@@ -1,4 +1,4 @@
-"""The networks of draft heads: EAGLE (arXiv 2401.15077), EAGLE-3 (arXiv 2503.01840), and MTP layers (DeepSeek-V3, arXiv 2412.19437).
+"""The networks of draft heads: EAGLE (arXiv 2401.15077), EAGLE-3 (arXiv 2503.01840) and MTP (DeepSeek-V3, arXiv 2412.19437).
 
 A row of a head has a token and the state at the position before it: the target's hidden state where the target has computed
 that position, otherwise the head's own. It computes a state of its own, which gives the logits of the next token. Knows nothing
@@ -36,7 +36,7 @@ class Head(Protocol):
 class EagleHead(torch.nn.Module):
     """EAGLE: predicts the target's next hidden state. Implements `Head`."""
 
-    layers_read = ()
+    layers_read: tuple[int, ...] = ()
 
     def __init__(self, config: LlamaConfig, bias: bool = False) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class EagleHead(torch.nn.Module):
         return cast(torch.Tensor, lm_head(states))
 
 
-class Eagle3Layer(LlamaDecoderLayer):
+class Eagle3Layer(LlamaDecoderLayer):  # type: ignore[misc]  # transformers carries no types
     """A Llama layer whose attention reads the tokens and the states side by side."""
 
     def __init__(self, config: LlamaConfig, norm_before_residual: bool) -> None:
@@ -69,7 +69,7 @@ class Eagle3Layer(LlamaDecoderLayer):
             wide = torch.nn.Linear(2 * narrow.in_features, narrow.out_features, bias=narrow.bias is not None)
             setattr(self.self_attn, name, wide)
 
-    def forward(self, embedded: torch.Tensor, states: torch.Tensor, **others: Any) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, embedded: torch.Tensor, states: torch.Tensor, **others: Any) -> torch.Tensor:
         normal = self.hidden_norm(states)
         residual = normal if self.norm_before_residual else states
         attended, _ = self.self_attn(torch.cat([self.input_layernorm(embedded), normal], -1), **others)
@@ -109,14 +109,14 @@ class Eagle3Head(torch.nn.Module):
     def logits(self, states: torch.Tensor, lm_head: torch.nn.Module) -> torch.Tensor:
         own = self.lm_head(self.norm(states))
         found = own.new_full((*own.shape[:2], self._vocabulary), -torch.inf)
-        found[..., torch.arange(own.shape[-1], device=own.device) + self.d2t] = own
+        found[..., torch.arange(own.shape[-1], device=own.device) + cast(torch.Tensor, self.d2t)] = own
         return cast(torch.Tensor, found)
 
 
 class MtpHead(torch.nn.Module):
     """The first multi-token prediction layer of the target's own checkpoint. Implements `Head`."""
 
-    layers_read = ()
+    layers_read: tuple[int, ...] = ()
 
     def __init__(self, model: PreTrainedModel, size: int) -> None:
         """`model` is transformers' MtpModel."""

@@ -21,6 +21,7 @@ from verify.model.transfer import to_device
 
 SPARE_POSITIONS = 32  # read with weight zero (`verify.model.cpu.ordered_attention`)
 MARGIN_POSITIONS = MAX_NODES + 1 + SPARE_POSITIONS  # of a slot beyond its context; the first are the rows of one draft
+HIDDEN_POSITIONS = 2048  # of a text's hidden states: heads are trained on contexts of about this length
 PAGE_TOKENS = 256  # positions of a page; page n holds those from n * PAGE_TOKENS on
 
 
@@ -49,6 +50,8 @@ class CacheShape:
     dtype: torch.dtype
     device: torch.device
     recurrent: RecurrentShape | None = None  # of the layers that keep a state
+    hidden_width: int = 0  # of the hidden states that a draft head reads; 0 = none are kept
+    hidden_positions: int = HIDDEN_POSITIONS
 
     @classmethod
     def uniform(cls, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> CacheShape:
@@ -84,7 +87,14 @@ class CacheShape:
     @property
     def slot_bytes(self) -> int:
         """Bytes of a slot that do not depend on its positions."""
-        return 0 if self.recurrent is None else self.recurrent.slot_bytes
+        states = 0 if self.recurrent is None else self.recurrent.slot_bytes
+        return states + self.hidden_positions * self.hidden_width * self.dtype.itemsize
+
+    def new_hidden(self) -> StateRing | None:
+        """An empty ring for a slot's hidden states."""
+        if not self.hidden_width:
+            return None
+        return StateRing(self.hidden_positions, self.hidden_width, self.dtype, self.device)
 
     def bytes_for(self, positions: int) -> int:
         """Bytes of the keys and values of `positions`."""
@@ -177,7 +187,7 @@ class KVCache:
         self.positions = positions
         self.length = 0
         self.pages: list[Page] = []  # those of `share` that no truncation has reached
-        self.hidden: StateRing | None = None  # the model's states at these positions, if a draft head reads them
+        self.hidden = shape.new_hidden()
         self._planes: list[torch.Tensor] = []  # [planes, heads, positions, width]
         layers: list[list[torch.Tensor]] = [[] for _ in shape.layers]
         for (heads, width), planes in shape.planes.items():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple, cast
 
@@ -21,16 +21,22 @@ from verify.model.cpu.packing import can_pack, pack_layers, packed_layers
 from verify.model.cpu.trace import has_experts, trace
 from verify.model.delivery import Delivery, NotHandedOn
 from verify.model.gpu.paged_cache import PagedCache, PagePool, pages_for
-from verify.model.hidden.ring import StateRing
-from verify.model.hidden.tap import KEPT_POSITIONS, HiddenTap, keep
+from verify.model.hidden.tap import HiddenTap
 from verify.model.memory import free_bytes
 from verify.model.recurrent.mixers import is_receiver, swap_in
 from verify.model.recurrent.rows import Recurrence, StateProbe
 from verify.model.row_class import RowClass, depth_left
-from verify.model.segment import ForwardBackend, Segment, is_chunk, kept_rows, positions_of, recurrence_of, tokens_of
+from verify.model.segment import (
+    ForwardBackend,
+    Segment,
+    is_chunk,
+    keep_hidden,
+    kept_rows,
+    positions_of,
+    recurrence_of,
+    tokens_of,
+)
 from verify.model.sizes import context_limit, weight_size
-
-log = logging.getLogger("outrider.worker")
 
 MAX_STREAMS, MAX_ROWS = 16, 1024  # in one forward without a backend
 POOLED_CONTEXTS, POOLED_SHARE = 8, 0.5  # full contexts in a pool without a plan, and its largest share of the free memory
@@ -108,11 +114,14 @@ class ModelRunner:
                 self._pool = PagePool(self.cache_shape, self._pool_pages())
             self._backend = self._graphed(self._pool, self._compile)
         elif self._traced and self.can_be_ordered:
-            self._backend = trace(self.model, self.cache_shape, self._attention_probe, self._untraced_step, self._inputs, self._tap)
+            self._backend = trace(
+                self.model, self.cache_shape, self._attention_probe, self._untraced_step, self._inputs, self._tap
+            )
 
     def tap_hidden(self, layers: Sequence[int]) -> int:
-        """Keeps hidden states in new caches, as `HiddenTap` takes them; returns their width. Call it before `start`."""
+        """Keeps hidden states in the caches, as `HiddenTap` takes them; returns their width. Call it before `start`."""
         self._tap = HiddenTap(self.model, layers)
+        self.cache_shape = replace(self.cache_shape, hidden_width=self._tap.width)
         return self._tap.width
 
     def compute_in(self, rows: RowClass | None) -> None:
@@ -153,21 +162,11 @@ class ModelRunner:
 
     def _graphed(self, pool: PagePool, compile: Compile) -> ForwardBackend:
         """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
-        from verify.model.gpu.graphs import CompileError, GraphedForward, compiled_layers  # Triton is only needed on a GPU
+        from verify.model.gpu.graphs import GraphedForward  # Triton is only needed on a GPU
 
         graphed = GraphedForward(partial(self._run, keep=0), pool, self._positions, self.row_class, self._tap)
-        if has_experts(self.model) or self.device.type != "cuda":
-            return graphed
-        try:
-            with nullcontext() if compile == "off" else compiled_layers(self.model):
-                graphed.capture()
-        except CompileError as error:
-            if compile == "on":
-                raise ModelError(
-                    f"torch.compile failed for this model; set model.compile to auto or off: {first_sentence(error)}"
-                ) from None
-            log.warning("torch.compile failed for this model, so its steps are slower: %s", first_sentence(error))
-            graphed.capture()
+        if not has_experts(self.model) and self.device.type == "cuda":
+            graphed.capture_model(self.model, compile)
         return graphed
 
     def _probe(self, probe: ShapeProbe) -> CacheShape:
@@ -216,11 +215,9 @@ class ModelRunner:
 
     def new_cache(self) -> KVCache:
         """An empty cache for a full context."""
-        shape = self.cache_shape
-        cache = KVCache(shape, self._positions) if self._pool is None else PagedCache(self._pool, self._positions)
-        if self._tap is not None:
-            cache.hidden = StateRing(KEPT_POSITIONS, self._tap.width, shape.dtype, shape.device)
-        return cache
+        if self._pool is not None:
+            return PagedCache(self._pool, self._positions)
+        return KVCache(self.cache_shape, self._positions)
 
     def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
         """Runs the batch after the cache's committed tokens and writes the rows' keys and values; commits nothing.
@@ -325,7 +322,7 @@ class ModelRunner:
         tokens, positions = tokens_of(segments).to(self.device), positions_of(segments).to(self.device)
         logits = self._run(tokens, positions, joint, kept, recurrence_of(segments))
         if self._tap is not None:
-            keep(self._tap.states, segments)
+            keep_hidden(self._tap.states, segments)
         return logits
 
     @torch.inference_mode()

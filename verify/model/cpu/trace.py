@@ -21,8 +21,8 @@ from verify.model.batch import ForwardBatch
 from verify.model.cache import SPARE_POSITIONS, CacheShape, KVCache
 from verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
 from verify.model.cpu.packing import packed_layers
-from verify.model.hidden.tap import HiddenTap, keep
-from verify.model.segment import Segment, kept_rows, positions_of, tokens_of
+from verify.model.hidden.tap import HiddenTap
+from verify.model.segment import Segment, keep_hidden, kept_rows, positions_of, tokens_of
 
 CHECKS = ((1, 3), (2, 9), (7, 0), (17, 30), (3, 70))  # rows and text length of the streams compared
 STREAMS = 16  # in one forward
@@ -181,7 +181,7 @@ class TracedForward:
         with cast(Any, torch.jit).optimized_execution(False):  # the profiling executor would stall the first requests
             logits, *states = cast("tuple[torch.Tensor, ...]", self._traced(*arguments))
         if states:
-            keep(states[0], segments)
+            keep_hidden(states[0], segments)
         return logits
 
     def _arguments(self, segments: Sequence[Segment]) -> tuple[Any, ...]:

@@ -17,15 +17,16 @@ import torch
 import torch._dynamo
 from transformers import PreTrainedModel
 
+from verify.errors import ModelError, first_sentence
 from verify.model.attention import Attention
 from verify.model.cache import page_count
 from verify.model.gpu.device_rows import DeviceRows, pieces_of
 from verify.model.gpu.paged_cache import PagedCache, PagePool
 from verify.model.gpu.row_counts import ROWS, without_split_k
 from verify.model.gpu.triton_attention import KernelAttention
-from verify.model.hidden.tap import HiddenTap, keep
+from verify.model.hidden.tap import HiddenTap
 from verify.model.row_class import RowClass
-from verify.model.segment import Segment
+from verify.model.segment import Segment, keep_hidden
 
 log = logging.getLogger("outrider.worker")
 WARM_UP_RUNS = 3
@@ -78,7 +79,7 @@ class GraphedForward:
             else:
                 logits = self._run(count)
             if self._tap is not None:
-                keep(self._states[count] if count in self._graphs else self._tap.states, segments, whole=True)
+                keep_hidden(self._states[count] if count in self._graphs else self._tap.states, segments, whole=True)
             return kept(logits, segments)
 
     def _on_device(self) -> AbstractContextManager[None]:
@@ -109,6 +110,19 @@ class GraphedForward:
                 self._graphs[count] = graph
             torch.cuda.synchronize()
         log.info("captured %d CUDA graphs for %d to %d rows", len(self._counts), self._counts[0], self.max_rows)
+
+    def capture_model(self, model: PreTrainedModel, compile: str) -> None:
+        """`capture` of this model's forward, compiled if that is possible. `compile` as in LoadOptions. Raises ModelError."""
+        try:
+            with nullcontext() if compile == "off" else compiled_layers(model):
+                self.capture()
+        except CompileError as error:
+            if compile == "on":
+                raise ModelError(
+                    f"torch.compile failed for this model; set model.compile to auto or off: {first_sentence(error)}"
+                ) from None
+            log.warning("torch.compile failed for this model, so its steps are slower: %s", first_sentence(error))
+            self.capture()
 
 
 def kept(logits: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:

@@ -83,7 +83,7 @@ class PagedCache(KVCache):
         self.length = 0
         self.pages = []
         self.recurrent = None  # states have no pages
-        self.hidden = None
+        self.hidden = pool.shape.new_hidden()
         self.table: list[int] = []  # pages in the order of the text
         self._gathered: tuple[list[int], torch.Tensor] | None = None  # the table, and its copy on the device
 

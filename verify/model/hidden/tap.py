@@ -1,18 +1,13 @@
-"""Takes the hidden states of the target's forwards for a draft head, by hooks, and keeps them in the caches of the streams."""
+"""Takes the hidden states of the target's forwards for a draft head, by hooks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-
-if TYPE_CHECKING:
-    from verify.model.segment import Segment
-
-KEPT_POSITIONS = 2048  # of a text's hidden states: heads are trained on contexts of about this length
 
 
 class HiddenTap:
@@ -38,17 +33,3 @@ class HiddenTap:
     def states(self) -> torch.Tensor:
         """The states of the last forward's rows, [N, width]."""
         return torch.cat([self._parts[number][0] for number in sorted(self._parts)], -1)
-
-
-def keep(states: torch.Tensor, segments: Sequence[Segment], whole: bool = False) -> None:
-    """Keeps the states of a forward's rows, [N, width], in the caches of its segments.
-
-    With `whole`, the forward has also computed the known rows.
-    """
-    start = 0
-    for cache, batch, _ in segments:
-        known = 0 if whole else batch.known
-        end = start + len(batch) - known
-        if cache.hidden is not None:
-            cache.hidden.write(cache.length + known, states[start : end - batch.padding])
-        start = end
