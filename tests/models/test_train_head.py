@@ -32,7 +32,7 @@ def test_steps_lower_the_loss_of_every_pass() -> None:
     assert all(after < before for before, after in zip(losses[0], losses[-1], strict=True))
 
 
-def test_a_pass_reads_the_states_of_the_pass_before() -> None:
+def test_a_pass_reads_the_states_of_the_pass_before(monkeypatch: pytest.MonkeyPatch) -> None:
     model = learner()
     seen = []
 
@@ -40,7 +40,7 @@ def test_a_pass_reads_the_states_of_the_pass_before() -> None:
         seen.append((embedded, states, positions))
         return states
 
-    model.model.advance = repeat  # type: ignore[method-assign]
+    monkeypatch.setattr(model.model, "advance", repeat)
     model.losses(torch.arange(12).reshape(1, 12))
     (first, states, positions), (second, own, later) = seen[:2]
     assert torch.equal(own, states[:, :-1])

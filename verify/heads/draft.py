@@ -39,6 +39,8 @@ class HeadDraft(SessionDraft):
             oldest = min(oldest, source.first + 1)
         if cache.length < oldest:
             cache.skip(oldest)
+        if cache.length < self._text.prompt_length - 1:
+            self._shared.synchronize()  # unlike a step, reading a prompt does not wait for the device
         found = super().root(count)
         cache.exact = cache.length + 1  # with row 0
         return found

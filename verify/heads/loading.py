@@ -75,6 +75,8 @@ def build_eagle3(config: dict[str, Any], weights: dict[str, torch.Tensor], targe
     )
     layers = tuple(named or (2, count // 2, count - 3))
     check_size(weights["fc.weight"].shape[1], len(layers), target, path)
+    if not hasattr(target.model.get_decoder(), "layers"):
+        raise ModelError("EAGLE-3 heads are not supported for this target's architecture; use a draft model.")
     if not all(0 <= layer < count for layer in layers):
         raise ModelError(f"The head at {path!r} reads layers that the target does not have; use the head of this target.")
     weights = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in weights.items()}
