@@ -26,7 +26,7 @@ from verify.constraints.grammar import GrammarCompiler
 from verify.cost import CostCurve, load_or_measure, machine_key
 from verify.draft_model import DraftRunner
 from verify.heads.draft import HeadRunner
-from verify.heads.loading import load_head
+from verify.heads.loading import MTP, load_head
 from verify.heads.model import HeadModel
 from verify.model.loading import LoadOptions, load_weights, start_model, stop_ids
 from verify.model.memory import free_bytes
@@ -147,7 +147,7 @@ def load_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase, runner: M
     draft, target = settings.draft_model, settings.model
     if draft.path is None:
         return None
-    head = load_head(draft.path, runner, draft.revision, target.pack)
+    head = load_head(draft.path, runner, target.revision if draft.path == MTP else draft.revision, target.pack)
     if head is not None:
         return head
     check_pair(tokenizer, load_tokenizer(draft.path, draft.trust_remote_code, draft.revision))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -22,9 +23,12 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, pack: bool = True) -> HeadModel | None:
-    """The head at `path` for a target that has not started; None if there is no head but a model. Raises ModelError."""
+    """The head at `path` for a target that has not started; None if there is no head but a model. Raises ModelError.
+
+    For MTP, `revision` is the target's.
+    """
     if path == MTP:
-        return HeadModel(load_mtp(target), target, pack)
+        return HeadModel(load_mtp(target, revision), target, pack)
     location = locate(path, revision)
     if location.gguf is not None:
         return None
@@ -127,7 +131,7 @@ def check_size(found: int, parts: int, target: ModelRunner, path: str) -> None:
         )
 
 
-def load_mtp(target: ModelRunner) -> Head:
+def load_mtp(target: ModelRunner, revision: str) -> Head:
     """The multi-token prediction layer in the checkpoint that the target was loaded from. Raises ModelError."""
     model = target.model
     config, path = model.config.get_text_config(), model.config.name_or_path
@@ -138,12 +142,16 @@ def load_mtp(target: ModelRunner) -> Head:
     try:
         from transformers.modeling_layers import MtpModel
 
+        snapshot = cached_file(path, "config.json", revision=revision)
+        model.config.name_or_path = str(Path(str(snapshot)).parent)
         found = MtpModel.from_pretrained(model)
     except (ImportError, OSError, TypeError, ValueError, RuntimeError, KeyError) as error:
         raise ModelError(
             f"No multi-token prediction layer of {path!r} can be loaded ({first_sentence(error)});"
             " set draft_model.path to an EAGLE head or a draft model, or leave it unset."
         ) from None
+    finally:
+        model.config.name_or_path = path
     if found.layers[0].post_norm is None or found.rotary_emb is None:
         raise ModelError(f"The multi-token prediction layer of {path!r} is of a kind that is not supported.")
     return MtpHead(found, int(config.hidden_size))

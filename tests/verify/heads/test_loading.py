@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import models
+from tests.hub import MODEL, cache_models
 from tests.verify.heads.checkpoints import (
     DRAFT_VOCABULARY,
     load_pair,
@@ -73,6 +74,14 @@ def test_mtp_layers_are_in_the_targets_checkpoint(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(DeepseekV3ForCausalLM, "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.4.*"])
     _, head = load_pair(tmp_path, "mtp", family)
     assert isinstance(head.head, MtpHead)
+
+
+def test_an_mtp_layer_comes_from_the_targets_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache_models(monkeypatch, tmp_path / "hub", {"v2": save_target(tmp_path / "target", "qwen3_5")})
+    target = load_weights(LoadOptions(MODEL, "v2", dtype="float32", device="cpu"))
+    head = load_head("mtp", target, "v2")
+    assert head is not None and isinstance(head.head, MtpHead)
+    assert target.model.config.name_or_path == MODEL
 
 
 def test_what_cannot_be_loaded_is_named(target: ModelRunner, tmp_path: Path) -> None:
