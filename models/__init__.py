@@ -1,4 +1,4 @@
-"""The embedded models: a small target, a smaller draft model and a base tri-gram table, with their training recipe."""
+"""The embedded models with their recipes: a target, a smaller draft model, an EAGLE head, and a base tri-gram table."""
 
 from pathlib import Path
 
@@ -6,4 +6,5 @@ EMBEDDED = Path(__file__).parent / "embedded"
 NAME = "outrider-embedded"
 TARGET = EMBEDDED / "target"
 DRAFT = EMBEDDED / "draft"
+HEAD = EMBEDDED / "eagle"
 BASE_TABLE = EMBEDDED / "base.ngram"

@@ -11,6 +11,7 @@ import math
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -45,6 +46,16 @@ class RunState:
     losses: list[tuple[int, float, float]] = field(default_factory=list)  # tokens so far, loss of target and draft
 
 
+class Resumable(Protocol):
+    """What a checkpoint holds."""
+
+    def state(self) -> dict[str, object]:
+        """What `load` restores."""
+
+    def load(self, state: dict) -> None:  # type: ignore[type-arg]
+        """Restores a state."""
+
+
 def build_model(shape: dict[str, int]) -> LlamaForCausalLM:
     """A new Llama of `shape` with tied embeddings, float32."""
     config = LlamaConfig(
@@ -62,6 +73,14 @@ def build_model(shape: dict[str, int]) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
+def optimizers_of(matrices: list[torch.nn.Parameter], others: list[torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, AdamW for the other parameters."""
+    return [
+        torch.optim.Muon(matrices, lr=0.006, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=0.003, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
 class Learner:
     """One model with its optimizers: Muon for the layers' matrices, AdamW for embeddings and norms."""
 
@@ -71,10 +90,7 @@ class Learner:
         matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
         matrix_ids = {id(p) for p in matrices}
         others = [p for p in self.model.parameters() if id(p) not in matrix_ids]
-        self.optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=0.006, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, lr=0.003, betas=(0.9, 0.95), weight_decay=0.0),
-        ]
+        self.optimizers = optimizers_of(matrices, others)
         self.base_rates = [group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups]
         self.loss = torch.compile(self._loss, dynamic=False) if compiled else self._loss
 
@@ -136,9 +152,9 @@ def prepare(folder: Path) -> Data:
     return Data(tokenizer, train, held_out, held_out_bytes)
 
 
-def batch(ids: np.ndarray, done: RunState, window: int) -> torch.Tensor:
-    """The next `BATCH_TOKENS` tokens in reading order, int64 [B, window+1]."""
-    rows = BATCH_TOKENS // window
+def batch(ids: np.ndarray, done: RunState, window: int, tokens: int | None = None) -> torch.Tensor:
+    """The next `tokens` tokens (default: BATCH_TOKENS) in reading order, int64 [B, window+1]."""
+    rows = (tokens or BATCH_TOKENS) // window
     starts = (done.tokens + np.arange(rows) * window) % (len(ids) - window - 1)
     return torch.from_numpy(np.stack([ids[s : s + window + 1] for s in starts]).astype(np.int64))
 
@@ -222,14 +238,14 @@ def export(learners: tuple[Learner, Learner], data: Data, done: RunState) -> Non
     print(json.dumps(report, indent=1))
 
 
-def save(path: Path, learners: tuple[Learner, ...], done: RunState) -> None:
+def save(path: Path, learners: tuple[Resumable, ...], done: RunState) -> None:
     """Writes the checkpoint and renames it, so that an interruption leaves no partial file."""
     temporary = path.with_suffix(".partial")
     torch.save({"learners": [learner.state() for learner in learners], "done": asdict(done)}, temporary)
     temporary.rename(path)
 
 
-def resume(path: Path, learners: tuple[Learner, ...]) -> RunState:
+def resume(path: Path, learners: tuple[Resumable, ...]) -> RunState:
     """Loads the checkpoint at `path` into `learners`, if it exists."""
     if not path.exists():
         return RunState()

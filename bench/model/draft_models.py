@@ -36,6 +36,7 @@ from verify.decode import Decoded, decode
 from verify.draft_model.runner import DraftRunner
 from verify.draft_model.session import SessionDraft
 from verify.generation import DecodeOptions
+from verify.heads.draft import HeadDraft, HeadRunner
 from verify.model.loading import resolve_device
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
@@ -168,6 +169,10 @@ class TimedDraft(SessionDraft):
         return self.clock.spend("draft", lambda: super(TimedDraft, self).expand(tokens, parents, count))
 
 
+class TimedHead(TimedDraft, HeadDraft):
+    """A draft head that records its forwards on the clock."""
+
+
 class SyntheticDraft(TimedDraft):
     """A draft model that runs its forwards but proposes given tokens."""
 
@@ -206,7 +211,9 @@ def run(settings: Settings, plan: Plan, out: Path | None) -> dict[str, Any]:
     shared: DraftRunner = runtime.resources.model.__self__  # type: ignore[attr-defined]
     pair = Pair(
         runner=runtime.runner,
-        resources=replace(runtime.resources, model=lambda: TimedDraft(shared)),
+        resources=replace(
+            runtime.resources, model=lambda: (TimedHead if isinstance(shared, HeadRunner) else TimedDraft)(shared)
+        ),
         stop_ids=runtime.stop_ids,
         prompts=[encode(runtime, prompt) for prompt in plan.prompts],
         curve=runtime.curve,

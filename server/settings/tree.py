@@ -101,16 +101,20 @@ class Model(Section):
 
 
 class DraftModel(Section):
-    """The draft model: a smaller model with the target's tokenizer."""
+    """The draft model: a smaller model with the target's tokenizer, or a head that reads the target's hidden states."""
 
-    path: str | None = Field(None, description="Local folder or Hugging Face id; null loads no draft model.")
+    path: str | None = Field(
+        None,
+        description="Local folder or Hugging Face id of a draft model or of an EAGLE or EAGLE-3 head; mtp is the multi-token "
+        "prediction layer in the target's own checkpoint, and null drafts without a model.",
+    )
     revision: str = Field(
         DEFAULT_REVISION, min_length=1, description="Branch, tag or commit of a Hugging Face id; a commit pins the model."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Data type; auto uses the checkpoint's."
+        "auto", description="Data type; auto uses the checkpoint's. A head has the target's, and is on its device."
     )
-    quantize: Quantize = Field("none", description="As model.quantize, for the draft model.")
+    quantize: Quantize = Field("none", description="As model.quantize, for the draft model; a head is not quantised.")
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N, for example a second GPU."
     )

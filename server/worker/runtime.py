@@ -25,6 +25,9 @@ from server.worker.resources import Stores, Tables, distinct, load_resources
 from verify.constraints.grammar import GrammarCompiler
 from verify.cost import CostCurve, load_or_measure, machine_key
 from verify.draft_model.runner import DraftRunner
+from verify.heads.draft import HeadRunner
+from verify.heads.loading import MTP, load_head
+from verify.heads.model import HeadModel
 from verify.model.loading import LoadOptions, load_weights, start_model, stop_ids
 from verify.model.memory import free_bytes
 from verify.model.quantization import Quantization
@@ -88,11 +91,11 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
     disable_progress_bar()
     runner = load_target(settings)
     tokenizer = load_tokenizer(settings.model.path, settings.model.trust_remote_code, settings.model.revision)
-    draft = load_draft(settings, tokenizer)
+    draft = load_draft(settings, tokenizer, runner)
     slots = start_models(runner, draft, settings)
     model, together = None, in_turns
     if draft is not None:
-        shared_draft = DraftRunner(draft, runner.vocabulary, slots, settings.draft_model.threads)
+        shared_draft = share_draft(draft, runner.vocabulary, slots, settings.draft_model.threads)
         shared_draft.measure(runner)
         model, together = shared_draft.session, shared_draft.together
     curve = load_curve(runner, settings)
@@ -139,11 +142,17 @@ def load_target(settings: Settings) -> ModelRunner:
     )
 
 
-def load_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase) -> ModelRunner | None:
-    """The draft model, not started, if one is set. Raises ModelError if it does not share the target's tokenizer."""
+def load_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase, runner: ModelRunner) -> ModelRunner | HeadModel | None:
+    """The draft model or the target's draft head, not started, if one is set. The target `runner` has not started either.
+
+    Raises ModelError, also if a draft model does not share the target's tokenizer.
+    """
     draft, target = settings.draft_model, settings.model
     if draft.path is None:
         return None
+    head = load_head(draft.path, runner, target.revision if draft.path == MTP else draft.revision, target.pack)
+    if head is not None:
+        return head
     check_pair(tokenizer, load_tokenizer(draft.path, draft.trust_remote_code, draft.revision))
     return load_weights(
         LoadOptions(
@@ -161,7 +170,14 @@ def load_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase) -> ModelR
     )
 
 
-def start_models(runner: ModelRunner, draft: ModelRunner | None, settings: Settings) -> int:
+def share_draft(draft: ModelRunner | HeadModel, vocabulary: int, slots: int, threads: int) -> DraftRunner:
+    """The draft model or head for all sessions."""
+    if isinstance(draft, HeadModel):
+        return HeadRunner(draft, slots, threads)
+    return DraftRunner(draft, vocabulary, slots, threads)
+
+
+def start_models(runner: ModelRunner, draft: ModelRunner | HeadModel | None, settings: Settings) -> int:
     """Starts the models with the context that fits, and sets torch's thread count. Returns the number of KV caches.
 
     Raises ModelError if the settings do not fit.
@@ -175,15 +191,17 @@ def start_models(runner: ModelRunner, draft: ModelRunner | None, settings: Setti
     folder = settings.speculation.cost_folder
     finding = folder and folder.expanduser() / f"{machine_key(runner)}-rows.json"
     for each in (runner, draft):
-        if each is not None and each.in_pages:
+        if isinstance(each, ModelRunner) and each.in_pages:
             each.pages = plan.pages
     start_model(runner, settings.model.path, plan.context_tokens, settings.model.invariant, finding)
-    if draft is not None:
+    if isinstance(draft, HeadModel):
+        draft.start(plan.context_tokens)
+    elif draft is not None:
         start_model(draft, str(settings.draft_model.path), plan.context_tokens)
     return plan.streams
 
 
-def memory_figures(runner: ModelRunner, draft: ModelRunner | None) -> MemoryFigures:
+def memory_figures(runner: ModelRunner, draft: ModelRunner | HeadModel | None) -> MemoryFigures:
     """The memory of the target's device, on which the weights are."""
     shared = [runner] if draft is None or draft.device != runner.device else [runner, draft]
     return MemoryFigures(

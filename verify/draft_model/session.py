@@ -55,7 +55,7 @@ class SessionDraft:
     def __deepcopy__(self, memo: dict[int, Any]) -> SessionDraft:
         """A fork, which has the rows of the forked text that this session has."""
         self.end_reading()
-        forked = SessionDraft(self._shared)
+        forked = type(self)(self._shared)
         forked._text, forked._reader = copy.deepcopy((self._text, self._reader), memo)
         self._shared.submit(lambda: self._shared.fork(self, forked, len(forked._text))).result()
         return forked

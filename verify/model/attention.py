@@ -107,7 +107,7 @@ class TorchAttention:
         return self._masks[window]
 
     def _build(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
-        length, rows = self._cache.length, len(self._batch)
+        length, rows = self._cache.visible, len(self._batch)
         if rows == 1 and (window is None or length < window):
             return None
         ancestors = self._batch.ancestor_mask().to(like.device)

@@ -14,12 +14,14 @@ from typing import NamedTuple, Protocol
 import torch
 
 from drafters.interface import MAX_NODES
+from verify.model.hidden.ring import StateRing
 from verify.model.memory import zeros
 from verify.model.recurrent.states import RecurrentShape, RecurrentStates, Snapshot
 from verify.model.transfer import to_device
 
 SPARE_POSITIONS = 32  # read with weight zero (`verify.model.cpu.ordered_attention`)
 MARGIN_POSITIONS = MAX_NODES + 1 + SPARE_POSITIONS  # of a slot beyond its context; the first are the rows of one draft
+HIDDEN_POSITIONS = 2048  # of a text's hidden states: heads are trained on contexts of about this length
 PAGE_TOKENS = 256  # positions of a page; page n holds those from n * PAGE_TOKENS on
 
 
@@ -48,6 +50,8 @@ class CacheShape:
     dtype: torch.dtype
     device: torch.device
     recurrent: RecurrentShape | None = None  # of the layers that keep a state
+    hidden_width: int = 0  # of the hidden states that a draft head reads; 0 = none are kept
+    hidden_positions: int = HIDDEN_POSITIONS
 
     @classmethod
     def uniform(cls, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> CacheShape:
@@ -83,7 +87,14 @@ class CacheShape:
     @property
     def slot_bytes(self) -> int:
         """Bytes of a slot that do not depend on its positions."""
-        return 0 if self.recurrent is None else self.recurrent.slot_bytes
+        states = 0 if self.recurrent is None else self.recurrent.slot_bytes
+        return states + self.hidden_positions * self.hidden_width * self.dtype.itemsize
+
+    def new_hidden(self) -> StateRing | None:
+        """An empty ring for a slot's hidden states."""
+        if not self.hidden_width:
+            return None
+        return StateRing(self.hidden_positions, self.hidden_width, self.dtype, self.device)
 
     def bytes_for(self, positions: int) -> int:
         """Bytes of the keys and values of `positions`."""
@@ -176,6 +187,7 @@ class KVCache:
         self.positions = positions
         self.length = 0
         self.pages: list[Page] = []  # those of `share` that no truncation has reached
+        self.hidden = shape.new_hidden()
         self._planes: list[torch.Tensor] = []  # [planes, heads, positions, width]
         layers: list[list[torch.Tensor]] = [[] for _ in shape.layers]
         for (heads, width), planes in shape.planes.items():
@@ -194,6 +206,11 @@ class KVCache:
         """Keys and values of a uniform layout, [layers, 2, kv_heads, positions, head_dim]."""
         assert self._uniform is not None
         return self._uniform
+
+    @property
+    def visible(self) -> int:
+        """The committed rows that attention sees, the last ones: all."""
+        return self.length
 
     def missing_pages(self, rows: int) -> int:
         """Pages to take before `rows` more rows can be written: none, since the slot has its memory."""
@@ -229,6 +246,8 @@ class KVCache:
         """Commits the rows at `length + r` for r in `rows` (ascending); moves only those that are out of place."""
         if self.recurrent is not None:
             self.recurrent.commit(self.length, rows)
+        if self.hidden is not None:
+            self.hidden.commit(self.length, rows)
         in_place = 0
         while in_place < len(rows) and rows[in_place] == in_place:
             in_place += 1
@@ -295,6 +314,7 @@ class KVCache:
         self.length = min(length, source.length)
         if self.recurrent is not None:
             self.length = self.recurrent.restore(source.states(self.length), self.length)
+        self._fork_hidden(source)
         self.pages = source.share(self.length // PAGE_TOKENS)
         start = 0
         for part in source.parts(self.length):
@@ -308,11 +328,18 @@ class KVCache:
                     target.copy_(rows.reshape(target.shape))
             start = end
 
+    def _fork_hidden(self, source: Rows) -> None:
+        """Copies the hidden states of a source that is on the device; they are not swapped out."""
+        if self.hidden is not None:
+            self.hidden.copy(source.hidden if isinstance(source, KVCache) else None, self.length)
+
     def truncate(self, length: int) -> None:
         """Drops all positions from `length` on; with recurrent layers, possibly some before it (`RecurrentStates.rewind`)."""
         self.length = min(self.length, length)
         if self.recurrent is not None:
             self.length = self.recurrent.rewind(self.length)
+        if self.hidden is not None:
+            self.hidden.truncate(self.length)
         del self.pages[self.length // PAGE_TOKENS :]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple, Protocol, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -21,30 +21,28 @@ from verify.model.cpu.packing import can_pack, pack_layers, packed_layers
 from verify.model.cpu.trace import has_experts, trace
 from verify.model.delivery import Delivery, NotHandedOn
 from verify.model.gpu.paged_cache import PagedCache, PagePool, pages_for
+from verify.model.hidden.tap import HiddenTap
 from verify.model.memory import free_bytes, keep_freed_memory
 from verify.model.recurrent.mixers import is_receiver, swap_in
 from verify.model.recurrent.rows import Recurrence, StateProbe
 from verify.model.row_class import RowClass, depth_left
-from verify.model.segment import Segment, is_chunk, kept_rows, positions_of, recurrence_of, tokens_of
+from verify.model.segment import (
+    ForwardBackend,
+    Segment,
+    is_chunk,
+    keep_hidden,
+    kept_rows,
+    positions_of,
+    recurrence_of,
+    tokens_of,
+)
 from verify.model.sizes import context_limit, weight_size
-
-log = logging.getLogger("outrider.worker")
 
 MAX_STREAMS, MAX_ROWS = 16, 1024  # in one forward without a backend
 POOLED_CONTEXTS, POOLED_SHARE = 8, 0.5  # full contexts in a pool without a plan, and its largest share of the free memory
 
 # torch.compile on a GPU: auto = if the model can be compiled; on = an error if it cannot.
 Compile = Literal["auto", "on", "off"]
-
-
-class ForwardBackend(Protocol):
-    """A faster forward."""
-
-    max_streams: int
-    max_rows: int
-
-    def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """The logits of the segments' rows, one segment after the other, [M, V]; valid until the next call."""
 
 
 class Mode(NamedTuple):
@@ -86,6 +84,7 @@ class ModelRunner:
         self._traced, self._compile = traced, compile
         self._is_recurrent = swap_in(self.model)
         self._delivery: Delivery | None = None  # if the model does not hand keyword arguments on
+        self._tap: HiddenTap | None = None
         self._attention_probe = ShapeProbe()
         self.cache_shape = self._probe(self._attention_probe)
         if self.in_pages and not self.can_be_ordered:
@@ -116,7 +115,15 @@ class ModelRunner:
                 self._pool = PagePool(self.cache_shape, self._pool_pages())
             self._backend = self._graphed(self._pool, self._compile)
         elif self._traced and self.cache_shape.is_uniform:
-            self._backend = trace(self.model, self.cache_shape, self._attention_probe, self._untraced_step, self._inputs)
+            self._backend = trace(
+                self.model, self.cache_shape, self._attention_probe, self._untraced_step, self._inputs, self._tap
+            )
+
+    def tap_hidden(self, layers: Sequence[int]) -> int:
+        """Keeps hidden states in the caches, as `HiddenTap` takes them; returns their width. Call it before `start`."""
+        self._tap = HiddenTap(self.model, layers)
+        self.cache_shape = replace(self.cache_shape, hidden_width=self._tap.width)
+        return self._tap.width
 
     def compute_in(self, rows: RowClass | None) -> None:
         """Computes steps in this class, without a backend."""
@@ -156,21 +163,11 @@ class ModelRunner:
 
     def _graphed(self, pool: PagePool, compile: Compile) -> ForwardBackend:
         """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
-        from verify.model.gpu.graphs import CompileError, GraphedForward, compiled_layers  # Triton is only needed on a GPU
+        from verify.model.gpu.graphs import GraphedForward  # Triton is only needed on a GPU
 
-        graphed = GraphedForward(partial(self._run, keep=0), pool, self._positions, self.row_class)
-        if has_experts(self.model) or self.device.type != "cuda":
-            return graphed
-        try:
-            with nullcontext() if compile == "off" else compiled_layers(self.model):
-                graphed.capture()
-        except CompileError as error:
-            if compile == "on":
-                raise ModelError(
-                    f"torch.compile failed for this model; set model.compile to auto or off: {first_sentence(error)}"
-                ) from None
-            log.warning("torch.compile failed for this model, so its steps are slower: %s", first_sentence(error))
-            graphed.capture()
+        graphed = GraphedForward(partial(self._run, keep=0), pool, self._positions, self.row_class, self._tap)
+        if not has_experts(self.model) and self.device.type == "cuda":
+            graphed.capture_model(self.model, compile)
         return graphed
 
     def _probe(self, probe: ShapeProbe) -> CacheShape:
@@ -323,9 +320,12 @@ class ModelRunner:
         joint = streams[0][0] if len(streams) == 1 else JointAttention(streams)
         least = 1 if inputs is None else inputs.least_rows
         whole = all(each.logits and not each.batch.padding for each in segments)
-        keep = 0 if whole else kept_rows(segments, least).to(self.device)
+        kept = 0 if whole else kept_rows(segments, least).to(self.device)
         tokens, positions = tokens_of(segments).to(self.device), positions_of(segments).to(self.device)
-        return self._run(tokens, positions, joint, keep, recurrence_of(segments))
+        logits = self._run(tokens, positions, joint, kept, recurrence_of(segments))
+        if self._tap is not None:
+            keep_hidden(self._tap.states, segments)
+        return logits
 
     @torch.inference_mode()
     def _run(

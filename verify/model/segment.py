@@ -38,6 +38,16 @@ class Forwards(Protocol):
         """The logits of the kept rows of each segment, valid until the next call."""
 
 
+class ForwardBackend(Protocol):
+    """A faster forward."""
+
+    max_streams: int
+    max_rows: int
+
+    def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """The logits of the segments' rows, one segment after the other, [M, V]; valid until the next call."""
+
+
 def tokens_of(segments: Sequence[Segment]) -> torch.Tensor:
     """The tokens of the rows that are computed, int64 [N]."""
     parts = [each.batch.tokens[each.batch.known :] for each in segments]
@@ -70,3 +80,17 @@ def recurrence_of(segments: Sequence[Segment]) -> Recurrence:
 def is_chunk(segment: Segment) -> bool:
     """Whether these rows are a part of a prompt, not a step."""
     return not segment.logits or len(segment.batch) > MAX_NODES + 1
+
+
+def keep_hidden(states: torch.Tensor, segments: Sequence[Segment], whole: bool = False) -> None:
+    """Keeps the states of a forward's rows, [N, width], in the caches of its segments.
+
+    With `whole`, the forward has also computed the known rows.
+    """
+    start = 0
+    for cache, batch, _ in segments:
+        known = 0 if whole else batch.known
+        end = start + len(batch) - known
+        if cache.hidden is not None:
+            cache.hidden.write(cache.length + known, states[start : end - batch.padding])
+        start = end

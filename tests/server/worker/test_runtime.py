@@ -17,10 +17,13 @@ from server.worker import runtime
 from server.worker.learned import LearnedTexts
 from server.worker.memory_plan import MemoryPlan
 from server.worker.resources import Tables, load_resources
-from server.worker.runtime import checkpoint_bytes, default_threads, load, load_draft, load_target, memory_figures
+from server.worker.runtime import checkpoint_bytes, default_threads, load, load_draft, load_target, memory_figures, share_draft
 from tests.hub import MODEL, cache_models
 from tests.server.worker.fakes import tiny_runtime
+from tests.verify.heads.checkpoints import save_eagle
 from verify.cost import CostCurve
+from verify.heads.draft import HeadRunner
+from verify.heads.model import HeadModel
 from verify.model.runner import ModelRunner
 from verify.tokenizer import load_tokenizer
 
@@ -51,9 +54,23 @@ def test_both_models_have_their_revisions(monkeypatch: pytest.MonkeyPatch, tmp_p
     flags = {"model.path": MODEL, "model.revision": "v1", "draft_model.path": MODEL, "draft_model.revision": "v2"}
     settings = load_settings(None, flags | {"model.device": "cpu", "draft_model.device": "cpu"})
     target = load_target(settings)
-    draft = load_draft(settings, load_tokenizer(str(models.TARGET)))
-    assert draft is not None
+    draft = load_draft(settings, load_tokenizer(str(models.TARGET)), target)
+    assert isinstance(draft, ModelRunner)
     assert target.weight_bytes > draft.weight_bytes
+
+
+def test_a_head_makes_the_target_keep_its_hidden_states(tmp_path: Path) -> None:
+    settings = load_settings(None, {"draft_model.path": str(save_eagle(tmp_path, target_size=256)), "model.device": "cpu"})
+    target = load_target(settings)
+    before = memory_figures(target, None).slot_bytes
+    head = load_draft(settings, load_tokenizer(str(models.TARGET)), target)
+    assert isinstance(head, HeadModel)
+    kept = target.new_cache().hidden
+    assert kept is not None
+    states = kept.capacity * 256 * target.cache_shape.dtype.itemsize
+    assert memory_figures(target, None).slot_bytes == before + states
+    assert memory_figures(target, head).slot_bytes > before + states
+    assert isinstance(share_draft(head, target.vocabulary, 2, 1), HeadRunner)
 
 
 def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,10 @@ from verify.model.batch import ForwardBatch
 from verify.model.cache import SPARE_POSITIONS, CacheShape, KVCache
 from verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
 from verify.model.cpu.packing import packed_layers
+from verify.model.hidden.tap import HiddenTap
 from verify.model.recurrent.rows import RecurrentRows, Scan
 from verify.model.recurrent.step import TENSORS, convolve_streams, scan_streams
-from verify.model.segment import Segment, kept_rows, positions_of, tokens_of
+from verify.model.segment import Segment, keep_hidden, kept_rows, positions_of, tokens_of
 
 CHECKS = ((1, 3), (2, 9), (7, 0), (17, 30), (3, 70))  # rows and text length of the streams compared
 STREAMS = 16  # in one forward
@@ -146,9 +147,16 @@ class _TracedRecurrence:
 class _Forward(torch.nn.Module):
     """The model as a function of tensors only."""
 
-    def __init__(self, model: PreTrainedModel, windows: Sequence[int | None], script: Any, is_recurrent: bool) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        windows: Sequence[int | None],
+        script: Any,
+        is_recurrent: bool,
+        tap: HiddenTap | None,
+    ) -> None:
         super().__init__()
-        self._model, self._windows, self._script = model, windows, script
+        self._model, self._windows, self._script, self._tap = model, windows, script, tap
         self._layers = packed_layers(model)
         self._recurrences = (torch.jit.script(convolve_streams), torch.jit.script(scan_streams)) if is_recurrent else None
 
@@ -163,8 +171,8 @@ class _Forward(torch.nn.Module):
         inputs: list[torch.Tensor],  # of the attention, by window
         packed: list[torch.Tensor],
         states: list[torch.Tensor],  # of recurrent layers
-    ) -> torch.Tensor:
-        """Logits [M, V]."""
+    ) -> tuple[torch.Tensor, ...]:
+        """Logits [M, V], and with a tap the hidden states of all rows, [N, width]."""
         for layer, weights in zip(self._layers, packed, strict=False):
             layer.packed = weights  # packed weights are inputs, since a trace cannot hold them as constants
         size = len(inputs) // len(self._windows)
@@ -178,11 +186,11 @@ class _Forward(torch.nn.Module):
             attention=attention,
             **({} if self._recurrences is None else {"recurrence": _TracedRecurrence(self._recurrences, states)}),
         )
-        return cast(torch.Tensor, output.logits[0])
+        return (output.logits[0],) if self._tap is None else (output.logits[0], self._tap.states)
 
 
 class TracedForward:
-    """Runs a traced model. Implements `verify.model.runner.ForwardBackend`. Created by `trace`."""
+    """Runs a traced model. Implements `verify.model.segment.ForwardBackend`. Created by `trace`."""
 
     max_streams = STREAMS
     max_rows = MAX_ROWS
@@ -202,7 +210,10 @@ class TracedForward:
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
         arguments = self._arguments(segments)
         with cast(Any, torch.jit).optimized_execution(False):  # the profiling executor would stall the first requests
-            return cast(torch.Tensor, self._traced(*arguments))
+            logits, *states = cast("tuple[torch.Tensor, ...]", self._traced(*arguments))
+        if states:
+            keep_hidden(states[0], segments)
+        return logits
 
     def _arguments(self, segments: Sequence[Segment]) -> tuple[Any, ...]:
         """A trace takes lists of one length only, so those of absent streams are filled up."""
@@ -243,10 +254,11 @@ def trace(
     probe: ShapeProbe,
     reference: Callable[[Sequence[Segment]], torch.Tensor],
     inputs: AttentionInputs | None = None,
+    tap: HiddenTap | None = None,
 ) -> TracedForward | None:
     """Traces the model's forward; returns None if it cannot be traced.
 
-    `reference` is the untraced forward. With `inputs`, attention is computed in order.
+    `reference` is the untraced forward. With `inputs`, attention is computed in order; with `tap`, hidden states are kept.
     """
     if model.device.type != "cpu" or has_experts(model):
         return None
@@ -271,7 +283,7 @@ def trace(
             # What it warns of would fail the comparison below.
             warnings.simplefilter("ignore", cast(Any, torch.jit).TracerWarning)
             script = script_all(attend if inputs is None else attend_in_order)
-            forward = _Forward(model, windows, script, shape.recurrent is not None)
+            forward = _Forward(model, windows, script, shape.recurrent is not None, tap)
             for layer in layers:
                 layer.multiply = torch.jit.script(layer.multiply)
             logging.set_verbosity_error()  # tracing reads every property, and some log warnings

@@ -17,14 +17,16 @@ import torch
 import torch._dynamo
 from transformers import PreTrainedModel
 
+from verify.errors import ModelError, first_sentence
 from verify.model.attention import Attention
 from verify.model.cache import page_count
 from verify.model.gpu.device_rows import DeviceRows, pieces_of
 from verify.model.gpu.paged_cache import PagedCache, PagePool
 from verify.model.gpu.row_counts import ROWS, without_split_k
 from verify.model.gpu.triton_attention import KernelAttention
+from verify.model.hidden.tap import HiddenTap
 from verify.model.row_class import RowClass
-from verify.model.segment import Segment
+from verify.model.segment import Segment, keep_hidden
 
 log = logging.getLogger("outrider.worker")
 WARM_UP_RUNS = 3
@@ -37,11 +39,17 @@ Forward = Callable[[torch.Tensor, torch.Tensor, Attention], torch.Tensor]
 
 
 class GraphedForward:
-    """Forwards over the caches of one pool. Implements `verify.model.runner.ForwardBackend`."""
+    """Forwards over the caches of one pool. Implements `verify.model.segment.ForwardBackend`."""
 
-    def __init__(self, forward: Forward, pool: PagePool, positions: int, rows: RowClass | None = None) -> None:
-        """`positions` is the longest cache's. With `rows`, forwards are padded to the numbers of rows in this class."""
-        self._forward = forward
+    def __init__(
+        self, forward: Forward, pool: PagePool, positions: int, rows: RowClass | None = None, tap: HiddenTap | None = None
+    ) -> None:
+        """`positions` is the longest cache's. With `rows`, forwards are padded to the numbers of rows in this class.
+
+        With `tap`, the forward's hidden states are kept.
+        """
+        self._forward, self._tap = forward, tap
+        self._states: dict[int, torch.Tensor] = {}  # of the graphs' rows
         self._counts = [count for count in ROWS if rows is None or rows.low <= count <= rows.high]
         self.max_rows = self.max_streams = self._counts[-1]
         self._device = pool.shape.device
@@ -67,8 +75,12 @@ class GraphedForward:
             self._rows.set(pieces)
             if count in self._graphs:
                 self._graphs[count].replay()
-                return kept(self._logits[count], segments)
-            return kept(self._run(count), segments)
+                logits = self._logits[count]
+            else:
+                logits = self._run(count)
+            if self._tap is not None:
+                keep_hidden(self._states[count] if count in self._graphs else self._tap.states, segments, whole=True)
+            return kept(logits, segments)
 
     def _on_device(self) -> AbstractContextManager[None]:
         """Launches kernels on the model's device, which may differ from the thread's current one."""
@@ -93,9 +105,24 @@ class GraphedForward:
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool, stream=side):
                     self._logits[count] = self._run(count)
+                    if self._tap is not None:
+                        self._states[count] = self._tap.states
                 self._graphs[count] = graph
             torch.cuda.synchronize()
         log.info("captured %d CUDA graphs for %d to %d rows", len(self._counts), self._counts[0], self.max_rows)
+
+    def capture_model(self, model: PreTrainedModel, compile: str) -> None:
+        """`capture` of this model's forward, compiled if that is possible. `compile` as in LoadOptions. Raises ModelError."""
+        try:
+            with nullcontext() if compile == "off" else compiled_layers(model):
+                self.capture()
+        except CompileError as error:
+            if compile == "on":
+                raise ModelError(
+                    f"torch.compile failed for this model; set model.compile to auto or off: {first_sentence(error)}"
+                ) from None
+            log.warning("torch.compile failed for this model, so its steps are slower: %s", first_sentence(error))
+            self.capture()
 
 
 def kept(logits: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:

@@ -83,6 +83,7 @@ class PagedCache(KVCache):
         self.length = 0
         self.pages = []
         self.recurrent = None  # states have no pages
+        self.hidden = pool.shape.new_hidden()
         self.table: list[int] = []  # pages in the order of the text
         self._gathered: tuple[list[int], torch.Tensor] | None = None  # the table, and its copy on the device
 
@@ -139,6 +140,8 @@ class PagedCache(KVCache):
 
     def commit(self, rows: list[int]) -> None:
         """Commits the rows at `length + r` for r in `rows` (ascending); moves only those that are out of place."""
+        if self.hidden is not None:
+            self.hidden.commit(self.length, rows)
         moves = [(row, place) for place, row in enumerate(rows) if row != place]
         if moves:
             places, size = self.places(self.length, self.length + rows[-1] + 1), self.pool.page_tokens
@@ -164,6 +167,7 @@ class PagedCache(KVCache):
         self.pool.drop(self.table)
         self.table, self.length = table, length
         self.pages = source.share(length // self.pool.page_tokens)
+        self._fork_hidden(source)
 
     def _copied(self, source: Rows, length: int, count: int) -> list[int]:
         """New pages with the first `length` rows of the source."""

@@ -38,7 +38,7 @@ class Graphed:
     def __init__(self, runner: ModelRunner, rows: RowClass | None = None, capture: bool = True) -> None:
         self.runner = runner
         self.pool = PagePool(runner.cache_shape, 12)
-        self.forward = GraphedForward(partial(runner._run, keep=0), self.pool, POSITIONS, rows)
+        self.forward = GraphedForward(partial(runner._run, keep=0), self.pool, POSITIONS, rows, runner._tap)
         if capture and runner.device.type == "cuda":
             self.forward.capture()
 
@@ -91,6 +91,21 @@ def test_streams_of_any_length_share_a_forward(tiny_runner: ModelRunner) -> None
         end = segment.cache.length + len(segment.batch)
         (part,) = segment.cache.parts(end)
         assert torch.allclose(part, reference.tensor[:, :, :, :end], atol=1e-5)
+
+
+def test_hidden_states_are_kept_with_the_rows() -> None:
+    runner = ModelRunner(make("llama", NAME).to(DEVICE), started=False)
+    runner.tap_hidden(())
+    graphs = Graphed(runner)
+    found = []
+    forwards: list[Any] = [runner.forward_all, graphs.forward]
+    for cache, forward in zip(graphs.filled(), forwards, strict=True):
+        cache.reserve(3)
+        forward([Segment(cache, ForwardBatch.chain(torch.arange(11, 14)))])
+        cache.commit([0, 2])
+        assert cache.hidden is not None and cache.hidden.end == len(PREFIX) + 2
+        found.append(cache.hidden.read(len(PREFIX), len(PREFIX) + 2))
+    assert torch.allclose(found[0], found[1], atol=1e-4)
 
 
 @pytest.mark.slow

@@ -1,0 +1,244 @@
+"""Draft heads: candidates from the target's states, caches that follow sessions, and answers that equal plain decoding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+import models
+from drafters.interface import EMPTY, Ints
+from drafters.none import NoDrafter
+from drafters.options import NEED_A_MODEL, DrafterName
+from drafters.registry import Resources, fork, make
+from tests.verify.draft_model.test_draft_model import EAGER, PROMPT
+from tests.verify.heads.checkpoints import KINDS, load_pair
+from verify.decode import decode
+from verify.draft_model.runner import DraftRunner
+from verify.generation import DecodeOptions
+from verify.heads.draft import HeadRunner
+from verify.heads.loading import load_head
+from verify.heads.model import HeadCache, HeadModel
+from verify.model.loading import LoadOptions, load_weights
+from verify.model.runner import ModelRunner
+from verify.sampling_params import SamplingParams
+from verify.tokenizer import load_tokenizer
+from verify.verifier import TreeVerifier
+
+GREEDY = SamplingParams(temperature=0)
+Pair = tuple[ModelRunner, HeadModel]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
+    return {kind: load_pair(tmp_path_factory.mktemp("heads"), kind, traced=True) for kind in KINDS}
+
+
+@pytest.fixture(params=KINDS)
+def pair(request: pytest.FixtureRequest, pairs: dict[str, Pair]) -> Pair:
+    return pairs[request.param]
+
+
+@pytest.fixture
+def eagle(pairs: dict[str, Pair]) -> Pair:
+    return pairs["eagle"]
+
+
+def verifier_of(target: ModelRunner) -> TreeVerifier:
+    return TreeVerifier(target, target.new_cache())
+
+
+def answer(target: ModelRunner, prompt: Ints, params: SamplingParams = GREEDY, tokens: int = 16) -> list[int]:
+    return decode(verifier_of(target), NoDrafter(), prompt, DecodeOptions(params, tokens)).tokens
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, head: HeadModel) -> list[int]:
+    """A list that receives the number of rows that each forward of the head computes."""
+    counts: list[int] = []
+    forward = head.forward
+
+    def count(cache: Any, batch: Any, logits: bool = True) -> torch.Tensor:
+        counts.append(len(batch) - batch.known)
+        return forward(cache, batch, logits)
+
+    monkeypatch.setattr(head, "forward", count)
+    return counts
+
+
+@torch.inference_mode()
+def reference(target: ModelRunner, head: HeadModel, text: list[int], drafted: int) -> torch.Tensor:
+    """The logits after a text by transformers' own attention, [V]. Its last `drafted` tokens read the head's own states."""
+    model, network = cast(Any, target.model), cast(Any, head.head)
+    verifier, known = verifier_of(target), len(text) - drafted
+    verifier.begin(np.array(text[:known], np.int32), GREEDY, 1)
+    verifier.prefill()
+    assert verifier.cache.hidden is not None
+    states = head._fused(verifier.cache.hidden.read(0, known - 1))[None]
+    embedded = model.get_input_embeddings()(torch.tensor([text]))
+    positions = torch.arange(len(text))[None]
+    configs = [module.config for module in network.modules() if hasattr(module, "config")]
+    for config in configs:
+        config._attn_implementation = "sdpa"
+    try:
+        for _ in range(drafted + 1):
+            size = states.shape[1]
+            own = network.advance(embedded[:, 1 : size + 1], states, positions[:, 1 : size + 1], attention_mask=None)
+            states = torch.cat([states, own[:, -1:]], 1)
+    finally:
+        for config in configs:
+            config._attn_implementation = "outrider"
+    return head.head.logits(own, head._lm_head)[0, -1]
+
+
+def test_candidates_are_those_of_the_heads_layers(pair: Pair) -> None:
+    target, head = pair
+    verifier, session = verifier_of(target), HeadRunner(head).session()
+    verifier.begin(PROMPT, GREEDY, 8)
+    verifier.prefill()
+    session.begin(verifier.sequence)
+    text = PROMPT.tolist()
+    root = session.root(3)
+    assert root.tokens[0].tolist() == reference(target, head, text, 0).topk(3).indices.tolist()
+    first = int(root.tokens[0, 1])
+    below = session.expand([int(root.tokens[0, 0]), first], [0, 0], 3)
+    assert below.tokens[1].tolist() == reference(target, head, [*text, first], 1).topk(3).indices.tolist()
+    second = int(below.tokens[1, 2])
+    deeper = session.expand([second], [2], 3)
+    assert deeper.tokens[0].tolist() == reference(target, head, [*text, first, second], 2).topk(3).indices.tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*(("eagle", name) for name in (*NEED_A_MODEL, "fusion")), ("eagle3", "draft-tree"), ("mtp", "draft-tree")],
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_answers_equal_plain_decoding(pairs: dict[str, Pair], kind: str, name: DrafterName, temperature: float) -> None:
+    target, head = pairs[kind]
+    drafter = make(name, Resources(EAGER, model=HeadRunner(head).session))
+    plain, drafted = verifier_of(target), verifier_of(target)
+    prompt: Ints = PROMPT
+    for turn in range(2):
+        options = DecodeOptions(SamplingParams(temperature=temperature, seed=turn), 9, max_nodes=20)
+        expected = decode(plain, NoDrafter(), prompt, options)
+        assert decode(drafted, drafter, prompt, options).tokens == expected.tokens
+        prompt = np.concatenate([prompt, expected.tokens[:-3], [40, 41]]).astype(np.int32)  # leaves the text early
+
+
+def test_drafts_of_the_targets_own_choices_are_accepted(eagle: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepted rows are read again, with the target's states; no forward is added for that."""
+    target, head = eagle
+    session = HeadRunner(head).session()
+    verifier = verifier_of(target)
+    verifier.begin(PROMPT, GREEDY, 16)
+    verifier.prefill()
+    session.begin(verifier.sequence)
+    rows = counted(monkeypatch, head)
+    chosen = answer(target, PROMPT, tokens=4)
+    session.root(1)
+    assert sum(rows) == len(PROMPT) - 1  # no state is before the first token
+    session.expand(chosen[:1], [0], 1)
+    session.expand(chosen[1:2], [1], 1)
+    run_on(verifier, session, chosen[:3])
+    rows.clear()
+    after = session.root(3)
+    assert rows == [3]
+    text = [*PROMPT.tolist(), *chosen[:3]]
+    assert after.tokens[0].tolist() == reference(target, head, text, 0).topk(3).indices.tolist()
+
+
+def run_on(verifier: TreeVerifier, session: Any, tokens: list[int]) -> None:
+    """Emits the target's own tokens, one per step, and tells the draft head."""
+    for token in tokens:
+        verdict = verifier.verify(EMPTY)
+        assert verdict.tokens.tolist() == [token]
+        verifier.commit(verdict)
+    session.advance(np.array(tokens, np.int32))
+
+
+def test_the_next_request_reads_only_new_tokens(eagle: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, head = eagle
+    drafter, verifier = make("draft", Resources(EAGER, model=HeadRunner(head).session)), verifier_of(target)
+    options = DecodeOptions(GREEDY, 1, max_nodes=20)
+    decode(verifier, drafter, PROMPT, DecodeOptions(GREEDY, 2, max_nodes=20))
+    rows = counted(monkeypatch, head)
+    decode(verifier, drafter, np.concatenate([PROMPT[:12], [50, 51, 52]]).astype(np.int32), options)
+    assert rows[:1] == []  # one token is left, so nothing is drafted
+    decode(verifier, drafter, np.concatenate([PROMPT[:12], [50, 51, 53]]).astype(np.int32), DecodeOptions(GREEDY, 2))
+    assert rows[0] == 3
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_fork_goes_on_with_the_rows_of_the_shared_text(eagle: Pair, monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
+    target, head = eagle
+    drafter, verifier = make("draft", Resources(EAGER, model=HeadRunner(head, slots).session)), verifier_of(target)
+    options = DecodeOptions(GREEDY, 6, max_nodes=20)
+    decode(verifier, drafter, PROMPT, options)
+    memo: dict[int, Any] = {}
+    forked = verifier.fork(target.new_cache(), 15, memo)
+    copied = fork(drafter, memo)
+    edited = np.concatenate([PROMPT[:15], [60, 61]]).astype(np.int32)
+    rows = counted(monkeypatch, head)
+    assert decode(forked, copied, edited, options).tokens == answer(target, edited, tokens=6)
+    assert rows[0] == (2 if slots == 2 else len(edited) - 1)
+    assert forked.sequence.hidden is forked.cache.hidden
+
+
+def test_a_session_that_was_swapped_out_drafts_from_its_new_tokens(eagle: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, head = eagle
+    shared = HeadRunner(head)
+    drafter, verifier = make("draft", Resources(EAGER, model=shared.session)), verifier_of(target)
+    options = DecodeOptions(GREEDY, 8, max_nodes=20)
+    tokens = decode(verifier, drafter, PROMPT, options).tokens
+    verifier.swap_in(verifier.swap_out())
+    prompt = np.concatenate([PROMPT, tokens, [7, 8, 9]]).astype(np.int32)
+    rows = counted(monkeypatch, head)
+    assert decode(verifier, drafter, prompt, options).tokens == answer(target, prompt, tokens=8)
+    assert rows[0] <= 4
+
+
+def test_a_text_longer_than_the_kept_states_is_drafted_from_its_end(tmp_path: Path) -> None:
+    target, head = load_pair(tmp_path, "eagle")
+    target.cache_shape = replace(target.cache_shape, hidden_positions=24)
+    shared = HeadRunner(head)
+    drafter = make("draft", Resources(EAGER, model=shared.session))
+    prompt = (np.arange(100) % 90).astype(np.int32)
+    options = DecodeOptions(GREEDY, 8, max_nodes=8)
+    assert decode(verifier_of(target), drafter, prompt, options).tokens == answer(target, prompt, tokens=8)
+    cache = next(iter(shared._caches.values()))
+    assert isinstance(cache, HeadCache) and cache.first >= 75
+
+
+def test_rejection_is_reproducible_and_respects_top_k(eagle: Pair) -> None:
+    target, head = eagle
+    params = SamplingParams(temperature=1.0, seed=2, rule="rejection")
+
+    def drafted(params: SamplingParams) -> list[int]:
+        drafter = make("draft-tree", Resources(EAGER, model=HeadRunner(head).session))
+        return decode(verifier_of(target), drafter, PROMPT, DecodeOptions(params, 12)).tokens
+
+    assert drafted(params) == drafted(params)
+    assert drafted(replace(params, top_k=1)) == answer(target, PROMPT, tokens=12)
+
+
+def test_the_embedded_targets_head_drafts_its_tokens() -> None:
+    target = load_weights(LoadOptions(str(models.TARGET), dtype="float32", device="cpu", trace=False))
+    head = load_head(str(models.HEAD), target)
+    assert head is not None
+    target.start(256)
+    drafter = make("draft", Resources(EAGER, model=HeadRunner(head).session))
+    prompt = load_tokenizer(str(models.TARGET))("class Stack:\n    def __init__(self):\n")["input_ids"]
+    options = DecodeOptions(GREEDY, 24, max_nodes=8)
+    found = decode(verifier_of(target), drafter, np.array(prompt, np.int32), options)
+    assert found.tokens == answer(target, np.array(prompt, np.int32), tokens=24)
+    assert found.tokens_per_step > 1.5
+
+
+def test_the_speed_of_a_head_is_measured_like_a_models(eagle: Pair) -> None:
+    target, head = eagle
+    shared: DraftRunner = HeadRunner(head)
+    shared.measure(target)
+    assert shared.speed_ratio > 0

@@ -1,0 +1,110 @@
+"""Draft heads from their published layouts, and a sentence for what cannot be loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import models
+from tests.hub import MODEL, cache_models
+from tests.verify.heads.checkpoints import (
+    DRAFT_VOCABULARY,
+    load_pair,
+    save_eagle,
+    save_eagle3,
+    save_target,
+)
+from verify.errors import ModelError
+from verify.heads.loading import load_head
+from verify.heads.networks import Eagle3Head, EagleHead, MtpHead
+from verify.model.loading import LoadOptions, load_weights
+from verify.model.runner import ModelRunner
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    path = save_target(tmp_path_factory.mktemp("target"))
+    return load_weights(LoadOptions(str(path), dtype="float32", device="cpu"))
+
+
+def test_a_model_is_no_head(target: ModelRunner, tmp_path: Path) -> None:
+    assert load_head(str(models.DRAFT), target) is None
+    single = save_eagle(tmp_path)
+    weights = torch.load(single / "pytorch_model.bin")
+    torch.save({name: tensor for name, tensor in weights.items() if name != "fc.weight"}, single / "pytorch_model.bin")
+    assert load_head(str(single), target) is None  # a model of one layer
+
+
+def test_eagle_in_both_file_formats(target: ModelRunner, tmp_path: Path) -> None:
+    folder = save_eagle(tmp_path)
+    found = load_head(str(folder), target, pack=False)
+    assert found is not None and isinstance(found.head, EagleHead)
+    weights = torch.load(folder / "pytorch_model.bin")
+    assert torch.equal(found.head.fc.bias, weights["fc.bias"])
+    (folder / "pytorch_model.bin").unlink()
+    save_file(weights | {"embed_tokens.weight": torch.zeros(97, 32)}, folder / "model.safetensors")
+    again = load_head(str(folder), target, pack=False)
+    assert again is not None and isinstance(again.head, EagleHead)
+    assert torch.equal(again.head.fc.weight, found.head.fc.weight)
+
+
+def test_eagle_3_has_its_own_vocabulary_and_reads_three_layers(target: ModelRunner, tmp_path: Path) -> None:
+    found = load_head(str(save_eagle3(tmp_path)), target)
+    assert found is not None and isinstance(found.head, Eagle3Head)
+    assert found.head.layers_read == (2, 3, 3)
+    logits = found.head.logits(torch.randn(1, 2, 32), torch.nn.Identity())
+    assert logits.shape == (1, 2, 97)
+    ids = torch.arange(DRAFT_VOCABULARY)
+    assert torch.equal(logits[0, 0].isfinite().nonzero()[:, 0], ids + ids // 2)
+    named = save_eagle3(tmp_path / "named", eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 4, 5]})
+    other = load_head(str(named), target)
+    assert other is not None and other.head.layers_read == (0, 4, 5)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "deepseek_v3"])
+def test_mtp_layers_are_in_the_targets_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    if family == "deepseek_v3":
+        from transformers import DeepseekV3ForCausalLM
+
+        # The class names the layer of the published size, which has 61 others.
+        monkeypatch.setattr(DeepseekV3ForCausalLM, "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.4.*"])
+    _, head = load_pair(tmp_path, "mtp", family)
+    assert isinstance(head.head, MtpHead)
+
+
+def test_an_mtp_layer_comes_from_the_targets_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache_models(monkeypatch, tmp_path / "hub", {"v2": save_target(tmp_path / "target", "qwen3_5")})
+    target = load_weights(LoadOptions(MODEL, "v2", dtype="float32", device="cpu"))
+    head = load_head("mtp", target, "v2")
+    assert head is not None and isinstance(head.head, MtpHead)
+    assert target.model.config.name_or_path == MODEL
+
+
+def test_what_cannot_be_loaded_is_named(target: ModelRunner, tmp_path: Path) -> None:
+    def refuse(folder: Path, **config: object) -> str:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | config))
+        with pytest.raises(ModelError) as refused:
+            load_head(str(folder), target)
+        return str(refused.value)
+
+    assert "Medusa" in refuse(save_eagle(tmp_path / "medusa"), medusa_num_heads=4)
+    assert "several layers" in refuse(save_eagle3(tmp_path / "deep"), num_hidden_layers=2)
+    assert "layers that the target does not have" in refuse(
+        save_eagle3(tmp_path / "layers"), eagle_aux_hidden_state_layer_ids=[0, 4, 9]
+    )
+    folder = save_eagle(tmp_path / "parts")
+    weights = torch.load(folder / "pytorch_model.bin")
+    del weights["layers.0.mlp.up_proj.weight"]
+    torch.save(weights, folder / "pytorch_model.bin")
+    assert "layers.0.mlp.up_proj.weight is missing" in refuse(folder)
+    torch.save(weights | {"fc.weight": torch.zeros(48, 96)}, folder / "pytorch_model.bin")
+    assert "reads 96 values per token, and this target gives 2 times 32" in refuse(folder)
+    (folder / "pytorch_model.bin").unlink()
+    assert "There are no weights" in refuse(folder)
+    with pytest.raises(ModelError, match="No multi-token prediction layer"):
+        load_head("mtp", target)

@@ -1,0 +1,42 @@
+"""Hidden states of a target's forwards: the same by every backend, and at the positions of the committed tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from drafters.interface import Ints
+from drafters.lookup import LookupDrafter
+from drafters.options import LookupOptions
+from tests.verify.draft_model.test_draft_model import PROMPT
+from verify.decode import decode
+from verify.generation import DecodeOptions
+from verify.model.cpu.trace import TracedForward
+from verify.model.row_class import RowClass
+from verify.model.runner import ModelRunner
+from verify.sampling_params import SamplingParams
+from verify.verifier import TreeVerifier
+
+
+@pytest.mark.parametrize("layers", [(), (0, 1)], ids=str)
+@pytest.mark.parametrize("backend", ["untraced", "traced", "in order"])
+def test_the_states_of_committed_tokens_are_kept(tiny_config: LlamaConfig, layers: tuple[int, ...], backend: str) -> None:
+    torch.manual_seed(0)
+    runner = ModelRunner(LlamaForCausalLM(tiny_config), traced=backend != "untraced", started=False)
+    runner.tap_hidden(layers)
+    runner.start(128, RowClass(2, 65, 4) if backend == "in order" else None)
+    assert isinstance(runner._backend, TracedForward) or backend != "traced"
+    verifier = TreeVerifier(runner, runner.new_cache())
+    repeated: Ints = np.tile(PROMPT, 3)
+    options = DecodeOptions(SamplingParams(temperature=0), 20, max_nodes=12)
+    text = [*repeated.tolist(), *decode(verifier, LookupDrafter(LookupOptions()), repeated, options).tokens]
+    hidden = verifier.cache.hidden
+    assert hidden is not None and (hidden.first, hidden.end) == (0, len(text) - 1)
+    plain = LlamaForCausalLM(LlamaConfig(**tiny_config.to_dict()))
+    plain.load_state_dict(runner.model.state_dict())
+    with torch.no_grad():
+        expected = plain.model(torch.tensor([text[:-1]]), output_hidden_states=True)
+    states = [expected.hidden_states[layer] for layer in layers] or [expected.last_hidden_state]
+    assert torch.allclose(hidden.read(0, len(text) - 1), torch.cat(states, -1)[0], atol=1e-4)

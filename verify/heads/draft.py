@@ -1,0 +1,53 @@
+"""Draft heads as draft models of sessions: committed tokens are read with the target's states as soon as these exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from drafters.model.language_model import Candidates
+from verify.draft_model.runner import DraftRunner
+from verify.draft_model.session import SessionDraft
+from verify.heads.model import HeadCache, HeadModel
+from verify.model.cache import KVCache
+from verify.model.hidden.ring import StateRing
+from verify.model.runner import ModelRunner
+
+
+class HeadRunner(DraftRunner):
+    """A draft head shared by sessions."""
+
+    def __init__(self, head: HeadModel, slots: int = 4, threads: int = 1) -> None:
+        super().__init__(cast(ModelRunner, head), head.vocabulary, slots, threads)
+
+    def together(self, work: Sequence[Callable[[], None]]) -> None:
+        """Runs work of several sessions, one after the other: a head computes one session's rows at a time."""
+        for each in work:
+            each()
+
+    def session(self) -> SessionDraft:
+        """The head for a new session."""
+        return HeadDraft(self)
+
+
+class HeadDraft(SessionDraft):
+    """One session's draft head. Implements `drafters.model.language_model.LanguageModel`."""
+
+    def _read_ahead(self, cache: KVCache) -> None:
+        """Nothing: a head reads states that the target has computed."""
+
+    def root(self, count: int) -> Candidates:
+        self.end_reading()
+        cache = cast(HeadCache, self._shared.cache_for(self))
+        source = cache.source = cast("StateRing | None", self._text.hidden)
+        cache.truncate(cache.exact)  # the target has now computed the states of rows that read the head's own
+        oldest = self._length - 1  # the last token is always read
+        if source is not None and source.end >= oldest:
+            oldest = min(oldest, source.first + 1)
+        if cache.length < oldest:
+            cache.skip(oldest)
+        if cache.length < self._text.prompt_length - 1:
+            self._shared.synchronize()  # unlike a step, reading a prompt does not wait for the device
+        found = super().root(count)
+        cache.exact = cache.length + 1  # with row 0
+        return found

@@ -1,0 +1,157 @@
+"""Loads draft heads: EAGLE and EAGLE-3 from checkpoints of their own, MTP layers from the target's checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, PreTrainedConfig
+from transformers.utils import cached_file
+
+from verify.checkpoint import DEFAULT_REVISION, locate
+from verify.errors import ModelError, first_sentence
+from verify.heads.model import HeadModel
+from verify.heads.networks import Eagle3Head, EagleHead, Head, MtpHead
+from verify.model.attention import NAME
+from verify.model.runner import ModelRunner
+
+MTP = "mtp"  # as a path: the layer in the target's own checkpoint
+FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, pack: bool = True) -> HeadModel | None:
+    """The head at `path` for a target that has not started; None if there is no head but a model. Raises ModelError.
+
+    For MTP, `revision` is the target's.
+    """
+    if path == MTP:
+        return HeadModel(load_mtp(target, revision), target, pack)
+    location = locate(path, revision)
+    if location.gguf is not None:
+        return None
+    try:
+        config, _ = PreTrainedConfig.get_config_dict(location.source, revision=revision)
+    except OSError as error:
+        raise ModelError(f"No model at {path!r}: {first_sentence(error)}") from None
+    config = {**config, **config.get("transformer_layer_config", {})}  # the layout of the library speculators
+    if "medusa_num_heads" in config:
+        raise ModelError(f"{path!r} holds Medusa heads, which are not supported; use an EAGLE head or a draft model.")
+    names = " ".join(config.get("architectures") or ()).lower()
+    is_eagle3 = "eagle3" in names or "draft_vocab_size" in config
+    if not is_eagle3 and "eagle" not in names and config.get("num_hidden_layers") != 1:
+        return None
+    weights = read_weights(location.source, path, revision)
+    if "fc.weight" not in weights:
+        return None
+    if config.get("num_hidden_layers") != 1:
+        raise ModelError(f"The head at {path!r} has several layers; only heads with one layer are supported.")
+    build: Callable[..., Head] = build_eagle3 if is_eagle3 else build_eagle
+    return HeadModel(build(config, weights, target, path), target, pack)
+
+
+def read_weights(source: str, path: str, revision: str) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint in one file. Raises ModelError."""
+    for name in FILES:
+        file = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+        if file is not None:
+            is_safe = name.endswith("safetensors")
+            found = load_file(file) if is_safe else torch.load(file, map_location="cpu", weights_only=True)
+            return cast("dict[str, torch.Tensor]", found)
+    raise ModelError(f"There are no weights at {path!r}; a draft head must have {' or '.join(FILES)}.")
+
+
+def build_eagle(config: dict[str, Any], weights: dict[str, torch.Tensor], target: ModelRunner, path: str) -> EagleHead:
+    """An EAGLE head with its weights. Raises ModelError."""
+    check_size(weights["fc.weight"].shape[1], 2, target, path)
+    head = EagleHead(layer_config(config, weights), bias="fc.bias" in weights)
+    load_weights(head, weights, path)
+    return head
+
+
+def build_eagle3(config: dict[str, Any], weights: dict[str, torch.Tensor], target: ModelRunner, path: str) -> Eagle3Head:
+    """An EAGLE-3 head with its weights. Raises ModelError."""
+    count = int(target.model.config.get_text_config().num_hidden_layers)
+    named = config.get("eagle_aux_hidden_state_layer_ids") or (config.get("eagle_config") or {}).get(
+        "eagle_aux_hidden_state_layer_ids"
+    )
+    layers = tuple(named or (2, count // 2, count - 3))
+    check_size(weights["fc.weight"].shape[1], len(layers), target, path)
+    if not hasattr(target.model.get_decoder(), "layers"):
+        raise ModelError("EAGLE-3 heads are not supported for this target's architecture; use a draft model.")
+    if not all(0 <= layer < count for layer in layers):
+        raise ModelError(f"The head at {path!r} reads layers that the target does not have; use the head of this target.")
+    weights = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in weights.items()}
+    vocabulary = len(weights.get("lm_head.weight", ()))
+    weights.setdefault("d2t", torch.zeros(vocabulary, dtype=torch.int64))
+    head = Eagle3Head(
+        layer_config(config | {"vocab_size": target.vocabulary}, weights),
+        layers,
+        int(target.model.config.get_text_config().hidden_size),
+        vocabulary,
+        bool(config.get("norm_before_residual")),
+    )
+    load_weights(head, weights, path)
+    if int((torch.arange(vocabulary) + cast(torch.Tensor, head.d2t)).max()) >= target.vocabulary:
+        raise ModelError(f"The head at {path!r} drafts tokens that the target does not have; use the head of this target.")
+    return head
+
+
+def layer_config(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> LlamaConfig:
+    """The configuration of a head's layer."""
+    has_bias = any(name.startswith("layers.0.self_attn.") and name.endswith(".bias") for name in weights)
+    found = LlamaConfig(**{**config, "model_type": "llama", "attention_bias": has_bias})
+    found._attn_implementation = NAME
+    return found
+
+
+def load_weights(head: torch.nn.Module, weights: dict[str, torch.Tensor], path: str) -> None:
+    """Copies the weights into the head; a bias that is absent is zero. Raises ModelError."""
+    expected = head.state_dict()
+    absent = {name: torch.zeros_like(tensor) for name, tensor in expected.items() if name.endswith(".bias")}
+    found = absent | {name: tensor for name, tensor in weights.items() if name in expected}
+    wrong = sorted(name for name in expected if name not in found or found[name].shape != expected[name].shape)
+    wrong += sorted(name for name, tensor in found.items() if tensor.is_floating_point() and tensor.itemsize < 2)
+    if wrong:
+        raise ModelError(
+            f"The head at {path!r} is not in a supported layout: {wrong[0]} is missing, quantised, or has another shape."
+        )
+    head.load_state_dict(found)
+
+
+def check_size(found: int, parts: int, target: ModelRunner, path: str) -> None:
+    """Raises ModelError unless a head's first layer reads `parts` vectors as wide as the target's hidden states."""
+    size = int(target.model.config.get_text_config().hidden_size)
+    if found != parts * size:
+        raise ModelError(
+            f"The head at {path!r} reads {found} values per token, and this target gives {parts} times {size};"
+            " use the head of this target."
+        )
+
+
+def load_mtp(target: ModelRunner, revision: str) -> Head:
+    """The multi-token prediction layer in the checkpoint that the target was loaded from. Raises ModelError."""
+    model = target.model
+    config, path = model.config.get_text_config(), model.config.name_or_path
+    if not hasattr(config, "num_mtp_layers") and hasattr(config, "mtp_num_hidden_layers"):
+        config.num_mtp_layers = config.mtp_num_hidden_layers  # Qwen3.5's name
+    if getattr(config, "layer_types", None) and not hasattr(config, "mtp_layer_types"):
+        config.mtp_layer_types = ["full_attention"] * int(getattr(config, "num_mtp_layers", 1))
+    try:
+        from transformers.modeling_layers import MtpModel
+
+        snapshot = cached_file(path, "config.json", revision=revision)
+        model.config.name_or_path = str(Path(str(snapshot)).parent)
+        found = MtpModel.from_pretrained(model)
+    except (ImportError, OSError, TypeError, ValueError, RuntimeError, KeyError) as error:
+        raise ModelError(
+            f"No multi-token prediction layer of {path!r} can be loaded ({first_sentence(error)});"
+            " set draft_model.path to an EAGLE head or a draft model, or leave it unset."
+        ) from None
+    finally:
+        model.config.name_or_path = path
+    if found.layers[0].post_norm is None or found.rotary_emb is None:
+        raise ModelError(f"The multi-token prediction layer of {path!r} is of a kind that is not supported.")
+    return MtpHead(found, int(config.hidden_size))

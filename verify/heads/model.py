@@ -1,0 +1,118 @@
+"""A draft head with the target that it reads, called like a model: forwards over a cache of its own."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from drafters.interface import MAX_NODES
+from verify.heads.networks import Head
+from verify.model.attention import ShapeProbe, TorchAttention
+from verify.model.batch import ForwardBatch
+from verify.model.cache import MARGIN_POSITIONS, CacheShape, KVCache, Rows
+from verify.model.cpu.packing import can_pack, pack_layers
+from verify.model.hidden.ring import StateRing
+from verify.model.runner import ModelRunner
+
+OWN_POSITIONS = 2 * (MAX_NODES + 1)  # of the head's own states: those of the rows being drafted, and of the rows before
+
+
+class HeadCache(KVCache):
+    """The head's keys and values of a text, from `first` on, and its own states (`hidden`) of the last rows."""
+
+    def __init__(self, shape: CacheShape, positions: int) -> None:
+        super().__init__(shape, positions)
+        self.source: StateRing | None = None  # the target's states of the text
+        self.first = 0  # rows before it are absent: the target's states that they read were not kept
+        self.exact = 0  # rows before it read the target's states; later ones the head's own
+
+    def skip(self, length: int) -> None:
+        """Takes `length` positions to be committed, without their rows."""
+        self.length = self.first = self.exact = length
+
+    @property
+    def visible(self) -> int:
+        """The committed rows that attention sees: those from `first` on."""
+        return self.length - self.first
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `KVCache.write`, without absent rows."""
+        keys, values = super().write(layer, key, value, known)
+        return keys[:, self.first :], values[:, self.first :]
+
+    def truncate(self, length: int) -> None:
+        """Drops all positions from `length` on."""
+        super().truncate(length)
+        self.first, self.exact = min(self.first, self.length), min(self.exact, self.length)
+
+    def fork(self, source: Rows, length: int) -> None:
+        """As `KVCache.fork`."""
+        super().fork(source, length)
+        assert isinstance(source, HeadCache)
+        self.first, self.exact = min(source.first, self.length), min(source.exact, self.length)
+
+
+class HeadModel:
+    """A head on its target's device. Has the part of ModelRunner's interface that `verify.draft_model` uses."""
+
+    def __init__(self, head: Head, target: ModelRunner, pack: bool = True) -> None:
+        """Makes the target, which has not started, keep the hidden states that the head reads. `pack` as in LoadOptions."""
+        module = cast(torch.nn.Module, head).to(target.device).eval().requires_grad_(False)
+        for parameter in module.parameters():  # without buffers: rotary embeddings stay in float32
+            parameter.data = parameter.data.to(target.model.dtype)
+        if pack and can_pack(target.model):
+            pack_layers(module)
+        self.head = head
+        self.device, self.vocabulary = target.device, target.vocabulary
+        self.context_tokens = target.context_tokens
+        self._embed = target.model.get_input_embeddings()
+        self._lm_head = cast(torch.nn.Module, target.model.get_output_embeddings())
+        self._width = target.tap_hidden(head.layers_read)
+        probe, token = ShapeProbe(), torch.zeros(1, dtype=torch.int64)
+        with torch.inference_mode():
+            self._advance(token, token, self._fused(torch.zeros(1, self._width)), probe)
+        self.cache_shape = CacheShape(
+            probe.layers, target.model.dtype, self.device, hidden_width=head.size, hidden_positions=OWN_POSITIONS
+        )
+
+    def start(self, context_tokens: int) -> None:
+        """Sets the context length: the target's."""
+        self.context_tokens = context_tokens
+
+    def new_cache(self) -> HeadCache:
+        """An empty cache for a full context."""
+        return HeadCache(self.cache_shape, self.context_tokens + MARGIN_POSITIONS)
+
+    @torch.inference_mode()
+    def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
+        """As `ModelRunner.forward`. Rows without known ones are committed tokens, which read the target's states.
+
+        Other rows read the head's own state of the row above them.
+        """
+        assert isinstance(cache, HeadCache) and cache.hidden is not None
+        start, known = cache.length, batch.known
+        if known:
+            states = cache.hidden.take(start + parents(batch))
+        else:
+            end = start + len(batch) - 1
+            kept = torch.zeros(end - start + 1, self._width) if cache.source is None else cache.source.read(start - 1, end)
+            states = self._fused(kept)
+        own = self._advance(batch.tokens[known:], batch.positions(start), states, TorchAttention(cache, batch))
+        cache.hidden.write(start + known, own)
+        return self.head.logits(own[None] if logits else own[None, -1:], self._lm_head)[0]
+
+    def _fused(self, states: torch.Tensor) -> torch.Tensor:
+        return self.head.fuse(states.to(self.device, self._embed.weight.dtype)[None])[0]
+
+    def _advance(self, tokens: torch.Tensor, positions: torch.Tensor, states: torch.Tensor, attention: Any) -> torch.Tensor:
+        """The own states of rows with these tokens, positions and states before them, [N, size]."""
+        embedded = self._embed(tokens.to(self.device)[None])
+        others = {"attention": attention, "attention_mask": None}
+        return self.head.advance(embedded, states[None], positions.to(self.device)[None], **others)[0]
+
+
+def parents(batch: ForwardBatch) -> torch.Tensor:
+    """The row above each row that is computed, int64 [N - known]."""
+    above = batch.ancestor_mask() & (batch.depths[None, :] == batch.depths[:, None] - 1)
+    return above[batch.known :].int().argmax(1)

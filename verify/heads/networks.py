@@ -1,0 +1,143 @@
+"""The networks of draft heads: EAGLE (arXiv 2401.15077), EAGLE-3 (arXiv 2503.01840) and MTP (DeepSeek-V3, arXiv 2412.19437).
+
+A row of a head has a token and the state at the position before it: the target's hidden state where the target has computed
+that position, otherwise the head's own. It computes a state of its own, which gives the logits of the next token. Knows nothing
+about caches or checkpoints. Parameters have the names of the published checkpoints.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, cast
+
+import torch
+from transformers import LlamaConfig, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+
+
+class Head(Protocol):
+    """A head on its target's device."""
+
+    layers_read: tuple[int, ...]  # the target's layers whose inputs are the states; () = its last hidden state, normalised
+    size: int  # width of the head's own states
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        """States of the target [1, N, W] to states as the head's own, [1, N, size]."""
+
+    def advance(self, embedded: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, **others: Any) -> torch.Tensor:
+        """Embedded tokens [1, N, E], the states before them, and positions [1, N] to the rows' own states, [1, N, size].
+
+        `others` are handed to the layers.
+        """
+
+    def logits(self, states: torch.Tensor, lm_head: torch.nn.Module) -> torch.Tensor:
+        """The next token's logits [1, N, V] from the rows' own states; `lm_head` is the target's."""
+
+
+class EagleHead(torch.nn.Module):
+    """EAGLE: predicts the target's next hidden state. Implements `Head`."""
+
+    layers_read: tuple[int, ...] = ()
+
+    def __init__(self, config: LlamaConfig, bias: bool = False) -> None:
+        super().__init__()
+        self.size = config.hidden_size
+        self.fc = torch.nn.Linear(2 * self.size, self.size, bias=bias)
+        self.layers = torch.nn.ModuleList([LlamaDecoderLayer(config, 0)])
+        cast(Any, self.layers[0]).input_layernorm = torch.nn.Identity()
+        self.rotary = LlamaRotaryEmbedding(config)
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        return states
+
+    def advance(self, embedded: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, **others: Any) -> torch.Tensor:
+        rows = self.fc(torch.cat([embedded, states], -1))
+        return cast(torch.Tensor, self.layers[0](rows, position_embeddings=self.rotary(rows, positions), **others))
+
+    def logits(self, states: torch.Tensor, lm_head: torch.nn.Module) -> torch.Tensor:
+        return cast(torch.Tensor, lm_head(states))
+
+
+class Eagle3Layer(LlamaDecoderLayer):  # type: ignore[misc]  # transformers carries no types
+    """A Llama layer whose attention reads the tokens and the states side by side."""
+
+    def __init__(self, config: LlamaConfig, norm_before_residual: bool) -> None:
+        super().__init__(config, 0)
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm_before_residual = norm_before_residual
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow = getattr(self.self_attn, name)
+            wide = torch.nn.Linear(2 * narrow.in_features, narrow.out_features, bias=narrow.bias is not None)
+            setattr(self.self_attn, name, wide)
+
+    def forward(self, embedded: torch.Tensor, states: torch.Tensor, **others: Any) -> torch.Tensor:
+        normal = self.hidden_norm(states)
+        residual = normal if self.norm_before_residual else states
+        attended, _ = self.self_attn(torch.cat([self.input_layernorm(embedded), normal], -1), **others)
+        rows = residual + attended
+        return cast(torch.Tensor, rows + self.mlp(self.post_attention_layernorm(rows)))
+
+
+class Eagle3Head(torch.nn.Module):
+    """EAGLE-3: reads the inputs of three of the target's layers, and has a vocabulary of its own. Implements `Head`."""
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        layers_read: tuple[int, ...],
+        target_size: int,
+        draft_vocabulary: int,
+        norm_before_residual: bool = False,
+    ) -> None:
+        super().__init__()
+        self.layers_read = layers_read
+        self.size = config.hidden_size
+        self._vocabulary = config.vocab_size
+        self.fc = torch.nn.Linear(len(layers_read) * target_size, self.size, bias=False)
+        self.layers = torch.nn.ModuleList([Eagle3Layer(config, norm_before_residual)])
+        self.norm = LlamaRMSNorm(self.size, eps=config.rms_norm_eps)
+        self.lm_head = torch.nn.Linear(self.size, draft_vocabulary, bias=False)
+        self.rotary = LlamaRotaryEmbedding(config)
+        self.register_buffer("d2t", torch.zeros(draft_vocabulary, dtype=torch.int64))  # the target's id minus the own one
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.fc(states))
+
+    def advance(self, embedded: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, **others: Any) -> torch.Tensor:
+        rotation = self.rotary(embedded, positions)
+        return cast(torch.Tensor, self.layers[0](embedded, states, position_embeddings=rotation, **others))
+
+    def logits(self, states: torch.Tensor, lm_head: torch.nn.Module) -> torch.Tensor:
+        own = self.lm_head(self.norm(states))
+        found = own.new_full((*own.shape[:2], self._vocabulary), -torch.inf)
+        found[..., torch.arange(own.shape[-1], device=own.device) + cast(torch.Tensor, self.d2t)] = own
+        return cast(torch.Tensor, found)
+
+
+class MtpHead(torch.nn.Module):
+    """The first multi-token prediction layer of the target's own checkpoint. Implements `Head`."""
+
+    layers_read: tuple[int, ...] = ()
+
+    def __init__(self, model: PreTrainedModel, size: int) -> None:
+        """`model` is transformers' MtpModel."""
+        super().__init__()
+        self.size = size
+        self.layer = cast(Any, model).layers[0]
+        self.rotary = cast(Any, model).rotary_emb
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        return states
+
+    def advance(self, embedded: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, **others: Any) -> torch.Tensor:
+        found = self.layer(
+            embedded,
+            states,
+            position_embeddings=self.rotary(embedded, positions),
+            position_ids=positions,
+            past_key_values=None,
+            **others,
+        )
+        return cast(torch.Tensor, found)
+
+    def logits(self, states: torch.Tensor, lm_head: torch.nn.Module) -> torch.Tensor:
+        return cast(torch.Tensor, lm_head(states))

@@ -1,0 +1,63 @@
+"""States by position, of which the last ones are kept. Knows nothing about models or texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from verify.model.memory import zeros
+
+
+class StateRing:
+    """The states of the positions from `first` to before `end`, at most `capacity` of them."""
+
+    def __init__(self, capacity: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.capacity = capacity
+        self.first = self.end = 0
+        self._rows = zeros((capacity, width), dtype, device)
+
+    def write(self, start: int, states: torch.Tensor) -> None:
+        """Replaces the states from position `start` on with `states`, [N, width]. A gap before them drops all others."""
+        if not self.first <= start <= self.end:
+            self.first = start
+        self.end = start + len(states)
+        self.first = max(self.first, self.end - self.capacity)
+        states = states[-self.capacity :]
+        place = (self.end - len(states)) % self.capacity
+        before = self.capacity - place  # rows up to the end of the ring
+        self._rows[place : place + len(states)] = states[:before]
+        if len(states) > before:
+            self._rows[: len(states) - before] = states[before:]
+
+    def read(self, start: int, end: int) -> torch.Tensor:
+        """The states of the positions from `start` to before `end`, [end - start, width]; zeros where there are none."""
+        at = torch.arange(start, end)
+        found = self._rows[(at % self.capacity).to(self._rows.device)]
+        found[((at < self.first) | (at >= self.end)).to(found.device)] = 0
+        return found
+
+    def take(self, positions: torch.Tensor) -> torch.Tensor:
+        """The states of some positions, int64 [N], which are kept; [N, width]."""
+        return self._rows[(positions % self.capacity).to(self._rows.device)]
+
+    def commit(self, start: int, rows: Sequence[int]) -> None:
+        """Moves the states at `start + r` for r in `rows` (ascending) to `start` on, and drops those behind them."""
+        kept = torch.arange(start, start + len(rows))
+        moved = torch.tensor(rows, dtype=torch.int64) + start
+        if not torch.equal(kept, moved):
+            self._rows[(kept % self.capacity).to(self._rows.device)] = self.take(moved)
+        self.truncate(start + len(rows))
+
+    def truncate(self, length: int) -> None:
+        """Drops the states from position `length` on."""
+        self.end = min(self.end, length)
+        self.first = min(self.first, self.end)
+
+    def copy(self, source: StateRing | None, length: int) -> None:
+        """Replaces the states with those of `source` before position `length`; None = with none."""
+        self.first = self.end = 0
+        if source is not None:
+            self._rows.copy_(source._rows)
+            self.first, self.end = source.first, source.end
+            self.truncate(length)
