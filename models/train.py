@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from drafters.tables import ngram
 from models import BASE_TABLE, DRAFT, TARGET
 from models.corpus import SOURCES, documents
+from models.optimization import Optimization
 from models.tokenizer import VOCABULARY, train_tokenizer
 from verify.tokenizer import fingerprint
 
@@ -46,14 +48,10 @@ class RunState:
     losses: list[tuple[int, float, float]] = field(default_factory=list)  # tokens so far, loss of target and draft
 
 
-class Resumable(Protocol):
-    """What a checkpoint holds."""
+class Optimized(Protocol):
+    """What a checkpoint holds the state of."""
 
-    def state(self) -> dict[str, object]:
-        """What `load` restores."""
-
-    def load(self, state: dict) -> None:  # type: ignore[type-arg]
-        """Restores a state."""
+    optimization: Optimization
 
 
 def build_model(shape: dict[str, int]) -> LlamaForCausalLM:
@@ -73,25 +71,13 @@ def build_model(shape: dict[str, int]) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def optimizers_of(matrices: list[torch.nn.Parameter], others: list[torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for the other parameters."""
-    return [
-        torch.optim.Muon(matrices, lr=0.006, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=0.003, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-
-
 class Learner:
-    """One model with its optimizers: Muon for the layers' matrices, AdamW for embeddings and norms."""
+    """One model with its optimization."""
 
     def __init__(self, shape: dict[str, int], device: str, compiled: bool) -> None:
         self.model = build_model(shape).to(device)
         self.device = device
-        matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
-        matrix_ids = {id(p) for p in matrices}
-        others = [p for p in self.model.parameters() if id(p) not in matrix_ids]
-        self.optimizers = optimizers_of(matrices, others)
-        self.base_rates = [group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups]
+        self.optimization = Optimization(self.model, [p for p in self.model.model.layers.parameters() if p.ndim == 2])
         self.loss = torch.compile(self._loss, dynamic=False) if compiled else self._loss
 
     def _loss(self, tokens: torch.Tensor) -> torch.Tensor:  # int64 [B, T+1]
@@ -102,24 +88,9 @@ class Learner:
 
     def step(self, tokens: torch.Tensor, rate: float) -> float:
         """One update at `rate` times the base learning rates; returns the loss in nats per token."""
-        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        for group, base in zip(groups, self.base_rates, strict=True):
-            group["lr"] = base * rate
         loss: torch.Tensor = self.loss(tokens)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self.optimization.step(loss, rate)
         return float(loss.detach())
-
-    def state(self) -> dict[str, object]:
-        return {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers]}
-
-    def load(self, state: dict) -> None:  # type: ignore[type-arg]
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
 
 
 @dataclass(frozen=True)
@@ -238,20 +209,20 @@ def export(learners: tuple[Learner, Learner], data: Data, done: RunState) -> Non
     print(json.dumps(report, indent=1))
 
 
-def save(path: Path, learners: tuple[Resumable, ...], done: RunState) -> None:
+def save(path: Path, learners: Sequence[Optimized], done: RunState) -> None:
     """Writes the checkpoint and renames it, so that an interruption leaves no partial file."""
     temporary = path.with_suffix(".partial")
-    torch.save({"learners": [learner.state() for learner in learners], "done": asdict(done)}, temporary)
+    torch.save({"learners": [learner.optimization.state() for learner in learners], "done": asdict(done)}, temporary)
     temporary.rename(path)
 
 
-def resume(path: Path, learners: tuple[Resumable, ...]) -> RunState:
+def resume(path: Path, learners: Sequence[Optimized]) -> RunState:
     """Loads the checkpoint at `path` into `learners`, if it exists."""
     if not path.exists():
         return RunState()
     saved = torch.load(path, weights_only=True)
     for learner, state in zip(learners, saved["learners"], strict=True):
-        learner.load(state)
+        learner.optimization.load(state)
     return RunState(**saved["done"])
 
 

@@ -21,7 +21,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from models import HEAD, TARGET
 from models.corpus import documents
-from models.train import SHORT_WINDOW_TOKENS, RunState, batch, optimizers_of, rate_at, resume, save
+from models.optimization import Optimization
+from models.train import SHORT_WINDOW_TOKENS, RunState, batch, rate_at, resume, save
 from verify.heads.networks import EagleHead
 
 BATCH_TOKENS = 4096
@@ -30,15 +31,13 @@ STATE_WEIGHT = 0.1  # of the states' distance in the loss, beside the cross-entr
 
 
 class HeadLearner:
-    """The head with its optimizers, and the target that it learns from."""
+    """The head with its optimization, and the target that it learns from."""
 
     def __init__(self, target: LlamaForCausalLM, config: LlamaConfig) -> None:
         self.target = target.eval().requires_grad_(False)
         self.config = config
         self.model = EagleHead(config)
-        parameters = list(self.model.parameters())
-        self.optimizers = optimizers_of([p for p in parameters if p.ndim == 2], [p for p in parameters if p.ndim != 2])
-        self.base_rates = [group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups]
+        self.optimization = Optimization(self.model, [p for p in self.model.parameters() if p.ndim == 2])
 
     def losses(self, tokens: torch.Tensor) -> list[torch.Tensor]:
         """The loss of each pass over `tokens`, int64 [B, T]."""
@@ -61,24 +60,9 @@ class HeadLearner:
 
     def step(self, tokens: torch.Tensor, rate: float) -> list[float]:
         """One update at `rate` times the base learning rates; returns the loss of each pass in nats per token."""
-        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        for group, base in zip(groups, self.base_rates, strict=True):
-            group["lr"] = base * rate
         losses = self.losses(tokens)
-        torch.stack(losses).mean().backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self.optimization.step(torch.stack(losses).mean(), rate)
         return [float(loss.detach()) for loss in losses]
-
-    def state(self) -> dict[str, object]:
-        return {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers]}
-
-    def load(self, state: dict) -> None:  # type: ignore[type-arg]
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
 
 
 def head_config(target: LlamaConfig) -> LlamaConfig:
