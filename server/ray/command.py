@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -108,12 +110,14 @@ def connect(address: str | None, scale: Scale) -> bool:
     import ray
 
     try:
+        if address is not None and (host_port := re.fullmatch(r"(.+):(\d+)", address.removeprefix("ray://"))):
+            socket.create_connection((host_port[1], int(host_port[2])), timeout=5).close()  # Ray would try for minutes
         ray.init(address=address or "auto")
-    except ConnectionError:
+    except OSError:
         if address is not None:
             raise ConnectionError(f"There is no Ray cluster at {address}; start one with `ray start --head`.") from None
         # On one machine, a replica more than there are cores is slow, but without this it would wait for a further machine.
-        ray.init(num_cpus=max(os.cpu_count() or 1, math.ceil(scale.reserved_cpus)), include_dashboard=False)
+        ray.init("local", num_cpus=max(os.cpu_count() or 1, math.ceil(scale.reserved_cpus)), include_dashboard=False)
         return True
     return False
 
