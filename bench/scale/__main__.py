@@ -177,7 +177,7 @@ async def deployed(settings: Settings, replicas: int) -> str:
 async def added_latency(settings: Settings, alone: str, cluster: str, requests: int) -> dict[str, Any]:
     """The time to the first token on one machine and through Ray, one request at a time, by turns."""
     found: dict[str, list[float]] = {alone: [], cluster: []}
-    for _ in range(requests // TURNS):
+    for _ in range(requests):
         for url, seconds in found.items():
             seconds += (await load(url, 1, 1, 0.001)).first_token_seconds
     alone_ms, ray_ms = quantiles(found[alone]), quantiles(found[cluster])
@@ -225,7 +225,7 @@ def main(
     step_seconds: Annotated[float, typer.Option(help="Time of a step.")] = 0.25,
     prefill_seconds: Annotated[float, typer.Option(help="Time to the first token.")] = 0.02,
     seconds: Annotated[float, typer.Option(help="Duration of each load.")] = 20.0,
-    requests: Annotated[int, typer.Option(help="Requests of the comparison with one machine.")] = 200,
+    requests: Annotated[int, typer.Option(help="Requests of the comparison with one machine, to each server.")] = 100,
     port: Annotated[int, typer.Option(help="Port of the ingress.")] = 18090,
     out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = report.RESULTS / "scale.json",
 ) -> None:

@@ -108,14 +108,19 @@ def run(settings: Settings, scale: Scale, address: str | None) -> None:
 def connect(address: str | None, scale: Scale) -> bool:
     """Connects to a Ray cluster; returns whether it is a new one. Raises ConnectionError."""
     import ray
+    from ray._private.services import get_ray_address_from_environment
 
+    named = os.environ.get("RAY_ADDRESS") or address
     try:
-        if address is not None and (host_port := re.fullmatch(r"(.+):(\d+)", address.removeprefix("ray://"))):
-            socket.create_connection((host_port[1], int(host_port[2])), timeout=5).close()  # Ray would try for minutes
-        ray.init(address=address or "auto")
+        found = get_ray_address_from_environment(named or "auto", None)
+        if host_port := re.fullmatch(
+            r"(?:ray://)?(.+):(\d+)", found
+        ):  # Ray would try for minutes, also to reach one that ended
+            socket.create_connection((host_port[1], int(host_port[2])), timeout=5).close()
+        ray.init(address=found)
     except OSError:
-        if address is not None:
-            raise ConnectionError(f"There is no Ray cluster at {address}; start one with `ray start --head`.") from None
+        if named is not None:
+            raise ConnectionError(f"There is no Ray cluster at {named}; start one with `ray start --head`.") from None
         # On one machine, a replica more than there are cores is slow, but without this it would wait for a further machine.
         ray.init("local", num_cpus=max(os.cpu_count() or 1, math.ceil(scale.reserved_cpus)), include_dashboard=False)
         return True
