@@ -1,6 +1,6 @@
 """`python -m bench.scale`: one replica to many, which sleep instead of computing. Needs the extra `ray`.
 
-Three parts: the time to the first token on one machine and through Ray, by turns; the throughput of 1, 2, 4 ... replicas, each
+Three parts: the time to the first token on one machine and through Ray, by turns; the throughput of 1, 4, 16 ... replicas, each
 with twice as many clients as it serves at once; and the share of later turns that reach the replica of their conversation, with
 half as many clients. Clients, ingress and replicas share the machine's cores, so the figures are a lower bound of a cluster's.
 """
@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +34,11 @@ ACTIVE = 4  # requests that a replica serves at once
 TURNS = 4
 HOST = "127.0.0.1"
 MEMORY_BYTES = 80 << 20  # Ray's object store, which nothing here uses
+PROCESSES = {  # the titles of the processes
+    "proxy": "ray::ProxyActor",
+    "ingress": "ray::ServeReplica:outrider:ingress",
+    "replicas": "ray::ServeReplica:outrider:replica",
+}
 CORES = 4  # that Ray is told of; it starts one idle process for each
 
 
@@ -42,11 +47,12 @@ class Answers:
     """What the clients have received."""
 
     first_token_seconds: list[float] = field(default_factory=list)
-    events: int = 0
+    events: int = 0  # until the load's time is over; what has begun is then finished
     later_turns: int = 0
     on_their_replica: int = 0  # of the later turns
     errors: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def events_per_second(self) -> float:
@@ -54,12 +60,14 @@ class Answers:
 
 
 async def converse(client: httpx.AsyncClient, model: str, name: str, tokens: int, until: float, answers: Answers) -> None:
-    """Conversations of TURNS turns, one after the other, until `time.perf_counter()` reaches `until`."""
+    """Conversations of TURNS turns, one after the other. Begins no turn after `time.perf_counter()` has reached `until`."""
     number = 0
     while time.perf_counter() < until:
         messages = [{"role": "user", "content": f"Conversation {number} of client {name}."}]
         number += 1
         for turn in range(TURNS):
+            if turn and time.perf_counter() >= until:
+                return
             body = {"model": model, "messages": messages, "max_tokens": tokens, "stream": True, "ignore_eos": True}
             started, first = time.perf_counter(), 0.0
             text, cached = "", 0
@@ -75,7 +83,7 @@ async def converse(client: httpx.AsyncClient, model: str, name: str, tokens: int
                     for choice in event.get("choices", ()):
                         if content := choice["delta"].get("content"):
                             first = first or time.perf_counter() - started
-                            answers.events += 1
+                            answers.events += time.perf_counter() < until
                             text += content
                     if usage := event.get("usage"):
                         cached = usage["prompt_tokens_details"]["cached_tokens"]
@@ -91,14 +99,28 @@ async def converse(client: httpx.AsyncClient, model: str, name: str, tokens: int
 
 async def load(url: str, clients: int, tokens: int, seconds: float) -> Answers:
     """The answers to this number of concurrent clients."""
-    answers = Answers()
+    answers = Answers(seconds=seconds)
     async with new_client(url) as client:
         model = await served_model(client)
-        started = time.perf_counter()
-        work = (converse(client, model, str(number), tokens, started + seconds, answers) for number in range(clients))
+        before, until = cpu_seconds(), time.perf_counter() + seconds
+        work = [asyncio.create_task(converse(client, model, str(n), tokens, until, answers)) for n in range(clients)]
+        await asyncio.sleep(seconds)
+        answers.cpu_seconds = {name: used - before[name] for name, used in cpu_seconds().items()}
         await asyncio.gather(*work)
-        answers.seconds = time.perf_counter() - started
     return answers
+
+
+def cpu_seconds() -> dict[str, float]:
+    """CPU time of Ray's proxy, of the ingress, of all replicas, and of the clients, who are in this process."""
+    used = dict.fromkeys(PROCESSES, 0.0) | {"clients": time.process_time()}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            title = (process / "cmdline").read_text()
+            for name, start in PROCESSES.items():
+                if title.startswith(start):
+                    user, system = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
+                    used[name] += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return used
 
 
 @contextmanager
@@ -126,7 +148,7 @@ def cluster(settings: Settings) -> Iterator[None]:
     import ray
     from ray import serve
 
-    ray.init(num_cpus=CORES, object_store_memory=MEMORY_BYTES, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=CORES, object_store_memory=MEMORY_BYTES, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": HOST, "port": settings.server.port})
     try:
         yield
@@ -148,14 +170,14 @@ async def deployed(settings: Settings, replicas: int) -> str:
     async with new_client(url) as client:
         while (await client.get("/ready")).status_code != 200:
             await asyncio.sleep(0.2)
-    await load(url, ACTIVE * replicas, 1, 5.0)  # the ingress learns of the last replica after Serve says that it runs
+    await load(url, ACTIVE * replicas, 1, 3.0)  # the ingress learns of the last replica after Serve says that it runs
     return url
 
 
 async def added_latency(settings: Settings, alone: str, cluster: str, requests: int) -> dict[str, Any]:
     """The time to the first token on one machine and through Ray, one request at a time, by turns."""
     found: dict[str, list[float]] = {alone: [], cluster: []}
-    for _ in range(requests // TURNS):
+    for _ in range(requests):
         for url, seconds in found.items():
             seconds += (await load(url, 1, 1, 0.001)).first_token_seconds
     alone_ms, ray_ms = quantiles(found[alone]), quantiles(found[cluster])
@@ -185,12 +207,14 @@ async def measure(settings: Settings, most: int, tokens: int, seconds: float, re
                 "half_load_affinity": round(calm.on_their_replica / max(1, calm.later_turns), 4),
                 "full_load_affinity": round(full.on_their_replica / max(1, full.later_turns), 4),
                 "later_turns": [calm.later_turns, full.later_turns],
+                "cpu_share": {name: round(used / full.seconds, 3) for name, used in full.cpu_seconds.items()},
+                "cpu_us_per_event": {name: round(1e6 * used / full.events, 1) for name, used in full.cpu_seconds.items()},
                 "errors": full.errors + calm.errors,
                 "load_average": round(os.getloadavg()[0], 1),
             }
         )
         Console().print(rounds[-1])
-        count *= 2
+        count *= 4
     return {"latency": latency, "scale": rounds}
 
 
@@ -201,7 +225,7 @@ def main(
     step_seconds: Annotated[float, typer.Option(help="Time of a step.")] = 0.25,
     prefill_seconds: Annotated[float, typer.Option(help="Time to the first token.")] = 0.02,
     seconds: Annotated[float, typer.Option(help="Duration of each load.")] = 20.0,
-    requests: Annotated[int, typer.Option(help="Requests of the comparison with one machine.")] = 200,
+    requests: Annotated[int, typer.Option(help="Requests of the comparison with one machine, to each server.")] = 100,
     port: Annotated[int, typer.Option(help="Port of the ingress.")] = 18090,
     out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = report.RESULTS / "scale.json",
 ) -> None:
@@ -210,6 +234,7 @@ def main(
 
     os.environ |= ENVIRONMENT | {PREFILL: str(prefill_seconds), STEP: str(step_seconds), TOKENS: str(step_tokens)}
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0"}
+    os.environ["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] = "1"  # nobody uses the ingress that is replaced
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 1 << 16)), hard))
     flags = {"server.port": port, "logging.requests": False, "scheduling.max_active": ACTIVE}

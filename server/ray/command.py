@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,23 +81,71 @@ def run(settings: Settings, scale: Scale, address: str | None) -> None:
     from ray import serve
 
     from server.ray.deployment import application
+    from server.settings import SettingsError
 
-    started = connect(address)
     app = application(settings, scale)
-    serve.start(http_options={"host": settings.server.host, "port": settings.server.port})
-    serve.run(app, name=NAME, blocking=started)
-    ray.shutdown()
+    started = connect(address, scale)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # after Ray, whose handler prints the process's stack
+    try:
+        check_room(ray.cluster_resources(), scale, started)
+        say(
+            f"starting {settings.model.served_name} on {scale.replicas} replica{'s' * (scale.replicas > 1)} (loading the model)"
+        )
+        serve.start(http_options={"host": settings.server.host, "port": settings.server.port})
+        serve.run(app, name=NAME)
+        say(f"serving {settings.model.served_name} at http://{settings.server.host}:{settings.server.port}/v1")
+        while started:
+            time.sleep(60)
+    except KeyboardInterrupt:
+        say("stopping")
+    except RuntimeError as error:  # only says which deployment
+        failed = serve.status().applications[NAME].deployments.values()
+        raise SettingsError(reason([each.message for each in failed]) or str(error)) from None
+    finally:
+        ray.shutdown()
 
 
-def connect(address: str | None) -> bool:
+def connect(address: str | None, scale: Scale) -> bool:
     """Connects to a Ray cluster; returns whether it is a new one. Raises ConnectionError."""
     import ray
+    from ray._private.services import get_ray_address_from_environment
 
+    named = os.environ.get("RAY_ADDRESS") or address
     try:
-        ray.init(address=address or "auto")
-    except ConnectionError:
-        if address is not None:
-            raise ConnectionError(f"There is no Ray cluster at {address}; start one with `ray start --head`.") from None
-        ray.init(include_dashboard=False)
+        found = get_ray_address_from_environment(named or "auto", None)
+        if host_port := re.fullmatch(
+            r"(?:ray://)?(.+):(\d+)", found
+        ):  # Ray would try for minutes, also to reach one that ended
+            socket.create_connection((host_port[1], int(host_port[2])), timeout=5).close()
+        ray.init(address=found)
+    except OSError:
+        if named is not None:
+            raise ConnectionError(f"There is no Ray cluster at {named}; start one with `ray start --head`.") from None
+        # On one machine, a replica more than there are cores is slow, but without this it would wait for a further machine.
+        ray.init("local", num_cpus=max(os.cpu_count() or 1, math.ceil(scale.reserved_cpus)), include_dashboard=False)
         return True
     return False
+
+
+def check_room(resources: Mapping[str, float], scale: Scale, started: bool) -> None:
+    """Warns if the cluster lacks cores or GPUs. Raises SettingsError if it is new: no further machines join it."""
+    from server.settings import SettingsError
+
+    for name, reserved in (("CPU", scale.reserved_cpus), ("GPU", scale.reserved_gpus)):
+        found = resources.get(name, 0.0)
+        if found < reserved:
+            lack = f"The deployment reserves {reserved:g} {name}s, and the cluster has {found:g}"
+            if started:
+                raise SettingsError(f"{lack}; use fewer --replicas or --{name.lower()}s, or a Ray cluster of several machines.")
+            say(f"{lack}; what has no room waits for further machines.")
+
+
+def reason(messages: list[str]) -> str:
+    """The sentence of the exception that ends the last traceback among `messages`."""
+    traces = [message for message in messages if "Traceback" in message]
+    return traces[-1].rstrip().rsplit("\n", 1)[-1].split(": ", 1)[-1] if traces else ""
+
+
+def say(message: str) -> None:
+    """Prints a line about the deployment."""
+    print(f"outrider: {message}", file=sys.stderr, flush=True)

@@ -19,6 +19,16 @@ class Scale(BaseModel):
     gpus: float = Field(0.0, ge=0, description="GPUs that a model replica reserves.")
     ingress_cpus: float = Field(1.0, ge=0, description="Cores that an ingress reserves.")
 
+    @property
+    def reserved_cpus(self) -> float:
+        """Cores of the fewest replicas and of the ingresses."""
+        return self.replicas * self.cpus + self.ingress_replicas * self.ingress_cpus
+
+    @property
+    def reserved_gpus(self) -> float:
+        """GPUs of the fewest replicas."""
+        return self.replicas * self.gpus
+
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> Scale:
         if self.max_replicas is not None and self.max_replicas < self.replicas:

@@ -231,10 +231,11 @@ def test_a_killed_replica_loses_only_what_it_was_answering(deployed: Deployed) -
         begun = [stream for stream in found if stream.started.is_set()]
         os.kill(pids("replica")[0], signal.SIGKILL)
     failed = [stream for stream in found if stream.error is not None]
-    assert 0 < len(failed) <= 5
+    assert 0 < len(failed) <= 8  # what a replica takes; the others wait at the ingress
     assert all(stream in begun or stream.text for stream in failed)
     assert {stream.error["code"] for stream in failed if stream.error} == {"worker_unavailable"}
     assert sum(stream.done for stream in found if stream not in failed) == 12 - len(failed)
+    assert all(stream.text == text for stream, text in zip(found[:3], expected, strict=True) if stream not in failed)
     for number in range(3):  # wherever it is answered now
         assert text_of(deployed.chat(f"Write function number {number}.", **LONG)) == expected[number]
 
@@ -245,7 +246,7 @@ def test_a_killed_node_loses_only_what_it_was_answering(deployed: Deployed) -> N
         lost = deployed.nodes.pop()
         deployed.cluster.remove_node(lost, allow_graceful=False)
     failed = [stream for stream in found if stream.error is not None]
-    assert len(failed) <= 5
+    assert len(failed) <= 8
     assert all(stream.done for stream in found if stream not in failed)
     deployed.nodes.append(deployed.cluster.add_node(**NODE))
     wait_until(lambda: len(pids("replica")) == 2, START_SECONDS)
