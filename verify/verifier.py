@@ -129,7 +129,8 @@ class TreeVerifier:
         `memo` is that of `copy.deepcopy`: with it, copies of the text's readers read the copy of the text.
         """
         forked = TreeVerifier(self.runner, slot)
-        memo[id(self.sequence.hidden)] = slot.hidden  # not copied: it belongs to the slot
+        if self.sequence.hidden is not None:
+            memo[id(self.sequence.hidden)] = slot.hidden  # not copied: it belongs to the slot
         forked.sequence = copy.deepcopy(self.sequence, memo)
         forked.sequence.truncate(length)
         forked._reader = copy.deepcopy(self._reader, memo)

@@ -14,7 +14,10 @@ MAX_THREADS = 256  # every work needs one; they are started when they are needed
 
 
 class Gathering:
-    """Work of several sessions in a thread each. Once all of them wait for a forward or have ended, one forward is computed."""
+    """Work of several sessions in a thread each. Once all of them wait for a forward or have ended, one forward is computed.
+
+    One thread works at a time, so that what sessions share, such as datastores, needs no locks.
+    """
 
     def __init__(
         self, together: Callable[[Sequence[Segment]], list[torch.Tensor]], alone: Callable[[Segment], torch.Tensor]
@@ -22,6 +25,7 @@ class Gathering:
         """`together` computes several segments; `alone` one of them, if that fails."""
         self._together, self._alone = together, alone
         self._threads = ThreadPoolExecutor(MAX_THREADS, "outrider-drafts", torch.set_num_threads, (1,))
+        self._turn = threading.Lock()  # held by the thread that works
         self._changed = threading.Condition()
         self._working = 0  # threads that neither wait for a forward nor have ended
         self._waiting: list[tuple[Segment, Future[torch.Tensor]]] = []
@@ -54,12 +58,17 @@ class Gathering:
             self._waiting.append((segment, future))
             self._working -= 1
             self._changed.notify()
-        return future.result()
+        self._turn.release()
+        try:
+            return future.result()
+        finally:
+            self._turn.acquire()
 
     def _work(self, work: Callable[[], None]) -> None:
         self._local.is_working = True
         try:
-            work()
+            with self._turn:
+                work()
         finally:
             with self._changed:
                 self._working -= 1

@@ -55,18 +55,21 @@ class DraftRunner:
 
     def cache_for(self, session: SessionDraft) -> KVCache:
         """The session's cache; if it has none, that of a session that has ended, a new one, or the least recently used one."""
-        with self._assigning:
-            cache = self._caches.pop(ref(session), None)
-            if cache is None:
-                free = next((owner for owner in self._caches if owner() is None), None)
-                if free is None and len(self._caches) >= self._slots:
-                    free = next(iter(self._caches))
-                    if (owner := free()) is not None:
-                        owner.end_reading()
-                cache = self.runner.new_cache() if free is None else self._caches.pop(free)
-                cache.truncate(0)
-            self._caches[ref(session)] = cache
-            return cache
+        while True:
+            with self._assigning:
+                cache, taken = self._caches.pop(ref(session), None), None
+                if cache is None:
+                    taken = next((owner for owner in self._caches if owner() is None), None)
+                    if taken is None and len(self._caches) >= self._slots:
+                        taken = next(iter(self._caches))
+                owner = None if taken is None else taken()
+                if owner is None or not owner.is_reading:
+                    if cache is None:
+                        cache = self.runner.new_cache() if taken is None else self._caches.pop(taken)
+                        cache.truncate(0)
+                    self._caches[ref(session)] = cache
+                    return cache
+            owner.end_reading()  # without the lock: the thread may need it for what comes before
 
     def fork(self, source: SessionDraft, forked: SessionDraft, length: int) -> None:
         """Copies the first `length` rows of a session's cache, or as many as there are, to the cache of its fork."""

@@ -47,6 +47,7 @@ class SessionDraft:
         self._reading: Future[None] | None = None  # of the prompt, ahead of the first draft
         self._reads_ahead = False
         self._has_unknown_tokens = False  # the text has token ids outside the draft model's vocabulary
+        self._committed = -1  # rows in the cache before the tree; -1 = they have been lost
         # The tree below the text: row 0 is the text's last token.
         self._rows: list[int] = []  # tokens
         self._depths: list[int] = []
@@ -84,6 +85,11 @@ class SessionDraft:
         while self._reads_ahead and self._read_chunk(cache, READ_AHEAD_TOKENS):
             pass
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether the prompt is being read ahead."""
+        return self._reading is not None
+
     def end_reading(self) -> None:
         """Before any other use of the cache: `root` reads the rest."""
         self._reads_ahead = False
@@ -106,6 +112,7 @@ class SessionDraft:
         unread = self._unread(cache)
         logits = self._shared.forward(cache, ForwardBatch.chain(unread))[-1:]
         cache.length += len(unread) - 1
+        self._committed = cache.length
         self._rows, self._depths, self._ancestors = [int(unread[-1])], [0], np.ones((1, 1), np.bool_)
         return self._candidates(logits, [0], count)
 
@@ -133,11 +140,15 @@ class SessionDraft:
         if not path:
             return
         cache = self._shared.cache_for(self)
-        cache.commit(path)
+        intact = cache.length == self._committed  # otherwise another session has taken it, and `root` reads the text again
+        if intact:
+            cache.commit(path)
         if len(path) <= len(tokens):  # the last token is not a row
             self._drop_rows()
             return
-        cache.truncate(cache.length - 1)  # the last token becomes row 0
+        if intact:
+            cache.truncate(cache.length - 1)  # the last token becomes row 0
+        self._committed = cache.length if intact else -1
         self._move_root(path)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:

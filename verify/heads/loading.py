@@ -36,36 +36,44 @@ def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, 
         config, _ = PreTrainedConfig.get_config_dict(location.source, revision=revision)
     except OSError as error:
         raise ModelError(f"No model at {path!r}: {first_sentence(error)}") from None
-    config = {**config, **config.get("transformer_layer_config", {})}  # the layout of the library speculators
+    config = {**config, **(config.get("transformer_layer_config") or {})}  # the layout of the library speculators
     if "medusa_num_heads" in config:
         raise ModelError(f"{path!r} holds Medusa heads, which are not supported; use an EAGLE head or a draft model.")
     names = " ".join(config.get("architectures") or ()).lower()
     is_eagle3 = "eagle3" in names or "draft_vocab_size" in config
     if not is_eagle3 and "eagle" not in names and config.get("num_hidden_layers") != 1:
         return None
-    weights = read_weights(location.source, path, revision)
-    if "fc.weight" not in weights:
-        return None
-    if config.get("num_hidden_layers") != 1:
-        raise ModelError(f"The head at {path!r} has several layers; only heads with one layer are supported.")
-    build: Callable[..., Head] = build_eagle3 if is_eagle3 else build_eagle
-    return HeadModel(build(config, weights, target, path), target, pack)
+    try:
+        weights = read_weights(location.source, revision)
+        if "fc.weight" not in weights and not is_eagle3 and "eagle" not in names:
+            return None
+        if config.get("num_hidden_layers") != 1:
+            raise ModelError(f"The head at {path!r} has several layers; only heads with one layer are supported.")
+        build: Callable[..., Head] = build_eagle3 if is_eagle3 else build_eagle
+        return HeadModel(build(config, weights, target, path), target, pack)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever damaged files and unknown layouts raise
+        raise ModelError(
+            f"The head at {path!r} cannot be loaded ({type(error).__name__}: {first_sentence(error)});"
+            " download it again, or use another head or a draft model."
+        ) from None
 
 
-def read_weights(source: str, path: str, revision: str) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint in one file. Raises ModelError."""
+def read_weights(source: str, revision: str) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint in one file; none if it has several or none."""
     for name in FILES:
         file = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
         if file is not None:
             is_safe = name.endswith("safetensors")
             found = load_file(file) if is_safe else torch.load(file, map_location="cpu", weights_only=True)
             return cast("dict[str, torch.Tensor]", found)
-    raise ModelError(f"There are no weights at {path!r}; a draft head must have {' or '.join(FILES)}.")
+    return {}
 
 
 def build_eagle(config: dict[str, Any], weights: dict[str, torch.Tensor], target: ModelRunner, path: str) -> EagleHead:
     """An EAGLE head with its weights. Raises ModelError."""
-    check_size(weights["fc.weight"].shape[1], 2, target, path)
+    check_size(weights, 2, target, path)
     head = EagleHead(layer_config(config, weights), bias="fc.bias" in weights)
     load_weights(head, weights, path)
     return head
@@ -78,7 +86,7 @@ def build_eagle3(config: dict[str, Any], weights: dict[str, torch.Tensor], targe
         "eagle_aux_hidden_state_layer_ids"
     )
     layers = tuple(named or (2, count // 2, count - 3))
-    check_size(weights["fc.weight"].shape[1], len(layers), target, path)
+    check_size(weights, len(layers), target, path)
     if not hasattr(target.model.get_decoder(), "layers"):
         raise ModelError("EAGLE-3 heads are not supported for this target's architecture; use a draft model.")
     if not all(0 <= layer < count for layer in layers):
@@ -94,7 +102,8 @@ def build_eagle3(config: dict[str, Any], weights: dict[str, torch.Tensor], targe
         bool(config.get("norm_before_residual")),
     )
     load_weights(head, weights, path)
-    if int((torch.arange(vocabulary) + cast(torch.Tensor, head.d2t)).max()) >= target.vocabulary:
+    drafted = torch.arange(vocabulary) + cast(torch.Tensor, head.d2t)
+    if int(drafted.min()) < 0 or int(drafted.max()) >= target.vocabulary:
         raise ModelError(f"The head at {path!r} drafts tokens that the target does not have; use the head of this target.")
     return head
 
@@ -121,8 +130,11 @@ def load_weights(head: torch.nn.Module, weights: dict[str, torch.Tensor], path: 
     head.load_state_dict(found)
 
 
-def check_size(found: int, parts: int, target: ModelRunner, path: str) -> None:
+def check_size(weights: dict[str, torch.Tensor], parts: int, target: ModelRunner, path: str) -> None:
     """Raises ModelError unless a head's first layer reads `parts` vectors as wide as the target's hidden states."""
+    if "fc.weight" not in weights:
+        raise ModelError(f"There are no weights of a head at {path!r}; it must have them in {' or '.join(FILES)}.")
+    found = weights["fc.weight"].shape[1]
     size = int(target.model.config.get_text_config().hidden_size)
     if found != parts * size:
         raise ModelError(
@@ -152,6 +164,10 @@ def load_mtp(target: ModelRunner, revision: str) -> Head:
         ) from None
     finally:
         model.config.name_or_path = path
+    if not len(found.layers):
+        raise ModelError(
+            f"{path!r} has no multi-token prediction layer; set draft_model.path to an EAGLE head or a draft model."
+        )
     if found.layers[0].post_norm is None or found.rotary_emb is None:
         raise ModelError(f"The multi-token prediction layer of {path!r} is of a kind that is not supported.")
     return MtpHead(found, int(config.hidden_size))

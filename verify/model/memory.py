@@ -7,6 +7,7 @@ import ctypes
 import math
 import mmap
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ def keep_freed_memory() -> None:
     Otherwise glibc returns blocks of this size to the system, and each page of a new one is mapped again: with a vocabulary of
     150,000, sampling a token takes three times as long. Other C libraries are left as they are.
     """
-    if hasattr(library := ctypes.CDLL(None), "mallopt"):
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
         library.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
         library.mallopt(M_TRIM_THRESHOLD, MOST_KEPT_BYTES)
 

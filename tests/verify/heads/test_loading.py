@@ -104,7 +104,14 @@ def test_what_cannot_be_loaded_is_named(target: ModelRunner, tmp_path: Path) -> 
     assert "layers.0.mlp.up_proj.weight is missing" in refuse(folder)
     torch.save(weights | {"fc.weight": torch.zeros(48, 96)}, folder / "pytorch_model.bin")
     assert "reads 96 values per token, and this target gives 2 times 32" in refuse(folder)
+    (folder / "pytorch_model.bin").write_text("version https://git-lfs.github.com/spec/v1")
+    assert "cannot be loaded" in refuse(folder)
     (folder / "pytorch_model.bin").unlink()
-    assert "There are no weights" in refuse(folder)
+    assert load_head(str(folder), target) is None  # a model of one layer, in several files
+    assert "There are no weights" in refuse(folder, architectures=["EagleLlamaForCausalLM"])
+    folder = save_eagle3(tmp_path / "ids")
+    weights = torch.load(folder / "pytorch_model.bin")
+    torch.save(weights | {"d2t": weights["d2t"] - 500}, folder / "pytorch_model.bin")
+    assert "drafts tokens that the target does not have" in refuse(folder)
     with pytest.raises(ModelError, match="No multi-token prediction layer"):
         load_head("mtp", target)
