@@ -55,8 +55,8 @@ class CostCurve:
         """Seconds of a step over 0, 1, ... MAX_NODES draft nodes after `context` tokens, float64 [MAX_NODES + 1]."""
         table = np.array(self.seconds)
         row = np.array([np.interp(context, self.contexts, column) for column in table.T])
-        # More nodes never cost less; a measurement that says so is noise.
-        return np.interp(np.arange(MAX_NODES + 1), self.nodes, np.maximum.accumulate(row))
+        # More nodes never cost less. Noise adds time, so of two measurements that say so, the larger one is wrong.
+        return np.interp(np.arange(MAX_NODES + 1), self.nodes, np.minimum.accumulate(row[::-1])[::-1])
 
     def of_rows(self, context: int, streams: int, rows: int) -> NDArray[np.float64]:
         """Seconds of a step of `streams` streams over 1, 2, ... `rows` rows in all, each after `context` tokens."""

@@ -87,3 +87,10 @@ def test_an_unwritable_folder_is_ignored(tiny_runner: ModelRunner, tmp_path: Pat
     (tmp_path / "file").write_text("")
     assert load_or_measure(tiny_runner, tmp_path / "file").contexts == cost.measure(tiny_runner).contexts
     assert load_or_measure(ModelRunner(tiny_runner.model, 16), None).contexts == (1,)
+
+
+def test_a_point_that_was_disturbed_does_not_make_more_nodes_expensive() -> None:
+    seconds = tuple(9.0 if nodes == 1 else 1.0 + nodes / 64 for nodes in NODES)
+    found = CostCurve(NODES, (64,), (seconds,)).at(64)
+    assert found[1] == found[3] == seconds[NODES.index(3)]
+    assert list(found) == sorted(found)
