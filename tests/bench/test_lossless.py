@@ -26,6 +26,7 @@ def test_nothing_diverges_in_float32(exact: Settings) -> None:
     assert run(exact, Plan(["trigram", "fusion"], [PROMPT], [0.0, 0.8], 24, 1)) == []
 
 
+@pytest.mark.slow
 def test_a_divergence_has_a_position_and_a_margin(exact: Settings) -> None:
     assert first_difference([1, 2, 3], [1, 2, 3]) is None
     assert first_difference([1, 2, 3], [1, 4, 3]) == 1

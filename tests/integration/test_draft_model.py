@@ -63,6 +63,7 @@ def test_without_a_draft_model_a_request_for_its_drafters_is_refused(served: Ser
         load_settings(None, {"speculation.drafter": name})
 
 
+@pytest.mark.slow
 def test_a_draft_model_of_another_family_is_refused(stories: Path) -> None:
     done = outrider("serve", "--draft-model", str(stories), "--port", "0")
     assert done.returncode == 2

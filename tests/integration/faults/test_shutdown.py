@@ -24,6 +24,7 @@ def not_ready(server: Served) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_a_drain_finishes_running_requests_and_refuses_new_ones() -> None:
     with serving("--model.dtype", "float32", "--server.drain_seconds", "60") as server:
         with streaming(server, max_tokens=400, temperature=1.0, seed=3, ignore_eos=True) as lines:
