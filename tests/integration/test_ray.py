@@ -32,7 +32,7 @@ pytest.importorskip("ray")
 PORT = 18080
 START_SECONDS = 180
 LONG: dict[str, Any] = {"max_tokens": 250, "ignore_eos": True, "speculation": {"max_nodes": 0}}
-NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+NODE = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False}
 
 
 @dataclass
@@ -159,13 +159,13 @@ def deploy(replicas: int, ingress_replicas: int = 1, **settings: Any) -> None:
     from server.settings import load_settings
 
     flags = {"model.threads": 1, "model.dtype": "float32", "speculation.cost_folder": None, **settings}
-    scale = Scale(replicas=replicas, ingress_replicas=ingress_replicas, ingress_cpus=0.1, cpus=1)
+    scale = Scale(replicas=replicas, ingress_replicas=ingress_replicas, ingress_cpus=0.1, cpus=2)
     serve.run(application(load_settings(None, flags), scale), name="outrider")
 
 
 @pytest.fixture(scope="module")
 def deployed() -> Iterator[Deployed]:
-    """Two replicas on a head and two nodes."""
+    """The ingress on a head that has no room for a replica, and two replicas, each on a node of its own."""
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_memory_monitor_refresh_ms": "0",  # other programs of this machine may use its memory
@@ -176,12 +176,15 @@ def deployed() -> Iterator[Deployed]:
     from ray import serve
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args=NODE)  # the ingress leaves no room for a replica there
+    cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 1})
     try:
-        nodes = [cluster.add_node(**NODE) for _ in range(2)]
         ray.init(address=cluster.address, log_to_driver=False)
         serve.start(http_options={"host": "127.0.0.1", "port": PORT}, proxy_location="HeadOnly")
-        deploy(replicas=2)
+        with ThreadPoolExecutor(1) as pool:
+            deploying = pool.submit(deploy, replicas=2)
+            wait_until(lambda: len(pids("ingress")) == 1, START_SECONDS)  # on the head, the only node until now
+            nodes = [cluster.add_node(**NODE) for _ in range(2)]
+            deploying.result()
         with httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=300, limits=httpx.Limits(max_connections=100)) as http:
             wait_ready(http)
             application = Deployed(cluster, http, nodes)
@@ -245,15 +248,15 @@ def test_a_killed_node_loses_only_what_it_was_answering(deployed: Deployed) -> N
     with streams(deployed.http, 12, started=5) as found:
         lost = deployed.nodes.pop()
         deployed.cluster.remove_node(lost, allow_graceful=False)
+    deployed.nodes.append(deployed.cluster.add_node(**NODE))
     failed = [stream for stream in found if stream.error is not None]
     assert len(failed) <= 8
     assert all(stream.done for stream in found if stream not in failed)
-    deployed.nodes.append(deployed.cluster.add_node(**NODE))
     wait_until(lambda: len(pids("replica")) == 2, START_SECONDS)
 
 
 def test_a_killed_ingress_breaks_its_streams_and_is_replaced(deployed: Deployed) -> None:
-    with streams(deployed.http, 4, started=4) as found:
+    with streams(deployed.http, 4, started=4, max_tokens=1500) as found:
         os.kill(pids("ingress")[0], signal.SIGKILL)
     assert not any(stream.done for stream in found)
     wait_ready(deployed.http)
