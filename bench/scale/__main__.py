@@ -1,8 +1,8 @@
 """`python -m bench.scale`: one replica to many, which sleep instead of computing. Needs the extra `ray`.
 
-Three parts: the time to the first token on one machine and through Ray, by turns; the throughput of 1, 4, 16 ... replicas, each
-with twice as many clients as it serves at once; and the share of later turns that reach the replica of their conversation, with
-half as many clients. Clients, ingress and replicas share the machine's cores, so the figures are a lower bound of a cluster's.
+Two parts: the time to the first token on one machine and through Ray, by turns; and for 1, 4, 16 ... replicas the throughput and
+the share of later turns that reach the replica of their conversation, with half as many, as many and twice as many clients as the
+replicas serve at once. Clients, ingress and replicas share the machine's cores, so the figures are a lower bound of a cluster's.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from bench.scale.sleeping import PREFILL, STEP, TOKENS
 from server.settings import Settings, load_settings
 
 ACTIVE = 4  # requests that a replica serves at once
+LOADS = {"half": 0.5, "full": 1.0, "double": 2.0}  # clients per request that the replicas serve at once
 TURNS = 4
 HOST = "127.0.0.1"
 MEMORY_BYTES = 80 << 20  # Ray's object store, which nothing here uses
@@ -156,7 +157,7 @@ def cluster(settings: Settings) -> Iterator[None]:
         ray.shutdown()  # ends the cluster, and Serve with it
 
 
-async def deployed(settings: Settings, replicas: int) -> str:
+async def deployed(settings: Settings, replicas: int, ingresses: int) -> str:
     """Deploys this number of sleeping replicas; returns once each has answered, with the address."""
     from ray import serve
 
@@ -164,7 +165,7 @@ async def deployed(settings: Settings, replicas: int) -> str:
     from server.ray.deployment import application
     from server.ray.scale import Scale
 
-    scale = Scale(replicas=replicas, cpus=0.1, ingress_cpus=0.1)
+    scale = Scale(replicas=replicas, ingress_replicas=ingresses, cpus=0.1, ingress_cpus=0.1)
     await asyncio.to_thread(serve.run, application(settings, scale, SleepingReplica), name="outrider")
     url = f"http://{HOST}:{settings.server.port}"
     async with new_client(url) as client:
@@ -184,35 +185,33 @@ async def added_latency(settings: Settings, alone: str, cluster: str, requests: 
     return {"one_machine_ms": alone_ms, "ray_ms": ray_ms, "added_ms_p50": round(ray_ms["p50"] - alone_ms["p50"], 2)}
 
 
-async def measure(settings: Settings, most: int, tokens: int, seconds: float, requests: int) -> dict[str, Any]:
+def summary(answers: Answers) -> dict[str, Any]:
+    """The figures of a load."""
+    return {
+        "events_per_second": round(answers.events_per_second, 1),
+        "first_token_ms": quantiles(answers.first_token_seconds),
+        "affinity": round(answers.on_their_replica / max(1, answers.later_turns), 4),
+        "later_turns": answers.later_turns,
+        "cpu_share": {name: round(used / answers.seconds, 3) for name, used in answers.cpu_seconds.items()},
+        "cpu_us_per_event": {name: round(1e6 * used / answers.events, 1) for name, used in answers.cpu_seconds.items()},
+        "errors": answers.errors,
+    }
+
+
+async def measure(settings: Settings, most: int, ingresses: int, tokens: int, seconds: float, requests: int) -> dict[str, Any]:
     """All figures."""
     rounds: list[dict[str, Any]] = []
-    url = await deployed(settings, 1)
+    url = await deployed(settings, 1, ingresses)
     with one_machine(settings) as alone:
         latency = await added_latency(settings, alone, url, requests)
     count = 1
     while count <= most:
-        url = await deployed(settings, count)
-        full = await load(url, 2 * ACTIVE * count, tokens, seconds)
-        calm = await load(url, max(1, ACTIVE * count // 2), tokens, seconds)
-        first = rounds[0]["events_per_second"] if rounds else full.events_per_second
-        rounds.append(
-            {
-                "replicas": count,
-                "events_per_second": round(full.events_per_second, 1),
-                "over_one_replica": round(full.events_per_second / first, 2),
-                "first_token_ms": quantiles(full.first_token_seconds),
-                "half_load_events_per_second": round(calm.events_per_second, 1),
-                "half_load_first_token_ms": quantiles(calm.first_token_seconds),
-                "half_load_affinity": round(calm.on_their_replica / max(1, calm.later_turns), 4),
-                "full_load_affinity": round(full.on_their_replica / max(1, full.later_turns), 4),
-                "later_turns": [calm.later_turns, full.later_turns],
-                "cpu_share": {name: round(used / full.seconds, 3) for name, used in full.cpu_seconds.items()},
-                "cpu_us_per_event": {name: round(1e6 * used / full.events, 1) for name, used in full.cpu_seconds.items()},
-                "errors": full.errors + calm.errors,
-                "load_average": round(os.getloadavg()[0], 1),
-            }
-        )
+        url = await deployed(settings, count, ingresses)
+        loads = {name: await load(url, max(1, int(ACTIVE * count * share)), tokens, seconds) for name, share in LOADS.items()}
+        busiest = loads["double"].events_per_second
+        first = rounds[0]["double"]["events_per_second"] if rounds else busiest
+        figures = {name: summary(answers) for name, answers in loads.items()}
+        rounds.append({"replicas": count, "over_one_replica": round(busiest / first, 2), **figures})
         Console().print(rounds[-1])
         count *= 4
     return {"latency": latency, "scale": rounds}
@@ -220,6 +219,7 @@ async def measure(settings: Settings, most: int, tokens: int, seconds: float, re
 
 def main(
     replicas: Annotated[int, typer.Option(help="The most replicas.", min=1)] = 16,
+    ingress_replicas: Annotated[int, typer.Option(help="Processes that answer HTTP.", min=1)] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens per answer.", min=1)] = 32,
     step_tokens: Annotated[int, typer.Option(help="Tokens per step, which are one event of a stream.", min=1)] = 4,
     step_seconds: Annotated[float, typer.Option(help="Time of a step.")] = 0.25,
@@ -239,9 +239,15 @@ def main(
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 1 << 16)), hard))
     flags = {"server.port": port, "logging.requests": False, "scheduling.max_active": ACTIVE}
     settings = load_settings(None, flags)
-    options = {"step_seconds": step_seconds, "step_tokens": step_tokens, "prefill_seconds": prefill_seconds, "active": ACTIVE}
+    options = {
+        "ingress_replicas": ingress_replicas,
+        "step_seconds": step_seconds,
+        "step_tokens": step_tokens,
+        "prefill_seconds": prefill_seconds,
+        "active": ACTIVE,
+    }
     with cluster(settings):
-        figures = asyncio.run(measure(settings, replicas, tokens, seconds, requests))
+        figures = asyncio.run(measure(settings, replicas, ingress_replicas, tokens, seconds, requests))
     Console().print(figures["latency"])
     report.save(out, options | figures)
 
