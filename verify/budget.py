@@ -113,10 +113,10 @@ class Offer:
         return np.ones(len(self.draft), np.bool_)
 
 
-def share(offers: Sequence[Offer], rows: int = 0) -> list[Selection]:
+def share(offers: Sequence[Offer], most: int | None = None) -> list[Selection]:
     """The nodes to verify of each stream in one round: those with which the round emits the most tokens per second.
 
-    The round computes `rows` other rows besides, of a prompt. Has no side effects.
+    `most` bounds their number where the round also reads a prompt. Has no side effects.
     """
     drafted = sum(len(offer.draft) for offer in offers)
     measured = [offer.budget for offer in offers if isinstance(offer.budget, MeasuredBudget)]
@@ -128,36 +128,40 @@ def share(offers: Sequence[Offer], rows: int = 0) -> list[Selection]:
     gains = np.concatenate([trust_of(offer.budget) * offer.draft.probability for offer in offers])
     order = np.lexsort((-gains, ~forced))  # equal nodes keep their order, so parents come first
     context = sum(offer.context for offer in offers) // len(offers)
-    others = rows + len(offers)  # rows that are no nodes
-    costs = measured[0].curve.of_rows(context, len(offers), others + max(drafted, MAX_NODES))[others - 1 :]
+    roots = len(offers)
+    costs = measured[0].curve.of_rows(context, roots, roots + max(drafted, MAX_NODES))[roots - 1 :]
     tokens = len(offers) + np.concatenate([[0.0], np.cumsum(gains[order], dtype=np.float64)])
     # Tokens per second, by number of nodes.
     rates = tokens / (costs[: drafted + 1] + sum(budget.draft_seconds for budget in measured))
     fewest = int(forced.sum())
     best = fewest + int(np.argmax(rates[fewest:]))
-    kept = np.zeros(drafted, np.bool_)
-    kept[order[:best]] = True
+    kept, worth = np.zeros((2, drafted), np.bool_)
+    worth[order[:best]] = True
+    kept[order[: best if most is None else max(fewest, min(best, most))]] = True
     break_even = rates[best] * (costs[MAX_NODES] - costs[0]) / MAX_NODES  # tokens that one more node must add
-    whole = rates[best] < MIN_PRUNING_GAIN * rates[-1]
+    whole = most is None and rates[best] < MIN_PRUNING_GAIN * rates[-1]
     selections, end = [], 0
     for offer in offers:
         start, end = end, end + len(offer.draft)
-        selections.append(select(offer, kept[start:end], gains[start:end], break_even, whole))
+        next_nodes = requested(offer, worth[start:end], gains[start:end], break_even)
+        tree = offer.draft if whole else pruned(offer.draft, kept[start:end])
+        selections.append(Selection(tree, next_nodes))
     return selections
 
 
-def select(offer: Offer, kept: NDArray[np.bool_], gains: NDArray[np.float64], break_even: float, whole: bool) -> Selection:
-    """One stream's part of a round, from the nodes that are worth verifying (bool [N]) and their gains in tokens.
+def pruned(draft: DraftTree, kept: NDArray[np.bool_]) -> DraftTree:
+    """The kept nodes (bool [N])."""
+    if kept.all():
+        return draft
+    return draft.keep(kept) if kept.any() else EMPTY
 
-    `whole`: pruning gains too little, so all nodes are verified.
-    """
-    next_nodes = None
-    if isinstance(offer.budget, MeasuredBudget) and len(gains) and offer.prunable:
-        last_gain = float(gains.min()) / break_even if break_even else np.inf
-        next_nodes = offer.budget.next_nodes(int(kept.sum()), len(kept), last_gain)
-    if whole or kept.all():
-        return Selection(offer.draft, next_nodes)
-    return Selection(offer.draft.keep(kept) if kept.any() else EMPTY, next_nodes)
+
+def requested(offer: Offer, worth: NDArray[np.bool_], gains: NDArray[np.float64], break_even: float) -> int | None:
+    """How many nodes the stream should draft from now on, by those that are worth verifying (bool [N]); None = as before."""
+    if not (isinstance(offer.budget, MeasuredBudget) and len(gains) and offer.prunable):
+        return None
+    last_gain = float(gains.min()) / break_even if break_even else np.inf
+    return offer.budget.next_nodes(int(worth.sum()), len(worth), last_gain)
 
 
 def trust_of(budget: Budget) -> float:

@@ -26,6 +26,7 @@ MIN_CHUNK_TOKENS = 16  # of a prompt that is read beside steps
 UNMEASURED_CHUNK_TOKENS = 64  # without a cost curve
 OVERLAP_PROBE_INTERVAL = 64  # rounds
 READING_FACTOR = 2.0  # by default, a round that also reads a prompt takes at most this multiple of its steps' time
+STEPS_SHARE = 0.4  # of the time of such a round; what a prompt then waits is bounded by 1 / (1 - STEPS_SHARE)
 
 Together = Callable[[Sequence[Callable[[], None]]], None]  # runs the drafting of several requests
 
@@ -110,11 +111,9 @@ class Round:
         steps = [member for member in self._members if not member.generation.verifier.unread]
         together([member.draft for member in steps])
         share_seconds(steps, time.perf_counter() - started)
-        steps = [member for member in steps if member.drafted is not None]
-        left = prompt_tokens = chunk_tokens(steps, readers[0].generation.read_tokens, max_seconds) if readers else 0
+        left = plan_round([member for member in steps if member.drafted is not None], readers, max_seconds)
         for member in readers:
             left -= member.read(left)
-        plan_steps(steps, prompt_tokens - left)
         self._computed = [member for member in self._members if member.segment is not None]
         self._started = time.perf_counter()
         self._logits = compute(self._computed, keeps)
@@ -162,17 +161,29 @@ def run_round(generations: Sequence[Generation], max_seconds: float | None = Non
     return Round(generations, max_seconds).end()
 
 
-def chunk_tokens(steps: Sequence[Member], read: int, max_seconds: float | None) -> int:
-    """How many tokens of prompts are read beside these steps; of the first prompt, `read` tokens have been read."""
+def plan_round(steps: Sequence[Member], readers: Sequence[Member], max_seconds: float | None) -> int:
+    """Selects the nodes of all steps; returns how many tokens of the readers' prompts the round reads."""
+    offers = [member.generation.offer(member.drafted) for member in steps if member.drafted]
+    selections, tokens = share(offers), 0
     curve = next((member.generation.curve for member in steps if member.generation.curve), None)
-    if not steps or curve is None:
-        return UNMEASURED_CHUNK_TOKENS if steps else PREFILL_CHUNK_TOKENS
-    rows = sum(1 + len(member.drafted.tree) for member in steps if member.drafted)
-    context = sum(member.generation.context for member in steps) // len(steps)
-    step_seconds = float(curve.of_rows(context, len(steps), rows)[-1])
-    left = (READING_FACTOR * step_seconds if max_seconds is None else max_seconds) - step_seconds
-    costs = curve.of_rows(read, 1, rows + PREFILL_CHUNK_TOKENS)
-    return max(MIN_CHUNK_TOKENS, int(np.searchsorted(costs[rows:] - costs[rows - 1], left, "right")))
+    if readers and (not steps or curve is None):
+        tokens = UNMEASURED_CHUNK_TOKENS if steps else PREFILL_CHUNK_TOKENS
+    elif readers and curve is not None:
+        costs = curve.of_rows(sum(offer.context for offer in offers) // len(steps), len(steps), count(selections))
+        limit = READING_FACTOR * float(costs[-1]) if max_seconds is None else max_seconds
+        most = int(np.searchsorted(costs, STEPS_SHARE * limit, "right"))
+        selections = share(offers, max(0, most - len(steps)))
+        rows = count(selections)
+        read = curve.of_rows(readers[0].generation.read_tokens, 1, rows + PREFILL_CHUNK_TOKENS)[rows - 1 :]
+        tokens = max(MIN_CHUNK_TOKENS, int(np.searchsorted(read[1:] - read[0], limit - costs[rows - 1], "right")))
+    for member, selection in zip(steps, selections, strict=True):
+        member.attempt(partial(member.select, selection))
+    return tokens
+
+
+def count(selections: Sequence[Selection]) -> int:
+    """The rows of all steps."""
+    return sum(1 + len(selection.tree) for selection in selections)
 
 
 def share_seconds(steps: Sequence[Member], seconds: float) -> None:
@@ -182,13 +193,6 @@ def share_seconds(steps: Sequence[Member], seconds: float) -> None:
     for member in drafted if total > seconds else []:
         assert member.drafted is not None
         member.drafted = replace(member.drafted, seconds=member.drafted.seconds * seconds / total)
-
-
-def plan_steps(steps: Sequence[Member], rows: int) -> None:
-    """Shares the round's nodes out among the steps. The round computes `rows` other rows besides."""
-    selections = share([member.generation.offer(member.drafted) for member in steps if member.drafted], rows)
-    for member, selection in zip(steps, selections, strict=True):
-        member.attempt(partial(member.select, selection))
 
 
 def compute(members: Sequence[Member], keeps: bool) -> list[torch.Tensor] | None:

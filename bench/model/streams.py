@@ -36,6 +36,7 @@ from verify.verifier import TreeVerifier
 
 IN_TURNS = "in turns"
 PROMPT_TOKENS, BESIDE = 2000, 3  # of the prompt that is read, and streams beside it
+PLAIN_ROUNDS, PROMPT_REPEATS = 20, 3
 
 
 def run_streams(
@@ -64,6 +65,10 @@ def run_streams(
         prompt = line.prompt[-(runner.context_tokens - len(line.answer) - 1) :]
         return Generation(ForcedVerifier(runner, line.answer), made(drafter, resources), prompt, options)
 
+    def streams() -> list[Generation]:
+        """Those with the longest answers, so that none ends while a prompt is read."""
+        return [start(line) for line in sorted(lines, key=lambda line: len(line.answer))[-BESIDE:]]
+
     runs = {str(count): partial(tokens_per_second, lines, start, count, together) for count in counts}
     runs[IN_TURNS] = partial(tokens_per_second, lines, start, max(counts), in_turns)
     found: dict[str, list[float]] = {name: [] for name in runs}
@@ -80,7 +85,7 @@ def run_streams(
         "drafter": drafter,
         "answers": len(lines),
         "results": rates(found),
-        "prompt_beside_streams": [prompt_beside_streams(runner, curve) for _ in range(repeats)],
+        "prompt_beside_streams": [prompt_beside_streams(runner, streams(), curve) for _ in range(PROMPT_REPEATS)],
     }
     show(figures)
     if out:
@@ -141,30 +146,25 @@ def rates(found: dict[str, list[float]]) -> list[dict[str, Any]]:
     ]
 
 
-def prompt_beside_streams(runner: ModelRunner, curve: CostCurve | None) -> dict[str, float]:
-    """What a long prompt costs BESIDE streams without drafts: their longest gap, and the time to its own first token."""
-
-    def generation(prompt: int, tokens: int) -> Generation:
-        options = DecodeOptions(SamplingParams(temperature=0), tokens, max_nodes=0, curve=curve)
-        random = np.random.default_rng(prompt)
-        text = random.integers(0, runner.vocabulary, prompt).astype(np.int32)
-        return Generation(TreeVerifier(runner, runner.new_cache()), NoDrafter(), text, options)
+def prompt_beside_streams(runner: ModelRunner, streams: Sequence[Generation], curve: CostCurve | None) -> dict[str, float]:
+    """What a long prompt costs the streams beside which it is read: their longest gap, and the time to its own first token."""
 
     def until_first_token(others: Sequence[Generation]) -> list[float]:
-        newcomer, seconds = generation(PROMPT_TOKENS, 2), []
+        options = DecodeOptions(SamplingParams(temperature=0), 2, max_nodes=0, curve=curve)
+        text = np.random.default_rng(1).integers(0, runner.vocabulary, PROMPT_TOKENS).astype(np.int32)
+        newcomer, seconds = Generation(TreeVerifier(runner, runner.new_cache()), NoDrafter(), text, options), []
         while newcomer.remaining == 2:
-            started = time.perf_counter()
-            run_round([*others, newcomer])
-            seconds.append(time.perf_counter() - started)
+            seconds.append(timed_round([*others, newcomer]))
+        newcomer.close()
         return seconds
 
-    streams = [generation(64, 1000) for _ in range(BESIDE)]
-    plain = []
-    for _ in range(20):
-        started = time.perf_counter()
+    while any(stream.verifier.unread for stream in streams):
         run_round(streams)
-        plain.append(time.perf_counter() - started)
-    alone, beside = until_first_token([]), until_first_token(streams)
+    alone = until_first_token([])
+    plain = [timed_round(streams) for _ in range(PLAIN_ROUNDS)]
+    beside = until_first_token(streams)
+    for stream in streams:
+        stream.close()
     return {
         "round_ms": round(1e3 * statistics.median(plain), 2),
         "longest_gap_in_rounds": round(max(beside) / statistics.median(plain), 2),
@@ -172,6 +172,15 @@ def prompt_beside_streams(runner: ModelRunner, curve: CostCurve | None) -> dict[
         "alone_seconds": round(sum(alone), 3),
         "first_token_over_alone": round(sum(beside) / sum(alone), 3),
     }
+
+
+def timed_round(generations: Sequence[Generation]) -> float:
+    """The seconds of one round."""
+    started = time.perf_counter()
+    for outcome in run_round(generations):
+        if isinstance(outcome, Exception):
+            raise outcome
+    return time.perf_counter() - started
 
 
 def show(figures: dict[str, Any]) -> None:
@@ -185,5 +194,5 @@ def show(figures: dict[str, Any]) -> None:
         "first token\nalone (s)": "alone_seconds:.3f",
         "first token\nover alone": "first_token_over_alone:.3f",
     }
-    title = f"A prompt of {PROMPT_TOKENS} tokens, read beside {BESIDE} streams without drafts"
+    title = f"A prompt of {PROMPT_TOKENS} tokens, read beside {BESIDE} streams"
     report.print_figures(title, columns, figures["prompt_beside_streams"])

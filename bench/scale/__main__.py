@@ -1,8 +1,8 @@
 """`python -m bench.scale`: one replica to many, which sleep instead of computing. Needs the extra `ray`.
 
-Two parts: the time to the first token on one machine and through Ray, by turns; and for 1, 4, 16 ... replicas the throughput and
-the share of later turns that reach the replica of their conversation, with half as many, as many and twice as many clients as the
-replicas serve at once. Clients, ingress and replicas share the machine's cores, so the figures are a lower bound of a cluster's.
+Two parts: the time to the first token on one machine and through Ray, by turns; and for 1, 4, 16 ... replicas the throughput
+and the share of later turns that reach the replica of their conversation, with half as many, as many and twice as many clients
+as the replicas serve at once. Clients, ingress and replicas share the machine's cores: on a cluster, figures are better.
 """
 
 from __future__ import annotations

@@ -123,8 +123,8 @@ def test_streams_share_the_nodes_that_a_round_can_afford() -> None:
     likely, unlikely = draft(0.9, 0.9, 0.9), draft(0.35, 0.9)
     costs = curve(0.3)
 
-    def sizes(*offers: Offer, rows: int = 0) -> list[int]:
-        return [len(selection.tree) for selection in share(offers, rows)]
+    def sizes(*offers: Offer) -> list[int]:
+        return [len(selection.tree) for selection in share(offers)]
 
     first, second = Offer(likely, MeasuredBudget(costs), 0), Offer(unlikely, MeasuredBudget(costs), 0)
     assert sizes(second) == [2]
@@ -138,11 +138,13 @@ def test_streams_share_the_nodes_that_a_round_can_afford() -> None:
     assert sizes(Offer(likely, distrusted, 0), first) == [0, 3]
 
 
-def test_more_rows_in_a_round_afford_more_nodes() -> None:
-    """With the time of a prompt's rows in the round, a node adds a smaller share to it."""
-    tree = draft(*[0.8] * 8)
-    kept = [len(share([Offer(tree, MeasuredBudget(curve(0.3)), 0)], rows)[0].tree) for rows in (0, 10, 30)]
-    assert kept == sorted(kept) and kept[0] < kept[-1]
+def test_a_round_may_bound_the_number_of_nodes() -> None:
+    """The likeliest are kept, and the number that is requested stays."""
+    tree, budget = draft(*[0.8] * 8), MeasuredBudget(curve(0.01))
+    free, bound = share([Offer(tree, budget, 0)])[0], share([Offer(tree, budget, 0)], 3)[0]
+    assert len(free.tree) == 8
+    assert bound.tree.tokens.tolist() == tree.tokens[:3].tolist()
+    assert bound.next_nodes == free.next_nodes
 
 
 def test_the_outcome_is_summed_along_the_emitted_path() -> None:

@@ -15,19 +15,20 @@ import pytest
 import torch
 
 import models
+from drafters.interface import Source, chain
 from drafters.none import NoDrafter
 from drafters.options import DrafterName
 from drafters.registry import Resources, make
 from verify.constraints.reasoning import ReasoningBudget
 from verify.cost import NODES, CostCurve
 from verify.decode import finish
-from verify.generation import DecodeOptions, Generation, Step
+from verify.generation import DecodeOptions, Drafted, Generation, Step
 from verify.model import invariance
 from verify.model.cache import KVCache
 from verify.model.loading import LoadOptions, load_weights
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
-from verify.round import MIN_CHUNK_TOKENS, OVERLAP_PROBE_INTERVAL, Overlap, Round, run_round
+from verify.round import MIN_CHUNK_TOKENS, OVERLAP_PROBE_INTERVAL, STEPS_SHARE, Member, Overlap, Round, plan_round, run_round
 from verify.sampling_params import ReasoningLimit, SamplingParams
 from verify.verifier import PREFILL_CHUNK_TOKENS, TreeVerifier
 
@@ -112,6 +113,29 @@ def test_a_prompt_is_read_in_chunks_beside_steps_that_the_time_allows(runner: Mo
     assert (alone.verifier.unread, short.verifier.unread) == (8, 5)
     run_round([alone, short])
     assert (alone.verifier.unread, short.verifier.unread) == (0, 0)
+
+
+def test_drafts_leave_a_part_of_the_time_to_a_prompt(tiny_runner: ModelRunner) -> None:
+    def member(prompt: int) -> Member:
+        options = DecodeOptions(SamplingParams(temperature=0), 100, curve=CURVE)
+        verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
+        return Member(Generation(verifier, NoDrafter(), np.ones(prompt, np.int32), options))
+
+    step, reader = member(1), member(30)
+    tree = chain(np.ones(60, np.int32), np.full(60, 0.99, np.float32), Source.LOOKUP)
+    step.drafted = Drafted(tree, 60, 0.0)
+
+    def nodes_and_tokens(*readers: Member, max_seconds: float | None = None) -> tuple[int, int]:
+        tokens = plan_round([step], readers, max_seconds)
+        assert step.plan is not None
+        return len(step.plan.tree), tokens
+
+    assert nodes_and_tokens() == (60, 0)
+    # Alone, the step takes 2.2; beside a prompt the round takes 4.4, and the step at most 0.4 of that.
+    nodes, tokens = nodes_and_tokens(reader)
+    assert 1.0 + 0.02 * nodes == pytest.approx(STEPS_SHARE * 4.4, abs=0.03)
+    assert 1.0 + 0.02 * (nodes + tokens) == pytest.approx(4.4, abs=0.03)
+    assert nodes_and_tokens(reader, max_seconds=1.5) == (0, 25)
 
 
 def test_an_error_ends_one_request(tiny_runner: ModelRunner) -> None:
