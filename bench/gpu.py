@@ -93,7 +93,7 @@ def kernel_error(
     layer = Layer(0, head_dim**-0.5)
     device_rows = DeviceRows(device, rows, pages)
     device_rows.set(list(pieces_of(paged, batch)))
-    found = KernelAttention(pool, device_rows, context + rows).attend(layer, query, key, value)
+    found = KernelAttention(pool, [device_rows], context + rows).attend(layer, query, key, value)
     reference = TorchAttention(exact, batch)
     expected = reference.attend(layer, query.float(), key.float(), value.float())
     return float((found.float() - expected).abs().max())

@@ -37,7 +37,7 @@ from verify.draft_model.runner import DraftRunner
 from verify.draft_model.session import SessionDraft
 from verify.generation import DecodeOptions
 from verify.heads.draft import HeadDraft, HeadRunner
-from verify.model.loading import resolve_device
+from verify.model.loading import resolve_devices
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
@@ -238,7 +238,7 @@ def run_shapes(settings: Settings, plan: Plan, shapes: tuple[str, str], rate: fl
         "draft_shape": shapes[1],
         "acceptance_rate": rate,
         "dtype": str(dtype),
-        "device": str(resolve_device(settings.model.device)),
+        "device": ", ".join(map(str, resolve_devices(settings.model.device))),
         "speed_ratio": round(shared.speed_ratio, 2),
     }
     return measure(pair, plan, names, out)

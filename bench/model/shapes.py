@@ -10,8 +10,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5TextConfig, Q
 
 from bench.plan import BenchError
 from verify.model.attention import NAME
-from verify.model.loading import prepare, resolve_device
-from verify.model.quantization import UNQUANTIZED, Quantization, quantize_layers
+from verify.model.gpu.devices import Placement
+from verify.model.loading import prepare, resolve_devices
+from verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization
 from verify.model.runner import Compile, ModelRunner
 
 LOGITS_DEVIATION = 3.0  # the cost of sampling depends on how flat the distribution is
@@ -69,14 +70,16 @@ def random_runner(
     compile: Compile = "auto",
     quantization: Quantization = UNQUANTIZED,
 ) -> ModelRunner:
-    """A runner of random weights, created on the device and quantised there."""
-    target = resolve_device(device)
+    """A runner of random weights, created on the device and quantised there; over several devices, created on the CPU."""
+    devices = resolve_devices(device)
     torch.manual_seed(0)
     config = SHAPES[shape]()
     config.initializer_range = LOGITS_DEVIATION / config.hidden_size**0.5
-    with torch.device(target):
+    with torch.device(devices[0] if len(devices) == 1 else "cpu"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
     prepare(model, context_tokens)
-    quantization.check(target)
-    quantize_layers(model, quantization, target)
+    quantization.check(devices[0])
+    placement = Placement(model, devices)
+    finish_quantization(model, quantization, placement)
+    placement.move()
     return ModelRunner(model, context_tokens, pack, trace, compile)

@@ -17,7 +17,7 @@ from drafters.interface import MAX_NODES
 from server.settings import Settings
 from server.worker.runtime import default_threads
 from verify.cost import CONTEXTS, measure, timed_forward
-from verify.model.loading import resolve_device
+from verify.model.loading import resolve_devices
 from verify.model.quantization import Quantization
 from verify.model.runner import ModelRunner
 
@@ -62,7 +62,7 @@ def run_steps(shape: str, settings: Settings, out: Path | None) -> dict[str, Any
         "shape": shape,
         "dtype": str(runner.cache_shape.dtype),
         "weight_bits": runner.weight_bits,
-        "device": str(resolve_device(settings.model.device)),
+        "device": ", ".join(map(str, resolve_devices(settings.model.device))),
         "threads": torch.get_num_threads(),
         "weights_mb": round(weight_bytes / 1e6, 1),
         "measured_read_gb_per_second": round(bandwidth / 1e9, 2),

@@ -161,4 +161,4 @@ def _sentence(error: ValidationError) -> str:
         near = next(iter(get_close_matches(name, setting_names(), n=1)), None)
         return f"There is no setting {name!r}{_did_you_mean(near)} `outrider serve --help` lists all settings."
     value = "" if "key" in name else f" (got {first['input']!r})"  # keys never appear in messages
-    return f"The setting {name!r} is invalid: {first['msg']}{value}."
+    return f"The setting {name!r} is invalid: {first['msg'].removeprefix('Value error, ')}{value}."

@@ -6,10 +6,11 @@ Knows nothing about where values come from (see `sources`) or how the settings a
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 import models
@@ -39,6 +40,18 @@ class SettingsError(ValueError):
     """A setting is invalid. The message is one sentence that names the setting and the values it accepts."""
 
 
+def check_devices(names: str) -> str:
+    """The devices of a model, in a comma list, without spaces. Raises ValueError."""
+    devices = names.replace(" ", "").split(",")
+    if len(devices) == 1 and re.fullmatch(r"auto|cpu|cuda(:\d+)?", devices[0]):
+        return devices[0]
+    if len(devices) == 1 or not all(re.fullmatch(r"cuda:\d+", each) for each in devices):
+        raise ValueError("it must be auto, cpu, cuda, cuda:N, or several GPUs such as cuda:0,cuda:1")
+    if len(set(devices)) < len(devices):
+        raise ValueError("it must name each GPU once")
+    return ",".join(devices)
+
+
 Quantize = Literal["none", "int8", "int4", "fp8"]
 
 
@@ -65,8 +78,10 @@ class Model(Section):
         "none", description="Bits of the linear layers' weights, quantised while they load: int8, int4, or, on a GPU, fp8."
     )
     quantize_head: bool = Field(True, description="With quantize, also quantise the layer that computes logits, to 8 bits.")
-    device: str = Field(
-        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N; auto uses a GPU if there is one."
+    device: Annotated[str, AfterValidator(check_devices)] = Field(
+        "auto",
+        description="auto, cpu, cuda or cuda:N, or several GPUs over which the layers are spread, such as cuda:0,cuda:1;"
+        " auto uses a GPU if there is one.",
     )
     context_tokens: int | None = Field(
         None, ge=16, description="Context length; null uses the model's maximum, or less if memory does not hold it."

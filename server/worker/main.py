@@ -71,7 +71,7 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
     shape, context_tokens = runtime.runner.cache_shape, runtime.runner.context_tokens
     ready = Ready(
         context_tokens=context_tokens,
-        device=str(shape.device),
+        device=", ".join(str(part.device) for part in shape.parts),
         dtype=str(shape.dtype).removeprefix("torch."),
         seconds=time.monotonic() - started_at,
         slots=runtime.slots,

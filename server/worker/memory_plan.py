@@ -7,6 +7,7 @@ their figures.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.settings.tree import DEFAULT_MAX_ACTIVE
@@ -19,13 +20,14 @@ ROUNDED_TOKENS = 1024  # a shortened context is a multiple, so that it is the sa
 
 @dataclass(frozen=True)
 class MemoryFigures:
-    """The memory of the target's device."""
+    """The memory of one device."""
 
     free_bytes: int  # after the weights
     token_bytes: int  # keys and values of one position, also those of a draft model on the same device
     model_tokens: int  # the longest context that the model supports
     reserved_share: float = 0.2  # of the free memory, for activations
     slot_bytes: int = 0  # of one cache beside its positions: states of recurrent layers
+    device: str = "the device"  # in messages
     is_lazy: bool = False  # a cache takes the memory of its text, as on a CPU; otherwise, caches are in pages
 
     @property
@@ -99,13 +101,22 @@ def plan_memory(figures: MemoryFigures, wishes: MemoryWishes) -> MemoryPlan:
     if fitting >= required:
         slots = wishes.slots or min(fitting, wishes.caches)
         served = caches or slots
-        note = None if wishes.slots or served >= wishes.caches - wishes.sessions else fewer(slots, context)
+        note = None if wishes.slots or served >= wishes.caches - wishes.sessions else fewer(figures, slots, context)
         return MemoryPlan(slots, context, note, caches, figures.pages(wishes.slots or caches, context))
     shortened = figures.longest_context(required) // ROUNDED_TOKENS * ROUNDED_TOKENS
     if wishes.context_tokens is not None or shortened < min(MIN_CONTEXT_TOKENS, figures.model_tokens):
         raise ModelError(refusal(figures, wishes))
     slots, note = wishes.slots or required, shorter(figures, required, shortened)
     return MemoryPlan(slots, shortened, note, caches, figures.pages(wishes.slots or caches, shortened))
+
+
+def plan_devices(devices: Sequence[MemoryFigures], wishes: MemoryWishes) -> MemoryPlan:
+    """The KV caches of a model over several devices: what fits on all of them. Raises ModelError as `plan_memory`."""
+    plans = [plan_memory(each, wishes) for each in devices]
+    slots, context = min(each.slots for each in plans), min(each.context_tokens for each in plans)
+    notes = (each.note for each in plans if each.note and (each.slots, each.context_tokens) == (slots, context))
+    pages = [each.pages for each in plans if each.pages is not None]
+    return MemoryPlan(slots, context, next(notes, None), plans[0].caches, min(pages, default=None))
 
 
 def check_wishes(figures: MemoryFigures, wishes: MemoryWishes) -> None:
@@ -122,12 +133,12 @@ def check_wishes(figures: MemoryFigures, wishes: MemoryWishes) -> None:
         )
 
 
-def fewer(slots: int, context_tokens: int) -> str:
+def fewer(figures: MemoryFigures, slots: int, context_tokens: int) -> str:
     """The note about fewer KV caches than requests may run by default."""
     requests = "one request runs" if slots == 1 else f"{slots} requests run"
     return (
-        f"The device's memory holds {caches(slots, context_tokens)}, so {requests} at a time; lower model.context_tokens to"
-        " make room for more."
+        f"The memory of {figures.device} holds {caches(slots, context_tokens)}, so {requests} at a time; lower"
+        " model.context_tokens to make room for more."
     )
 
 
@@ -150,8 +161,8 @@ def refusal(figures: MemoryFigures, wishes: MemoryWishes) -> str:
     given = " or ".join(name for name, value in settings.items() if value is not None)
     remedy = f"lower {given}, or serve" if given else "serve"
     return (
-        f"{caches(required, context)} would need {size(needed)}, but {size(free)} of the device's memory are free for that"
-        f" after the weights; {remedy} a smaller or quantised model."
+        f"{caches(required, context)} would need {size(needed)}, but {size(free)} of the memory of {figures.device} are free"
+        f" for that after the weights; {remedy} a smaller or quantised model."
     )
 
 

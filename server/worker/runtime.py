@@ -20,7 +20,7 @@ from server.settings import Settings
 from server.settings.tree import DEFAULT_MAX_ACTIVE
 from server.worker.kernels import Kernels
 from server.worker.learned import LearnedTexts
-from server.worker.memory_plan import MemoryFigures, MemoryWishes, plan_memory
+from server.worker.memory_plan import MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
 from server.worker.resources import Stores, Tables, distinct, load_resources
 from verify.constraints.grammar import GrammarCompiler
 from verify.cost import CostCurve, load_or_measure, machine_key
@@ -182,35 +182,66 @@ def start_models(runner: ModelRunner, draft: ModelRunner | HeadModel | None, set
 
     Raises ModelError if the settings do not fit.
     """
-    plan = plan_memory(memory_figures(runner, draft), memory_wishes(settings))
+    plan = plan_devices(memory_figures(runner, draft), memory_wishes(settings))
     if plan.note:
         log.warning(plan.note)
+    draft_plan = plan_draft(runner, draft, plan)
     reserved = 0 if draft is None else settings.draft_model.threads
     # Before the model starts: how a machine's kernels sum may depend on the threads.
     torch.set_num_threads(settings.model.threads or default_threads(runner, reserved))
     folder = settings.speculation.cost_folder
     finding = folder and folder.expanduser() / f"{machine_key(runner)}-rows.json"
-    for each in (runner, draft):
+    for each, pages in ((runner, plan.pages), (draft, draft_plan.pages)):
         if isinstance(each, ModelRunner) and each.in_pages:
-            each.pages = plan.pages
+            each.pages = pages
     start_model(runner, settings.model.path, plan.context_tokens, settings.model.invariant, finding)
     if isinstance(draft, HeadModel):
         draft.start(plan.context_tokens)
     elif draft is not None:
-        start_model(draft, str(settings.draft_model.path), plan.context_tokens)
+        start_model(draft, str(settings.draft_model.path), draft_plan.context_tokens)
     return plan.streams
 
 
-def memory_figures(runner: ModelRunner, draft: ModelRunner | HeadModel | None) -> MemoryFigures:
-    """The memory of the target's device, on which the weights are."""
-    shared = [runner] if draft is None or draft.device != runner.device else [runner, draft]
-    return MemoryFigures(
-        free_bytes=free_bytes(runner.device),
-        token_bytes=sum(each.cache_shape.bytes_for(1) for each in shared),
-        model_tokens=runner.model_tokens,
-        slot_bytes=sum(each.cache_shape.slot_bytes for each in shared),
-        is_lazy=runner.device.type == "cpu",
-    )
+def plan_draft(runner: ModelRunner, draft: ModelRunner | HeadModel | None, plan: MemoryPlan) -> MemoryPlan:
+    """The KV caches of the draft model: the target's plan if they share a device, else what its own device holds.
+
+    Raises ModelError if its device holds none.
+    """
+    if not isinstance(draft, ModelRunner) or draft.device in {part.device for part in runner.cache_shape.parts}:
+        return plan
+    tokens = min(draft.model_tokens, plan.context_tokens)
+    own = plan_devices(memory_figures(draft, None, tokens), MemoryWishes(sessions=plan.streams))
+    if own.context_tokens < tokens:
+        log.warning(
+            f"The memory of {draft.device} holds the draft model's KV cache for {own.context_tokens} tokens, so it drafts"
+            " nothing in longer texts; lower model.context_tokens, or use a device with more memory."
+        )
+    return own
+
+
+def memory_figures(
+    runner: ModelRunner, draft: ModelRunner | HeadModel | None, model_tokens: int | None = None
+) -> list[MemoryFigures]:
+    """The memory of each device of a model, on which the weights are; the draft model's caches may be on one of them.
+
+    The longest context is the model's unless `model_tokens` is given.
+    """
+    models = [runner] if draft is None else [runner, draft]
+    shapes = [part for model in models for part in model.cache_shape.parts]
+    found = []
+    for device in dict.fromkeys(part.device for part in runner.cache_shape.parts):
+        shared = [shape for shape in shapes if shape.device == device]
+        found.append(
+            MemoryFigures(
+                free_bytes=free_bytes(device),
+                token_bytes=sum(shape.bytes_for(1) for shape in shared),
+                model_tokens=model_tokens or runner.model_tokens,
+                slot_bytes=sum(shape.slot_bytes for shape in shared),
+                device=str(device),
+                is_lazy=device.type == "cpu",
+            )
+        )
+    return found
 
 
 def memory_wishes(settings: Settings) -> MemoryWishes:

@@ -83,7 +83,7 @@ class TorchAttention:
     def __init__(self, cache: KVCache, batch: ForwardBatch) -> None:
         self._cache = cache
         self._batch = batch
-        self._masks: dict[int | None, torch.Tensor | None] = {}  # by window
+        self._masks: dict[tuple[int | None, torch.device], torch.Tensor | None] = {}  # by window
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         keys, values = self._cache.write(layer.index, key, value, self._batch.known)
@@ -102,9 +102,9 @@ class TorchAttention:
 
     def mask(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
         """Additive mask [groups * (N - known), length + N] with dtype and device of `like`; None if nothing is masked."""
-        if window not in self._masks:
-            self._masks[window] = self._build(window, groups, like)
-        return self._masks[window]
+        if (window, like.device) not in self._masks:
+            self._masks[window, like.device] = self._build(window, groups, like)
+        return self._masks[window, like.device]
 
     def _build(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
         length, rows = self._cache.visible, len(self._batch)
@@ -165,15 +165,18 @@ class ShapeProbe:
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[torch.Size, torch.Size]] = {}  # of keys and values, by layer
         self.windows: list[int | None] = []  # distinct
+        self._devices: dict[int, torch.device] = {}  # by layer
         self.groups = 1  # query heads per key head
         self._keys: dict[int, torch.Tensor] = {}  # by layer
         self._sources: dict[int, int] = {}  # layers that have the keys of an earlier layer, and that layer
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        if key.device != query.device:
+            raise ValueError(f"layers on {query.device} read keys of {key.device}; set model.device to one device")
         source = next((index for index, each in self._keys.items() if each.data_ptr() == key.data_ptr()), None)
         if source is None:
             self._keys[layer.index] = key
-            self.shapes[layer.index] = (key.shape, value.shape)
+            self.shapes[layer.index], self._devices[layer.index] = (key.shape, value.shape), key.device
         else:
             self._sources[layer.index] = source
         if layer.window not in self.windows:
@@ -186,6 +189,12 @@ class ShapeProbe:
         """The shapes of the cache's layers in their order."""
         pairs = (self.shapes[index] for index in sorted(self.shapes))
         return tuple(LayerShape(key[0], key[2], value[2]) for key, value in pairs)
+
+    @property
+    def homes(self) -> tuple[torch.device, ...]:
+        """The devices of the cache's layers in their order, if there are several."""
+        homes = tuple(self._devices[index] for index in sorted(self.shapes))
+        return homes if len(set(homes)) > 1 else ()
 
     @property
     def numbers(self) -> dict[int, int]:

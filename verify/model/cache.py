@@ -8,7 +8,7 @@ methods over a pool of pages. Knows nothing about tokens or attention.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -52,6 +52,7 @@ class CacheShape:
     recurrent: RecurrentShape | None = None  # of the layers that keep a state
     hidden_width: int = 0  # of the hidden states that a draft head reads; 0 = none are kept
     hidden_positions: int = HIDDEN_POSITIONS
+    homes: tuple[torch.device, ...] = ()  # devices of the layers, if there are several; consecutive layers share one
 
     @classmethod
     def uniform(cls, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> CacheShape:
@@ -99,6 +100,16 @@ class CacheShape:
     def bytes_for(self, positions: int) -> int:
         """Bytes of the keys and values of `positions`."""
         return sum(heads * (keys + values) for heads, keys, values in self.layers) * positions * self.dtype.itemsize
+
+    @property
+    def parts(self) -> list[CacheShape]:
+        """The layout on each device: its layers, and on the first what does not belong to layers."""
+        found = {home: [each for each, of in zip(self.layers, self.homes, strict=True) if of == home] for home in self.homes}
+        elsewhere = replace(self, recurrent=None, hidden_width=0)
+        return [
+            replace(self if home == self.device else elsewhere, layers=tuple(layers), device=home, homes=())
+            for home, layers in found.items()
+        ] or [self]
 
 
 @dataclass(eq=False)
@@ -224,7 +235,7 @@ class KVCache:
         self.truncate(0)
         self.reserve(length)
         for part in self._contents(length):
-            part.zero_() if noise is None else part.normal_(generator=noise)
+            part.zero_() if noise is None else part.copy_(torch.randn(part.shape, generator=noise, device=noise.device))
         self.assume(length)
 
     def assume(self, length: int) -> None:
@@ -248,9 +259,7 @@ class KVCache:
             self.recurrent.commit(self.length, rows)
         if self.hidden is not None:
             self.hidden.commit(self.length, rows)
-        in_place = 0
-        while in_place < len(rows) and rows[in_place] == in_place:
-            in_place += 1
+        in_place = next((place for place, row in enumerate(rows) if row != place), len(rows))
         if in_place < len(rows):
             start, index = self.length + in_place, torch.tensor(rows[in_place:]) + self.length
             for planes in self._planes:
@@ -293,10 +302,8 @@ class KVCache:
         """The rows of one page, as in `Rows.parts`."""
         if self._uniform is not None:
             return self._uniform[:, :, :, start:end]
-        slices = [_flat(each) for each in self._slices(start, end)] or [
-            torch.empty(end - start, 0)
-        ]  # a model without attention
-        return torch.cat(slices, 1)[None, None, None]
+        slices = [each.flatten(1) for each in self._slices(start, end)]
+        return torch.cat(slices or [torch.empty(end - start, 0)], 1)[None, None, None]
 
     def _contents(self, length: int) -> Iterable[torch.Tensor]:
         """Views of all keys and values of the first `length` positions, however laid out."""
@@ -323,7 +330,7 @@ class KVCache:
                 self._uniform[:, :, :, start:end] = part.to(self._uniform.device)
             else:
                 slices = self._slices(start, end)
-                widths = [_flat(each).shape[1] for each in slices]
+                widths = [each.flatten(1).shape[1] for each in slices]
                 for target, rows in zip(slices, part[0, 0, 0, :, : sum(widths)].split(widths, 1), strict=True):
                     target.copy_(rows.reshape(target.shape))
             start = end
@@ -341,8 +348,3 @@ class KVCache:
         if self.hidden is not None:
             self.hidden.truncate(self.length)
         del self.pages[self.length // PAGE_TOKENS :]
-
-
-def _flat(rows: torch.Tensor) -> torch.Tensor:
-    """[positions, ...] to [positions, width]."""
-    return rows.flatten(1)

@@ -17,6 +17,7 @@ from verify.checkpoint import DEFAULT_REVISION, Location, gguf_bits, locate
 from verify.errors import ModelError, first_sentence
 from verify.model.attention import NAME
 from verify.model.download import download_progress
+from verify.model.gpu.devices import Placement
 from verify.model.invariance import Invariant, start
 from verify.model.memory import free_bytes
 from verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization, loading_arguments
@@ -38,7 +39,7 @@ class LoadOptions:
     path: str  # local folder, hub id or GGUF file
     revision: str = DEFAULT_REVISION  # of the hub id
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16
-    device: str = "auto"  # auto | cpu | cuda | cuda:N
+    device: str = "auto"  # auto | cpu | cuda | cuda:N | cuda:N,cuda:M...
     context_tokens: int | None = None  # None = the model's own limit
     trust_remote_code: bool = False
     pack: bool = True  # CPU: pack the weights of linear layers for oneDNN
@@ -56,18 +57,19 @@ def load_model(options: LoadOptions) -> ModelRunner:
 
 def load_weights(options: LoadOptions) -> ModelRunner:
     """The model at `options.path` on its device, to be started by `start_model`. Raises ModelError."""
-    location, device = locate(options.path, options.revision), resolve_device(options.device)
-    options.quantization.check(device)
-    model = read_model(options, location, device)
+    location, devices = locate(options.path, options.revision), resolve_devices(options.device)
+    options.quantization.check(devices[0])
+    model = read_model(options, location, devices[0])
     check_layers(model, options.path)
+    placement = Placement(model, devices)
     try:
-        finish_quantization(model, options.quantization, device)
-        model.to(device)
+        finish_quantization(model, options.quantization, placement)
+        placement.move()
     except torch.OutOfMemoryError:
-        size, free = model.get_memory_footprint() / 1e9, free_bytes(device) / 1e9
+        size, free = model.get_memory_footprint() / 1e9, sum(map(free_bytes, devices)) / 1e9
         raise ModelError(
-            f"The weights of the model at {options.path!r} take {size:.1f} GB, more than the memory of {device}, of which"
-            f" {free:.1f} GB are free; serve a smaller or quantised model."
+            f"The weights of the model at {options.path!r} take {size:.1f} GB, more than the memory of {options.device}, of"
+            f" which {free:.1f} GB are free; serve a smaller or quantised model, or name more GPUs in model.device."
         ) from None
     runner = ModelRunner(model, options.context_tokens, options.pack, options.trace, options.compile, started=False)
     if location.gguf is not None:
@@ -153,6 +155,11 @@ def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> froz
     return frozenset(found)
 
 
+def resolve_devices(names: str) -> tuple[torch.device, ...]:
+    """The devices in a comma list, over which layers are spread. Raises ModelError as `resolve_device`."""
+    return tuple(map(resolve_device, names.split(",")))
+
+
 def resolve_device(name: str) -> torch.device:
     """The torch device for `name`; `auto` is a GPU if there is one. Raises ModelError if the device is not available."""
     if name == "auto":
@@ -160,6 +167,8 @@ def resolve_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"model.device is {name!r}, but torch finds no GPU; use cpu or auto.")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ModelError(f"There is no {name}: torch finds {count} GPU{'s' if count > 1 else ''}, numbered from 0.")
     return device
 
 

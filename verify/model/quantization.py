@@ -5,6 +5,7 @@ On a CPU, the layers of `verify.model.cpu.quantized`; on a GPU, torchao's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from verify.checkpoint import Location, check_packages, quantization_method
 from verify.errors import ModelError
 from verify.model.cpu.packing import is_plain, packed_layers
 from verify.model.cpu.quantized import check_processor, quantized_layer
+from verify.model.gpu.devices import Placement
 
 Quantize = Literal["none", "int8", "int4", "fp8"]
 METHOD = "outrider"  # of the quantizer below, in transformers' registry
@@ -63,15 +65,24 @@ class Quantization:
 UNQUANTIZED = Quantization()
 
 
-def quantize_layers(model: PreTrainedModel, quantization: Quantization, device: torch.device) -> None:
-    """Quantises the linear layers in place that are not quantised yet. Raises ModelError if the model has none."""
+def quantize_layers(
+    model: PreTrainedModel,
+    quantization: Quantization,
+    device: torch.device,
+    modules: Iterable[torch.nn.Module] | None = None,
+) -> None:
+    """Quantises the linear layers in place that are not quantised yet. Raises ModelError if the model has none.
+
+    On a GPU, with `modules`, only those.
+    """
     if not quantization:
         return
     if device.type == "cuda":
         from verify.model.gpu.quantized import quantize_on_gpu
 
         excluded = None if quantization.head else model.get_output_embeddings()
-        wanted = [module for module in model.modules() if is_plain(module) and module is not excluded]
+        among = model.modules() if modules is None else modules
+        wanted = [module for module in among if is_plain(module) and module is not excluded]
         quantize_on_gpu(model, quantization.layers, device, wanted)
         return
     for name, _ in list(model.named_modules()):
@@ -161,9 +172,10 @@ def loading_arguments(
     return {"quantization_config": _Settings(quantization)} if quantization and device.type == "cpu" else {}
 
 
-def finish_quantization(model: PreTrainedModel, quantization: Quantization, device: torch.device) -> None:
+def finish_quantization(model: PreTrainedModel, quantization: Quantization, placement: Placement) -> None:
     """Quantises the rest of a loaded model. Raises ModelError if the model has no layers to quantise."""
     quantizer = getattr(model, "hf_quantizer", None)
     if isinstance(quantizer, _Quantizer):
         quantizer.remove_quantization_config(model)
-    quantize_layers(model, quantization, device)
+    for device, modules in placement.modules.items():
+        quantize_layers(model, quantization, device, modules)

@@ -20,6 +20,7 @@ from verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention
 from verify.model.cpu.packing import can_pack, pack_layers, packed_layers
 from verify.model.cpu.trace import has_experts, trace
 from verify.model.delivery import Delivery, NotHandedOn
+from verify.model.gpu.devices import Crossings
 from verify.model.gpu.paged_cache import PagedCache, PagePool, pages_for
 from verify.model.hidden.tap import HiddenTap
 from verify.model.memory import free_bytes, keep_freed_memory
@@ -85,6 +86,7 @@ class ModelRunner:
         self._is_recurrent = swap_in(self.model)
         self._delivery: Delivery | None = None  # if the model does not hand keyword arguments on
         self._tap: HiddenTap | None = None
+        self._crossings = Crossings(model)
         self._attention_probe = ShapeProbe()
         self.cache_shape = self._probe(self._attention_probe)
         if self.in_pages and not self.can_be_ordered:
@@ -115,13 +117,11 @@ class ModelRunner:
                 self._pool = PagePool(self.cache_shape, self._pool_pages())
             self._backend = self._graphed(self._pool, self._compile)
         elif self._traced and self.cache_shape.is_uniform:
-            self._backend = trace(
-                self.model, self.cache_shape, self._attention_probe, self._untraced_step, self._inputs, self._tap
-            )
+            self._backend = trace(self.model, self.cache_shape, self._attention_probe, self._untraced, self._inputs, self._tap)
 
     def tap_hidden(self, layers: Sequence[int]) -> int:
         """Keeps hidden states in the caches, as `HiddenTap` takes them; returns their width. Call it before `start`."""
-        self._tap = HiddenTap(self.model, layers)
+        self._tap = HiddenTap(self.model, layers, self._crossings.bring)
         self.cache_shape = replace(self.cache_shape, hidden_width=self._tap.width)
         return self._tap.width
 
@@ -165,7 +165,8 @@ class ModelRunner:
         """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
         from verify.model.gpu.graphs import GraphedForward  # Triton is only needed on a GPU
 
-        graphed = GraphedForward(partial(self._run, keep=0), pool, self._positions, self.row_class, self._tap)
+        run = partial(self._run, keep=0)
+        graphed = GraphedForward(run, pool, self._positions, self.row_class, self._tap, self._crossings)
         if not has_experts(self.model) and self.device.type == "cuda":
             graphed.capture_model(self.model, compile)
         return graphed
@@ -191,7 +192,7 @@ class ModelRunner:
         if not probe.shapes and recurrent is None:
             raise ModelError("This model cannot be served: none of its layers computes attention by transformers' interface.")
         number_layers(self.model, probe.numbers)
-        return CacheShape(probe.layers, self.model.dtype, self.device, recurrent)
+        return CacheShape(probe.layers, self.model.dtype, self.device, recurrent, homes=probe.homes)
 
     @property
     def _positions(self) -> int:
@@ -205,8 +206,8 @@ class ModelRunner:
         context = pages_for(self._positions)
         if self._pool is not None:
             return max(context, len(self._pool))
-        context_bytes = self.cache_shape.bytes_for(self._positions)
-        fitting = int(free_bytes(self.device) * POOLED_SHARE) // context_bytes
+        parts = self.cache_shape.parts
+        fitting = min(int(free_bytes(part.device) * POOLED_SHARE) // part.bytes_for(self._positions) for part in parts)
         return context * max(1, min(POOLED_CONTEXTS, fitting))
 
     @property
@@ -305,12 +306,9 @@ class ModelRunner:
             last = segments[-1]
             segments[-1] = last._replace(batch=padded(last.batch, last.rows + missing))
         chunk = self._is_recurrent and any(map(is_chunk, segments))  # recurrent layers read it in a form of their own
-        return self._untraced_step(segments) if chunk or self._backend is None else self._backend(segments)
+        return self._untraced(segments) if chunk or self._backend is None else self._backend(segments)
 
-    def _untraced_step(self, segments: Sequence[Segment]) -> torch.Tensor:
-        return self._untraced(segments, in_order=True)
-
-    def _untraced(self, segments: Sequence[Segment], in_order: bool) -> torch.Tensor:
+    def _untraced(self, segments: Sequence[Segment], in_order: bool = True) -> torch.Tensor:
         """A forward by Python. With `in_order`, attention is that of the class of rows, if there is one."""
         inputs = self._inputs if in_order else None
         streams: list[tuple[Attention, int]] = []

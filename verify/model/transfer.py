@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+
+
+def on_device(device: torch.device) -> AbstractContextManager[None]:
+    """Launches kernels on this device, which may differ from the thread's current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

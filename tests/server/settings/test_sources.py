@@ -39,6 +39,10 @@ def test_flags_override_environment_overrides_file_overrides_defaults(tmp_path: 
         ({"server.port": "x"}, "'server.port' is invalid"),
         ({"speculation.drafter": "magic"}, "'speculation.drafter' is invalid"),
         ({"speculation.trigram.c1": "-1"}, "greater than 0"),
+        ({"model.device": "gpu"}, r"invalid: it must be auto, cpu, cuda, cuda:N, or .* \(got 'gpu'\)\.$"),
+        ({"model.device": "cpu,cuda:0"}, "several GPUs such as cuda:0,cuda:1"),
+        ({"model.device": "cuda,cuda:1"}, "several GPUs such as cuda:0,cuda:1"),
+        ({"model.device": "cuda:1,cuda:1"}, "name each GPU once"),
     ],
 )
 def test_invalid_flags_are_named(flags: dict[str, str], words: str) -> None:

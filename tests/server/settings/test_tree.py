@@ -93,3 +93,8 @@ def test_sessions_are_found_by_text_unless_strangers_share_a_principal(flags: di
     assert load_settings(None, flags).finds_sessions_by_text == found
     assert load_settings(None, flags | {"sessions.learn": "key"}).learns_from_sessions == found
     assert not load_settings(None, flags).learns_from_sessions
+
+
+def test_a_model_may_be_on_several_gpus() -> None:
+    for given, expected in (("cuda:1, cuda:0", "cuda:1,cuda:0"), ("cuda", "cuda"), ("auto", "auto")):
+        assert load_settings(None, {"model.device": given}).model.device == expected

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from drafters.interface import MAX_NODES
 from server.settings.tree import DEFAULT_MAX_ACTIVE
-from server.worker.memory_plan import MIN_CONTEXT_TOKENS, MemoryFigures, MemoryPlan, MemoryWishes, plan_memory
+from server.worker.memory_plan import MIN_CONTEXT_TOKENS, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices, plan_memory
 from verify.errors import ModelError
 from verify.model.cache import MARGIN_POSITIONS, PAGE_TOKENS
 
@@ -103,6 +103,15 @@ def test_untouched_memory_costs_nothing_on_a_cpu() -> None:
     assert plan_memory(figures, MemoryWishes(max_active=2)).context_tokens < CONTEXT  # each may need a whole one
     with pytest.raises(ModelError, match="quantised"):
         plan_memory(replace(qwen3("8B", 16), is_lazy=True), MemoryWishes(slots=12))
+
+
+def test_a_plan_over_several_devices_fits_all_of_them() -> None:
+    first, second = qwen3("8B", 24), replace(qwen3("8B", 80), token_bytes=2 * TOKEN_BYTES["8B"], device="cuda:1")
+    plans = [plan_memory(each, MemoryWishes()) for each in (first, second)]
+    assert plan_devices([first, second], MemoryWishes()) == plan_devices([second, first], MemoryWishes()) == plans[0]
+    assert plan_devices([second], MemoryWishes()) == plans[1]
+    with pytest.raises(ModelError, match="of the memory of cuda:1 are free"):
+        plan_devices([first, replace(second, free_bytes=1 << 20)], MemoryWishes())
 
 
 wished = st.none() | st.integers(1, 12)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 import models
 from drafters.interface import MAX_NODES
@@ -22,26 +23,66 @@ from tests.hub import MODEL, cache_models
 from tests.server.worker.fakes import tiny_runtime
 from tests.verify.heads.checkpoints import save_eagle
 from verify.cost import CostCurve
+from verify.errors import ModelError
 from verify.heads.draft import HeadRunner
 from verify.heads.model import HeadModel
+from verify.model.cache import CacheShape, LayerShape
 from verify.model.runner import ModelRunner
 from verify.tokenizer import load_tokenizer
 
 
 def test_the_figures_are_those_of_the_models_on_the_targets_device(tiny_runner: ModelRunner) -> None:
-    alone, pair = memory_figures(tiny_runner, None), memory_figures(tiny_runner, tiny_runner)
+    (alone,), (pair,) = memory_figures(tiny_runner, None), memory_figures(tiny_runner, tiny_runner)
     assert alone.token_bytes == tiny_runner.cache_shape.bytes_for(1)
     assert pair.token_bytes == 2 * alone.token_bytes
     assert (alone.model_tokens, alone.is_lazy) == (128, True)
-    elsewhere = cast(Any, SimpleNamespace(device="cuda:1", cache_shape=tiny_runner.cache_shape))
-    assert memory_figures(tiny_runner, elsewhere).token_bytes == alone.token_bytes
+    elsewhere = replace(tiny_runner.cache_shape, device=torch.device("cuda", 1))
+    (target,) = memory_figures(tiny_runner, cast(Any, SimpleNamespace(cache_shape=elsewhere)))
+    assert target.token_bytes == alone.token_bytes
+
+
+def test_each_device_has_figures_of_its_own(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three layers over two devices, of which the second one has the draft model, too."""
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    layer = LayerShape(2, 8, 8)
+    shape = CacheShape((layer,) * 3, torch.float32, first, hidden_width=4, homes=(first, second, second))
+    draft = cast(Any, SimpleNamespace(cache_shape=CacheShape((layer,), torch.float32, second, hidden_width=2)))
+    target = cast(Any, SimpleNamespace(cache_shape=shape, model_tokens=4096))
+    monkeypatch.setattr(runtime, "free_bytes", lambda device: 10**6 * (device.index + 1))
+    figures = memory_figures(target, draft)
+    row = 2 * (8 + 8) * 4
+    assert [each.device for each in figures] == ["cuda:0", "cuda:1"]
+    assert [each.free_bytes for each in figures] == [10**6, 2 * 10**6]
+    assert [each.token_bytes for each in figures] == [row, 3 * row]
+    assert [each.slot_bytes for each in figures] == [shape.slot_bytes, draft.cache_shape.slot_bytes]
+
+
+def test_a_draft_model_is_charged_to_its_own_device(
+    tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The target's plan holds for a draft model on its device; on another one, what that holds."""
+    plan = MemoryPlan(4, 100_000, caches=4, pages=1000)
+    assert runtime.plan_draft(tiny_runner, None, plan) == plan
+    assert runtime.plan_draft(tiny_runner, tiny_runner, plan) == plan
+    target = cast(Any, SimpleNamespace(cache_shape=replace(tiny_runner.cache_shape, device=torch.device("cuda", 0))))
+    monkeypatch.setattr(tiny_runner, "model_tokens", 200_000)
+    row = tiny_runner.cache_shape.bytes_for(1)
+    for tokens, context in ((1_000_000, 100_000), (50_000, 38_912)):
+        monkeypatch.setattr(runtime, "free_bytes", lambda _, tokens=tokens: tokens * row)
+        assert runtime.plan_draft(target, tiny_runner, plan).context_tokens == context
+    assert [record.message.partition(", so")[0] for record in caplog.records] == [
+        "The memory of cpu holds the draft model's KV cache for 38912 tokens"
+    ]
+    monkeypatch.setattr(runtime, "free_bytes", lambda _: 100 * row)
+    with pytest.raises(ModelError, match=r"of the memory of cpu are free .* serve a smaller or quantised model\.$"):
+        runtime.plan_draft(target, tiny_runner, plan)
 
 
 def test_the_models_start_with_the_context_that_fits(
     tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     started: list[tuple[str, int]] = []
-    monkeypatch.setattr(runtime, "plan_memory", lambda *_: MemoryPlan(1, 96, "It is short."))
+    monkeypatch.setattr(runtime, "plan_devices", lambda *_: MemoryPlan(1, 96, "It is short."))
     monkeypatch.setattr(runtime, "start_model", lambda _, path, context, *rest: started.append((path, context)))
     settings = load_settings(None, {"model.path": "t", "draft_model.path": "d", "model.threads": 1})
     assert runtime.start_models(tiny_runner, tiny_runner, settings) == 1
@@ -62,14 +103,14 @@ def test_both_models_have_their_revisions(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_head_makes_the_target_keep_its_hidden_states(tmp_path: Path) -> None:
     settings = load_settings(None, {"draft_model.path": str(save_eagle(tmp_path, target_size=256)), "model.device": "cpu"})
     target = load_target(settings)
-    before = memory_figures(target, None).slot_bytes
+    before = memory_figures(target, None)[0].slot_bytes
     head = load_draft(settings, load_tokenizer(str(models.TARGET)), target)
     assert isinstance(head, HeadModel)
     kept = target.new_cache().hidden
     assert kept is not None
     states = kept.capacity * 256 * target.cache_shape.dtype.itemsize
-    assert memory_figures(target, None).slot_bytes == before + states
-    assert memory_figures(target, head).slot_bytes > before + states
+    assert memory_figures(target, None)[0].slot_bytes == before + states
+    assert memory_figures(target, head)[0].slot_bytes > before + states
     assert isinstance(share_draft(head, target.vocabulary, 2, 1), HeadRunner)
 
 

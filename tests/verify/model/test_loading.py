@@ -21,6 +21,7 @@ from verify.model.loading import (
     load_weights,
     prepare,
     resolve_device,
+    resolve_devices,
     resolve_dtype,
     start_model,
     stop_ids,
@@ -129,7 +130,11 @@ def test_auto_prefers_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpu_can_be_chosen_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert resolve_device("cuda:1") == torch.device("cuda", 1)
+    assert resolve_devices("cuda:1,cuda:0") == (torch.device("cuda", 1), torch.device("cuda", 0))
+    with pytest.raises(ModelError, match=r"^There is no cuda:2: torch finds 2 GPUs, numbered from 0\.$"):
+        resolve_devices("cuda:0,cuda:2")
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,14 @@ class DeviceRows:
 
     def set(self, pieces: Sequence[Piece]) -> None:
         """Uploads a forward's inputs in one copy. The caches have room for the rows."""
+        self.upload(self.packed(pieces))
+
+    def upload(self, packed: torch.Tensor) -> None:
+        """Uploads what `packed` gave, also that of another device's."""
+        self._packed[: len(packed)].copy_(to_device(packed, self._device))
+
+    def packed(self, pieces: Sequence[Piece]) -> torch.Tensor:
+        """A forward's inputs on the host, int64 [N]."""
         fields, tables = torch.zeros(self._fixed // self.max_rows, self.max_rows, dtype=torch.int64), []
         fields[2] = NO_STREAM
         start = pages = 0
@@ -66,8 +74,7 @@ class DeviceRows:
             fields[ROW_FIELDS:, index] = torch.tensor([length, start, end - start, pages])
             tables += table
             start, pages = end, pages + len(table)
-        packed = torch.cat([fields.flatten(), torch.tensor(tables, dtype=torch.int64)])
-        self._packed[: len(packed)].copy_(to_device(packed, self._device))
+        return torch.cat([fields.flatten(), torch.tensor(tables, dtype=torch.int64)])
 
 
 def pieces_of(cache: PagedCache, batch: ForwardBatch) -> Iterator[Piece]:

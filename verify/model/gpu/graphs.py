@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -20,13 +20,16 @@ from transformers import PreTrainedModel
 from verify.errors import ModelError, first_sentence
 from verify.model.attention import Attention
 from verify.model.cache import page_count
-from verify.model.gpu.device_rows import DeviceRows, pieces_of
+from verify.model.gpu.device_rows import DeviceRows, Piece, pieces_of
+from verify.model.gpu.devices import Crossings
 from verify.model.gpu.paged_cache import PagedCache, PagePool
 from verify.model.gpu.row_counts import ROWS, without_split_k
+from verify.model.gpu.staged_graph import Capture, CudaCapture, StagedGraph
 from verify.model.gpu.triton_attention import KernelAttention
 from verify.model.hidden.tap import HiddenTap
 from verify.model.row_class import RowClass
 from verify.model.segment import Segment, keep_hidden
+from verify.model.transfer import on_device
 
 log = logging.getLogger("outrider.worker")
 WARM_UP_RUNS = 3
@@ -42,21 +45,28 @@ class GraphedForward:
     """Forwards over the caches of one pool. Implements `verify.model.segment.ForwardBackend`."""
 
     def __init__(
-        self, forward: Forward, pool: PagePool, positions: int, rows: RowClass | None = None, tap: HiddenTap | None = None
+        self,
+        forward: Forward,
+        pool: PagePool,
+        positions: int,
+        rows: RowClass | None = None,
+        tap: HiddenTap | None = None,
+        crossings: Crossings | None = None,
     ) -> None:
         """`positions` is the longest cache's. With `rows`, forwards are padded to the numbers of rows in this class.
 
-        With `tap`, the forward's hidden states are kept.
+        With `tap`, the forward's hidden states are kept. `crossings` are those of the model, if it is captured.
         """
-        self._forward, self._tap = forward, tap
+        self._forward, self._tap, self._crossings = forward, tap, crossings
         self._states: dict[int, torch.Tensor] = {}  # of the graphs' rows
         self._counts = [count for count in ROWS if rows is None or rows.low <= count <= rows.high]
         self.max_rows = self.max_streams = self._counts[-1]
-        self._device = pool.shape.device
-        self._rows = DeviceRows(self._device, self.max_rows, page_count(positions, pool.page_tokens))
+        self._devices = [part.tensor.device for part in pool.parts]
+        pages = page_count(positions, pool.page_tokens)
+        self._rows = [DeviceRows(device, self.max_rows, pages) for device in self._devices]
         self._attention = KernelAttention(pool, self._rows, positions)
         self._has_class = rows is not None
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[int, StagedGraph] = {}
         self._logits: dict[int, torch.Tensor] = {}
 
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
@@ -71,8 +81,8 @@ class GraphedForward:
             return torch.cat([self(part).clone() for part in (segments[:half], segments[half:])])
         pieces = [piece for cache, batch, _ in segments for piece in pieces_of(cast(PagedCache, cache), batch)]
         count = self._counts[bisect_left(self._counts, rows)]
-        with self._on_device():
-            self._rows.set(pieces)
+        with on_device(self._devices[0]):
+            self._set(pieces)
             if count in self._graphs:
                 self._graphs[count].replay()
                 logits = self._logits[count]
@@ -82,34 +92,40 @@ class GraphedForward:
                 keep_hidden(self._states[count] if count in self._graphs else self._tap.states, segments, whole=True)
             return kept(logits, segments)
 
-    def _on_device(self) -> AbstractContextManager[None]:
-        """Launches kernels on the model's device, which may differ from the thread's current one."""
-        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+    def _set(self, pieces: Sequence[Piece]) -> None:
+        """Uploads a forward's inputs to all devices."""
+        packed = self._rows[0].packed(pieces)
+        for rows in self._rows:
+            rows.upload(packed)
 
     @torch.inference_mode()
     def _run(self, count: int) -> torch.Tensor:
-        return self._forward(self._rows.tokens[:count], self._rows.positions[:count], self._attention)
+        return self._forward(self._rows[0].tokens[:count], self._rows[0].positions[:count], self._attention)
 
     def capture(self) -> None:
         """Captures all graphs, the largest first so that the others reuse its memory."""
-        with self._on_device(), without_split_k() if self._has_class else nullcontext():
-            self._rows.set([])
-            pool = torch.cuda.graph_pool_handle()
-            side = torch.cuda.Stream()
+        with on_device(self._devices[0]), without_split_k() if self._has_class else nullcontext():
+            self._set([])
+            capture = CudaCapture(self._devices)
             for count in reversed(self._counts):
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):  # compile kernels and allocate workspaces outside the graph
+                with capture.aside():  # compile kernels and allocate workspaces outside the graph
                     for _ in range(WARM_UP_RUNS):
                         self._run(count)
-                torch.cuda.current_stream().wait_stream(side)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool, stream=side):
-                    self._logits[count] = self._run(count)
-                    if self._tap is not None:
-                        self._states[count] = self._tap.states
-                self._graphs[count] = graph
-            torch.cuda.synchronize()
+                self.capture_rows(count, capture)
+            for device in self._devices:
+                torch.cuda.synchronize(device)
         log.info("captured %d CUDA graphs for %d to %d rows", len(self._counts), self._counts[0], self.max_rows)
+
+    @torch.inference_mode()
+    def capture_rows(self, count: int, capture: Capture) -> None:
+        """Captures the forward of this number of rows."""
+        assert self._crossings is not None
+        graph = StagedGraph(capture)
+        with graph.recorded(self._crossings):
+            self._logits[count] = self._run(count)
+            if self._tap is not None:
+                self._states[count] = self._tap.states
+        self._graphs[count] = graph
 
     def capture_model(self, model: PreTrainedModel, compile: str) -> None:
         """`capture` of this model's forward, compiled if that is possible. `compile` as in LoadOptions. Raises ModelError."""

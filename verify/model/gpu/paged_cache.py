@@ -8,6 +8,7 @@ reserved before it starts, for all of its streams or for none.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -21,14 +22,26 @@ def pages_for(positions: int) -> int:
     return page_count(positions, cache.PAGE_TOKENS)
 
 
+class PoolPart(NamedTuple):
+    """The keys and values of consecutive layers on one device."""
+
+    first: int  # layer
+    tensor: torch.Tensor  # [pages, layers, 2, kv_heads, page_tokens, head_dim]
+
+
 class PagePool:
-    """The keys and values of all streams on a device, [pages, layers, 2, kv_heads, page_tokens, head_dim]."""
+    """The keys and values of all streams. A page is a part on each device that has layers, so pages are counted once."""
 
     def __init__(self, shape: CacheShape, pages: int) -> None:
         self.shape = shape
         self.page_tokens = cache.PAGE_TOKENS  # as in host memory
-        size = (pages, len(shape.layers), 2, shape.kv_heads, self.page_tokens, shape.head_dim)
-        self.tensor = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        self.parts: list[PoolPart] = []  # by device
+        self.layers: list[torch.Tensor] = []  # each [pages, 2, kv_heads, page_tokens, head_dim]
+        for part in shape.parts:
+            size = (pages, len(part.layers), 2, part.kv_heads, self.page_tokens, part.head_dim)
+            tensor = torch.zeros(size, dtype=part.dtype, device=part.device)
+            self.parts.append(PoolPart(len(self.layers), tensor))
+            self.layers += tensor.unbind(1)
         self._holders = [0] * pages  # caches that hold the page
         self._free = list(range(pages))[::-1]
 
@@ -85,7 +98,7 @@ class PagedCache(KVCache):
         self.recurrent = None  # states have no pages
         self.hidden = pool.shape.new_hidden()
         self.table: list[int] = []  # pages in the order of the text
-        self._gathered: tuple[list[int], torch.Tensor] | None = None  # the table, and its copy on the device
+        self._gathered: tuple[list[int], dict[torch.device, torch.Tensor]] = [], {}  # a table, and its copies on devices
 
     def __del__(self) -> None:
         self.pool.drop(self.table)
@@ -97,10 +110,11 @@ class PagedCache(KVCache):
 
     def reserve(self, rows: int) -> None:
         """Makes room for `rows` rows after the committed ones. Raises OutOfPages, and changes nothing then."""
-        taken, tensor = self.pool.take(self.missing_pages(rows)), self.pool.tensor
+        taken = self.pool.take(self.missing_pages(rows))
         for index in self._shared(rows):
             page = taken.pop()
-            tensor[page] = tensor[self.table[index]]
+            for part in self.pool.parts:
+                part.tensor[page] = part.tensor[self.table[index]]
             self.pool.drop([self.table[index]])
             self.table[index] = page
         self.table += taken
@@ -120,23 +134,25 @@ class PagedCache(KVCache):
         """As `KVCache.write`, after `reserve`; returns copies, because the rows are not contiguous."""
         size, start = self.pool.page_tokens, self.length + known
         end = start + key.shape[1]
-        at = start
+        at, rows = start, self.pool.layers[layer]
         while at < end:
             row, stop = at % size, min(end, (at // size + 1) * size)
-            page = self.pool.tensor[self.table[at // size], layer]
+            page = rows[self.table[at // size]]
             page[0, :, row : row + stop - at] = key[:, at - start : stop - start]
             page[1, :, row : row + stop - at] = value[:, at - start : stop - start]
             at = stop
-        index = self._device_table(page_count(end, size))
-        keys, values = (self.pool.tensor[:, layer, which].transpose(0, 1).index_select(1, index) for which in (0, 1))
+        index = self._device_table(page_count(end, size), rows.device)
+        keys, values = (rows[:, which].transpose(0, 1).index_select(1, index) for which in (0, 1))
         return keys.flatten(1, 2)[:, :end], values.flatten(1, 2)[:, :end]
 
-    def _device_table(self, count: int) -> torch.Tensor:
-        """The first `count` pages, int64 on the device; uploaded once for all layers of a forward."""
+    def _device_table(self, count: int, device: torch.device) -> torch.Tensor:
+        """The first `count` pages, int64 on the device; uploaded once for all its layers in a forward."""
         table = self.table[:count]
-        if self._gathered is None or self._gathered[0] != table:
-            self._gathered = table, to_device(torch.tensor(table, dtype=torch.int64), self._device)
-        return self._gathered[1]
+        if self._gathered[0] != table:
+            self._gathered = table, {}
+        if device not in self._gathered[1]:
+            self._gathered[1][device] = to_device(torch.tensor(table, dtype=torch.int64), device)
+        return self._gathered[1][device]
 
     def commit(self, rows: list[int]) -> None:
         """Commits the rows at `length + r` for r in `rows` (ascending); moves only those that are out of place."""
@@ -144,16 +160,13 @@ class PagedCache(KVCache):
             self.hidden.commit(self.length, rows)
         moves = [(row, place) for place, row in enumerate(rows) if row != place]
         if moves:
-            places, size = self.places(self.length, self.length + rows[-1] + 1), self.pool.page_tokens
-            index = torch.tensor([[places[row], places[place]] for row, place in moves]).T
-            (source, target), (source_row, target_row) = to_device(torch.stack([index // size, index % size]), self._device)
-            tensor = self.pool.tensor
-            tensor[target, :, :, :, target_row] = tensor[source, :, :, :, source_row]
+            at, size = self.places(self.length, self.length + rows[-1] + 1), self.pool.page_tokens
+            index = torch.tensor([[at[row], at[place]] for row, place in moves]).T
+            places = torch.stack([index // size, index % size])
+            for _, tensor in self.pool.parts:
+                (source, target), (source_row, target_row) = to_device(places, tensor.device)
+                tensor[target, :, :, :, target_row] = tensor[source, :, :, :, source_row]
         self.length += len(rows)
-
-    @property
-    def _device(self) -> torch.device:
-        return self.pool.shape.device
 
     def fork(self, source: Rows, length: int) -> None:
         """As `KVCache.fork`. Shares the pages of a source in the same pool. Raises OutOfPages, and is unchanged then."""
@@ -173,16 +186,24 @@ class PagedCache(KVCache):
         """New pages with the first `length` rows of the source."""
         table = self.pool.take(count)
         for page, part in zip(table, source.parts(length), strict=True):
-            self.pool.tensor[page, :, :, :, : part.shape[3]] = part
+            for first, tensor in self.pool.parts:
+                tensor[page, :, :, :, : part.shape[3]] = part[first : first + tensor.shape[1]]
         return table
 
     def _part(self, start: int, end: int) -> torch.Tensor:
-        """The rows of one page, as in `Rows.parts`; a view."""
-        size = self.pool.page_tokens
-        return self.pool.tensor[self.table[start // size], :, :, :, start % size : start % size + end - start]
+        """The rows of one page, as in `Rows.parts`; a view if all layers are on one device, else on the host."""
+        parts = list(self._device_parts(start, end))
+        return parts[0] if len(parts) == 1 else torch.cat([part.cpu() for part in parts])
+
+    def _device_parts(self, start: int, end: int) -> Iterable[torch.Tensor]:
+        """The rows of one page on each device; views."""
+        page, row = self.table[start // self.pool.page_tokens], start % self.pool.page_tokens
+        return (tensor[page, :, :, :, row : row + end - start] for _, tensor in self.pool.parts)
 
     def _contents(self, length: int) -> Iterable[torch.Tensor]:
-        return self.parts(length)
+        size = self.pool.page_tokens
+        for start in range(0, length, size):
+            yield from self._device_parts(start, min(start + size, length))
 
     def truncate(self, length: int) -> None:
         """Drops all positions from `length` on, and their pages."""

@@ -7,6 +7,7 @@ lazily.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,7 @@ from verify.model.gpu import kernels
 from verify.model.gpu.device_rows import DeviceRows
 from verify.model.gpu.paged_cache import PagePool
 from verify.model.row_class import BLOCK
+from verify.model.transfer import on_device
 
 SPLIT_KEYS = 256  # of a split, at least: a few microseconds of one multiprocessor
 MAX_SPLITS = 63  # of the longest context; with the row's own block, the parts to combine
@@ -62,11 +64,12 @@ def tree_attention(
     inputs = {"rows": rows, "size": rows.shape[1], **_sizes(head_dim)}
     keys = {"key": key, "key_head": key.stride(0), "key_row": key.stride(1)}
     values = {"value": value, "value_head": value.stride(0), "value_row": value.stride(1)}
-    kernels.write[kv_heads, count](**keys, **values, **page, **inputs)
     shared: dict[str, Any] = {"streams": streams, "split_keys": split, "parts": parts, "block": BLOCK, **inputs}
     scores = {"scaling": scaling, "softcap": softcap or 1.0, "capped": softcap > 0.0, "window": window}
-    outputs = _attend(query, kv_heads, pages=pages, **page, **shared, **scores)
-    return _combine(query, *outputs, sinks, **shared)
+    with on_device(query.device):
+        kernels.write[kv_heads, count](**keys, **values, **page, **inputs)
+        outputs = _attend(query, kv_heads, pages=pages, **page, **shared, **scores)
+        return _combine(query, *outputs, sinks, **shared)
 
 
 @tree_attention.register_fake
@@ -127,20 +130,27 @@ def rows_first(query: torch.Tensor) -> torch.Tensor:
 class KernelAttention:
     """Tree attention of a forward's rows over pages. Implements `verify.model.attention.Attention`."""
 
-    def __init__(self, pool: PagePool, rows: DeviceRows, positions: int) -> None:
-        """`positions` is the longest context's."""
+    def __init__(self, pool: PagePool, rows: Sequence[DeviceRows], positions: int) -> None:
+        """`rows` are those of each of the pool's devices; `positions` is the longest context's."""
         split = split_keys(positions)
-        self._tensors = {"pool": pool.tensor, "rows": rows.rows, "streams": rows.streams, "pages": rows.pages}
+        self._by_device = {
+            part.tensor.device: (
+                part.first,
+                {"pool": part.tensor, "rows": own.rows, "streams": own.streams, "pages": own.pages},
+            )
+            for part, own in zip(pool.parts, rows, strict=True)
+        }
         self._splits = {"split": split, "parts": 1 + triton.cdiv(positions, split)}
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        first, tensors = self._by_device[query.device]
         out = tree_attention(
             query=query,
             key=key,
             value=value,
-            **self._tensors,
+            **tensors,
             **self._splits,
-            layer=layer.index,
+            layer=layer.index - first,
             scaling=layer.scaling,
             window=layer.window or 0,
             softcap=layer.softcap or 0.0,

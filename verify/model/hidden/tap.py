@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,15 @@ from transformers import PreTrainedModel
 class HiddenTap:
     """The states of the rows of a model's last forward."""
 
-    def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
-        """Takes the inputs of these decoder layers, side by side; without any, the last hidden state, normalised."""
+    def __init__(
+        self, model: PreTrainedModel, layers: Sequence[int], bring: Callable[[Any, torch.device], Any] = lambda value, _: value
+    ) -> None:
+        """Takes the inputs of these decoder layers, side by side; without any, the last hidden state, normalised.
+
+        `bring` moves tensors to a device: the states are on the model's.
+        """
+        self._bring = bring
+        self._device = model.device
         self.width = int(model.config.get_text_config().hidden_size) * max(1, len(layers))
         self._parts: dict[int, torch.Tensor] = {}
         decoder = model.get_decoder()
@@ -32,4 +39,5 @@ class HiddenTap:
     @property
     def states(self) -> torch.Tensor:
         """The states of the last forward's rows, [N, width]."""
-        return torch.cat([self._parts[number][0] for number in sorted(self._parts)], -1)
+        parts = [self._parts[number][0] for number in sorted(self._parts)]
+        return torch.cat(self._bring(parts, self._device), -1)

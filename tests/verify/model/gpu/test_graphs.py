@@ -38,7 +38,7 @@ class Graphed:
     def __init__(self, runner: ModelRunner, rows: RowClass | None = None, capture: bool = True) -> None:
         self.runner = runner
         self.pool = PagePool(runner.cache_shape, 12)
-        self.forward = GraphedForward(partial(runner._run, keep=0), self.pool, POSITIONS, rows, runner._tap)
+        self.forward = GraphedForward(partial(runner._run, keep=0), self.pool, POSITIONS, rows, runner._tap, runner._crossings)
         if capture and runner.device.type == "cuda":
             self.forward.capture()
 

@@ -51,7 +51,7 @@ def attend(
     padded = (torch.nn.functional.pad(each, (0, 0, 0, 2)) for each in inputs)
     rows = DeviceRows(DEVICE, 72, len(pool))
     rows.set([piece for cache, batch in streams for piece in pieces_of(cache, batch)])
-    out = KernelAttention(pool, rows, MOST_POSITIONS).attend(layer, *padded)
+    out = KernelAttention(pool, [rows], MOST_POSITIONS).attend(layer, *padded)
     assert not out[:, count:].any()  # of rows without a stream
     return out[:, :count]
 
@@ -68,7 +68,7 @@ def test_the_kernel_equals_the_reference(case: Case) -> None:
 
     shape = CacheShape.uniform(2, kv_heads, head_dim, torch.float32, DEVICE)
     pool = PagePool(shape, 20)
-    pool.tensor[:] = noise(*pool.tensor.shape)
+    pool.parts[0].tensor[:] = noise(*pool.parts[0].tensor.shape)
     layer = Layer(1, head_dim**-0.5, window, softcap, noise(heads) if has_sinks else None)
     count = sum(rows for rows, _ in sizes)
     inputs = [noise(count, each, head_dim).transpose(0, 1) for each in (heads, kv_heads, kv_heads)]  # as models do
@@ -81,7 +81,7 @@ def test_the_kernel_equals_the_reference(case: Case) -> None:
         reference.fork(cache, length)
         streams.append((cache, random_tree(rows, generator)))
         references.append(reference)
-    before = pool.tensor.clone()
+    before = pool.parts[0].tensor.clone()
     found = attend(pool, streams, layer, *inputs)
     start = 0
     for (cache, batch), reference in zip(streams, references, strict=True):
@@ -90,10 +90,10 @@ def test_the_kernel_equals_the_reference(case: Case) -> None:
         assert torch.allclose(found[:, start:end], expected, atol=2e-5 if softcap is None else 1e-4)
         for at, place in enumerate(cache.places(cache.length, cache.length + len(batch)), cache.length):
             page, row = divmod(place, pool.page_tokens)
-            assert torch.equal(pool.tensor[page, 1, :, :, row], reference.tensor[1, :, :, at])
-            pool.tensor[page, 1, :, :, row] = before[page, 1, :, :, row]
+            assert torch.equal(pool.parts[0].tensor[page, 1, :, :, row], reference.tensor[1, :, :, at])
+            pool.parts[0].tensor[page, 1, :, :, row] = before[page, 1, :, :, row]
         start = end
-    assert torch.equal(pool.tensor, before)  # the new rows are written, and nothing else
+    assert torch.equal(pool.parts[0].tensor, before)  # the new rows are written, and nothing else
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_rows_bits_do_not_depend_on_the_others(
 
     shape = CacheShape.uniform(1, kv_heads, 32, dtype, DEVICE)
     pool = PagePool(shape, 30)
-    pool.tensor[:] = noise(*pool.tensor.shape)
+    pool.parts[0].tensor[:] = noise(*pool.parts[0].tensor.shape)
     layer, tree = Layer(0, 0.2, window), random_tree(rows, generator)
     caches = [PagedCache(pool, MOST_POSITIONS) for _ in range(3)]
     for cache, text in zip(caches, (30, length, 65), strict=True):

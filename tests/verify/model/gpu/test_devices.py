@@ -1,0 +1,143 @@
+"""A model over two devices: which layers are where, and the logits of one device, on which no tensor is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig
+
+from tests.verify.model.families import random_model
+from tests.verify.model.gpu.emulated_devices import Devices, emulated_devices
+from tests.verify.model.test_architectures import make
+from verify.errors import ModelError
+from verify.model.attention import NAME, Layer, ShapeProbe
+from verify.model.batch import ForwardBatch
+from verify.model.gpu.devices import Crossings, Placement, decoder_layers, split
+from verify.model.runner import ModelRunner
+from verify.model.segment import Segment
+
+FIRST, SECOND = torch.device("cpu", 0), torch.device("cpu", 1)
+CONTEXT = 32
+COPIES = 5  # of a forward: hidden states, positions, both parts of rotary embeddings, and the hidden states back
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
+    monkeypatch.setattr(ModelRunner, "in_pages", True)
+    with emulated_devices() as found:
+        yield found
+
+
+def placed(name: str, *devices: torch.device) -> ModelRunner:
+    """A small model over these devices, started without graphs."""
+    torch.manual_seed(1)
+    model = make(name, NAME)
+    Placement(model, devices).move()
+    runner = ModelRunner(model, CONTEXT, compile="off", started=False)
+    runner.pages = 4
+    runner.start(CONTEXT)
+    return runner
+
+
+def answers(runner: ModelRunner) -> list[torch.Tensor]:
+    """Logits of parts of a prompt: at first, after a commit, in a fork, and after a swap."""
+    cache, fork = runner.new_cache(), runner.new_cache()
+
+    def read(*tokens: int) -> torch.Tensor:
+        return runner.forward(cache, ForwardBatch.chain(torch.tensor(tokens)), logits=False).clone()
+
+    found = [read(*range(3, 12))]
+    cache.commit([0, 2, 3, 7])
+    found.append(read(5, 6))
+    fork.fork(cache, 3)
+    cache.fork(cache.swap_out(), 4)
+    found.append(read(5, 6))
+    cache.fork(fork, 3)
+    found.append(read(7))
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "phi3"))]
+)
+def test_two_devices_give_the_logits_of_one(devices: Devices, name: str) -> None:
+    expected = answers(placed(name, FIRST))
+    assert devices.copies == 0
+    runner = placed(name, FIRST, SECOND)
+    assert [part.device for part in runner.cache_shape.parts] == [FIRST, SECOND]
+    devices.copies = 0
+    found = answers(runner)
+    if name == "llama":
+        assert devices.copies == COPIES * len(found)
+    for logits, wanted in zip(found, expected, strict=True):
+        assert logits.device == FIRST
+        assert torch.equal(logits.cpu(), wanted.cpu())
+
+
+@pytest.mark.slow
+def test_a_tree_is_computed_by_the_kernels_of_both_devices(devices: Devices, tiny_config: LlamaConfig) -> None:
+    ancestors = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
+    tree = ForwardBatch(torch.tensor([5, 6, 7, 8]), torch.tensor([0, 1, 1, 2]), ancestors)
+    torch.manual_seed(1)
+    model = random_model(tiny_config, NAME)
+    Placement(model, (FIRST, SECOND)).move()
+    runner = ModelRunner(model, CONTEXT, compile="off", started=False)
+    runner.pages = 4
+    runner.start(CONTEXT)
+    cache = runner.new_cache()
+    runner.forward(cache, ForwardBatch.chain(torch.arange(3, 12)), logits=False)
+    cache.length = 9
+    found = runner.forward(cache, tree).cpu()
+    plain = runner._untraced([Segment(cache, tree)])
+    assert torch.allclose(found, plain.cpu(), atol=1e-4)
+
+
+def test_a_tensor_on_another_device_is_noticed(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other tests rely on."""
+    monkeypatch.setattr(Crossings, "bring", lambda _, value, device: value)
+    with pytest.raises(ModelError, match=r"forward fails .* on the same device, but found .*cpu:0.*cpu:1"):
+        placed("llama", FIRST, SECOND)
+
+
+def test_keys_of_another_device_are_refused(devices: Devices) -> None:
+    there = torch.zeros(1, 1, 4, device=SECOND)
+    with pytest.raises(ValueError, match=r"keys of cpu:1; set model\.device to one device$"):
+        ShapeProbe().attend(Layer(1, 1.0), torch.zeros(1, 1, 4, device=FIRST), there, there)
+
+
+def test_everything_but_layers_is_on_the_first_device(devices: Devices) -> None:
+    model = make("gpt2", NAME)
+    Placement(model, (FIRST, SECOND)).move()
+    layers = decoder_layers(model)
+    homes = [{tensor.device for tensor in layer.parameters()} for layer in layers]
+    assert homes[0] == {FIRST} and homes[-1] == {SECOND} and all(len(each) == 1 for each in homes)
+    inside = {id(tensor) for layer in layers for tensor in layer.parameters()}
+    assert {tensor.device for tensor in model.parameters() if id(tensor) not in inside} == {FIRST}
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_more_devices_than_layers_are_refused() -> None:
+    model = make("llama", NAME)
+    devices = [torch.device("cpu", index) for index in range(len(decoder_layers(model)) + 1)]
+    with pytest.raises(
+        ModelError, match=r"^The model has \d layers, but model.device names \d devices; name as many at most\.$"
+    ):
+        Placement(model, devices)
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 300), st.lists(st.integers(1, 100), min_size=1, max_size=40), st.integers(1, 8))
+def test_layers_are_split_into_consecutive_parts_of_about_the_same_size(rest: int, sizes: list[int], parts: int) -> None:
+    parts = min(parts, len(sizes))
+    found = split([rest, *sizes], parts)
+    assert found == sorted(found) and set(found) == set(range(parts)) and len(found) == len(sizes)
+
+
+def test_parts_have_about_the_same_size() -> None:
+    assert split([0, *[10] * 8], 4) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert split([20, *[10] * 8], 2) == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert split([500, 10, 10, 10], 2) == [0, 1, 1]
