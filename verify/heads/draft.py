@@ -10,7 +10,6 @@ from verify.draft_model.runner import DraftRunner
 from verify.draft_model.session import SessionDraft
 from verify.heads.model import HeadCache, HeadModel
 from verify.model.cache import KVCache
-from verify.model.hidden.ring import StateRing
 from verify.model.runner import ModelRunner
 
 
@@ -39,7 +38,7 @@ class HeadDraft(SessionDraft):
     def root(self, count: int) -> Candidates:
         self.end_reading()
         cache = cast(HeadCache, self._shared.cache_for(self))
-        source = cache.source = cast("StateRing | None", self._text.hidden)
+        source = cache.source = None if self._text.cache is None else cast(KVCache, self._text.cache).hidden
         cache.truncate(cache.exact)  # the target has now computed the states of rows that read the head's own
         oldest = self._length - 1  # the last token is always read
         if source is not None and source.end >= oldest:

@@ -184,7 +184,7 @@ def test_a_fork_goes_on_with_the_rows_of_the_shared_text(eagle: Pair, monkeypatc
     rows = counted(monkeypatch, head)
     assert decode(forked, copied, edited, options).tokens == answer(target, edited, tokens=6)
     assert rows[0] == (2 if slots == 2 else len(edited) - 1)
-    assert forked.sequence.hidden is forked.cache.hidden
+    assert forked.sequence.cache is forked.cache
 
 
 def test_a_session_that_was_swapped_out_drafts_from_its_new_tokens(eagle: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
