@@ -26,7 +26,7 @@ class Sequence:
     def __init__(self, prompt: Ints | None = None, max_tokens: int = UNLIMITED, stop_ids: Collection[int] = ()) -> None:
         self._buffer = np.full(PADDING + 64, -1, np.int32)
         self._length = 0
-        self.hidden: object = None  # the target's hidden states of these tokens, set by the verifier for a draft head
+        self.cache: object = None  # the target's cache of these tokens, set by the verifier for drafters that read its rows
         self._shared: list[int] = []  # per request, the length of the prefix it shares with the text before it
         self.begin(np.empty(0, np.int32) if prompt is None else prompt, max_tokens, stop_ids)
 

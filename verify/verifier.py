@@ -111,7 +111,7 @@ class TreeVerifier:
         """Restores the committed rows into a slot after `swap_out`."""
         assert self._swapped is not None
         slot.fork(self._swapped, self._swapped.length)
-        self._slot, self._swapped, self.sequence.hidden = slot, None, slot.hidden
+        self._slot, self._swapped, self.sequence.cache = slot, None, slot
 
     @classmethod
     def restored(cls, runner: ModelRunner, text: Ints, prompt_length: int, rows: Rows) -> TreeVerifier:
@@ -129,8 +129,8 @@ class TreeVerifier:
         `memo` is that of `copy.deepcopy`: with it, copies of the text's readers read the copy of the text.
         """
         forked = TreeVerifier(self.runner, slot)
-        if self.sequence.hidden is not None:
-            memo[id(self.sequence.hidden)] = slot.hidden  # not copied: it belongs to the slot
+        if self.sequence.cache is not None:
+            memo[id(self.sequence.cache)] = slot  # not copied
         forked.sequence = copy.deepcopy(self.sequence, memo)
         forked.sequence.truncate(length)
         forked._reader = copy.deepcopy(self._reader, memo)
@@ -186,7 +186,7 @@ class TreeVerifier:
         self.sequence.begin(prompt, max_tokens, stop_ids)
         known = self._reader.begin(self.sequence)
         self.cache.truncate(0 if scores else min(known, len(prompt) - 1))
-        self.sequence.hidden = self.cache.hidden
+        self.sequence.cache = self.cache
         return self.cache.length
 
     @property

@@ -120,8 +120,13 @@ class DraftModel(Section):
 
     path: str | None = Field(
         None,
-        description="Local folder or Hugging Face id of a draft model or of an EAGLE or EAGLE-3 head; mtp is the multi-token "
-        "prediction layer in the target's own checkpoint, and null drafts without a model.",
+        description="Local folder or Hugging Face id of a draft model or of a draft head; mtp is the multi-token prediction "
+        "layer in the target's own checkpoint, self is the target without some layers, and null drafts without a model.",
+    )
+    skip_layers: Literal["auto"] | tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        "auto",
+        description="With path self, the layers that drafts skip, counted from 0; auto measures which, once for each model "
+        "and machine (speculation.cost_folder).",
     )
     revision: str = Field(
         DEFAULT_REVISION, min_length=1, description="Branch, tag or commit of a Hugging Face id; a commit pins the model."

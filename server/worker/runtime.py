@@ -33,6 +33,10 @@ from verify.model.memory import free_bytes
 from verify.model.quantization import Quantization
 from verify.model.runner import ModelRunner
 from verify.round import Together, in_turns
+from verify.self_draft.layers import SELF
+from verify.self_draft.loading import share_target
+from verify.self_draft.search import load_or_search
+from verify.self_draft.session import SelfRunner
 from verify.tokenizer import check_pair, fingerprint, load_tokenizer
 
 log = logging.getLogger("outrider.worker")
@@ -94,9 +98,13 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
     draft = load_draft(settings, tokenizer, runner)
     slots = start_models(runner, draft, settings)
     model, together = None, in_turns
+    shared_draft: DraftRunner | None = None
     if draft is not None:
         shared_draft = share_draft(draft, runner.vocabulary, slots, settings.draft_model.threads)
         shared_draft.measure(runner)
+    elif settings.draft_model.path == SELF:
+        shared_draft = own_draft(settings, tokenizer, runner, slots)
+    if shared_draft is not None:
         model, together = shared_draft.session, shared_draft.together
     curve = load_curve(runner, settings)
     tables = Tables(fingerprint(tokenizer), vocabulary=max(runner.vocabulary, len(tokenizer)) + 1)
@@ -145,10 +153,12 @@ def load_target(settings: Settings) -> ModelRunner:
 def load_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase, runner: ModelRunner) -> ModelRunner | HeadModel | None:
     """The draft model or the target's draft head, not started, if one is set. The target `runner` has not started either.
 
+    None if the target drafts for itself: then it starts first.
+
     Raises ModelError, also if a draft model does not share the target's tokenizer.
     """
     draft, target = settings.draft_model, settings.model
-    if draft.path is None:
+    if draft.path is None or draft.path == SELF:
         return None
     head = load_head(draft.path, runner, target.revision if draft.path == MTP else draft.revision, target.pack)
     if head is not None:
@@ -177,6 +187,13 @@ def share_draft(draft: ModelRunner | HeadModel, vocabulary: int, slots: int, thr
     return DraftRunner(draft, vocabulary, slots, threads)
 
 
+def own_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase, runner: ModelRunner, slots: int) -> SelfRunner:
+    """The started target without some layers, as a draft model for all sessions. Raises ModelError."""
+    draft = settings.draft_model
+    skipped = load_or_search(runner, tokenizer, cost_folder(settings)) if draft.skip_layers == "auto" else draft.skip_layers
+    return share_target(runner, skipped, slots, draft.threads)
+
+
 def start_models(runner: ModelRunner, draft: ModelRunner | HeadModel | None, settings: Settings) -> int:
     """Starts the models with the context that fits, and sets torch's thread count. Returns the number of KV caches.
 
@@ -189,8 +206,8 @@ def start_models(runner: ModelRunner, draft: ModelRunner | HeadModel | None, set
     reserved = 0 if draft is None else settings.draft_model.threads
     # Before the model starts: how a machine's kernels sum may depend on the threads.
     torch.set_num_threads(settings.model.threads or default_threads(runner, reserved))
-    folder = settings.speculation.cost_folder
-    finding = folder and folder.expanduser() / f"{machine_key(runner)}-rows.json"
+    folder = cost_folder(settings)
+    finding = folder and folder / f"{machine_key(runner)}-rows.json"
     for each, pages in ((runner, plan.pages), (draft, draft_plan.pages)):
         if isinstance(each, ModelRunner) and each.in_pages:
             each.pages = pages
@@ -262,8 +279,13 @@ def load_curve(runner: ModelRunner, settings: Settings) -> CostCurve | None:
     """The machine's cost curve, if speculation.max_nodes is auto."""
     if settings.speculation.max_nodes != "auto":
         return None
+    return load_or_measure(runner, cost_folder(settings))
+
+
+def cost_folder(settings: Settings) -> Path | None:
+    """The folder of what was measured on this machine."""
     folder = settings.speculation.cost_folder
-    return load_or_measure(runner, folder and folder.expanduser())
+    return folder and folder.expanduser()
 
 
 def checkpoint_bytes(path: str) -> float:

@@ -67,18 +67,22 @@ class SessionDraft:
 
     def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
         self.end_reading()
+        known = self._start(text, sampling)
+        self._shared.cache_for(self).truncate(min(known, len(text) - 1))
+        if self.space and self._shared.runner.device.type == "cpu":  # a GPU's forwards share memory across threads
+            self._reads_ahead, cache = True, self._shared.cache_for(self)
+            self._reading = self._shared.submit(lambda: self._read_ahead(cache))
+
+    def _start(self, text: Sequence, sampling: Sampling | None) -> int:
+        """Sets the request's text and sampling; returns the number of its tokens that were read in earlier requests."""
         self._params = params = SamplingParams(temperature=0) if sampling is None else cast(SamplingParams, sampling)
         if params.rule == "rejection":  # requires drafts that are independent of the target's noise
             params = replace(params, seed=params.seed ^ INDEPENDENT_SEED)
         self._sampler = Sampler(params)
-        known = self._reader.begin(text)
-        self._shared.cache_for(self).truncate(min(known, len(text) - 1))
         self._text, self._length = text, len(text)
         self._has_unknown_tokens = self._any_unknown(text.tokens)
         self._drop_rows()
-        if self.space and self._shared.runner.device.type == "cpu":  # a GPU's forwards share memory across threads
-            self._reads_ahead, cache = True, self._shared.cache_for(self)
-            self._reading = self._shared.submit(lambda: self._read_ahead(cache))
+        return self._reader.begin(text)
 
     def _read_ahead(self, cache: KVCache) -> None:
         """Reads the prompt while the target reads it, until the cache is needed."""
@@ -117,8 +121,15 @@ class SessionDraft:
         return self._candidates(logits, [0], count)
 
     def expand(self, tokens: Collection[int], parents: Collection[int], count: int) -> Candidates:
-        known, size = len(self._rows), len(self._rows) + len(tokens)
-        ancestors = np.eye(size, dtype=np.bool_)
+        known = len(self._rows)
+        self._add_rows(tokens, parents)
+        batch = ForwardBatch(torch.tensor(self._rows), torch.tensor(self._depths), torch.from_numpy(self._ancestors), known)
+        logits = self._shared.forward(self._shared.cache_for(self), batch)
+        return self._candidates(logits, self._depths[known:], count)
+
+    def _add_rows(self, tokens: Collection[int], parents: Collection[int]) -> None:
+        known = len(self._rows)
+        ancestors = np.eye(known + len(tokens), dtype=np.bool_)
         ancestors[:known, :known] = self._ancestors
         for row, parent in enumerate(parents, start=known):
             ancestors[row] |= ancestors[parent]
@@ -126,9 +137,6 @@ class SessionDraft:
         for parent in parents:
             self._depths.append(self._depths[parent] + 1)
         self._ancestors = ancestors
-        batch = ForwardBatch(torch.tensor(self._rows), torch.tensor(self._depths), torch.from_numpy(ancestors), known)
-        logits = self._shared.forward(self._shared.cache_for(self), batch)
-        return self._candidates(logits, self._depths[known:], count)
 
     def retract(self, rows: int) -> None:
         self._rows, self._depths, self._ancestors = self._rows[:rows], self._depths[:rows], self._ancestors[:rows, :rows]

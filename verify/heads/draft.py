@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import cast
+
+import numpy as np
+import torch
 
 from drafters.model.language_model import Candidates
 from verify.draft_model.runner import DraftRunner
 from verify.draft_model.session import SessionDraft
 from verify.heads.model import HeadCache, HeadModel
 from verify.model.cache import KVCache
-from verify.model.hidden.ring import StateRing
 from verify.model.runner import ModelRunner
 
 
@@ -19,6 +22,7 @@ class HeadRunner(DraftRunner):
 
     def __init__(self, head: HeadModel, slots: int = 4, threads: int = 1) -> None:
         super().__init__(cast(ModelRunner, head), head.vocabulary, slots, threads)
+        self.depth = head.head.depth
 
     def together(self, work: Sequence[Callable[[], None]]) -> None:
         """Runs work of several sessions, one after the other: a head computes one session's rows at a time."""
@@ -33,16 +37,18 @@ class HeadRunner(DraftRunner):
 class HeadDraft(SessionDraft):
     """One session's draft head. Implements `drafters.model.language_model.LanguageModel`."""
 
+    _shared: HeadRunner
+
     def _read_ahead(self, cache: KVCache) -> None:
         """Nothing: a head reads states that the target has computed."""
 
     def root(self, count: int) -> Candidates:
         self.end_reading()
         cache = cast(HeadCache, self._shared.cache_for(self))
-        source = cache.source = cast("StateRing | None", self._text.hidden)
+        source = cache.source = None if self._text.cache is None else cast(KVCache, self._text.cache).hidden
         cache.truncate(cache.exact)  # the target has now computed the states of rows that read the head's own
         oldest = self._length - 1  # the last token is always read
-        if source is not None and source.end >= oldest:
+        if source is not None and source.end >= oldest and cache.layers:  # without layers, a head reads nothing else
             oldest = min(oldest, source.first + 1)
         if cache.length < oldest:
             cache.skip(oldest)
@@ -51,3 +57,8 @@ class HeadDraft(SessionDraft):
         found = super().root(count)
         cache.exact = cache.length + 1  # with row 0
         return found
+
+    def _candidates(self, logits: torch.Tensor, depths: Collection[int], count: int) -> Candidates:
+        found = super()._candidates(logits, depths, count)
+        within = np.array(list(depths)) < self._shared.depth
+        return replace(found, probability=np.where(within[:, None], found.probability, np.float32(0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,18 +21,18 @@ class Delivery:
     """Adds the same keyword arguments to the calls of some layers, by hooks."""
 
     def __init__(self, layers: Iterable[torch.nn.Module]) -> None:
-        self._current: dict[str, Any] = {}
+        self._local = threading.local()
         for layer in layers:
             layer.register_forward_pre_hook(self._add, with_kwargs=True)
 
     def _add(self, _: torch.nn.Module, inputs: Any, others: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return inputs, others | self._current
+        return inputs, others | getattr(self._local, "arguments", {})
 
     @contextmanager
     def of(self, arguments: dict[str, Any]) -> Iterator[None]:
-        """Delivers these arguments inside the context."""
-        self._current = arguments
+        """Delivers these arguments inside the context, in the caller's thread."""
+        self._local.arguments = arguments
         try:
             yield
         finally:
-            self._current = {}
+            self._local.arguments = {}

@@ -79,7 +79,7 @@ def recurrence_of(segments: Sequence[Segment]) -> Recurrence:
 
 def is_chunk(segment: Segment) -> bool:
     """Whether these rows are a part of a prompt, not a step."""
-    return not segment.logits or len(segment.batch) > MAX_NODES + 1
+    return not segment.logits or segment.rows > MAX_NODES + 1
 
 
 def keep_hidden(states: torch.Tensor, segments: Sequence[Segment], whole: bool = False) -> None:

@@ -28,6 +28,7 @@ from verify.heads.draft import HeadRunner
 from verify.heads.model import HeadModel
 from verify.model.cache import CacheShape, LayerShape
 from verify.model.runner import ModelRunner
+from verify.self_draft.search import Finding
 from verify.tokenizer import load_tokenizer
 
 
@@ -112,6 +113,17 @@ def test_a_head_makes_the_target_keep_its_hidden_states(tmp_path: Path) -> None:
     assert memory_figures(target, None)[0].slot_bytes == before + states
     assert memory_figures(target, head)[0].slot_bytes > before + states
     assert isinstance(share_draft(head, target.vocabulary, 2, 1), HeadRunner)
+
+
+def test_the_target_is_its_own_draft_model(monkeypatch: pytest.MonkeyPatch, tiny_runner: ModelRunner) -> None:
+    tokenizer = load_tokenizer(str(models.TARGET))
+    chosen = load_settings(None, {"draft_model.path": "self", "draft_model.skip_layers": [1]})
+    assert load_draft(chosen, tokenizer, tiny_runner) is None  # the target starts first
+    shared = runtime.own_draft(chosen, tokenizer, tiny_runner, 3)
+    assert shared.drafts and type(cast(Any, shared.runner.model).model.layers[1]).__name__ == "Skipped"
+    found = Finding((0,), (0.0,), 0.0)
+    monkeypatch.setattr(runtime, "load_or_search", lambda *_: found)
+    assert not runtime.own_draft(load_settings(None, {"draft_model.path": "self"}), tokenizer, tiny_runner, 3).drafts
 
 
 def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,14 +15,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.verify.model.families import FAMILIES, SIZES, random_model
 from verify.heads.loading import load_head
 from verify.heads.model import HeadModel
-from verify.heads.networks import Eagle3Head, EagleHead
+from verify.heads.networks import Eagle3Head, EagleHead, MedusaHead
 from verify.model.attention import NAME
 from verify.model.loading import LoadOptions, load_weights
 from verify.model.runner import ModelRunner
 
-KINDS = ("eagle", "eagle3", "mtp")
+KINDS = ("eagle", "eagle3", "mtp", "medusa")
 LAYERS_READ = (2, 3, 3)  # the default of a target with six layers
 DRAFT_VOCABULARY = 60
+MEDUSA_HEADS = 3
 
 
 def llama_config(layers: int) -> LlamaConfig:
@@ -96,6 +98,16 @@ def save_eagle3(folder: Path, **others: Any) -> Path:
     return save_head(folder, weights, names | others)
 
 
+def save_medusa(folder: Path, prefix: str = "", heads: int = MEDUSA_HEADS) -> Path:
+    """Saves Medusa heads for the Llama target, as their authors do: with a configuration that may name fewer heads."""
+    head = randomised(MedusaHead(heads, 1, SIZES["hidden_size"], SIZES["vocab_size"]))
+    weights = {f"{prefix}{name.removeprefix('medusa_head.')}": tensor for name, tensor in head.state_dict().items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"medusa_num_heads": 2, "medusa_num_layers": 1}))
+    torch.save(weights, folder / "medusa_lm_head.pt")
+    return folder
+
+
 def save_head(folder: Path, weights: dict[str, torch.Tensor], names: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(llama_config(1).to_dict() | names))
@@ -110,7 +122,8 @@ def load_pair(folder: Path, kind: str, family: str = "qwen3_5", traced: bool = F
     if not path.exists():
         save_target(path, family if is_mtp else "llama")
     target = load_weights(LoadOptions(str(path), dtype="float32", device="cpu", trace=traced))
-    place = "mtp" if is_mtp else str({"eagle": save_eagle, "eagle3": save_eagle3}[kind](folder / kind))
+    savers: dict[str, Callable[[Path], Path]] = {"eagle": save_eagle, "eagle3": save_eagle3, "medusa": save_medusa}
+    place = "mtp" if is_mtp else str(savers[kind](folder / kind))
     head = cast(HeadModel, load_head(place, target))
     target.start(target.context_tokens)
     return target, head

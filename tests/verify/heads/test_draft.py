@@ -113,7 +113,13 @@ def test_candidates_are_those_of_the_heads_layers(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [*(("eagle", name) for name in (*NEED_A_MODEL, "fusion")), ("eagle3", "draft-tree"), ("mtp", "draft-tree")],
+    [
+        *(("eagle", name) for name in (*NEED_A_MODEL, "fusion")),
+        ("eagle3", "draft-tree"),
+        ("mtp", "draft-tree"),
+        ("medusa", "draft-tree"),
+        ("medusa", "pearl"),
+    ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_answers_equal_plain_decoding(pairs: dict[str, Pair], kind: str, name: DrafterName, temperature: float) -> None:
@@ -184,7 +190,21 @@ def test_a_fork_goes_on_with_the_rows_of_the_shared_text(eagle: Pair, monkeypatc
     rows = counted(monkeypatch, head)
     assert decode(forked, copied, edited, options).tokens == answer(target, edited, tokens=6)
     assert rows[0] == (2 if slots == 2 else len(edited) - 1)
-    assert forked.sequence.hidden is forked.cache.hidden
+    assert forked.sequence.cache is forked.cache
+
+
+def test_medusa_heads_draft_as_many_tokens_as_they_are(pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a prompt, only the last token is read, and all tokens of a level have the same candidates."""
+    target, head = pairs["medusa"]
+    rows = counted(monkeypatch, head)
+    drafter, verifier = make("draft-tree", Resources(EAGER, model=HeadRunner(head).session)), verifier_of(target)
+    found = decode(verifier, drafter, PROMPT, DecodeOptions(GREEDY, 16, max_nodes=60))
+    assert rows[0] == 1 and max(rows) <= 27
+    tree = next(step.tree for step in found.steps if step.tree is not None)
+    assert int(tree.depths.max()) == 3
+    for depth in (1, 2, 3):
+        siblings = {tuple(tree.tokens[tree.parents == parent].tolist()) for parent in tree.parents[tree.depths == depth]}
+        assert len(siblings) == 1
 
 
 def test_a_session_that_was_swapped_out_drafts_from_its_new_tokens(eagle: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

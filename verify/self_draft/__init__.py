@@ -1,0 +1,1 @@
+"""Self-speculation: the target drafts for itself by forwards that skip some of its layers."""
