@@ -54,6 +54,21 @@ def test_a_session_is_valid_after_a_disconnect(server: Served) -> None:
         assert again["choices"] == expected
 
 
+@pytest.mark.slow
+def test_a_target_that_drafts_for_itself() -> None:
+    skipped = ("--draft_model.skip_layers", "[4, 5]")
+    with serving("--draft-model", "self", *skipped, "--model.dtype", "float32", "--scheduling.max_active", "3") as own:
+
+        def answer(drafter: str) -> object:
+            return complete(own, max_tokens=60, temperature=0.8, seed=6, speculation={"drafter": drafter})["choices"]
+
+        with ThreadPoolExecutor() as pool:
+            answers = list(pool.map(answer, DRAFTERS))
+        assert answers == answers[:1] * len(DRAFTERS)
+        report = complete(own, max_tokens=60, speculation={"drafter": "draft", "report": True})["speculation"]
+        assert report["accepted_tokens"]["draft"] > 0
+
+
 @pytest.mark.parametrize("name", NEED_A_MODEL)
 def test_without_a_draft_model_a_request_for_its_drafters_is_refused(served: Served, name: str) -> None:
     response = served.http.post("/v1/completions", json=body(served, speculation={"drafter": name}))

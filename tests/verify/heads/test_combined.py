@@ -1,0 +1,106 @@
+"""Draft heads and self-speculation beside quantised weights, restored sessions and other streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import pytest
+
+import models
+from drafters.model.language_model import LanguageModel
+from drafters.none import NoDrafter
+from drafters.options import DrafterName
+from drafters.registry import Resources, make
+from tests.verify.draft_model.test_draft_model import EAGER
+from verify.decode import decode
+from verify.draft_model.runner import DraftRunner
+from verify.generation import DecodeOptions, Generation
+from verify.heads.draft import HeadRunner
+from verify.heads.loading import load_head
+from verify.model.loading import LoadOptions, load_weights
+from verify.model.quantization import Quantization
+from verify.model.runner import ModelRunner
+from verify.round import Round
+from verify.sampling_params import SamplingParams
+from verify.self_draft.loading import share_target
+from verify.tokenizer import load_tokenizer
+from verify.verifier import TreeVerifier
+
+pytestmark = pytest.mark.slow
+PROMPTS = ("class Stack:\n    def __init__(self):\n", "def read_items(items):\n", "import os\n\n\nclass Merger:\n    def ")
+DRAFTERS: tuple[DrafterName, ...] = ("draft-tree", "pearl", "fusion")
+Kind = Literal["eagle", "self"]
+
+
+def load(kind: Kind, quantize: Literal["none", "int8", "int4"]) -> tuple[ModelRunner, DraftRunner]:
+    """The embedded target with its head, or as its own draft model."""
+    options = LoadOptions(str(models.TARGET), dtype="float32", device="cpu", quantization=Quantization(quantize))
+    target = load_weights(options)
+    head = load_head(str(models.HEAD), target) if kind == "eagle" else None
+    target.start(512)
+    return target, share_target(target, (4, 5)) if head is None else HeadRunner(head)
+
+
+@pytest.fixture(scope="module", params=[(kind, bits) for kind in ("eagle", "self") for bits in ("none", "int8", "int4")])
+def pair(request: pytest.FixtureRequest) -> tuple[ModelRunner, DraftRunner]:
+    return load(*request.param)
+
+
+def encoded(number: int) -> np.ndarray:
+    return np.array(load_tokenizer(str(models.TARGET)).encode(PROMPTS[number]), np.int32)
+
+
+def options(number: int, temperature: float = 0.8) -> DecodeOptions:
+    return DecodeOptions(SamplingParams(temperature=temperature, seed=number), 32, max_nodes=16)
+
+
+def plain(target: ModelRunner, prompt: np.ndarray, wanted: DecodeOptions) -> list[int]:
+    return decode(TreeVerifier(target, target.new_cache()), NoDrafter(), prompt, wanted).tokens
+
+
+def resources(model: Callable[[], LanguageModel]) -> Resources:
+    return Resources(EAGER, model=model)
+
+
+def test_streams_get_the_answers_of_each_alone(pair: tuple[ModelRunner, DraftRunner]) -> None:
+    target, shared = pair
+    expected = [plain(target, encoded(number), options(number)) for number in range(len(PROMPTS))]
+    active = {
+        number: Generation(
+            TreeVerifier(target, target.new_cache()), make(name, resources(shared.session)), encoded(number), options(number)
+        )
+        for number, name in enumerate(DRAFTERS)
+    }
+    found: list[list[int]] = [[] for _ in PROMPTS]
+    rounds = 0
+    while active:
+        rounds += 1
+        outcomes = Round(list(active.values()), together=shared.together).end()
+        for number, outcome in zip(list(active), outcomes, strict=True):
+            assert outcome is not None and not isinstance(outcome, Exception), outcome
+            found[number] += outcome.tokens
+            if outcome.finish:
+                active.pop(number).close()
+    assert found == expected
+    assert rounds < 36
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_restored_session_goes_on(pair: tuple[ModelRunner, DraftRunner], name: DrafterName) -> None:
+    """As after a restart: the drafter is new, and the text's rows come from host memory."""
+    target, shared = pair
+    verifier = TreeVerifier(target, target.new_cache())
+    first = decode(verifier, make(name, resources(shared.session)), encoded(0), options(0, 0.0)).tokens
+    text, length = verifier.sequence.tokens.copy(), verifier.sequence.prompt_length
+    verifier.swap_out()
+    restored = TreeVerifier.restored(target, text, length, verifier.rows)
+    restored.swap_in(target.new_cache())
+    drafter = make(name, resources(shared.session))
+    drafter.begin(restored.sequence)
+    drafter.end()
+    prompt = np.concatenate([encoded(0), first, encoded(1)]).astype(np.int32)
+    found = decode(restored, drafter, prompt, options(1, 0.0))
+    assert found.tokens == plain(target, prompt, options(1, 0.0))
+    assert name == "pearl" or found.tokens_per_step > 1.3
