@@ -157,19 +157,19 @@ def _seconds(runner: ModelRunner, nodes: int) -> float:
 
 
 def first_sets(layers: int) -> Iterator[Layers]:
-    """The sets to begin with; none has the first layer."""
+    """The sets to begin with; none has the first layer, or the last, which brings states back from another device."""
     for step, share in ((4, 1 / 4), (3, 1 / 3), (2, 1 / 2), (1, 3 / 4)):
         count = max(1, round(layers * share))
-        yield frozenset(range((layers - count + 1) // 2, (layers + count + 1) // 2)) - {0, layers}
+        yield frozenset(range((layers - count + 1) // 2, (layers + count + 1) // 2)) - {0, layers - 1}
         yield frozenset(range(step // 2, layers - 1, step)) - {0}
 
 
 def neighbours(skipped: Layers, layers: int) -> Iterator[Layers]:
     """The sets that differ in one layer, or that have a layer in the place of its neighbour."""
-    for layer in range(1, layers):
+    for layer in range(1, layers - 1):
         yield skipped ^ {layer}
     for layer in sorted(skipped):
-        for other in {layer - 1, layer + 1} - skipped - {0, layers}:
+        for other in {layer - 1, layer + 1} - skipped - {0, layers - 1}:
             yield skipped - {layer} | {other}
 
 
@@ -201,7 +201,7 @@ def search(measurement: Measurement, seconds: float = SEARCH_SECONDS) -> Finding
     while improved and best is not None:
         improved = consider(neighbours(frozenset(best.skipped), layers))
     if best is None:
-        raise ModelError("The target's forward fails without any of its layers; set draft_model.path to a draft model.")
+        raise ModelError("No layer of the target can be skipped; set draft_model.path to a draft model.")
     log.info("self-speculation measured %d sets of layers to skip", len(speeds))
     return best
 

@@ -79,12 +79,12 @@ def test_the_first_search_ends_after_one_set_without_time(target: ModelRunner, c
     assert "measured 1 sets of layers" in caplog.text
 
 
-@pytest.mark.parametrize("layers", [2, 3, 6, 32, 80])
-def test_every_set_leaves_the_first_layer_and_another_number_of_layers(layers: int) -> None:
+@pytest.mark.parametrize("layers", [3, 6, 32, 80])
+def test_every_set_leaves_the_first_and_the_last_layer(layers: int) -> None:
     sets = list(first_sets(layers))
     assert any(sets)
-    for skipped in (*sets, *neighbours(frozenset(range(1, layers // 2 + 1)), layers)):
-        assert skipped <= set(range(1, layers))
+    for skipped in (*sets, *neighbours(frozenset(range(1, layers // 2)), layers)):
+        assert skipped <= set(range(1, layers - 1))
 
 
 def test_the_expected_speed() -> None:
@@ -98,6 +98,7 @@ def test_a_finding_is_kept(
     tiny_config: LlamaConfig, target: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = cast(PreTrainedTokenizerBase, StandInTokens())
+    monkeypatch.setattr(search, "Measurement", lambda *_: None)
     monkeypatch.setattr(search, "search", lambda _: FINDING)
     assert load_or_search(target, tokenizer, tmp_path / "costs") == FINDING
     file = next((tmp_path / "costs").iterdir())
