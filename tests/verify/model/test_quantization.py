@@ -20,9 +20,11 @@ from verify.model import quantization
 from verify.model.batch import ForwardBatch
 from verify.model.cpu.packing import PackedLinear
 from verify.model.cpu.quantized import Int4Linear, Int8Linear
+from verify.model.invariance import classes
 from verify.model.loading import LoadOptions, load_model, load_weights
 from verify.model.quantization import Quantization, Quantize, quantize_layers
 from verify.model.runner import ModelRunner
+from verify.model.segment import Segment
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
@@ -108,13 +110,24 @@ def test_drafts_change_no_answer(quantize: Quantize) -> None:
         assert len(drafted.steps) < len(plain.steps)
 
 
+def test_prompts_are_read_outside_of_the_class_of_rows_with_four_bits(tiny_config: LlamaConfig) -> None:
+    for quantization, prompts in ((Quantization("int8"), True), (Quantization("int4"), False)):
+        model = LlamaForCausalLM(tiny_config)
+        quantize_layers(model, quantization, CPU)
+        runner = ModelRunner(model, started=False)
+        assert [rows.has_prompts for rows in classes(runner)] == [prompts] * 4
+
+
 def test_a_quantised_model_is_traced(saved: Path) -> None:
     runner = load(saved, "int4")
     runner = ModelRunner(runner.model, pack=True, traced=True)
     untraced = ModelRunner(runner.model)
     assert runner.mode.backend is not None
-    batch = ForwardBatch.chain(torch.arange(6))
-    assert torch.equal(runner.forward(runner.new_cache(), batch), untraced.forward(untraced.new_cache(), batch))
+    for rows in (6, 70):
+        batch = ForwardBatch.chain(torch.arange(rows))
+        segments = [[Segment(each.new_cache(), batch), Segment(each.new_cache(), batch)] for each in (runner, untraced)]
+        traced, expected = runner.forward_all(segments[0]), untraced.forward_all(segments[1])
+        assert all(torch.equal(*pair) for pair in zip(traced, expected, strict=True))
 
 
 def test_bits_and_measurements_tell_models_apart(saved: Path) -> None:
