@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +99,20 @@ def test_one_layer_at_a_time_has_full_weights(saved: Path, monkeypatch: pytest.M
     assert most == 1
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_loading_needs_the_quantised_size_and_one_layer(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 10, "vocab_size": 8192}
+    config = LlamaConfig(**sizes, num_attention_heads=12, num_key_value_heads=4)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.to_empty(device="cpu").save_pretrained(tmp_path, max_shard_size="200MB")
+    for quantize in ("int8", "int4"):
+        command = [sys.executable, "-m", "tests.verify.model.loading_peak", str(tmp_path), quantize]
+        figures = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        assert figures["ratio"] < 1.15, (quantize, figures)
+
+
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_drafts_change_no_answer(quantize: Quantize) -> None:
     """Also in bfloat16 and without invariant attention, whose sums are the only ones that may differ."""
@@ -111,9 +128,9 @@ def test_drafts_change_no_answer(quantize: Quantize) -> None:
 
 
 def test_prompts_are_read_outside_of_the_class_of_rows_with_four_bits(tiny_config: LlamaConfig) -> None:
-    for quantization, prompts in ((Quantization("int8"), True), (Quantization("int4"), False)):
+    for chosen, prompts in ((Quantization("int8"), True), (Quantization("int4"), False)):
         model = LlamaForCausalLM(tiny_config)
-        quantize_layers(model, quantization, CPU)
+        quantize_layers(model, chosen, CPU)
         runner = ModelRunner(model, started=False)
         assert [rows.has_prompts for rows in classes(runner)] == [prompts] * 4
 
