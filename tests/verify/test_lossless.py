@@ -21,7 +21,8 @@ from server.worker.detokenizer import AnswerText
 from verify.decode import Decoded, decode, step
 from verify.draft_model.runner import DraftRunner
 from verify.generation import DecodeOptions, Generation
-from verify.model.loading import LoadOptions, load_model, stop_ids
+from verify.model.loading import LoadOptions, load_model, load_weights, start_model, stop_ids
+from verify.model.quantization import UNQUANTIZED, Quantization
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.tokenizer import fingerprint, load_tokenizer
@@ -46,6 +47,7 @@ STORIES = [
 assert len(CODE) == len(STORIES) == 40
 
 
+QUANTIZED = {"int8": Quantization("int8"), "int4": Quantization("int4")}  # the embedded model
 ANSWER_TOKENS = 32
 ERROR_INTERVAL = 7  # every 7th token of a prediction is wrong
 
@@ -53,9 +55,12 @@ ERROR_INTERVAL = 7  # every 7th token of a prediction is wrong
 class Subject:
     """A trained model, its prompts and its plain answers."""
 
-    def __init__(self, path: Path, texts: list[str]) -> None:
+    def __init__(self, path: Path, texts: list[str], quantization: Quantization = UNQUANTIZED) -> None:
         self.tokenizer = tokenizer = load_tokenizer(str(path))
-        self.runner: ModelRunner = load_model(LoadOptions(str(path), dtype="float32", device="cpu"))
+        options = LoadOptions(str(path), dtype="float32", device="cpu", quantization=quantization)
+        self.runner: ModelRunner = load_weights(options)
+        # Rounded activations amplify the differences of attention that is not invariant, also in float32.
+        start_model(self.runner, str(path), self.runner.context_tokens, "on" if quantization else "off")
         self.prompts = [np.array(tokenizer.encode(text), np.int32) for text in texts]
         self.stop_ids = stop_ids(self.runner.model, tokenizer)
         embedded = fingerprint(tokenizer) == fingerprint(load_tokenizer(str(models.TARGET)))
@@ -104,7 +109,9 @@ def subjects() -> dict[str, Subject]:
 def subject(request: pytest.FixtureRequest, subjects: dict[str, Subject]) -> Subject:
     """The subject of the parameter's name."""
     name: str = request.param
-    if name not in subjects:
+    if name not in subjects and name in QUANTIZED:
+        subjects[name] = Subject(models.TARGET, CODE, QUANTIZED[name])
+    elif name not in subjects:
         embedded = name == "embedded"
         subjects[name] = Subject(models.TARGET, CODE) if embedded else Subject(request.getfixturevalue("stories"), STORIES)
     return subjects[name]
@@ -134,6 +141,12 @@ CASES = [
     for drafter in NAMES
     for first in (0, 1)
     if drafter != "none" and (subject == "embedded" or drafter not in NEED_A_MODEL)
+]
+CASES += [
+    pytest.param(subject, drafter, range(0, 40, 8), marks=pytest.mark.slow, id=f"{subject}-{drafter}")
+    for subject in QUANTIZED
+    for drafter in NAMES
+    if drafter != "none"
 ]
 
 

@@ -32,7 +32,7 @@ from verify.model.segment import Segment
 
 # auto = where it costs at most MAX_COST; on = refuses to start where it cannot hold.
 Invariant = Literal["auto", "on", "off"]
-VERSION = 3  # of saved findings; changes with the attention
+VERSION = 4  # of saved findings; changes with the attention
 MAX_COST = 0.05  # of a step's time
 PROBED_ROWS = (*range(1, 18), 24, 31, 32, 33, 34, 40, 47, 48, 49, 63, 64, 65, 66, 128, 256, 257, PROMPT_ROWS)
 HIGHEST = (PROMPT_ROWS, 65, 32, 16)  # largest numbers of rows that are tried
@@ -107,7 +107,7 @@ def classes(runner: ModelRunner) -> list[RowClass]:
     if runner.in_pages:
         with without_split_k():
             return row_classes([_products(shape, ROWS, runner.device) for shape in shapes])
-    bounds = common_range(shapes)
+    bounds = common_range(shapes, min((layer.most_rows for layer in packed_layers(runner.model)), default=PROMPT_ROWS))
     return [] if bounds is None else [RowClass(*bounds, queries) for queries in (4, 8, 16, QUERY_BLOCK)]
 
 
@@ -123,10 +123,13 @@ def linear_layers(model: torch.nn.Module) -> set[LinearShape]:
     return packed | plain
 
 
-def common_range(shapes: Iterable[LinearShape]) -> tuple[int, int] | None:
-    """The smallest and largest number of rows between which all layers give each row the same bits; None if there is none."""
+def common_range(shapes: Iterable[LinearShape], most: int = PROMPT_ROWS) -> tuple[int, int] | None:
+    """The smallest and largest number of rows, at most `most`, between which all layers give each row the same bits.
+
+    None if there is none.
+    """
     products = [_products(shape, PROBED_ROWS, torch.device("cpu")) for shape in shapes]
-    for high in HIGHEST:
+    for high in (high for high in HIGHEST if high <= most):
         low = max((_lowest(outputs, high) for outputs in products), default=1)
         if low <= LARGEST_LOW:
             return low, high

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,11 @@ from verify.model import quantization
 from verify.model.batch import ForwardBatch
 from verify.model.cpu.packing import PackedLinear
 from verify.model.cpu.quantized import Int4Linear, Int8Linear
+from verify.model.invariance import classes
 from verify.model.loading import LoadOptions, load_model, load_weights
 from verify.model.quantization import Quantization, Quantize, quantize_layers
 from verify.model.runner import ModelRunner
+from verify.model.segment import Segment
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
@@ -94,6 +99,20 @@ def test_one_layer_at_a_time_has_full_weights(saved: Path, monkeypatch: pytest.M
     assert most == 1
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_loading_needs_the_quantised_size_and_one_layer(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 10, "vocab_size": 8192}
+    config = LlamaConfig(**sizes, num_attention_heads=12, num_key_value_heads=4)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.to_empty(device="cpu").save_pretrained(tmp_path, max_shard_size="200MB")
+    for quantize in ("int8", "int4"):
+        command = [sys.executable, "-m", "tests.verify.model.loading_peak", str(tmp_path), quantize]
+        figures = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        assert figures["ratio"] < 1.15, (quantize, figures)
+
+
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_drafts_change_no_answer(quantize: Quantize) -> None:
     """Also in bfloat16 and without invariant attention, whose sums are the only ones that may differ."""
@@ -108,13 +127,24 @@ def test_drafts_change_no_answer(quantize: Quantize) -> None:
         assert len(drafted.steps) < len(plain.steps)
 
 
+def test_prompts_are_read_outside_of_the_class_of_rows_with_four_bits(tiny_config: LlamaConfig) -> None:
+    for chosen, prompts in ((Quantization("int8"), True), (Quantization("int4"), False)):
+        model = LlamaForCausalLM(tiny_config)
+        quantize_layers(model, chosen, CPU)
+        runner = ModelRunner(model, started=False)
+        assert [rows.has_prompts for rows in classes(runner)] == [prompts] * 4
+
+
 def test_a_quantised_model_is_traced(saved: Path) -> None:
     runner = load(saved, "int4")
     runner = ModelRunner(runner.model, pack=True, traced=True)
     untraced = ModelRunner(runner.model)
     assert runner.mode.backend is not None
-    batch = ForwardBatch.chain(torch.arange(6))
-    assert torch.equal(runner.forward(runner.new_cache(), batch), untraced.forward(untraced.new_cache(), batch))
+    for rows in (6, 70):
+        batch = ForwardBatch.chain(torch.arange(rows))
+        segments = [[Segment(each.new_cache(), batch), Segment(each.new_cache(), batch)] for each in (runner, untraced)]
+        traced, expected = runner.forward_all(segments[0]), untraced.forward_all(segments[1])
+        assert all(torch.equal(*pair) for pair in zip(traced, expected, strict=True))
 
 
 def test_bits_and_measurements_tell_models_apart(saved: Path) -> None:

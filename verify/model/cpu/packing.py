@@ -45,6 +45,8 @@ class PackedLayer(torch.nn.Module):
     `multiply` is a scriptable function of the rows, `packed`, the tensors of `constants` and the bias.
     """
 
+    most_rows = 1 << 30  # for which the layer may give a row the same bits; more rows are computed in another way
+
     def __init__(self, multiply: Callable[..., torch.Tensor], linear: torch.nn.Linear, packed: torch.Tensor) -> None:
         super().__init__()
         self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, linear.weight.dtype

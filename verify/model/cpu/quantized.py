@@ -1,7 +1,8 @@
 """Linear layers with weights of 8 or 4 bits for CPUs.
 
-A row has the same bits beside any number of other rows, so a draft changes no answer: `Int8Linear` sums integers, which is
-exact, and `Int4Linear`'s kernel sums each output in one order.
+A row has the same bits beside any number of other rows of a step, so a draft changes no answer: `Int8Linear` sums integers,
+which is exact, and `Int4Linear`'s kernel sums each output in one order. Chunks of prompts, which have more rows than a step,
+are multiplied with unpacked weights of 4 bits: their rows round differently (`Int4Linear.most_rows`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import torch
 
 from verify.errors import ModelError
 from verify.model.cpu.packing import PackedLayer, padded_count
+from verify.model.cpu.unpacking import GROUP, STEP_ROWS, packed_width
 
-GROUP = 32  # inputs of an int4 layer that share a scale and a minimum
 INT4_OUTPUTS = 16  # the kernel computes multiples of as many outputs
 LARGEST = 127
 BLOCK = 512  # outputs quantised at once, which bounds the memory for intermediate values; layouts repeat every 64
@@ -56,10 +57,16 @@ class Int8Linear(PackedLayer):
         self.nbytes = values.nbytes + scales.nbytes
 
 
-def multiply_int4(rows: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """[..., N, in_features] to [..., N, out_features]. Scriptable."""
+def multiply_int4(
+    rows: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, most: int = STEP_ROWS
+) -> torch.Tensor:
+    """[..., N, in_features] to [..., N, out_features]; with more than `most` rows, by unpacked weights. Scriptable."""
     values = rows.flatten(0, -2).to(torch.bfloat16)  # the kernel is slow in other types
-    result = torch.ops.aten._weight_int4pack_mm_for_cpu(values, packed, 32, scales).to(rows.dtype)
+    if values.size(0) > most:
+        result = torch.ops.outrider.multiply_unpacked(values, packed, scales)
+    else:
+        result = torch.ops.aten._weight_int4pack_mm_for_cpu(values, packed, 32, scales)
+    result = result.to(rows.dtype)
     if bias is not None:
         result = result + bias
     shaped: torch.Tensor = result.unflatten(0, rows.size()[:-1])
@@ -68,6 +75,8 @@ def multiply_int4(rows: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor
 
 class Int4Linear(PackedLayer):
     """Weights of 4 bits with a scale and a minimum per group of inputs."""
+
+    most_rows = STEP_ROWS  # up to which a row's bits do not depend on the others
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         weight = linear.weight.detach()
@@ -78,6 +87,7 @@ class Int4Linear(PackedLayer):
             scales.append(torch.stack(floats, -1).transpose(0, 1))
         super().__init__(multiply_int4, linear, torch.cat(packed))
         self.constants = (torch.cat(scales, 1),)
+        packed_width()  # compiles what a prompt needs
         self.nbytes = self.packed.nbytes + self.constants[0].nbytes
 
 

@@ -8,7 +8,7 @@ import torch
 from verify.errors import ModelError
 from verify.model.cpu import quantized
 from verify.model.cpu.packing import PackedLayer
-from verify.model.cpu.quantized import Int4Linear, Int8Linear, quantize_groups, quantized_layer
+from verify.model.cpu.quantized import Int4Linear, Int8Linear, multiply_int4, quantize_groups, quantized_layer
 
 pytestmark = pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="the CPU has no VNNI instructions")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -39,9 +39,22 @@ def test_a_row_has_the_same_bits_beside_any_number_of_others(kind: type[Int8Line
     layer = kind(linear(352, 112, dtype=dtype))
     rows = torch.randn(1, 130, 352, dtype=dtype)
     with torch.inference_mode():
-        together = layer(rows)
+        together = layer(rows[:, : min(130, layer.most_rows)])
         assert all(torch.equal(layer(rows[:, :count]), together[:, :count]) for count in range(1, 66))
         assert torch.equal(layer(rows[:, 64:65]), together[:, 64:65])
+        assert layer(rows[:, :0]).shape == (1, 0, 112)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs", [128, 112])  # the second is packed in another layout
+def test_many_rows_are_near_few(outputs: int, dtype: torch.dtype) -> None:
+    layer = Int4Linear(linear(352, outputs, dtype=dtype))
+    rows = torch.randn(1, 130, 352, dtype=dtype)
+    with torch.inference_mode():
+        many, few = layer(rows), torch.cat([layer(each) for each in rows.split(layer.most_rows, 1)], 1)
+        scripted = torch.jit.script(multiply_int4)(rows, layer.packed, *layer.constants, layer.bias)
+    assert (many - few).float().norm() < 0.01 * few.float().norm()
+    assert torch.equal(scripted, many)
 
 
 def test_eight_bit_sums_are_exact() -> None:
