@@ -14,11 +14,28 @@ from typing import Any, Protocol, cast
 import torch
 from transformers import AttentionInterface
 
+from drafters.interface import MAX_NODES
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache, LayerShape
 from verify.model.delivery import NotHandedOn
 
 NAME = "outrider"
+ABSORBED_ROWS = MAX_NODES + 1  # of a step; with more, it is faster to expand all latents
+
+
+class Latent(Protocol):
+    """The weights that expand a layer's latents, [1, L, rank + rotary], to keys and values of its heads."""
+
+    value_dim: int
+
+    def expand(self, query: torch.Tensor, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The query, keys and values of all heads."""
+
+    def absorb(self, query: torch.Tensor, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A query, keys and values, all of latents; `values` is due to the output."""
+
+    def values(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Weighted latents, [heads, N, rank], to weighted values, [heads, N, value_dim]."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +47,7 @@ class Layer:
     window: int | None = None  # sliding window in positions, the row's own included
     softcap: float | None = None  # bound of the scores (Gemma 2)
     sinks: torch.Tensor | None = None  # [heads]; logit of a key without a value (gpt-oss)
+    latent: Latent | None = None  # if the keys are latents, which hold the values, too
 
 
 class Attention(Protocol):
@@ -58,7 +76,7 @@ def tree_attention(
     if attention_mask is not None:
         raise ValueError("This model computes attention masks of its own, which are not supported.")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    layer = Layer(cache_layer(module), scale, sliding_window, softcap, s_aux)
+    layer = Layer(cache_layer(module), scale, sliding_window, softcap, s_aux, getattr(module, "latent", None))
     return attention.attend(layer, query[0], key[0], value[0]).transpose(0, 1).contiguous()[None], None
 
 
@@ -87,10 +105,13 @@ class TorchAttention:
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         keys, values = self._cache.write(layer.index, key, value, self._batch.known)
+        is_absorbed = layer.latent is not None and query.shape[1] <= ABSORBED_ROWS
+        if layer.latent is not None:
+            query, keys, values = (layer.latent.absorb if is_absorbed else layer.latent.expand)(query, keys)
         heads, rows, head_dim = query.shape
-        groups = heads // len(key)
+        groups = heads // len(keys)
         # Query heads that share a key head are stacked as rows of it, so no key or value is copied.
-        packed = query.reshape(len(key), groups * rows, head_dim)
+        packed = query.reshape(len(keys), groups * rows, head_dim)
         mask = self.mask(layer.window, groups, query)
         if layer.softcap is None and layer.sinks is None:
             out = torch.nn.functional.scaled_dot_product_attention(
@@ -98,7 +119,8 @@ class TorchAttention:
             )
         else:
             out = _capped(layer, packed, keys, values, mask)
-        return out.reshape(heads, rows, values.shape[2])
+        out = out.reshape(heads, rows, values.shape[2])
+        return layer.latent.values(out) if is_absorbed and layer.latent is not None else out
 
     def mask(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
         """Additive mask [groups * (N - known), length + N] with dtype and device of `like`; None if nothing is masked."""
@@ -182,7 +204,9 @@ class ShapeProbe:
         if layer.window not in self.windows:
             self.windows.append(layer.window)
         self.groups = len(query) // len(key)
-        return torch.zeros_like(query[..., :1]).expand(-1, -1, value.shape[2])
+        return torch.zeros_like(query[..., :1]).expand(
+            -1, -1, value.shape[2] if layer.latent is None else layer.latent.value_dim
+        )
 
     @property
     def layers(self) -> tuple[LayerShape, ...]:

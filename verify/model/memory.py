@@ -47,7 +47,7 @@ def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> to
     On a CPU, the OS provides memory on first write, so a slot takes the memory of its text, not of its capacity: torch.zeros
     would write every byte, and in huge pages, which numpy asks for, a few rows of each layer take the whole slot.
     """
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in size:
         return torch.zeros(size, dtype=dtype, device=device)
     untouched = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):

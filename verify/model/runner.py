@@ -16,6 +16,7 @@ from verify.errors import ModelError, first_sentence
 from verify.model.attention import Attention, JointAttention, ShapeProbe, TorchAttention, number_layers
 from verify.model.batch import ForwardBatch
 from verify.model.cache import MARGIN_POSITIONS, CacheShape, KVCache
+from verify.model.cpu.latent import keep_latents
 from verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention, padded, pieces
 from verify.model.cpu.packing import can_pack, pack_layers, packed_layers
 from verify.model.cpu.trace import has_experts, trace
@@ -75,6 +76,8 @@ class ModelRunner:
         self.model = model.eval()
         self.weight_bytes, weights = weight_size(model)  # read by each step
         self.weight_bits = round(8 * self.weight_bytes / max(1, weights), 2)  # mean, scales included
+        if model.device.type == "cpu":
+            keep_latents(model)
         if pack and can_pack(model):
             pack_layers(model)
         config = model.config.get_text_config()

@@ -1,0 +1,39 @@
+"""Latent attention over latents: what a position takes, and the logits of transformers' own form."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.verify.model.families import build
+from verify.model.attention import ABSORBED_ROWS, NAME
+from verify.model.batch import ForwardBatch
+from verify.model.cache import LayerShape
+from verify.model.quantization import Quantization, quantize_layers
+from verify.model.runner import ModelRunner
+
+
+def test_a_position_is_stored_once_for_all_heads() -> None:
+    runner = ModelRunner(build("deepseek_v3", NAME), 64)
+    assert set(runner.cache_shape.layers) == {LayerShape(1, 16 + 4, 0)}  # rank and rotary part
+    assert runner.cache_shape.bytes_for(1) == 4 * len(runner.cache_shape.layers) * (16 + 4)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
+def test_long_parts_and_steps_equal_transformers(family: str) -> None:
+    runner, text = ModelRunner(build(family, NAME), 128, pack=True), torch.arange(3, 3 + ABSORBED_ROWS + 12)
+    with torch.inference_mode():
+        expected = build(family, "eager")(text[None]).logits[0]
+    cache = runner.new_cache()
+    for start, end in ((0, 3), (3, 5 + ABSORBED_ROWS), (5 + ABSORBED_ROWS, len(text))):  # the second one is expanded
+        found = runner.forward(cache, ForwardBatch.chain(text[start:end]))
+        assert torch.allclose(found, expected[start:end], atol=1e-4)
+        cache.length = end
+
+
+def test_quantised_layers_keep_keys_and_values() -> None:
+    if not torch.cpu._is_vnni_supported():
+        pytest.skip("the CPU has no VNNI instructions")
+    model = build("deepseek_v3", NAME)
+    quantize_layers(model, Quantization("int8"), torch.device("cpu"))
+    assert set(ModelRunner(model, 64).cache_shape.layers) == {LayerShape(4, 12, 6)}
