@@ -266,7 +266,7 @@ def arrays_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 def model_digest(path: str, runner: ModelRunner, revision: str = DEFAULT_REVISION) -> str:
-    """Identifies what determines a session's rows: the weights' files, the configuration, the dtype and the versions."""
+    """Identifies what determines a session's rows: the weights' files, the configuration, dtype and shapes, and the versions."""
     location = locate(path, revision)
     folder = Path(location.source)
     if not folder.is_dir():  # a hub id; the cache has a folder per commit
@@ -276,5 +276,5 @@ def model_digest(path: str, runner: ModelRunner, revision: str = DEFAULT_REVISIO
     files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weights]
     shape = runner.cache_shape
     parts = [path, folder.name, files, runner.model.config.to_json_string(), str(shape.dtype), shape.device.type]
-    parts += [runner.weight_bytes, version("outrider"), torch.__version__]
+    parts += [shape.layers, runner.weight_bytes, version("outrider"), torch.__version__]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,9 @@ def test_the_revision_of_a_hub_id_identifies_the_model(
     cache_models(monkeypatch, tmp_path, {"main": models.TARGET, "v1": models.TARGET})
     digests = [model_digest(MODEL, tiny_runner, revision) for revision in ("main", "v1", commit_of("v1"))]
     assert digests[0] != digests[1] == digests[2]
+    wider = copy.copy(tiny_runner)
+    wider.cache_shape = replace(tiny_runner.cache_shape, layers=tiny_runner.cache_shape.layers[:1])
+    assert model_digest(MODEL, wider, "main") != digests[0]
 
 
 @pytest.mark.parametrize("damage", ["header", "cut", "rows", "text"])
