@@ -266,7 +266,7 @@ def arrays_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 def model_digest(path: str, runner: ModelRunner, revision: str = DEFAULT_REVISION) -> str:
-    """Identifies what determines a session's rows: the weights' files, the configuration, dtype and shapes, and the versions."""
+    """Identifies what determines a session's rows: the files of the weights, configuration, dtype, shapes and versions."""
     location = locate(path, revision)
     folder = Path(location.source)
     if not folder.is_dir():  # a hub id; the cache has a folder per commit
