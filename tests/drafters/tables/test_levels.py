@@ -109,7 +109,7 @@ def test_bucket_boundaries() -> None:
 
 
 def test_node_sources_are_the_sources_drafters() -> None:
-    labels = {source: Source(NODE_SOURCES[source]).label for source in (CORPUS, SESSION, TABLE, PREDICTION)}
+    labels = {source: Source(NODE_SOURCES[source]).label for source in (CORPUS, SESSION, TABLE, PREDICTION, COPY)}
     assert labels == {CORPUS: "retrieval", SESSION: "lookup", TABLE: "trigram", PREDICTION: "prediction"}
 
 
