@@ -146,15 +146,18 @@ def follow_copy(
     number of tokens is skipped again after the next token like that before the last omission, as with line numbers in a
     listing of the file. `token` is the end of the history if `committed`, otherwise part of a draft.
     """
-    position, run, changes, gap, skipped = before[POSITION], before[RUN], before[CHANGES], before[GAP], before[SKIPPED]
+    after[POSITION] = position = before[POSITION]
+    if position < 0:
+        return
+    run, changes, gap, skipped = before[RUN], before[CHANGES], before[GAP], before[SKIPPED]
     text, mask, end = history.text, len(history.text) - 1, history.size[0] - committed
-    if position >= 0 and text[position & mask] == token:
+    if text[position & mask] == token:
         run, gap, skipped = run + 1, 0, 0
         changes = 0 if run >= SETTLED else changes
         if token == history.skip[0] and position + 1 + history.skip[1] < end:
             skipped = history.skip[1]
         position += 1 + skipped
-    elif position >= 0:
+    else:
         found = _nearest(history, position, gap + skipped, token, end)
         if found != position and committed and gap == 0:
             history.skip[0], history.skip[1] = previous, max(0, found - position + skipped)
