@@ -22,6 +22,7 @@ from drafters.tables.history import new_history
 from drafters.tables.kernel import kernel
 from drafters.tables.levels import (
     BUCKETS,
+    COPY,
     DIVERSITIES,
     LENGTHS,
     PREDICTION,
@@ -75,11 +76,12 @@ def main(
 def initial_trust() -> NDArray[np.float64]:
     """The trust that EM starts from, float64 [BUCKETS].
 
-    0.5 for counts; for the table it grows with its likeliest token's probability, for a prediction with the tokens matched.
+    0.5 for counts; for the table it grows with its likeliest token's probability, for a prediction and a copy
+    with the tokens matched.
     """
-    trust = np.full((4, LENGTHS, SIZES, DIVERSITIES), 0.5)
+    trust = np.full((5, LENGTHS, SIZES, DIVERSITIES), 0.5)
     trust[TABLE] = np.linspace(0.4, 0.9, SIZES)[None, :, None]
-    trust[PREDICTION] = np.array([0.6, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.99])[None, :, None]
+    trust[[PREDICTION, COPY]] = np.array([0.6, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.99])[:, None]
     return trust.ravel()
 
 

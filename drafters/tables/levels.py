@@ -1,9 +1,9 @@
 """Levels: the successors that each source lists for a context, longest context first.
 
 A *level* is a source and a context length, for example "the corpus after the last 3 tokens", "the session after the last
-5", "the tri-gram table" or "the client's prediction". It lists successors t with shares q(t). A table gives the trust in
-a level by source, context length, number of occurrences and diversity of successors. `drafters.tables.mixture`
-interpolates the levels into one distribution.
+5", "the span that the session copies", "the tri-gram table" or "the client's prediction". It lists successors t with shares
+q(t). A table gives the trust in a level by source, context length, number of occurrences and diversity of successors.
+`drafters.tables.mixture` interpolates the levels into one distribution.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from drafters.interface import Source
 from drafters.tables.adaptive import Rows, successors
-from drafters.tables.history import MAX_RECENT, History, extend_hashes, followers
+from drafters.tables.history import COPY_STATE, MAX_RECENT, POSITION, History, copy_phase, extend_hashes, follow_copy, followers
 from drafters.tables.kernel import kernel
 from drafters.tables.ngram import BaseArrays
 from drafters.tables.pages import word
@@ -35,12 +35,12 @@ from drafters.tables.suffix import (
 )
 
 LENGTHS = LONGEST_CONTEXT + 1  # context lengths 0 to LONGEST_CONTEXT
-CORPUS, SESSION, TABLE, PREDICTION = 0, 1, 2, 3  # sources
-NODE_SOURCES = np.array([Source.RETRIEVAL, Source.LOOKUP, Source.TRIGRAM, Source.PREDICTION], np.uint8)  # by source
+CORPUS, SESSION, TABLE, PREDICTION, COPY = range(5)  # sources
+NODE_SOURCES = np.array([Source.RETRIEVAL, Source.LOOKUP, Source.TRIGRAM, Source.PREDICTION, Source.LOOKUP], np.uint8)
 SIZE_EDGES = (1, 2, 3, 5, 9, 20, 100)  # trust buckets by occurrences of a context
 DIVERSITY_EDGES = (0.0, 0.125, 0.25, 0.5, 0.75)  # and by distinct successors per occurrence, if there are several
 SIZES, DIVERSITIES = len(SIZE_EDGES) + 1, len(DIVERSITY_EDGES) + 1
-BUCKETS = 4 * LENGTHS * SIZES * DIVERSITIES
+BUCKETS = 5 * LENGTHS * SIZES * DIVERSITIES
 TABLE_ORDER = 3  # the table's n-grams: bi-grams and tri-grams
 DISCOUNT = 0.5  # absolute discount of each count, for contexts that occurred more than once
 MAX_SUCCESSORS = 512  # successors kept per prediction
@@ -67,6 +67,7 @@ class Contexts(NamedTuple):
     high: NDArray[np.int64]  # [N, corpora, LENGTHS]
     hashes: NDArray[np.uint64]  # [N, LENGTHS]; of the last 0, 1, 2 ... tokens
     last: NDArray[np.int32]  # [N, 2]; the last two tokens, -1 = none
+    copy: NDArray[np.int64]  # [N, COPY_STATE]; the span that the session copies
     expected: NDArray[np.int32]  # [N, 2]; index into `Sources.expected`, 0 = not aligned; tokens matched in a row
 
 
@@ -101,13 +102,14 @@ def new_contexts(size: int, corpora: int) -> Contexts:
         high=np.zeros((size, corpora, LENGTHS), np.int64),
         hashes=np.zeros((size, LENGTHS), np.uint64),
         last=np.full((size, 2), -1, np.int32),
+        copy=np.full((size, COPY_STATE), -1, np.int64),
         expected=np.zeros((size, 2), np.int32),
     )
 
 
 def new_scratch(vocabulary: int, corpora: int, row: int) -> Scratch:
     """Buffers for token ids below `vocabulary` and tri-gram rows of `row` successors."""
-    levels = LENGTHS * (corpora + 1) + 3
+    levels = LENGTHS * (corpora + 1) + 4
     width = levels * (DENSE + 128)
     return Scratch(
         tokens=np.zeros(width, np.int64),
@@ -134,7 +136,7 @@ def new_scratch(vocabulary: int, corpora: int, row: int) -> Scratch:
 
 @kernel
 def _index(source: int, length: int, size: int, diversity: int) -> int:
-    """The row-major index into the trust table [4, LENGTHS, SIZES, DIVERSITIES]."""
+    """The row-major index into the trust table [5, LENGTHS, SIZES, DIVERSITIES]."""
     return ((source * LENGTHS + length) * SIZES + size) * DIVERSITIES + diversity
 
 
@@ -152,11 +154,15 @@ def bucket(source: int, length: int, total: float, distinct: int) -> int:
 
 @kernel
 def advance(sources: Sources, contexts: Contexts, source: int, token: int, target: int) -> None:
-    """Makes row `target` the context of row `source` followed by `token`; both may be the same row."""
+    """Makes row `target` the context of row `source` followed by `token`; both may be the same row.
+
+    Row 0 takes tokens that are in the history.
+    """
     low, high = contexts.low, contexts.high
     for c in range(len(sources.corpora)):
         follow(sources.corpora[c], low[source, c], high[source, c], token, low[target, c], high[target, c])
     extend_hashes(contexts.hashes[source], token, contexts.hashes[target])
+    follow_copy(sources.history, contexts.copy[source], contexts.last[source, 1], token, contexts.copy[target], target == 0)
     contexts.last[target, 0], contexts.last[target, 1] = contexts.last[source, 1], token
     index, run = contexts.expected[source, 0], contexts.expected[source, 1]
     agrees = 0 < index <= sources.expected[0] and sources.expected[index] == token
@@ -172,6 +178,7 @@ def enter(sources: Sources, contexts: Contexts, ending: NDArray[np.int32]) -> No
     contexts.hashes[0] = 0
     contexts.last[0] = -1
     contexts.expected[0] = 0
+    contexts.copy[0] = -1
     for c in range(len(sources.corpora)):
         contexts.high[0, c, 0] = sources.corpora[c].size
     for token in ending:
@@ -197,6 +204,19 @@ def _prediction_level(scratch: Scratch, token: int, run: int) -> int:
     level = _add_level(scratch, 0, 1, PREDICTION, 0, min(run + 1, 101), 1)
     scratch.discounts[0], scratch.norms[0] = 0.0, 1.0
     return level
+
+
+@kernel
+def _copy_level(history: History, copy: NDArray[np.int64], scratch: Scratch, level: int) -> int:
+    """The next token of the span that is copied; returns the number of levels."""
+    begin = scratch.starts[level]
+    scratch.tokens[begin], scratch.counts[begin] = history.text[copy[POSITION] & (len(history.text) - 1)], 1.0
+    phase, run, changes = copy_phase(copy)
+    scratch.buckets[level] = _index(COPY, phase, min(run, SIZES - 1), min(changes, DIVERSITIES - 1))
+    scratch.starts[level + 1] = begin + 1
+    scratch.discounts[level], scratch.norms[level] = 0.0, 1.0
+    scratch.level_lengths[level], scratch.level_sources[level] = LONGEST_CONTEXT, COPY
+    return level + 1
 
 
 @kernel
@@ -281,6 +301,8 @@ def levels(sources: Sources, contexts: Contexts, row: int, scratch: Scratch, min
     index, run = contexts.expected[row, 0], contexts.expected[row, 1]
     if 0 < index <= sources.expected[0]:
         level = _prediction_level(scratch, sources.expected[index], run)
+    if contexts.copy[row, POSITION] >= 0:
+        level = _copy_level(history, contexts.copy[row], scratch, level)
     has_table = sources.rows.clock[0] > 0 or corpora[0].size == 0
     for length in range(LENGTHS - 1, -1, -1):
         if length == TABLE_ORDER - 1 and has_table:

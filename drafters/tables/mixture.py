@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafters.tables import array_file
-from drafters.tables.history import append
+from drafters.tables.history import append, find_copy
 from drafters.tables.kernel import kernel
-from drafters.tables.levels import LENGTHS, MAX_SUCCESSORS, SESSION, Contexts, Scratch, Sources, advance, levels
+from drafters.tables.levels import COPY, LENGTHS, MAX_SUCCESSORS, SESSION, Contexts, Scratch, Sources, advance, levels
+from drafters.tables.suffix import LONGEST_CONTEXT
 
 POWERS = 12  # cells by probability: powers of two
 CELLS = LENGTHS * 4 * POWERS
@@ -49,7 +50,7 @@ def predict(sources: Sources, contexts: Contexts, row: int, scratch: Scratch, mi
         trust = sources.hits[scratch.buckets[level]] / sources.tries[scratch.buckets[level]]
         share = remaining * trust / scratch.norms[level]
         discount, source, length = scratch.discounts[level], scratch.level_sources[level], scratch.level_lengths[level]
-        bit = source + 1 if source <= SESSION else 0
+        bit = SESSION + 1 if source == COPY else source + 1 if source <= SESSION else 0
         for i in range(scratch.starts[level], scratch.starts[level + 1]):
             token = tokens[i]
             x = index_of[token]
@@ -95,4 +96,5 @@ def commit(sources: Sources, contexts: Contexts, scratch: Scratch, token: int) -
         probability = mixed
     append(sources.history, contexts.hashes[0], token)
     advance(sources, contexts, 0, token, 0)
+    find_copy(sources.history, contexts.hashes[0, LONGEST_CONTEXT], contexts.copy[0])
     return np.log(probability)

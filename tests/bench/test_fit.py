@@ -7,17 +7,17 @@ import pytest
 
 from bench import fit
 from drafters.tables import array_file
-from drafters.tables.levels import BUCKETS, DIVERSITIES, LENGTHS, PREDICTION, SIZES, TABLE
+from drafters.tables.levels import BUCKETS, COPY, DIVERSITIES, LENGTHS, PREDICTION, SIZES, TABLE
 from drafters.tables.mixture import CELLS, MAX_BOOST
 from models import TARGET
 
 
-def test_initial_trust_grows_with_the_tables_certainty_and_the_predictions_run() -> None:
+def test_initial_trust_grows_with_the_tables_certainty_and_the_tokens_matched() -> None:
     trust = fit.initial_trust()
     assert trust.shape == (BUCKETS,)
-    by_source = trust.reshape(4, LENGTHS, SIZES, DIVERSITIES)
+    by_source = trust.reshape(5, LENGTHS, SIZES, DIVERSITIES)
     assert np.all(by_source[:TABLE] == 0.5)
-    assert np.all(np.diff(by_source[[TABLE, PREDICTION], 0, :, 0]) >= 0)
+    assert np.all(np.diff(by_source[[TABLE, PREDICTION, COPY], 0, :, 0]) >= 0)
     assert by_source.max() < 1
 
 

@@ -50,6 +50,23 @@ def test_the_sessions_own_text_is_drafted() -> None:
     assert tree.source[0] == Source.LOOKUP
 
 
+def test_a_listing_is_drafted_without_its_line_numbers() -> None:
+    end, colon = 58, 59
+    lines = [np.arange(start, start + 8) for start in (10, 20, 30, 40)]
+    listing = np.concatenate([[1 + n, colon, *line, end] for n, line in enumerate(lines)])
+    drafter = fusion()
+    drafter.begin(np.concatenate([listing, [0, 0], lines[0], [end], lines[1], [end]]).astype(np.int32))
+    tree = drafter.propose(24)
+    assert lines[2][:4].tolist() in [tree.path(node) for node in range(len(tree))]
+
+
+def test_a_copy_is_drafted_beyond_a_changed_token() -> None:
+    drafter = fusion()
+    drafter.begin(np.concatenate([PHRASE, [1, 2], PHRASE[:10], [3]]).astype(np.int32))
+    tree = drafter.propose(24)
+    assert tree.path(int(tree.depths.argmax()))[:4] == PHRASE[11:15].tolist()
+
+
 def test_a_corpus_is_drafted_from() -> None:
     drafter = fusion(index(np.array([50, *PHRASE], np.int64), 50))
     drafter.begin(PHRASE[:3])

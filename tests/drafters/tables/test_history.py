@@ -1,13 +1,82 @@
-"""Successors in the session's text equal brute force."""
+"""Successors in the session's text equal brute force; copies go on after changes."""
 
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.tables.history import MAX_OCCURRENCES, MAX_RECENT, append, extend_hashes, followers, new_history
+from drafters.tables.history import (
+    CHANGES,
+    COPY_STATE,
+    MAX_GAP,
+    MAX_OCCURRENCES,
+    MAX_RECENT,
+    POSITION,
+    RUN,
+    append,
+    extend_hashes,
+    find_copy,
+    follow_copy,
+    followers,
+    new_history,
+)
 from drafters.tables.suffix import LONGEST_CONTEXT
+
+SPAN = list(range(100, 160))
+
+
+def copy_after(text: list[int], capacity: int = 512) -> list[int]:
+    """The state of the copy at the end of a text."""
+    history = new_history(capacity)
+    hashes = np.zeros(LONGEST_CONTEXT + 1, np.uint64)
+    copy = np.full(COPY_STATE, -1, np.int64)
+    for previous, token in zip([-1, *text], text, strict=False):
+        append(history, hashes, token)
+        extend_hashes(hashes, token, hashes)
+        follow_copy(history, copy, previous, token, copy, True)
+        find_copy(history, hashes[LONGEST_CONTEXT], copy)
+    state: list[int] = copy.tolist()
+    return state
+
+
+@pytest.mark.parametrize(
+    ("answer", "position"),
+    [
+        (SPAN[:20], 20),
+        ([*SPAN[:20], 7], 21),  # a token replaced
+        ([*SPAN[:20], 7, SPAN[20]], 21),  # a token inserted
+        ([*SPAN[:20], *SPAN[23:24]], 24),  # three tokens left out
+        ([*SPAN[:20], 7, 8, 9, SPAN[23]], 24),  # three tokens replaced
+        ([*SPAN[:20], *range(7, 7 + MAX_GAP)], 20 + MAX_GAP),
+    ],
+)
+def test_a_copy_goes_on_after_a_change(answer: list[int], position: int) -> None:
+    assert copy_after([*SPAN, 1, 2, *answer])[POSITION] == position
+
+
+def test_a_copy_ends_after_many_changes_and_where_its_span_ends() -> None:
+    assert copy_after([*SPAN, 1, 2, *SPAN[:20], *range(7, 8 + MAX_GAP)])[POSITION] == -1
+    assert copy_after([*SPAN, *SPAN[:5]])[POSITION] == -1  # too short
+    assert copy_after([*SPAN[:20], *range(300, 800), *SPAN[:20]], 512)[POSITION] == -1  # overwritten
+
+
+def test_the_longest_match_is_copied_and_departures_are_forgotten() -> None:
+    text = [*SPAN[:20], 1, *SPAN[4:18], 2]
+    assert copy_after([*text, *SPAN[:12]])[POSITION] == 12
+    assert copy_after([*text, *SPAN[4:12]])[POSITION] == 29  # of equal matches the latest
+    state = copy_after([*SPAN, 1, *SPAN[:10], 7, *SPAN[11:20]])
+    assert (state[POSITION], state[RUN], state[CHANGES]) == (20, 9, 1)
+    assert copy_after([*SPAN, 1, *SPAN[:10], 7, *SPAN[11:40]])[CHANGES] == 0
+
+
+def test_what_was_left_out_once_is_skipped_again() -> None:
+    """A listing with line numbers is repeated without them: after the second line's end, the third number is skipped."""
+    lines = [list(range(start, start + 8)) for start in (100, 110, 120, 130)]
+    listing = [token for n, line in enumerate(lines) for token in (n, 5, *line, 9)]
+    answer = [*lines[0], 9, *lines[1], 9]
+    assert copy_after([*listing, *answer])[POSITION] == listing.index(lines[2][0])
 
 
 @given(st.lists(st.integers(0, 3), max_size=200), st.sampled_from([16, 256]))

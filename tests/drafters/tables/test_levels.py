@@ -12,6 +12,7 @@ from drafters.tables.adaptive import learn
 from drafters.tables.history import append
 from drafters.tables.levels import (
     BUCKETS,
+    COPY,
     CORPUS,
     DISCOUNT,
     DIVERSITIES,
@@ -105,12 +106,12 @@ def test_bucket_boundaries() -> None:
     assert sizes == [0, 1, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
     diversities = [bucket(CORPUS, 0, 16, distinct) % DIVERSITIES for distinct in (1, 2, 3, 4, 5, 8, 9, 12, 13, 16)]
     assert diversities == [0, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    assert bucket(PREDICTION, LENGTHS - 1, 1000, 1000) == BUCKETS - 1 == 4 * LENGTHS * SIZES * DIVERSITIES - 1
+    assert bucket(COPY, LENGTHS - 1, 1000, 1000) == BUCKETS - 1 == 5 * LENGTHS * SIZES * DIVERSITIES - 1
 
 
 def test_node_sources_are_the_sources_drafters() -> None:
-    labels = {source: Source(NODE_SOURCES[source]).label for source in (CORPUS, SESSION, TABLE, PREDICTION)}
-    assert labels == {CORPUS: "retrieval", SESSION: "lookup", TABLE: "trigram", PREDICTION: "prediction"}
+    labels = {source: Source(NODE_SOURCES[source]).label for source in (CORPUS, SESSION, TABLE, PREDICTION, COPY)}
+    assert labels == {CORPUS: "retrieval", SESSION: "lookup", TABLE: "trigram", PREDICTION: "prediction", COPY: "lookup"}
 
 
 def test_advance_leaves_its_source_row_and_works_in_place() -> None:
