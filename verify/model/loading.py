@@ -18,7 +18,7 @@ from verify.errors import ModelError, first_sentence
 from verify.model.attention import NAME
 from verify.model.download import download_progress
 from verify.model.invariance import Invariant, start
-from verify.model.memory import free_bytes
+from verify.model.memory import free_bytes, return_freed_memory
 from verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization, loading_arguments
 from verify.model.runner import Compile, ModelRunner
 from verify.model.self_check import check_model
@@ -58,6 +58,7 @@ def load_weights(options: LoadOptions) -> ModelRunner:
     """The model at `options.path` on its device, to be started by `start_model`. Raises ModelError."""
     location, device = locate(options.path, options.revision), resolve_device(options.device)
     options.quantization.check(device)
+    return_freed_memory()
     model = read_model(options, location, device)
     check_layers(model, options.path)
     try:
