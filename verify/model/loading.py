@@ -19,7 +19,7 @@ from verify.model.attention import NAME
 from verify.model.download import download_progress
 from verify.model.gpu.devices import Placement
 from verify.model.invariance import Invariant, start
-from verify.model.memory import free_bytes
+from verify.model.memory import free_bytes, return_freed_memory
 from verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization, loading_arguments
 from verify.model.runner import Compile, ModelRunner
 from verify.model.self_check import check_model
@@ -59,6 +59,7 @@ def load_weights(options: LoadOptions) -> ModelRunner:
     """The model at `options.path` on its device, to be started by `start_model`. Raises ModelError."""
     location, devices = locate(options.path, options.revision), resolve_devices(options.device)
     options.quantization.check(devices[0])
+    return_freed_memory()
     model = read_model(options, location, devices[0])
     check_layers(model, options.path)
     placement = Placement(model, devices)

@@ -14,6 +14,7 @@ import torch
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 LARGEST_KEPT_BYTES = 32 << 20  # the largest threshold that mallopt accepts
+SMALLEST_RETURNED_BYTES = 128 << 10
 MOST_KEPT_BYTES = 256 << 20
 
 
@@ -26,6 +27,16 @@ def keep_freed_memory() -> None:
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
         library.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
         library.mallopt(M_TRIM_THRESHOLD, MOST_KEPT_BYTES)
+
+
+def return_freed_memory() -> None:
+    """Returns the memory of large tensors that are freed to the system at once, until `keep_freed_memory` is called.
+
+    Otherwise glibc raises its threshold while a model is quantised, and the holes that intermediate values leave between the
+    layers' weights stay in memory.
+    """
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
+        library.mallopt(M_MMAP_THRESHOLD, SMALLEST_RETURNED_BYTES)
 
 
 def free_bytes(device: torch.device) -> int:
