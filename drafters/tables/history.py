@@ -33,11 +33,12 @@ class History(NamedTuple):
     """Ring buffer of C tokens, C a power of two. A position counts from the start of the session's text."""
 
     text: NDArray[np.int32]  # [C]
-    size: NDArray[np.int64]  # [1]; tokens appended so far
+    # Tokens appended so far; the last departure that left out tokens of a span: the token before, the number left out. They
+    # share an array, because each array in the nested tuples makes each call of a kernel slower.
+    size: NDArray[np.int64]  # [3]
     newest: NDArray[np.int64]  # [L+1, 2C]; by context length and hash: the latest position after such a context, -1 = none
     older: NDArray[np.int64]  # [L+1, C]; the previous position in the same chain
     hashes: NDArray[np.uint64]  # [L+1, C]; hashes of the contexts before the position
-    skip: NDArray[np.int64]  # [2]; the last departure that left out tokens of a span: the token before, their number
 
 
 def new_history(capacity: int) -> History:
@@ -46,11 +47,10 @@ def new_history(capacity: int) -> History:
     lengths = LONGEST_CONTEXT + 1
     return History(
         text=np.zeros(size, np.int32),
-        size=np.zeros(1, np.int64),
+        size=np.array([0, -1, 0], np.int64),
         newest=np.full((lengths, 2 * size), -1, np.int64),
         older=np.full((lengths, size), -1, np.int64),
         hashes=np.zeros((lengths, size), np.uint64),
-        skip=np.array([-1, 0], np.int64),
     )
 
 
@@ -154,13 +154,13 @@ def follow_copy(
     if text[position & mask] == token:
         run, gap, skipped = run + 1, 0, 0
         changes = 0 if run >= SETTLED else changes
-        if token == history.skip[0] and position + 1 + history.skip[1] < end:
-            skipped = history.skip[1]
+        if token == history.size[1] and position + 1 + history.size[2] < end:
+            skipped = history.size[2]
         position += 1 + skipped
     else:
         found = _nearest(history, position, gap + skipped, token, end)
         if found != position and committed and gap == 0:
-            history.skip[0], history.skip[1] = previous, max(0, found - position + skipped)
+            history.size[1], history.size[2] = previous, max(0, found - position + skipped)
         run, gap = (0, gap + 1) if found == position else (1, 0)
         changes, skipped = changes + 1, 0
         position = found + 1

@@ -66,8 +66,7 @@ class Contexts(NamedTuple):
     low: NDArray[np.int64]  # [N, corpora, LENGTHS]; suffix-array ranges of the last 0, 1, 2 ... tokens
     high: NDArray[np.int64]  # [N, corpora, LENGTHS]
     hashes: NDArray[np.uint64]  # [N, LENGTHS]; of the last 0, 1, 2 ... tokens
-    last: NDArray[np.int32]  # [N, 2]; the last two tokens, -1 = none
-    copy: NDArray[np.int64]  # [N, COPY_STATE]; the span that the session copies
+    last: NDArray[np.int64]  # [N, 2 + COPY_STATE]; the last two tokens, -1 = none, and the copy (one array: see `History`)
     expected: NDArray[np.int32]  # [N, 2]; index into `Sources.expected`, 0 = not aligned; tokens matched in a row
 
 
@@ -101,8 +100,7 @@ def new_contexts(size: int, corpora: int) -> Contexts:
         low=np.zeros((size, corpora, LENGTHS), np.int64),
         high=np.zeros((size, corpora, LENGTHS), np.int64),
         hashes=np.zeros((size, LENGTHS), np.uint64),
-        last=np.full((size, 2), -1, np.int32),
-        copy=np.full((size, COPY_STATE), -1, np.int64),
+        last=np.full((size, 2 + COPY_STATE), -1, np.int64),
         expected=np.zeros((size, 2), np.int32),
     )
 
@@ -162,7 +160,9 @@ def advance(sources: Sources, contexts: Contexts, source: int, token: int, targe
     for c in range(len(sources.corpora)):
         follow(sources.corpora[c], low[source, c], high[source, c], token, low[target, c], high[target, c])
     extend_hashes(contexts.hashes[source], token, contexts.hashes[target])
-    follow_copy(sources.history, contexts.copy[source], contexts.last[source, 1], token, contexts.copy[target], target == 0)
+    follow_copy(
+        sources.history, contexts.last[source, 2:], contexts.last[source, 1], token, contexts.last[target, 2:], target == 0
+    )
     contexts.last[target, 0], contexts.last[target, 1] = contexts.last[source, 1], token
     index, run = contexts.expected[source, 0], contexts.expected[source, 1]
     agrees = 0 < index <= sources.expected[0] and sources.expected[index] == token
@@ -178,7 +178,6 @@ def enter(sources: Sources, contexts: Contexts, ending: NDArray[np.int32]) -> No
     contexts.hashes[0] = 0
     contexts.last[0] = -1
     contexts.expected[0] = 0
-    contexts.copy[0] = -1
     for c in range(len(sources.corpora)):
         contexts.high[0, c, 0] = sources.corpora[c].size
     for token in ending:
@@ -301,8 +300,8 @@ def levels(sources: Sources, contexts: Contexts, row: int, scratch: Scratch, min
     index, run = contexts.expected[row, 0], contexts.expected[row, 1]
     if 0 < index <= sources.expected[0]:
         level = _prediction_level(scratch, sources.expected[index], run)
-    if contexts.copy[row, POSITION] >= 0:
-        level = _copy_level(history, contexts.copy[row], scratch, level)
+    if contexts.last[row, 2 + POSITION] >= 0:
+        level = _copy_level(history, contexts.last[row, 2:], scratch, level)
     has_table = sources.rows.clock[0] > 0 or corpora[0].size == 0
     for length in range(LENGTHS - 1, -1, -1):
         if length == TABLE_ORDER - 1 and has_table:

@@ -96,5 +96,5 @@ def commit(sources: Sources, contexts: Contexts, scratch: Scratch, token: int) -
         probability = mixed
     append(sources.history, contexts.hashes[0], token)
     advance(sources, contexts, 0, token, 0)
-    find_copy(sources.history, contexts.hashes[0, LONGEST_CONTEXT], contexts.copy[0])
+    find_copy(sources.history, contexts.hashes[0, LONGEST_CONTEXT], contexts.last[0, 2:])
     return np.log(probability)

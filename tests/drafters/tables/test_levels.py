@@ -121,7 +121,7 @@ def test_advance_leaves_its_source_row_and_works_in_place() -> None:
     assert session.context(0) == before != session.context(1)
     advance(session.sources, session.contexts, 0, 3, 0)
     assert session.context(0) == session.context(1)
-    assert session.contexts.last[1].tolist() == [2, 3]
+    assert session.contexts.last[1, :2].tolist() == [2, 3]
 
 
 def test_advance_finds_the_corpus_occurrences_of_every_length() -> None:
