@@ -194,4 +194,4 @@ def to_response_format(body: CountTokensBody) -> ResponseFormat | None:
 
 def ignored_tools(types: Sequence[str]) -> str:
     """The types of ignored tools as the value of a response header."""
-    return ", ".join(dict.fromkeys(re.sub(r"[^\w.-]", "?", each)[:64] for each in types[:32]))
+    return ", ".join(dict.fromkeys(re.sub(r"[^A-Za-z0-9_.-]", "?", each)[:64] for each in types[:32]))

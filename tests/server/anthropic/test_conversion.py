@@ -179,5 +179,7 @@ def test_sampling_and_output_fields() -> None:
 
 
 def test_the_header_of_ignored_tools_is_safe() -> None:
-    assert ignored_tools(["web_search_20250305", "web_search_20250305", "a\r\nb: c"]) == "web_search_20250305, a??b??c"
+    assert (
+        ignored_tools(["web_search_20250305", "web_search_20250305", "a\r\nb: c", "é𭞛"]) == "web_search_20250305, a??b??c, ??"
+    )
     assert len(ignored_tools([f"{number:0100}" for number in range(1000)])) < 4000
