@@ -53,6 +53,7 @@ def run_streams(
     stream, encoder = recordings.streams[0], load_encoder(recordings.tokenizer)
     lines, _ = load_stream(stream, encoder, recordings.limit)
     lines = select_fitting(lines, settings.model.context_tokens or DEFAULT_CONTEXT_TOKENS)
+    longest = sorted(lines, key=lambda line: len(line.answer))[-BESIDE:]  # none ends while a prompt is read beside them
     lines = [replace(line, answer=line.answer[:max_tokens]) for line in lines]
     resources = load_resources(recordings.corpus, encoder, settings.speculation.options)
     warm(resources)
@@ -64,10 +65,6 @@ def run_streams(
         options = DecodeOptions(SamplingParams(temperature=0), len(line.answer), max_nodes=max_nodes, curve=curve)
         prompt = line.prompt[-(runner.context_tokens - len(line.answer) - 1) :]
         return Generation(ForcedVerifier(runner, line.answer), made(drafter, resources), prompt, options)
-
-    def streams() -> list[Generation]:
-        """Those with the longest answers, so that none ends while a prompt is read."""
-        return [start(line) for line in sorted(lines, key=lambda line: len(line.answer))[-BESIDE:]]
 
     runs = {str(count): partial(tokens_per_second, lines, start, count, together) for count in counts}
     runs[IN_TURNS] = partial(tokens_per_second, lines, start, max(counts), in_turns)
@@ -85,7 +82,9 @@ def run_streams(
         "drafter": drafter,
         "answers": len(lines),
         "results": rates(found),
-        "prompt_beside_streams": [prompt_beside_streams(runner, streams(), curve) for _ in range(PROMPT_REPEATS)],
+        "prompt_beside_streams": [
+            prompt_beside_streams(runner, [start(line) for line in longest], curve) for _ in range(PROMPT_REPEATS)
+        ],
     }
     show(figures)
     if out:
