@@ -6,11 +6,10 @@ Knows nothing about where values come from (see `sources`) or how the settings a
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 import models
@@ -30,6 +29,7 @@ from drafters.options import (
     TrigramOptions,
 )
 from server.settings.access import Auth, MetricsAccess, Section, Server, is_loopback
+from server.settings.devices import Devices
 from server.settings.tool_formats import ToolFormat
 from verify.checkpoint import DEFAULT_REVISION
 
@@ -38,18 +38,6 @@ DEFAULT_MAX_ACTIVE = 8
 
 class SettingsError(ValueError):
     """A setting is invalid. The message is one sentence that names the setting and the values it accepts."""
-
-
-def check_devices(names: str) -> str:
-    """The devices of a model, in a comma list, without spaces. Raises ValueError."""
-    devices = names.replace(" ", "").split(",")
-    if len(devices) == 1 and re.fullmatch(r"auto|cpu|cuda(:\d+)?", devices[0]):
-        return devices[0]
-    if len(devices) == 1 or not all(re.fullmatch(r"cuda:\d+", each) for each in devices):
-        raise ValueError("it must be auto, cpu, cuda, cuda:N, or several GPUs such as cuda:0,cuda:1")
-    if len(set(devices)) < len(devices):
-        raise ValueError("it must name each GPU once")
-    return ",".join(devices)
 
 
 Quantize = Literal["none", "int8", "int4", "fp8"]
@@ -78,10 +66,9 @@ class Model(Section):
         "none", description="Bits of the linear layers' weights, quantised while they load: int8, int4, or, on a GPU, fp8."
     )
     quantize_head: bool = Field(True, description="With quantize, also quantise the layer that computes logits, to 8 bits.")
-    device: Annotated[str, AfterValidator(check_devices)] = Field(
+    device: Devices = Field(
         "auto",
-        description="auto, cpu, cuda or cuda:N, or several GPUs over which the layers are spread, such as cuda:0,cuda:1;"
-        " auto uses a GPU if there is one.",
+        description="auto (a GPU if there is one), cpu, cuda, cuda:N, or several GPUs for the layers, such as cuda:0,cuda:1.",
     )
     context_tokens: int | None = Field(
         None, ge=16, description="Context length; null uses the model's maximum, or less if memory does not hold it."

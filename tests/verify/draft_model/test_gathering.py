@@ -13,6 +13,7 @@ import torch
 from drafters.options import DrafterName
 from drafters.registry import Resources, make
 from drafters.sequence import Sequence
+from tests.rounds import answers_in_rounds
 from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, close_relative
 from verify.decode import finish
 from verify.draft_model.runner import DraftRunner
@@ -20,7 +21,6 @@ from verify.draft_model.session import SessionDraft
 from verify.generation import DecodeOptions, Generation
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
-from verify.round import Round
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
@@ -124,16 +124,7 @@ def test_streams_with_a_draft_model_get_the_answers_of_each_alone(
 
     alone = [finish(generation(number)).tokens for number in range(len(names))]
     sizes.clear()
-    active = {number: generation(number) for number in range(len(names))}
-    found: list[list[int]] = [[] for _ in names]
-    while active:
-        outcomes = Round(list(active.values()), together=draft.together).end()
-        for number, outcome in zip(list(active), outcomes, strict=True):
-            assert outcome is not None and not isinstance(outcome, Exception), outcome
-            found[number] += outcome.tokens
-            if outcome.finish:
-                active.pop(number).close()
-    assert found == alone
+    assert answers_in_rounds([generation(number) for number in range(len(names))], draft.together) == alone
     assert max(sizes) > 1
 
 

@@ -108,7 +108,7 @@ def test_loading_needs_the_quantised_size_and_one_layer(tmp_path: Path) -> None:
         model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.to_empty(device="cpu").save_pretrained(tmp_path, max_shard_size="200MB")
     for quantize in ("int8", "int4"):
-        command = [sys.executable, "-m", "tests.verify.model.loading_peak", str(tmp_path), quantize]
+        command = [sys.executable, "-m", "tests.verify.loading_peak", str(tmp_path), quantize]
         figures = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         assert figures["ratio"] < 1.15, (quantize, figures)
 

@@ -16,6 +16,7 @@ from drafters.none import NoDrafter
 from drafters.options import NEED_A_MODEL, DrafterName
 from drafters.pearl import PearlDrafter
 from drafters.registry import Resources, fork, make, warm
+from tests.rounds import answers_in_rounds
 from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, count_rows
 from tests.verify.self_draft.targets import layered
 from verify.constraints.grammar import GrammarCompiler
@@ -25,7 +26,6 @@ from verify.model import invariance
 from verify.model.batch import ForwardBatch
 from verify.model.loading import LoadOptions, load_weights
 from verify.model.runner import ModelRunner
-from verify.round import Round
 from verify.sampling_params import SamplingParams
 from verify.self_draft.loading import share_target
 from verify.self_draft.session import SelfRunner
@@ -148,16 +148,7 @@ def test_streams_get_the_answers_of_each_alone(target: ModelRunner, shared: Self
         return Generation(verifier_of(target), make(DRAFTERS[number], resources), PROMPT[: 4 + number], options)
 
     alone = [finish(generation(number)).tokens for number in range(len(DRAFTERS))]
-    active = {number: generation(number) for number in range(len(DRAFTERS))}
-    found: list[list[int]] = [[] for _ in DRAFTERS]
-    while active:
-        outcomes = Round(list(active.values()), together=shared.together).end()
-        for number, outcome in zip(list(active), outcomes, strict=True):
-            assert outcome is not None and not isinstance(outcome, Exception), outcome
-            found[number] += outcome.tokens
-            if outcome.finish:
-                active.pop(number).close()
-    assert found == alone
+    assert answers_in_rounds([generation(number) for number in range(len(DRAFTERS))], shared.together) == alone
 
 
 def test_rejection_is_reproducible_and_respects_top_k(target: ModelRunner, shared: SelfRunner) -> None:

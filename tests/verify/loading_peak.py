@@ -1,4 +1,4 @@
-"""`python -m tests.verify.model.loading_peak MODEL int8|int4`: peak memory of loading a model, in a process of its own.
+"""`python -m tests.verify.loading_peak MODEL int8|int4`: peak memory of loading a model, in a process of its own.
 
 Counts anonymous memory (RssAnon in /proc/self/status), above that of the process before it loads. Pages of the checkpoint's
 files, which are mapped into memory, are not counted: the system drops them when it needs memory.
