@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -73,7 +73,7 @@ def start(runner: ModelRunner, context_tokens: int, invariant: Invariant, file: 
     found = _saved(file)
     if found is None:
         found = find(runner, context_tokens)
-        _save(found, file)
+        save_finding(found, VERSION, file)
     if invariant == "on" and found.rows is None:
         raise ModelError("On this machine, this model's logits depend on the draft's size; set model.invariant to auto.")
     chosen = found.rows if invariant == "on" or found.cost <= MAX_COST else None
@@ -242,13 +242,14 @@ def _saved(file: Path | None) -> Finding | None:
         return None
 
 
-def _save(found: Finding, file: Path | None) -> None:
+def save_finding(found: Any, version: int, file: Path | None) -> None:
+    """Saves a dataclass with its version, if there is a file; a file that cannot be written is left out."""
     if file is None:
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps({"version": VERSION, **asdict(found)}))
+        partial.write_text(json.dumps({"version": version, **asdict(found)}))
         partial.replace(file)
     except OSError:
         pass  # the next start looks again

@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -26,6 +25,7 @@ from verify.draft_model.runner import short_cache
 from verify.errors import ModelError
 from verify.model.batch import ForwardBatch
 from verify.model.cache import KVCache
+from verify.model.invariance import save_finding
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
 from verify.self_draft.layers import LayerSkipper
@@ -212,8 +212,7 @@ def load_or_search(target: ModelRunner, tokenizer: PreTrainedTokenizerBase, fold
     found = None if file is None else _saved(file)
     if found is None:
         found = search(Measurement(target, [cast("list[int]", tokenizer.encode(prompt)) for prompt in PROMPTS]))
-        if file is not None:
-            _save(found, file)
+        save_finding(found, VERSION, file)
     return found
 
 
@@ -239,13 +238,3 @@ def _saved(file: Path) -> Finding | None:
 
 def _numbers(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(map(float, values))
-
-
-def _save(found: Finding, file: Path) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps({"version": VERSION, **asdict(found)}))
-        partial.replace(file)
-    except OSError:
-        pass  # the next start searches again
