@@ -2,6 +2,7 @@
 
 import { Answer, TreePanel, showLegend, showStats } from "./answer.js";
 import * as api from "./api.js";
+import { Chart } from "./chart.js";
 import { find, make } from "./dom.js";
 import { show as showMetrics } from "./metrics.js";
 import { Race } from "./race.js";
@@ -66,14 +67,6 @@ function addTurn(prompt, run) {
   return answer;
 }
 
-async function showChart() {
-  if (!chart) {
-    const { Chart } = await import("./chart.js");
-    chart ??= new Chart(find("chart"));
-  }
-  if (current) chart.render(current);
-}
-
 let drawing = false;
 function showFigures() {
   if (drawing) return;
@@ -83,7 +76,8 @@ function showFigures() {
     if (!current) return; // cleared since
     showStats(find("stats"), current);
     showLegend(find("legend"), current);
-    showChart();
+    chart ??= new Chart(find("chart")); // the element has its width only while it is shown
+    chart.render(current);
   });
 }
 

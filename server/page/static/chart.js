@@ -1,4 +1,4 @@
-// The chart of a run: tokens of each step, and the rate. Loaded with the first answer.
+// The chart of a run: tokens of each step, and the rate.
 
 import uPlot from "./vendor/uplot.js";
 

@@ -40,7 +40,7 @@ def visit(browser: Any, url: str, viewport: dict[str, int] = DESKTOP, **options:
     page.goto(url)
     yield page
     context.close()
-    assert not errors
+    assert not errors, errors
 
 
 def submit(page: Any, prompt: str, mode: str = "Completion", **fields: str) -> None:
