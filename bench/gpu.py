@@ -24,10 +24,12 @@ from bench.model.bandwidth import read_bytes_per_second
 from bench.plan import PROMPTS, Plan, read_prompts
 from bench.recordings import Recordings
 from server.settings import Settings
-from verify.model import cache
 from verify.model.attention import Layer, TorchAttention
 from verify.model.batch import ForwardBatch
-from verify.model.cache import CacheShape, KVCache, page_count
+from verify.model.cache import paging
+from verify.model.cache.kv_cache import KVCache
+from verify.model.cache.paging import page_count
+from verify.model.cache.shape import CacheShape
 from verify.model.gpu.device_rows import DeviceRows, pieces_of
 from verify.model.gpu.paged_cache import PagedCache, PagePool
 from verify.model.invariance import MAX_COST
@@ -75,7 +77,7 @@ def kernel_error(
 
     generator = torch.Generator(device).manual_seed(context + groups)
     shape = CacheShape.uniform(1, heads // groups, head_dim, dtype, device)
-    pages = page_count(context + rows, cache.PAGE_TOKENS)
+    pages = page_count(context + rows, paging.PAGE_TOKENS)
     pool = PagePool(shape, pages)
     paged = PagedCache(pool, context + rows)
     paged.fill(context, generator)

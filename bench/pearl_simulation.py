@@ -35,7 +35,8 @@ from verify.acceptance import walk
 from verify.decode import finish
 from verify.generation import DecodeOptions, Generation
 from verify.model.batch import ForwardBatch
-from verify.model.cache import CacheShape, KVCache
+from verify.model.cache.kv_cache import KVCache
+from verify.model.cache.shape import CacheShape
 from verify.model.segment import Segment
 from verify.sampling_params import SamplingParams
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from drafters.interface import MAX_NODES, Source, chain
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache
+from verify.model.cache.kv_cache import KVCache
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier

@@ -21,7 +21,8 @@ from verify.acceptance import rule_of
 from verify.largest import likeliest
 from verify.logits import LogitsProcessor, ProcessedLogits
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache, Rows
+from verify.model.cache.kv_cache import KVCache
+from verify.model.cache.paging import Rows
 from verify.model.runner import ModelRunner
 from verify.model.segment import Forwards, Segment
 from verify.sampling_params import SamplingParams

@@ -12,7 +12,7 @@ import torch
 from bench.model.shapes import random_runner
 from verify.model import invariance
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache
+from verify.model.cache.kv_cache import KVCache
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
 

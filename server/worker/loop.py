@@ -24,7 +24,8 @@ from server.worker.session_files import SessionFiles, model_digest
 from server.worker.sessions import SessionKey, SessionStore
 from verify.constraints.grammar import GrammarError
 from verify.generation import PromptError, Step
-from verify.model.cache import KVCache, OutOfPages
+from verify.model.cache.kv_cache import KVCache
+from verify.model.cache.paging import OutOfPages
 from verify.model.runner import ModelRunner
 from verify.round import Overlap, Round
 from verify.verifier import PREFILL_CHUNK_TOKENS

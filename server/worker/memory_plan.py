@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from server.settings.tree import DEFAULT_MAX_ACTIVE
 from verify.errors import ModelError
-from verify.model.cache import MARGIN_POSITIONS, PAGE_TOKENS, page_count
+from verify.model.cache.kv_cache import MARGIN_POSITIONS
+from verify.model.cache.paging import PAGE_TOKENS, page_count
 
 MIN_CONTEXT_TOKENS = 8192  # a context is not shortened further, because agents' prompts would no longer fit
 ROUNDED_TOKENS = 1024  # a shortened context is a multiple, so that it is the same at the next start

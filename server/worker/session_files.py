@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from drafters.interface import Ints
 from drafters.options import DrafterName
 from verify.checkpoint import DEFAULT_REVISION, GGUF, locate
-from verify.model.cache import PAGE_TOKENS, Page, SwappedRows
+from verify.model.cache.paging import PAGE_TOKENS, Page, SwappedRows
 from verify.model.recurrent.states import Snapshot
 from verify.model.runner import ModelRunner
 from verify.verifier import TreeVerifier
@@ -58,7 +58,7 @@ class StoredRows(SwappedRows):
     state_digests: Sequence[str]  # of the snapshots, which `read` appends to the list in `snapshots`
 
     def states(self, length: int) -> Sequence[Snapshot]:
-        """As in `verify.model.cache.Rows`. Raises DamagedSession."""
+        """As in `verify.model.cache.paging.Rows`. Raises DamagedSession."""
         self.read()
         return super().states(length)
 

@@ -26,7 +26,8 @@ from drafters.sequence import common_prefix
 from server.engine.messages import Reuse
 from server.worker.prefix_index import BLOCK_TOKENS, PrefixIndex
 from server.worker.session_files import DamagedSession, SessionFiles, StoredSession
-from verify.model.cache import KVCache, Rows, distinct_bytes
+from verify.model.cache.kv_cache import KVCache
+from verify.model.cache.paging import Rows, distinct_bytes
 from verify.model.runner import ModelRunner
 from verify.verifier import TreeVerifier
 

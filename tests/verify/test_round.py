@@ -24,7 +24,7 @@ from verify.cost import NODES, CostCurve
 from verify.decode import finish
 from verify.generation import DecodeOptions, Drafted, Generation, Step
 from verify.model import invariance
-from verify.model.cache import KVCache
+from verify.model.cache.kv_cache import KVCache
 from verify.model.loading import LoadOptions, load_weights
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment

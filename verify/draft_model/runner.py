@@ -17,7 +17,8 @@ from verify.cost import timed_forward
 from verify.draft_model.gathering import Gathering
 from verify.draft_model.session import SessionDraft
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache, OutOfPages
+from verify.model.cache.kv_cache import KVCache
+from verify.model.cache.paging import OutOfPages
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
 

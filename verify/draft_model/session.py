@@ -21,7 +21,7 @@ from drafters.interface import MAX_NODES, Floats, Ints, Sampling
 from drafters.model.language_model import Candidates
 from drafters.sequence import Reader, Sequence
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache
+from verify.model.cache.kv_cache import KVCache
 from verify.sampling import Sampler, warp_logits
 from verify.sampling_params import SamplingParams
 from verify.verifier import PREFILL_CHUNK_TOKENS

@@ -13,7 +13,7 @@ from drafters.model.language_model import Candidates
 from verify.draft_model.runner import DraftRunner
 from verify.draft_model.session import SessionDraft
 from verify.heads.model import HeadCache, HeadModel
-from verify.model.cache import KVCache
+from verify.model.cache.kv_cache import KVCache
 from verify.model.runner import ModelRunner
 
 

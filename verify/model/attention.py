@@ -16,7 +16,8 @@ from transformers import AttentionInterface
 
 from drafters.interface import MAX_NODES
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache, LayerShape
+from verify.model.cache.kv_cache import KVCache
+from verify.model.cache.shape import LayerShape
 from verify.model.delivery import NotHandedOn
 
 NAME = "outrider"

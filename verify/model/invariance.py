@@ -22,7 +22,7 @@ import torch
 
 from verify.errors import ModelError
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache
+from verify.model.cache.kv_cache import KVCache
 from verify.model.cpu.ordered_attention import UnorderedError
 from verify.model.cpu.packing import PackedLinear, packed_layers
 from verify.model.gpu.row_counts import ROWS, row_classes, without_split_k

@@ -15,7 +15,8 @@ from drafters.interface import MAX_NODES
 from verify.errors import ModelError, first_sentence
 from verify.model.attention import Attention, JointAttention, ShapeProbe, TorchAttention, number_layers
 from verify.model.batch import ForwardBatch
-from verify.model.cache import MARGIN_POSITIONS, CacheShape, KVCache
+from verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
+from verify.model.cache.shape import CacheShape
 from verify.model.cpu.latent import keep_latents
 from verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention, padded, pieces
 from verify.model.cpu.packing import can_pack, pack_layers, packed_layers

@@ -9,7 +9,7 @@ import torch
 
 from drafters.interface import MAX_NODES
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache
+from verify.model.cache.kv_cache import KVCache
 from verify.model.recurrent.rows import Recurrence, RecurrentRows
 
 

@@ -19,7 +19,7 @@ import torch
 from drafters.interface import DraftTree, Source
 from verify.errors import ModelError
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache
+from verify.model.cache.kv_cache import KVCache
 from verify.model.cpu.packing import PackedLinear, packed_layers
 from verify.model.recurrent.states import ROWS
 from verify.model.runner import ModelRunner

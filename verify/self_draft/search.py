@@ -24,7 +24,7 @@ from verify.cost import machine_key, timed_forward
 from verify.draft_model.runner import short_cache
 from verify.errors import ModelError
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache
+from verify.model.cache.kv_cache import KVCache
 from verify.model.invariance import save_finding
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment

@@ -21,7 +21,7 @@ from drafters.sequence import Sequence
 from verify.draft_model.runner import DraftRunner
 from verify.draft_model.session import SessionDraft
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache
+from verify.model.cache.kv_cache import KVCache
 from verify.model.runner import ModelRunner
 
 T = TypeVar("T")

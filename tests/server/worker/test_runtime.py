@@ -26,7 +26,7 @@ from verify.cost import CostCurve
 from verify.errors import ModelError
 from verify.heads.draft import HeadRunner
 from verify.heads.model import HeadModel
-from verify.model.cache import CacheShape, LayerShape
+from verify.model.cache.shape import CacheShape, LayerShape
 from verify.model.runner import ModelRunner
 from verify.self_draft.search import Finding
 from verify.tokenizer import load_tokenizer

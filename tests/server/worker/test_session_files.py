@@ -24,8 +24,8 @@ from server.worker.sessions import SessionStore
 from tests.hub import MODEL, cache_models, commit_of
 from verify.decode import finish
 from verify.generation import DecodeOptions, Generation
-from verify.model import cache
-from verify.model.cache import distinct_rows
+from verify.model.cache import paging
+from verify.model.cache.paging import distinct_rows
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 
@@ -37,7 +37,7 @@ OPTIONS = DecodeOptions(SamplingParams(temperature=0), max_tokens=6)
 def page_tokens(request: pytest.FixtureRequest) -> Iterator[int]:
     """Pages that a text has several of, or not one."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (cache, session_files):
+        for module in (paging, session_files):
             patch.setattr(module, "PAGE_TOKENS", request.param)
         yield request.param
 
@@ -104,7 +104,7 @@ def test_restored_sessions_share_pages(tiny_runner: ModelRunner, tmp_path: Path,
         assert distinct_rows(rows) == sum(each.length for each in rows) - 40 // page_tokens * page_tokens
     for text in texts:
         assert answer(second, np.concatenate([text, [7]]).astype(np.int32))[0] >= len(text) - 1
-    owners: dict[str, set[cache.Page]] = {"p": set(), "another": set()}
+    owners: dict[str, set[paging.Page]] = {"p": set(), "another": set()}
     for (owner, _), session in second._sessions.items():
         owners[owner].update(session.verifier.rows.pages)
     assert len(owners["another"]) == len(LONG) // page_tokens

@@ -18,8 +18,8 @@ from drafters.registry import Resources
 from server.worker.sessions import Session, SessionStore
 from verify.decode import decode, finish, step
 from verify.generation import DecodeOptions, Generation
-from verify.model import cache
-from verify.model.cache import distinct_rows
+from verify.model.cache import paging
+from verify.model.cache.paging import distinct_rows
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
@@ -29,7 +29,7 @@ from verify.verifier import TreeVerifier
 def small_pages() -> Iterator[None]:
     """Pages that the tiny model's context holds several of."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "PAGE_TOKENS", 16)
+        patch.setattr(paging, "PAGE_TOKENS", 16)
         yield
 
 
@@ -161,7 +161,7 @@ def test_sub_agents_count_their_prefix_once(tiny_config: LlamaConfig) -> None:
             texts[number] = extend(session.verifier.sequence.tokens, 1, 2)
     assert len(store) == 4
     swapped = [session.verifier.rows for session in store._sessions.values()]
-    assert 6000 <= distinct_rows(swapped) <= 6000 + 4 * (64 + 2 * 8 + cache.PAGE_TOKENS)
+    assert 6000 <= distinct_rows(swapped) <= 6000 + 4 * (64 + 2 * 8 + paging.PAGE_TOKENS)
 
 
 def test_an_evicted_session_frees_what_it_alone_holds(tiny_runner: ModelRunner) -> None:

@@ -24,7 +24,7 @@ from verify.draft_model.session import SessionDraft
 from verify.generation import DecodeOptions
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache
+from verify.model.cache.kv_cache import KVCache
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier

@@ -23,7 +23,7 @@ from verify.generation import DecodeOptions
 from verify.model import self_check
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache
+from verify.model.cache.kv_cache import KVCache
 from verify.model.cpu.trace import TracedForward
 from verify.model.loading import LoadOptions, load_weights
 from verify.model.quantization import Quantization, Quantize, quantize_layers

@@ -14,7 +14,7 @@ from tests.trees import trees
 from verify.errors import ModelError
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
-from verify.model.cache import MARGIN_POSITIONS
+from verify.model.cache.kv_cache import MARGIN_POSITIONS
 from verify.model.row_class import RowClass
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment

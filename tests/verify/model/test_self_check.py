@@ -12,7 +12,7 @@ from tests.verify.model.test_architectures import ARCHITECTURES, make
 from verify.errors import ModelError
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache
+from verify.model.cache.kv_cache import KVCache
 from verify.model.loading import prepare
 from verify.model.runner import ModelRunner
 from verify.model.self_check import check_model, difference, draft_tree, random_text

@@ -20,7 +20,7 @@ import torch
 
 from verify.model.attention import Layer
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache
+from verify.model.cache.kv_cache import KVCache
 from verify.model.row_class import BLOCK, RowClass, depth_left
 
 WIDTH_STEP = 16  # the sizes of a block's products are multiples of this

@@ -18,7 +18,8 @@ from transformers.utils import logging
 
 from verify.model.attention import Layer, ShapeProbe, TorchAttention
 from verify.model.batch import ForwardBatch
-from verify.model.cache import SPARE_POSITIONS, CacheShape, KVCache
+from verify.model.cache.kv_cache import SPARE_POSITIONS, KVCache
+from verify.model.cache.shape import CacheShape
 from verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
 from verify.model.cpu.packing import packed_layers
 from verify.model.hidden.tap import HiddenTap

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from verify.errors import ModelError, first_sentence
 from verify.model.attention import Attention
-from verify.model.cache import page_count
+from verify.model.cache.paging import page_count
 from verify.model.gpu.device_rows import DeviceRows, Piece, pieces_of
 from verify.model.gpu.devices import Crossings
 from verify.model.gpu.paged_cache import PagedCache, PagePool

@@ -12,14 +12,16 @@ from typing import NamedTuple
 
 import torch
 
-from verify.model import cache
-from verify.model.cache import CacheShape, KVCache, OutOfPages, Rows, page_count
+from verify.model.cache import paging
+from verify.model.cache.kv_cache import KVCache
+from verify.model.cache.paging import OutOfPages, Rows, page_count
+from verify.model.cache.shape import CacheShape
 from verify.model.transfer import to_device
 
 
 def pages_for(positions: int) -> int:
     """Pages that hold `positions` positions of one cache."""
-    return page_count(positions, cache.PAGE_TOKENS)
+    return page_count(positions, paging.PAGE_TOKENS)
 
 
 class PoolPart(NamedTuple):
@@ -34,7 +36,7 @@ class PagePool:
 
     def __init__(self, shape: CacheShape, pages: int) -> None:
         self.shape = shape
-        self.page_tokens = cache.PAGE_TOKENS  # as in host memory
+        self.page_tokens = paging.PAGE_TOKENS  # as in host memory
         self.parts: list[PoolPart] = []  # by device
         self.layers: list[torch.Tensor] = []  # each [pages, 2, kv_heads, page_tokens, head_dim]
         for part in shape.parts:

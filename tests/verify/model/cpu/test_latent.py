@@ -8,7 +8,7 @@ import torch
 from tests.verify.model.families import build
 from verify.model.attention import ABSORBED_ROWS, NAME
 from verify.model.batch import ForwardBatch
-from verify.model.cache import LayerShape
+from verify.model.cache.shape import LayerShape
 from verify.model.quantization import Quantization, quantize_layers
 from verify.model.runner import ModelRunner
 

@@ -11,7 +11,8 @@ from drafters.interface import DraftTree
 from tests.trees import trees
 from verify.model.attention import Layer, TorchAttention
 from verify.model.batch import ForwardBatch
-from verify.model.cache import SPARE_POSITIONS, CacheShape, KVCache
+from verify.model.cache.kv_cache import SPARE_POSITIONS, KVCache
+from verify.model.cache.shape import CacheShape
 from verify.model.cpu import ordered_attention
 from verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention
 from verify.model.row_class import BLOCK, RowClass, depth_left

@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _convert_float, _LangPatchScope
 
-from verify.model import cache
+from verify.model.cache import paging
 from verify.model.gpu import triton_attention
 from verify.model.runner import ModelRunner
 
@@ -46,7 +46,7 @@ patch_language = interpreter._patch_lang
 @pytest.fixture(scope="package", autouse=True)
 def emulated_gpu() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "PAGE_TOKENS", PAGE)
+        patch.setattr(paging, "PAGE_TOKENS", PAGE)
         patch.setattr(triton_attention, "SPLIT_KEYS", PAGE)
         patch.setattr(triton_attention, "PROGRAMS", 4)
         patch.setattr(InterpreterBuilder, "create_dot", dot)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from drafters.interface import DraftTree
 from tests.trees import trees
 from verify.model.batch import ForwardBatch
-from verify.model.cache import CacheShape
+from verify.model.cache.shape import CacheShape
 from verify.model.gpu.device_rows import NO_STREAM, DeviceRows, ancestor_bits, pieces_of
 from verify.model.gpu.paged_cache import PagedCache, PagePool
 

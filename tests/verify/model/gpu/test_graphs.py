@@ -21,7 +21,7 @@ from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.test_architectures import make
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
-from verify.model.cache import KVCache
+from verify.model.cache.kv_cache import KVCache
 from verify.model.gpu.graphs import CompileError, GraphedForward, compiled_layers
 from verify.model.gpu.paged_cache import PagedCache, PagePool
 from verify.model.row_class import RowClass

@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verify.model.cache import CacheShape, KVCache, OutOfPages, Rows
+from verify.model.cache.kv_cache import KVCache
+from verify.model.cache.paging import OutOfPages, Rows
+from verify.model.cache.shape import CacheShape
 from verify.model.gpu.paged_cache import PagedCache, PagePool
 
 SHAPE = CacheShape.uniform(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
@@ -15,7 +17,7 @@ SHAPE = CacheShape.uniform(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32
 
 @pytest.fixture(autouse=True)
 def tiny_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verify.model.cache.PAGE_TOKENS", 4)
+    monkeypatch.setattr("verify.model.cache.paging.PAGE_TOKENS", 4)
 
 
 def filled(pool: PagePool, length: int) -> PagedCache:

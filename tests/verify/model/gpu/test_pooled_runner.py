@@ -12,7 +12,7 @@ from tests.verify.model.gpu.conftest import DEVICE
 from verify.errors import ModelError
 from verify.model import invariance
 from verify.model.batch import ForwardBatch
-from verify.model.cache import OutOfPages
+from verify.model.cache.paging import OutOfPages
 from verify.model.gpu.row_counts import TREE_ROWS
 from verify.model.invariance import Finding, holds, start
 from verify.model.row_class import RowClass

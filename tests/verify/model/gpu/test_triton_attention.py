@@ -12,7 +12,8 @@ import torch
 
 from verify.model.attention import Layer, TorchAttention
 from verify.model.batch import ForwardBatch
-from verify.model.cache import CacheShape, KVCache
+from verify.model.cache.kv_cache import KVCache
+from verify.model.cache.shape import CacheShape
 from verify.model.gpu.device_rows import DeviceRows, pieces_of
 from verify.model.gpu.paged_cache import PagedCache, PagePool
 from verify.model.gpu.triton_attention import MAX_SPLITS, KernelAttention, split_keys

@@ -12,8 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify.model import cache as module
-from verify.model.cache import CacheShape, KVCache, Rows, SwappedRows, distinct_rows
+from verify.model.cache import paging
+from verify.model.cache.kv_cache import KVCache
+from verify.model.cache.paging import Rows, SwappedRows, distinct_rows
+from verify.model.cache.shape import CacheShape
 from verify.model.memory import free_bytes
 
 SHAPE = CacheShape.uniform(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
@@ -22,7 +24,7 @@ SHAPE = CacheShape.uniform(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32
 @pytest.fixture(scope="module", autouse=True)
 def small_pages() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "PAGE_TOKENS", 4)
+        patch.setattr(paging, "PAGE_TOKENS", 4)
         yield
 
 

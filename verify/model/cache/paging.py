@@ -1,0 +1,102 @@
+"""Committed rows in pages: what a cache, a slot that was swapped out and a session on disk hold, and share with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from verify.model.cache.shape import CacheShape
+from verify.model.recurrent.states import Snapshot
+
+PAGE_TOKENS = 256  # positions of a page; page n holds those from n * PAGE_TOKENS on
+
+
+class OutOfPages(RuntimeError):
+    """The pages that a forward or a cache needs are not free. Nothing was taken, written or changed."""
+
+
+def page_count(rows: int, page_tokens: int) -> int:
+    """The number of pages that hold `rows` rows."""
+    return -(-rows // page_tokens)
+
+
+@dataclass(eq=False)
+class Page:
+    """The rows of PAGE_TOKENS committed positions, which never change. All who hold a page have the same rows."""
+
+    rows: torch.Tensor | None = None  # in host memory, once a slot with the page was swapped out; shape as in `Rows.parts`
+
+
+class Rows(Protocol):
+    """Committed rows: those of a cache, or of one that was swapped out."""
+
+    @property
+    def length(self) -> int:
+        """The number of rows."""
+
+    @property
+    def pages(self) -> Sequence[Page]:
+        """The leading whole pages that others may hold, too."""
+
+    def share(self, count: int) -> list[Page]:
+        """The first `count` whole pages, for another holder of the same rows."""
+
+    def parts(self, length: int) -> Iterator[torch.Tensor]:
+        """The first `length` rows page by page; may be views.
+
+        [layers, 2, kv_heads, at most PAGE_TOKENS, head_dim], or [1, 1, 1, at most PAGE_TOKENS, width] if layers differ.
+        """
+
+    @property
+    def snapshots(self) -> Sequence[Snapshot]:
+        """States of recurrent layers after some of these rows, as far as they are in memory."""
+
+    def states(self, length: int) -> Sequence[Snapshot]:
+        """Those after at most `length` rows; if these are all rows, the last one is after all of them."""
+
+
+@dataclass(frozen=True)
+class SwappedRows:
+    """The committed rows of a swapped-out slot, in host memory."""
+
+    all_pages: Sequence[Page]  # the last one may have fewer rows, and is not shared then
+    length: int  # rows
+    snapshots: Sequence[Snapshot]
+
+    def states(self, length: int) -> Sequence[Snapshot]:
+        """As in `Rows`."""
+        return [each for each in self.snapshots if each.length <= length]
+
+    @property
+    def pages(self) -> Sequence[Page]:
+        """The whole pages."""
+        return self.all_pages[: self.length // PAGE_TOKENS]
+
+    def share(self, count: int) -> list[Page]:
+        """The first `count` whole pages, for another holder of the same rows."""
+        return list(self.pages[:count])
+
+    def parts(self, length: int) -> Iterator[torch.Tensor]:
+        """The first `length` rows page by page, as in `Rows.parts`."""
+        for start, page in zip(range(0, length, PAGE_TOKENS), self.all_pages, strict=False):
+            assert page.rows is not None
+            yield page.rows[:, :, :, : length - start]
+
+
+def distinct_rows(holders: Iterable[Rows]) -> int:
+    """The number of rows of all holders. A page that several hold counts once."""
+    pages: set[Page] = set()
+    own = 0
+    for rows in holders:
+        pages.update(rows.pages)
+        own += rows.length - len(rows.pages) * PAGE_TOKENS
+    return own + len(pages) * PAGE_TOKENS
+
+
+def distinct_bytes(holders: Collection[Rows], shape: CacheShape) -> int:
+    """The bytes of all holders' rows and states. What several hold counts once."""
+    snapshots = {id(each): each.nbytes for rows in holders for each in rows.snapshots}
+    return distinct_rows(holders) * shape.bytes_for(1) + sum(snapshots.values())

@@ -1,0 +1,91 @@
+"""The layout of a model's caches: heads and widths of each layer, bytes of a position and of a slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from verify.model.hidden.ring import StateRing
+from verify.model.recurrent.states import RecurrentShape
+
+HIDDEN_POSITIONS = 2048  # of a text's hidden states: heads are trained on contexts of about this length
+
+
+class LayerShape(NamedTuple):
+    """Shape of one layer's keys and values."""
+
+    heads: int  # key heads
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """Layout of a model's slots."""
+
+    layers: tuple[LayerShape, ...]  # those with attention
+    dtype: torch.dtype
+    device: torch.device
+    recurrent: RecurrentShape | None = None  # of the layers that keep a state
+    hidden_width: int = 0  # of the hidden states that a draft head reads; 0 = none are kept
+    hidden_positions: int = HIDDEN_POSITIONS
+    homes: tuple[torch.device, ...] = ()  # devices of the layers, if there are several; consecutive layers share one
+
+    @classmethod
+    def uniform(cls, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> CacheShape:
+        """The layout of a model whose layers are alike."""
+        return cls((LayerShape(kv_heads, head_dim, head_dim),) * layers, dtype, device)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether keys and values have one shape in all layers."""
+        return len(set(self.layers)) == 1 and self.layers[0].key_dim == self.layers[0].value_dim
+
+    @property
+    def kv_heads(self) -> int:
+        """Key heads of a uniform layout."""
+        assert self.is_uniform
+        return self.layers[0].heads
+
+    @property
+    def head_dim(self) -> int:
+        """Width of keys and values of a uniform layout."""
+        assert self.is_uniform
+        return self.layers[0].key_dim
+
+    @property
+    def planes(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        """Which keys (0) and values (1) of which layers have the same heads and width: they are in one tensor."""
+        found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for layer, (heads, key_dim, value_dim) in enumerate(self.layers):
+            for part, width in enumerate((key_dim, value_dim)):
+                found.setdefault((heads, width), []).append((layer, part))
+        return found
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot that do not depend on its positions."""
+        states = 0 if self.recurrent is None else self.recurrent.slot_bytes
+        return states + self.hidden_positions * self.hidden_width * self.dtype.itemsize
+
+    def new_hidden(self) -> StateRing | None:
+        """An empty ring for a slot's hidden states."""
+        if not self.hidden_width:
+            return None
+        return StateRing(self.hidden_positions, self.hidden_width, self.dtype, self.device)
+
+    def bytes_for(self, positions: int) -> int:
+        """Bytes of the keys and values of `positions`."""
+        return sum(heads * (keys + values) for heads, keys, values in self.layers) * positions * self.dtype.itemsize
+
+    @property
+    def parts(self) -> list[CacheShape]:
+        """The layout on each device: its layers, and on the first what does not belong to layers."""
+        found = {home: [each for each, of in zip(self.layers, self.homes, strict=True) if of == home] for home in self.homes}
+        elsewhere = replace(self, recurrent=None, hidden_width=0)
+        return [
+            replace(self if home == self.device else elsewhere, layers=tuple(layers), device=home, homes=())
+            for home, layers in found.items()
+        ] or [self]
