@@ -165,6 +165,11 @@ class ModelRunner:
         """The deepest node that a draft may have, after `length` tokens in the cache."""
         return MAX_NODES if self.row_class is None else depth_left(length)
 
+    @property
+    def draft_nodes(self) -> int:
+        """The most nodes that a draft may have: graphs of a class of rows take no more rows."""
+        return MAX_NODES if self.row_class is None or not self.in_pages else min(MAX_NODES, self.row_class.high - 1)
+
     def _graphed(self, pool: PagePool, compile: Compile) -> ForwardBackend:
         """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
         from verify.model.gpu.graphs import GraphedForward  # Triton is only needed on a GPU
