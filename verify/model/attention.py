@@ -106,6 +106,8 @@ class TorchAttention:
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         keys, values = self._cache.write(layer.index, key, value, self._batch.known)
+        unread = self._cache.visible - self.reach(layer.window)
+        keys, values = keys[:, unread:], values[:, unread:]
         is_absorbed = layer.latent is not None and query.shape[1] <= ABSORBED_ROWS
         if layer.latent is not None:
             query, keys, values = (layer.latent.absorb if is_absorbed else layer.latent.expand)(query, keys)
@@ -123,15 +125,19 @@ class TorchAttention:
         out = out.reshape(heads, rows, values.shape[2])
         return layer.latent.values(out) if is_absorbed and layer.latent is not None else out
 
+    def reach(self, window: int | None) -> int:
+        """The number of committed rows that a layer with this window reads, the last ones."""
+        return self._cache.visible if window is None else min(self._cache.visible, window - 1)
+
     def mask(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
-        """Additive mask [groups * (N - known), length + N] with dtype and device of `like`; None if nothing is masked."""
+        """Additive mask [groups * (N - known), reach + N] with dtype and device of `like`; None if nothing is masked."""
         if (window, like.device) not in self._masks:
             self._masks[window, like.device] = self._build(window, groups, like)
         return self._masks[window, like.device]
 
     def _build(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
-        length, rows = self._cache.visible, len(self._batch)
-        if rows == 1 and (window is None or length < window):
+        length, rows = self.reach(window), len(self._batch)
+        if rows == 1:
             return None
         ancestors = self._batch.ancestor_mask().to(like.device)
         allowed = torch.ones(rows, length + rows, dtype=torch.bool, device=like.device)
