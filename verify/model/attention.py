@@ -198,6 +198,7 @@ class ShapeProbe:
         self.groups = 1  # query heads per key head
         self._keys: dict[int, torch.Tensor] = {}  # by layer
         self._sources: dict[int, int] = {}  # layers that have the keys of an earlier layer, and that layer
+        self._reach: dict[int, list[int | None]] = {}  # windows of those who read a layer's keys, by layer
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         if key.device != query.device:
@@ -208,6 +209,7 @@ class ShapeProbe:
             self.shapes[layer.index], self._devices[layer.index] = (key.shape, value.shape), key.device
         else:
             self._sources[layer.index] = source
+        self._reach.setdefault(layer.index if source is None else source, []).append(layer.window)
         if layer.window not in self.windows:
             self.windows.append(layer.window)
         self.groups = len(query) // len(key)
@@ -218,8 +220,12 @@ class ShapeProbe:
     @property
     def layers(self) -> tuple[LayerShape, ...]:
         """The shapes of the cache's layers in their order."""
-        pairs = (self.shapes[index] for index in sorted(self.shapes))
-        return tuple(LayerShape(key[0], key[2], value[2]) for key, value in pairs)
+        found = []
+        for index, (key, value) in sorted(self.shapes.items()):
+            windows = [each for each in self._reach[index] if each is not None]
+            window = max(windows) if len(windows) == len(self._reach[index]) else None
+            found.append(LayerShape(key[0], key[2], value[2], window))
+        return tuple(found)
 
     @property
     def homes(self) -> tuple[torch.device, ...]:

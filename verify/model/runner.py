@@ -238,6 +238,8 @@ class ModelRunner:
 
         Raises OutOfPages before anything is computed or written if the caches' pool has no room for all rows.
         """
+        for segment in segments:
+            segment.cache.release()
         if self._pool is not None:
             self._pool.reserve([(cast(PagedCache, each.cache), len(each.batch)) for each in segments])
         if len(segments) == 1 and (self._is_apart(segments[0]) or (self.row_class is None and is_chunk(segments[0]))):
