@@ -167,7 +167,7 @@ class KVCache:
             widths = [count * heads * width for count, heads, _, width in sizes]
             rows = part[0, 0, 0, :, : sum(widths)].split(widths, 1)
             found = [
-                each.view(-1, count, heads, width).permute(1, 2, 0, 3)
+                each.view(end - start, count, heads, width).permute(1, 2, 0, 3)
                 for each, (count, heads, _, width) in zip(rows, sizes, strict=True)
             ]
         for planes, which, each in zip(self._planes, held, found, strict=True):
