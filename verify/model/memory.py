@@ -17,6 +17,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 LARGEST_KEPT_BYTES = 32 << 20  # the largest threshold that mallopt accepts
 SMALLEST_RETURNED_BYTES = 128 << 10
 MOST_KEPT_BYTES = 256 << 20
+MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # which Python has from 3.13 on
 
 
 def keep_freed_memory() -> None:
@@ -61,7 +62,8 @@ def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> to
     """
     if device.type != "cpu" or 0 in size:
         return torch.zeros(size, dtype=dtype, device=device)
-    untouched = mmap.mmap(-1, math.prod(size) * dtype.itemsize, flags=mmap.MAP_PRIVATE)  # for `discard`
+    # Private for `discard`; not reserved, because a slot whose rows are released may be larger than the memory.
+    untouched = mmap.mmap(-1, math.prod(size) * dtype.itemsize, flags=mmap.MAP_PRIVATE | MAP_NORESERVE)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages
             untouched.madvise(mmap.MADV_NOHUGEPAGE)

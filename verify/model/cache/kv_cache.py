@@ -16,7 +16,7 @@ from verify.model.cache import paging
 from verify.model.cache.paging import Page, Rows, SwappedRows
 from verify.model.cache.shape import CacheShape
 from verify.model.cache.windows import WindowedRows, reachable
-from verify.model.memory import can_discard, zeros
+from verify.model.memory import zeros
 from verify.model.recurrent.states import RecurrentStates, Snapshot
 from verify.model.transfer import to_device
 
@@ -48,7 +48,7 @@ class KVCache:
             self._uniform = self._planes[0].view(len(shape.layers), 2, *self._planes[0].shape[1:])
         self.recurrent = None if shape.recurrent is None else RecurrentStates(shape.recurrent)
         self.windowed: WindowedRows | None = None
-        if shape.window is not None and can_discard(shape.device):
+        if shape.window is not None and shape.releases:
             pairs = [pair for pair, layer in zip(self.layers, shape.layers, strict=True) if layer.window is not None]
             self.windowed = WindowedRows(shape.window, [plane for pair in pairs for plane in pair])
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from verify.model.hidden.ring import StateRing
+from verify.model.memory import can_discard
 from verify.model.recurrent.states import RecurrentShape
 
 HIDDEN_POSITIONS = 2048  # of a text's hidden states: heads are trained on contexts of about this length
@@ -50,6 +51,11 @@ class CacheShape:
     def window(self) -> int | None:
         """The largest sliding window of the layers; None if no layer has one."""
         return max((each.window for each in self.layers if each.window is not None), default=None)
+
+    @property
+    def releases(self) -> bool:
+        """Whether slots return the memory of rows that no window reads any more."""
+        return self.window is not None and can_discard(self.device)
 
     @property
     def kv_heads(self) -> int:

@@ -12,11 +12,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import torch
 
 from verify.model.cache import paging
+from verify.model.cache.shape import CacheShape
 from verify.model.memory import discard
 
 MARGIN_TOKENS = 4096  # kept behind the window; an agent's next turn goes back by less
 BATCH_PAGES = 4  # released at once
 SPACING = 8  # windows; one of them is kept
+FORWARD_TOKENS = 1024  # that a forward adds at most before rows are released
 
 
 class WindowedRows:
@@ -64,6 +66,20 @@ def is_kept(page: int, window: int) -> bool:
     """Whether a page is in one of the windows that are kept."""
     size = paging.page_count(window, paging.PAGE_TOKENS)
     return page % (SPACING * size) >= (SPACING - 1) * size
+
+
+def held_positions(positions: int, window: int) -> int:
+    """The most positions that a slot has of layers with this window, after a text of `positions`."""
+    recent = window + max(window, MARGIN_TOKENS) + (BATCH_PAGES + 1) * paging.PAGE_TOKENS + FORWARD_TOKENS
+    size = paging.page_count(window, paging.PAGE_TOKENS) * paging.PAGE_TOKENS
+    return min(positions, recent + positions // (SPACING * size) * size)
+
+
+def held_bytes(shape: CacheShape, positions: int) -> int:
+    """The most bytes of keys and values that a slot has after a text of `positions`."""
+    if shape.window is None or not shape.releases:
+        return shape.bytes_for(positions)
+    return shape.bytes_for(positions) - shape.windowed_bytes_for(positions - held_positions(positions, shape.window))
 
 
 def reachable(length: int, window: int, released: Collection[int]) -> int:

@@ -16,7 +16,7 @@ from verify.model.cache import paging, windows
 from verify.model.cache.kv_cache import KVCache
 from verify.model.cache.paging import Rows, SwappedRows, distinct_bytes
 from verify.model.cache.shape import CacheShape, LayerShape
-from verify.model.cache.windows import is_kept, reachable, spans
+from verify.model.cache.windows import held_bytes, held_positions, is_kept, reachable, spans
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux only")
 CPU = torch.device("cpu")
@@ -35,6 +35,7 @@ def small_pages() -> Iterator[None]:
         patch.setattr(paging, "PAGE_TOKENS", 4)
         patch.setattr(windows, "MARGIN_TOKENS", 8)
         patch.setattr(windows, "BATCH_PAGES", 2)
+        patch.setattr(windows, "FORWARD_TOKENS", 8)
         yield
 
 
@@ -145,6 +146,14 @@ def test_forks_of_released_rows_share_pages() -> None:
     assert distinct_bytes(swapped, ALIKE) == 5 * whole + 11 * reduced + 4 * whole
     cache.fork(swapped[1], 20)
     check(cache, [1.0 + at for at in range(20)], ALIKE)
+
+
+def test_a_slot_holds_no_more_than_is_planned() -> None:
+    cache = filled(ALIKE, 0)
+    for length in range(1, POSITIONS + 1):
+        write(cache, [0.0], ALIKE)
+        assert length - 4 * len(cache.released) <= held_positions(length, WINDOW)
+        assert ALIKE.bytes_for(length) - ALIKE.windowed_bytes_for(4 * len(cache.released)) <= held_bytes(ALIKE, length)
 
 
 OPERATIONS = st.tuples(
