@@ -83,6 +83,8 @@ class KVCache:
         self.length = length
         if self.recurrent is not None:
             self.recurrent.assume(length)
+        if self.windowed is not None:
+            self.windowed.truncate(length)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes [heads, N, width] from `length + known` to `end`; returns the rows so far, [heads, end, width]."""
