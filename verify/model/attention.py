@@ -19,6 +19,7 @@ from verify.model.batch import ForwardBatch
 from verify.model.cache.kv_cache import KVCache
 from verify.model.cache.shape import LayerShape
 from verify.model.delivery import NotHandedOn
+from verify.model.dot_product import dot_product_attention
 
 NAME = "outrider"
 ABSORBED_ROWS = MAX_NODES + 1  # of a step; with more, it is faster to expand all latents
@@ -117,9 +118,7 @@ class TorchAttention:
         packed = query.reshape(len(keys), groups * rows, head_dim)
         mask = self.mask(layer.window, groups, query)
         if layer.softcap is None and layer.sinks is None:
-            out = torch.nn.functional.scaled_dot_product_attention(
-                packed[None], keys[None], values[None], attn_mask=mask, scale=layer.scaling
-            )
+            out = dot_product_attention(packed, keys, values, mask, layer.scaling)
         else:
             out = _capped(layer, packed, keys, values, mask)
         out = out.reshape(heads, rows, values.shape[2])

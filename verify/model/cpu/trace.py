@@ -22,6 +22,7 @@ from verify.model.cache.kv_cache import SPARE_POSITIONS, KVCache
 from verify.model.cache.shape import CacheShape
 from verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
 from verify.model.cpu.packing import packed_layers
+from verify.model.dot_product import dot_product_attention
 from verify.model.hidden.tap import HiddenTap
 from verify.model.recurrent.rows import RecurrentRows, Scan
 from verify.model.recurrent.step import TENSORS, convolve_streams, scan_streams
@@ -48,13 +49,8 @@ def attend(
     end = start + key.size(1)
     keys[:, start:end] = key
     values[:, start:end] = value
-    packed = query.reshape(key.size(0), -1, query.size(2))[None]
-    read = int(first)
-    all_keys, all_values = keys[:, read:end][None], values[:, read:end][None]
-    if mask.numel() == 0:
-        out = torch.nn.functional.scaled_dot_product_attention(packed, all_keys, all_values, scale=scaling)
-    else:
-        out = torch.nn.functional.scaled_dot_product_attention(packed, all_keys, all_values, attn_mask=mask, scale=scaling)
+    packed, read = query.reshape(key.size(0), -1, query.size(2)), int(first)
+    out = dot_product_attention(packed, keys[:, read:end], values[:, read:end], mask if mask.numel() else None, scaling)
     return out.reshape(query.size(0), query.size(1), query.size(2))
 
 
