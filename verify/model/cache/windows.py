@@ -44,7 +44,7 @@ class WindowedRows:
 
     def replace(self, released: Collection[int], length: int) -> None:
         """The slot has `length` rows of a source with these pages released."""
-        self.released, self._settled = set(released), length // paging.PAGE_TOKENS
+        self.released, self._settled = set(released), max(released, default=-1) + 1
         self.truncate(length)
         self._discard(sorted(self.released))
 
