@@ -84,7 +84,7 @@ class KVCache:
         if self.recurrent is not None:
             self.recurrent.assume(length)
         if self.windowed is not None:
-            self.windowed.truncate(length)
+            self.windowed.truncate(length, length)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes [heads, N, width] from `length + known` to `end`; returns the rows so far, [heads, end, width]."""
@@ -190,11 +190,11 @@ class KVCache:
 
         With recurrent layers, with those before the nearest snapshot; with released rows, as `truncate`.
         """
-        recurrent = self.recurrent
+        before, recurrent = self.length, self.recurrent
         restore = None if recurrent is None else (lambda length: recurrent.restore(source.states(length), length))
         self.length = self._rewound(min(length, source.length), source.released, restore)
         if self.windowed is not None:
-            self.windowed.replace(source.released, self.length)
+            self.windowed.replace(source.released, self.length, before)
         self._fork_hidden(source)
         self.pages = source.share(self.length // paging.PAGE_TOKENS)
         for start, part in zip(range(0, self.length, paging.PAGE_TOKENS), source.parts(self.length), strict=True):
@@ -221,10 +221,10 @@ class KVCache:
         Possibly some before it, too: with recurrent layers (`RecurrentStates.rewind`), and where rows that windows read were
         released.
         """
-        rewind = None if self.recurrent is None else self.recurrent.rewind
+        before, rewind = self.length, None if self.recurrent is None else self.recurrent.rewind
         self.length = self._rewound(min(self.length, length), self.released, rewind)
         if self.windowed is not None:
-            self.windowed.truncate(self.length)
+            self.windowed.truncate(self.length, before)
         if self.hidden is not None:
             self.hidden.truncate(self.length)
         del self.pages[self.length // paging.PAGE_TOKENS :]

@@ -42,17 +42,20 @@ class WindowedRows:
         self._discard(pages)
         return pages
 
-    def replace(self, released: Collection[int], length: int) -> None:
-        """The slot has `length` rows of a source with these pages released."""
+    def replace(self, released: Collection[int], length: int, before: int) -> None:
+        """The slot, which had `before` rows, has `length` rows of a source with these pages released."""
         self.released, self._settled = set(released), max(released, default=-1) + 1
-        self.truncate(length)
+        self.truncate(length, before)
         self._discard(sorted(self.released))
 
-    def truncate(self, length: int) -> None:
-        """The rows from `length` on will be written again."""
+    def truncate(self, length: int, before: int) -> None:
+        """The rows from `length` on, up to `before`, will be written again; returns their memory if they are a batch."""
         end = length // paging.PAGE_TOKENS
         self._settled = min(self._settled, end)
         self.released = {page for page in self.released if page < end}
+        dropped = range(paging.page_count(length, paging.PAGE_TOKENS), paging.page_count(before, paging.PAGE_TOKENS))
+        if len(dropped) >= BATCH_PAGES:
+            self._discard(dropped)
 
     def _discard(self, pages: Iterable[int]) -> None:
         for start, end in spans(pages):

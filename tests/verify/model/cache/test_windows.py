@@ -158,6 +158,20 @@ def test_a_slot_holds_no_more_than_is_planned() -> None:
         assert ALIKE.bytes_for(length) - ALIKE.windowed_bytes_for(4 * len(cache.released)) <= held_bytes(ALIKE, length)
 
 
+@pytest.mark.parametrize("kind", ["truncate", "fork", "swap"])
+def test_a_slot_returns_the_memory_of_a_longer_text(kind: str) -> None:
+    """Otherwise, the ends of texts of several lengths would add up."""
+    cache = filled(ALIKE, 100)
+    if kind == "truncate":
+        cache.truncate(62)
+    elif kind == "fork":
+        cache.fork(filled(ALIKE, 62), 62)
+    else:
+        cache.swap_out()
+    assert not any(plane[:, 64:].any() for layer in (0, 2) for plane in cache.layers[layer])
+    assert cache.layers[1][0][:, :100].all()
+
+
 OPERATIONS = st.tuples(
     st.sampled_from(["write", "truncate", "swap", "fork"]), st.integers(0, 2), st.integers(0, 2), st.integers(0, 150)
 )
