@@ -228,8 +228,7 @@ class ModelRunner:
     def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
         """Runs the batch after the cache's committed tokens and writes the rows' keys and values; commits nothing.
 
-        Returns logits [N - known, V] on the model's device, valid until the next forward; without `logits`, only those of
-        the last row, [1, V].
+        Returns logits [N - known, V] on the model's device, valid until the next forward; without `logits`, the last row's.
         """
         return self.forward_all([Segment(cache, batch, logits)])[0]
 
