@@ -257,6 +257,7 @@ def memory_figures(
                 slot_bytes=sum(shape.slot_bytes for shape in shared),
                 device=str(device),
                 is_lazy=device.type == "cpu",
+                windowed=[(each.window, each.windowed_bytes_for(1)) for each in shared if each.window and each.releases],
             )
         )
     return found

@@ -233,8 +233,7 @@ class ModelRunner:
     def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
         """Runs the batch after the cache's committed tokens and writes the rows' keys and values; commits nothing.
 
-        Returns logits [N - known, V] on the model's device, valid until the next forward; without `logits`, only those of
-        the last row, [1, V].
+        Returns logits [N - known, V] on the model's device, valid until the next forward; without `logits`, the last row's.
         """
         return self.forward_all([Segment(cache, batch, logits)])[0]
 
@@ -243,6 +242,8 @@ class ModelRunner:
 
         Raises OutOfPages before anything is computed or written if the caches' pool has no room for all rows.
         """
+        for segment in segments:
+            segment.cache.release()
         if self._pool is not None:
             self._pool.reserve([(cast(PagedCache, each.cache), len(each.batch)) for each in segments])
         if len(segments) == 1 and (self._is_apart(segments[0]) or (self.row_class is None and is_chunk(segments[0]))):

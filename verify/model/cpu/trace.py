@@ -40,17 +40,17 @@ def attend(
     keys: torch.Tensor,  # [kv_heads, positions, head_dim]; the layer's cache
     values: torch.Tensor,
     length: torch.Tensor,  # int64 []; positions written before
-    inputs: list[torch.Tensor],  # the additive mask, [groups * N, length + N]; empty if nothing is masked
+    inputs: list[torch.Tensor],  # of `attention_masks`
     scaling: float,
 ) -> torch.Tensor:
     """`TorchAttention.attend` as a TorchScript function: a trace would hard-code the slice bounds."""
-    mask = inputs[0]
+    first, mask = inputs
     start = int(length)
     end = start + key.size(1)
     keys[:, start:end] = key
     values[:, start:end] = value
-    packed = query.reshape(key.size(0), -1, query.size(2))
-    out = dot_product_attention(packed, keys[:, :end], values[:, :end], mask if mask.numel() else None, scaling)
+    packed, read = query.reshape(key.size(0), -1, query.size(2)), int(first)
+    out = dot_product_attention(packed, keys[:, read:end], values[:, read:end], mask if mask.numel() else None, scaling)
     return out.reshape(query.size(0), query.size(1), query.size(2))
 
 
@@ -234,11 +234,15 @@ class TracedForward:
 def attention_masks(
     cache: KVCache, batch: ForwardBatch, windows: Sequence[int | None], groups: int
 ) -> list[list[torch.Tensor]]:
-    """`TorchAttention.mask` for each window; empty if nothing is masked."""
+    """For each window the first position that is read, int64 [], and `TorchAttention.mask`; empty if nothing is masked."""
     attention = TorchAttention(cache, batch)
     unmasked = torch.empty(0, dtype=cache.tensor.dtype)
-    masks = (attention.mask(window, groups, cache.tensor) for window in windows)
-    return [[unmasked if mask is None else mask] for mask in masks]
+    found = []
+    for window in windows:
+        mask = attention.mask(window, groups, cache.tensor)
+        first = torch.tensor(cache.length - attention.reach(window))
+        found.append([first, unmasked if mask is None else mask])
+    return found
 
 
 def has_experts(model: PreTrainedModel) -> bool:

@@ -97,7 +97,7 @@ class PagedCache(KVCache):
         self.positions = positions
         self.length = 0
         self.pages = []
-        self.recurrent = None  # states have no pages
+        self.recurrent = self.windowed = None  # states have no pages, and the pool's pages have all layers
         self.hidden = pool.shape.new_hidden()
         self.table: list[int] = []  # pages in the order of the text
         self._gathered: tuple[list[int], dict[torch.device, torch.Tensor]] = [], {}  # a table, and its copies on devices
