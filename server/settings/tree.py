@@ -66,6 +66,11 @@ class Model(Section):
         "none", description="Bits of the linear layers' weights, quantised while they load: int8, int4, or, on a GPU, fp8."
     )
     quantize_head: bool = Field(True, description="With quantize, also quantise the layer that computes logits, to 8 bits.")
+    kv_dtype: Literal["auto", "int8", "fp8"] = Field(
+        "auto",
+        description="Data type of the cached keys and values: auto is the model's; int8 and fp8 have one scale per row and"
+        " take about half the memory of bfloat16.",
+    )
     device: Devices = Field(
         "auto",
         description="auto (a GPU if there is one), cpu, cuda, cuda:N, or several GPUs for the layers, such as cuda:0,cuda:1.",

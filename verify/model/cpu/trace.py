@@ -16,8 +16,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from verify.model.attention import Layer, ShapeProbe, TorchAttention
+from verify.model.attention import Layer, ShapeProbe, TorchAttention, flash
 from verify.model.batch import ForwardBatch
+from verify.model.cache.codec import encode
 from verify.model.cache.kv_cache import SPARE_POSITIONS, KVCache
 from verify.model.cache.shape import CacheShape
 from verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
@@ -36,7 +37,7 @@ def attend(
     query: torch.Tensor,  # [heads, N, head_dim]
     key: torch.Tensor,  # [kv_heads, N, head_dim]
     value: torch.Tensor,
-    keys: torch.Tensor,  # [kv_heads, positions, head_dim]; the layer's cache
+    keys: torch.Tensor,  # [kv_heads, positions, stored width]; the layer's cache
     values: torch.Tensor,
     length: torch.Tensor,  # int64 []; positions written before
     inputs: list[torch.Tensor],  # the additive mask, [groups * N, length + N]; empty if nothing is masked
@@ -46,11 +47,16 @@ def attend(
     mask = inputs[0]
     start = int(length)
     end = start + key.size(1)
-    keys[:, start:end] = key
-    values[:, start:end] = value
+    keys[:, start:end] = encode(key, keys.dtype)
+    values[:, start:end] = encode(value, values.dtype)
     packed = query.reshape(key.size(0), -1, query.size(2))[None]
     all_keys, all_values = keys[:, :end][None], values[:, :end][None]
-    if mask.numel() == 0:
+    if keys.element_size() == 1:
+        allowed: torch.Tensor | None = None
+        if mask.numel() > 0:
+            allowed = mask
+        out = flash(packed[0], all_keys[0], all_values[0], allowed, scaling)[0].to(query.dtype)
+    elif mask.numel() == 0:
         out = torch.nn.functional.scaled_dot_product_attention(packed, all_keys, all_values, scale=scaling)
     else:
         out = torch.nn.functional.scaled_dot_product_attention(packed, all_keys, all_values, attn_mask=mask, scale=scaling)
@@ -64,7 +70,7 @@ def script_all(attend: Any) -> Any:
         query: torch.Tensor,  # [heads, N, head_dim]; the streams' rows, one stream after the other
         key: torch.Tensor,
         value: torch.Tensor,
-        caches: list[torch.Tensor],  # [layers, 2, kv_heads, positions, head_dim]; one for each stream
+        caches: list[torch.Tensor],  # [layers, 2, kv_heads, positions, stored width]; one for each stream
         layer: int,
         starts: torch.Tensor,  # int64 [S]; positions written before
         counts: torch.Tensor,  # int64 [S]; rows
@@ -202,7 +208,7 @@ class TracedForward:
         """Traces `forward`; `example` is what it runs meanwhile. At least `least` rows have logits."""
         self._least = least
         self._packed, self._build = packed, build
-        self._absent = torch.empty(0, dtype=example[0].cache.tensor.dtype)
+        self._absent = torch.empty(0, dtype=example[0].cache.dtype)
         traced = torch.jit.trace(forward, self._arguments(example), check_trace=False)
         # Computes what depends on the weights alone, and inlines the layers.
         self._traced: Any = cast(Any, torch.jit).freeze(traced.eval(), optimize_numerics=False)
@@ -239,8 +245,8 @@ def attention_masks(
 ) -> list[list[torch.Tensor]]:
     """`TorchAttention.mask` for each window; empty if nothing is masked."""
     attention = TorchAttention(cache, batch)
-    unmasked = torch.empty(0, dtype=cache.tensor.dtype)
-    masks = (attention.mask(window, groups, cache.tensor) for window in windows)
+    unmasked = torch.empty(0, dtype=cache.dtype)
+    masks = (attention.mask(window, groups, unmasked) for window in windows)
     return [[unmasked if mask is None else mask] for mask in masks]
 
 
