@@ -24,7 +24,6 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LARGE_ROWS = 16  # larger cases are soak tests
 MOST_POSITIONS = 1100
 
-EIGHT_BITS: tuple[KVDtype, ...] = ("int8", "fp8")
 # heads, kv_heads, (rows and length of each stream), head_dim, window, softcap, sinks
 Case = tuple[int, int, tuple[tuple[int, int], ...], int, int | None, float | None, bool]
 CASES: list[Case] = [
@@ -37,7 +36,7 @@ CASES: list[Case] = [
     (4, 1, ((4, 77),), 80, 10, 30.0, False),
     (4, 2, ((6, 5),), 32, 2, None, True),  # the window is shorter than the tree is deep
 ]
-IN_EIGHT_BITS = (CASES[1], CASES[6])
+ALL: list[tuple[KVDtype, Case]] = [*(("auto", case) for case in CASES), ("int8", CASES[1]), ("fp8", CASES[6])]
 
 
 def random_tree(rows: int, generator: torch.Generator) -> ForwardBatch:
@@ -65,8 +64,7 @@ def attend(
     ("case", "kv_dtype"),
     [
         pytest.param(case, kv_dtype, marks=[pytest.mark.slow] if case[2][0][0] > LARGE_ROWS else [], id=f"{case} {kv_dtype}")
-        for kv_dtype, cases in (("auto", CASES), *((each, IN_EIGHT_BITS) for each in EIGHT_BITS))
-        for case in cases
+        for kv_dtype, case in ALL
     ],
 )
 def test_the_kernel_equals_the_reference(case: Case, kv_dtype: KVDtype) -> None:
