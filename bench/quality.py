@@ -117,9 +117,9 @@ def show(figures: dict[str, Any]) -> None:
     """Prints both models in one table."""
     rows = ("weight_bits", "weights_mb", "kv_bytes_per_token", "nats_per_token", "perplexity")
     labels = ("bits per weight", "weights (MB)", "cache (bytes per token)", "nats per token", "perplexity")
-    setting = f"{figures['quantize']} weights, {figures['kv_dtype']} cache"
+    setting = f"quantize {figures['quantize']}, kv_dtype {figures['kv_dtype']}"
     report.print_table(
-        f"{figures['model']} with {setting}, on {figures['tokens']} tokens",
+        f"{figures['model']}, {setting}, on {figures['tokens']} tokens",
         ("figure", "full", "quantised"),
         [(label, *figures[name]) for name, label in zip(rows, labels, strict=True)],
         f"nats per token: {figures['more_nats']:+.2%}; "

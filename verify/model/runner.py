@@ -70,10 +70,7 @@ class ModelRunner:
         started: bool = True,
         kv_dtype: KVDtype = "auto",
     ) -> None:
-        """`pack`, `traced`, `compile` and `kv_dtype` as in `LoadOptions`. Raises ModelError if the model cannot be served.
-
-        Unless `started`, call `start` before any other method.
-        """
+        """Options as in `LoadOptions`. Unless `started`, call `start` before any other method. Raises ModelError."""
         if compile == "on" and model.device.type != "cuda":
             raise ModelError("model.compile is for GPUs; on a CPU, set it to auto: packed layers and tracing replace it.")
         self.model = model.eval()
