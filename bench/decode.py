@@ -134,6 +134,7 @@ def collect(
         "model": settings.model.served_name,
         "dtype": str(runner.cache_shape.dtype),
         "weight_bits": runner.weight_bits,
+        "kv_dtype": str(runner.cache_shape.stored_dtype),
         "prompts": len(plan.prompts),
         "max_tokens": plan.max_tokens,
         "max_nodes": settings.speculation.max_nodes,

@@ -1,4 +1,4 @@
-"""`outrider verify-quality`: what quantisation costs, on a text, against the same model with its full weights.
+"""`outrider verify-quality`: what quantisation costs, on a text, against the same model with its full weights and cache.
 
 Nats per token, and how often the most probable token is the same. Rows are computed as steps compute them, so the figures are
 those of the answers.
@@ -36,17 +36,19 @@ class Scores:
     choices: torch.Tensor  # int64 [T], the most probable tokens
     weights_mb: float
     weight_bits: float
+    row_bytes: int  # of a position's keys and values
 
 
 def run(settings: Settings, text: Path, window: int, tokens: int, out: Path | None) -> dict[str, Any]:
     """Compares, prints, and saves the figures if `out` is given. Raises BenchError and ModelError."""
     model = settings.model
-    if model.quantize == "none":
-        raise BenchError("Set --model.quantize to int8, int4 or fp8, to compare it with the full weights.")
+    if model.quantize == "none" and model.kv_dtype == "auto":
+        raise BenchError("Set --model.quantize or --model.kv_dtype, to compare the model with its full weights and cache.")
     windows = read_windows(text, settings, window, tokens)
-    full = settings.model_copy(update={"model": model.model_copy(update={"quantize": "none"})})
+    full = settings.model_copy(update={"model": model.model_copy(update={"quantize": "none", "kv_dtype": "auto"})})
     reference, quantized = (scores(settings, windows) for settings in (full, settings))
-    figures = compare(reference, quantized) | {"model": model.served_name, "quantize": model.quantize, "text": text.name}
+    names = {"model": model.served_name, "quantize": model.quantize, "kv_dtype": model.kv_dtype, "text": text.name}
+    figures = compare(reference, quantized) | names
     show(figures)
     if out:
         report.save(out, figures)
@@ -80,7 +82,7 @@ def scores(settings: Settings, windows: Sequence[Sequence[int]]) -> Scores:
     bits = runner.weight_bits
     parts = [window_scores(runner, window) for window in track(windows, f"reading with {bits:g} bits per weight")]
     nats, choices = (torch.cat(values) for values in zip(*parts, strict=True))
-    return Scores(nats, choices, round(runner.weight_bytes / 1e6, 1), bits)
+    return Scores(nats, choices, round(runner.weight_bytes / 1e6, 1), bits, runner.cache_shape.bytes_for(1))
 
 
 def window_scores(runner: ModelRunner, window: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,6 +105,7 @@ def compare(reference: Scores, quantized: Scores) -> dict[str, Any]:
         "tokens": len(reference.nats),
         "weight_bits": [reference.weight_bits, quantized.weight_bits],
         "weights_mb": [reference.weights_mb, quantized.weights_mb],
+        "kv_bytes_per_token": [reference.row_bytes, quantized.row_bytes],
         "nats_per_token": [round(expected, 5), round(given, 5)],
         "perplexity": [round(math.exp(min(value, 700.0)), 3) for value in (expected, given)],
         "more_nats": round(given / expected - 1, 5),
@@ -112,11 +115,12 @@ def compare(reference: Scores, quantized: Scores) -> dict[str, Any]:
 
 def show(figures: dict[str, Any]) -> None:
     """Prints both models in one table."""
-    rows = ("weight_bits", "weights_mb", "nats_per_token", "perplexity")
-    labels = ("bits per weight", "weights (MB)", "nats per token", "perplexity")
+    rows = ("weight_bits", "weights_mb", "kv_bytes_per_token", "nats_per_token", "perplexity")
+    labels = ("bits per weight", "weights (MB)", "cache (bytes per token)", "nats per token", "perplexity")
+    setting = f"quantize {figures['quantize']}, kv_dtype {figures['kv_dtype']}"
     report.print_table(
-        f"{figures['model']} in {figures['quantize']}, on {figures['tokens']} tokens",
-        ("figure", "full", figures["quantize"]),
+        f"{figures['model']}, {setting}, on {figures['tokens']} tokens",
+        ("figure", "full", "quantised"),
         [(label, *figures[name]) for name, label in zip(rows, labels, strict=True)],
         f"nats per token: {figures['more_nats']:+.2%}; "
         f"most probable token the same: {figures['same_greedy_tokens']:.2%} of the places.",

@@ -290,5 +290,6 @@ def add_status_routes(app: FastAPI, engine: EngineLike) -> None:
         versions: dict[str, str | float] = {"version": version("outrider")}
         if engine.info is not None:
             info = engine.info
-            versions |= {"dtype": info.dtype, "weight_bits": info.weight_bits, "invariant_rows": info.invariance}
+            versions |= {"dtype": info.dtype, "weight_bits": info.weight_bits, "kv_dtype": info.kv_dtype}
+            versions["invariant_rows"] = info.invariance
         return versions

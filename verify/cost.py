@@ -209,7 +209,7 @@ def machine_key(runner: ModelRunner) -> str:
     parts = [
         f"whole steps over {NODES} and of {STREAMS} streams, rows {runner.row_class}, {runner.backends}",
         runner.model.config.to_json_string(),
-        str(shape.dtype),
+        f"{shape.dtype} {shape.stored_dtype}",
         machine,
         torch.__version__,
         str(torch.get_num_threads()),

@@ -123,6 +123,7 @@ def run_forced(
         "shape": shape,
         "dtype": str(runner.cache_shape.dtype),
         "weight_bits": runner.weight_bits,
+        "kv_dtype": str(runner.cache_shape.stored_dtype),
         "stream": stream.name,
         "answers": len(lines),
         "max_nodes": nodes,

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5TextConfig, Q
 
 from bench.plan import BenchError
 from verify.model.attention import NAME
+from verify.model.cache.codec import KVDtype
 from verify.model.gpu.devices import Placement
 from verify.model.loading import prepare, resolve_devices
 from verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization
@@ -69,11 +70,16 @@ def random_runner(
     trace: bool = True,
     compile: Compile = "auto",
     quantization: Quantization = UNQUANTIZED,
+    kv_dtype: KVDtype = "auto",
 ) -> ModelRunner:
-    """A runner of random weights, created on the device and quantised there; over several devices, created on the CPU."""
+    """A runner of random weights, created on the device and quantised there; over several devices, created on the CPU.
+
+    A context beyond the shape's own limit raises that.
+    """
     devices = resolve_devices(device)
     torch.manual_seed(0)
     config = SHAPES[shape]()
+    config.max_position_embeddings = max(config.max_position_embeddings, context_tokens or 0)
     config.initializer_range = LOGITS_DEVIATION / config.hidden_size**0.5
     with torch.device(devices[0] if len(devices) == 1 else "cpu"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
@@ -82,4 +88,4 @@ def random_runner(
     placement = Placement(model, devices)
     finish_quantization(model, quantization, placement)
     placement.move()
-    return ModelRunner(model, context_tokens, pack, trace, compile)
+    return ModelRunner(model, context_tokens, pack, trace, compile, kv_dtype=kv_dtype)

@@ -27,6 +27,7 @@ SUMMARY = {  # printed as a list; the other figures are printed as a matrix
     "shape": "shape",
     "dtype": "dtype",
     "weight_bits": "bits per weight",
+    "kv_dtype": "keys and values",
     "device": "device",
     "threads": "threads",
     "weights_mb": "weights (MB)",
@@ -45,9 +46,8 @@ def make_runner(shape: str, settings: Settings) -> ModelRunner:
     chosen = settings.model
     dtype = torch.bfloat16 if chosen.dtype == "auto" else getattr(torch, chosen.dtype)
     quantization = Quantization(chosen.quantize, chosen.quantize_head)
-    runner = random_runner(
-        shape, dtype, chosen.device, chosen.context_tokens, chosen.pack, chosen.trace, chosen.compile, quantization
-    )
+    how = (chosen.pack, chosen.trace, chosen.compile, quantization, chosen.kv_dtype)
+    runner = random_runner(shape, dtype, chosen.device, chosen.context_tokens, *how)
     torch.set_num_threads(chosen.threads or default_threads(runner))
     return runner
 
@@ -62,6 +62,7 @@ def run_steps(shape: str, settings: Settings, out: Path | None) -> dict[str, Any
         "shape": shape,
         "dtype": str(runner.cache_shape.dtype),
         "weight_bits": runner.weight_bits,
+        "kv_dtype": str(runner.cache_shape.stored_dtype),
         "device": ", ".join(map(str, resolve_devices(settings.model.device))),
         "threads": torch.get_num_threads(),
         "weights_mb": round(weight_bytes / 1e6, 1),

@@ -17,7 +17,16 @@ from server.telemetry.metrics import Metrics
 
 PREFILL, STEP, TOKENS = "BENCH_PREFILL_SECONDS", "BENCH_STEP_SECONDS", "BENCH_STEP_TOKENS"
 READY = Ready(
-    1 << 17, "none", "none", 0.0, weight_bits=0.0, slots=4, max_active=4, slot_bytes=0, invariance="exact: nothing is computed"
+    1 << 17,
+    "none",
+    "none",
+    0.0,
+    weight_bits=0.0,
+    kv_dtype="none",
+    slots=4,
+    max_active=4,
+    slot_bytes=0,
+    invariance="exact: nothing is computed",
 )
 
 

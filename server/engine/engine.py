@@ -253,7 +253,7 @@ class Engine:
                 self._metrics.record_model(message)
                 self._started.set()
                 self._queue.open(self._limits.max_active or message.max_active)
-                slots = f"{message.slots} KV cache slots of {message.slot_bytes / 1e6:.0f} MB"
+                slots = f"{message.slots} KV cache slots of {message.slot_bytes / 1e6:.0f} MB in {message.kv_dtype}"
                 where = f"{message.dtype} on {message.device}, {message.weight_bits:g} bits per weight, {slots}"
                 log.info("ready after %.1f s: %s; invariant rows: %s", message.seconds, where, message.invariance)
             case Status():

@@ -89,6 +89,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     max_active: int  # requests served concurrently
     invariance: str  # whether logits have the same bits in every step, and why
     weight_bits: float  # mean bits of a weight that a step reads
+    kv_dtype: str  # of cached keys and values
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

@@ -1,11 +1,14 @@
-"""The devices of a model, as a setting."""
+"""The devices and the data types of a model, as settings."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator
+
+Quantize = Literal["none", "int8", "int4", "fp8"]  # of weights
+KVDtype = Literal["auto", "int8", "fp8"]
 
 
 def check_devices(names: str) -> str:

@@ -29,7 +29,7 @@ from drafters.options import (
     TrigramOptions,
 )
 from server.settings.access import Auth, MetricsAccess, Section, Server, is_loopback
-from server.settings.devices import Devices
+from server.settings.devices import Devices, KVDtype, Quantize
 from server.settings.tool_formats import ToolFormat
 from verify.checkpoint import DEFAULT_REVISION
 
@@ -38,9 +38,6 @@ DEFAULT_MAX_ACTIVE = 8
 
 class SettingsError(ValueError):
     """A setting is invalid. The message is one sentence that names the setting and the values it accepts."""
-
-
-Quantize = Literal["none", "int8", "int4", "fp8"]
 
 
 class Model(Section):
@@ -66,6 +63,9 @@ class Model(Section):
         "none", description="Bits of the linear layers' weights, quantised while they load: int8, int4, or, on a GPU, fp8."
     )
     quantize_head: bool = Field(True, description="With quantize, also quantise the layer that computes logits, to 8 bits.")
+    kv_dtype: KVDtype = Field(
+        "auto", description="Data type of the cached keys and values: auto is the model's; int8 and fp8 take 1 byte a value."
+    )
     device: Devices = Field(
         "auto",
         description="auto (a GPU if there is one), cpu, cuda, cuda:N, or several GPUs for the layers, such as cuda:0,cuda:1.",

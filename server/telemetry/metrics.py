@@ -72,8 +72,8 @@ class Metrics:
         self.worker_ready = gauge("worker_ready", "Whether a worker serves requests (1) or is missing or loading (0).")
         self.model_info = Gauge(
             "outrider_model_info",
-            "The model that the worker serves: 1, with the data type and the mean bits per weight as labels.",
-            ("dtype", "weight_bits"),
+            "The model that the worker serves: 1, with the data types of model and cache, and the mean bits per weight.",
+            ("dtype", "weight_bits", "kv_dtype"),
             registry=registry,
         )
         self.rejected_requests = counter(
@@ -127,7 +127,7 @@ class Metrics:
     def record_model(self, model: Ready) -> None:
         """Sets the labels of the served model."""
         self.model_info.clear()
-        self.model_info.labels(model.dtype, str(model.weight_bits)).set(1)
+        self.model_info.labels(model.dtype, str(model.weight_bits), model.kv_dtype).set(1)
 
     def record_status(self, status: Status) -> None:
         """Sets the worker's gauges."""

@@ -80,6 +80,7 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         slot_bytes=shape.slot_bytes + held_bytes(shape, context_tokens),
         invariance=runtime.runner.invariance,
         weight_bits=runtime.runner.weight_bits,
+        kv_dtype=str(shape.stored_dtype).removeprefix("torch."),
     )
     wire.send(messages.encode(ready))
     runtime.kernels.poll()  # loads cached kernels, while the front end reads the message

@@ -147,6 +147,7 @@ def load_target(settings: Settings) -> ModelRunner:
             trace=model.trace,
             compile=model.compile,
             quantization=Quantization(model.quantize, model.quantize_head),
+            kv_dtype=model.kv_dtype,
         )
     )
 

@@ -1,7 +1,8 @@
 """Sessions on disk: their text, keys and values, and what their drafters have learned, one file each.
 
 The format is safetensors, so a file holds no code. Files are readable by the owner only, and written under another name
-first. Those of another model, dtype or version are in another folder. Promises that a damaged file costs one log line only.
+first. Those of another model, dtype, kv_dtype or version are in another folder. Promises that a damaged file costs one log line
+only.
 """
 
 from __future__ import annotations
@@ -269,7 +270,7 @@ def arrays_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 def model_digest(path: str, runner: ModelRunner, revision: str = DEFAULT_REVISION) -> str:
-    """Identifies what determines a session's rows: the files of the weights, configuration, dtype, shapes and versions."""
+    """Identifies what determines a session's rows: the files of the weights, configuration, dtypes, shapes and versions."""
     location = locate(path, revision)
     folder = Path(location.source)
     if not folder.is_dir():  # a hub id; the cache has a folder per commit
@@ -279,5 +280,6 @@ def model_digest(path: str, runner: ModelRunner, revision: str = DEFAULT_REVISIO
     files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weights]
     shape = runner.cache_shape
     parts = [path, folder.name, files, runner.model.config.to_json_string(), str(shape.dtype), shape.device.type]
+    parts.append(str(shape.stored_dtype))
     parts += [shape.layers, runner.weight_bytes, version("outrider"), torch.__version__]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]

@@ -32,6 +32,17 @@ def test_the_embedded_model_loses_little(exact: Settings) -> None:
     assert eight["weights_mb"][1] < eight["weights_mb"][0] / 3 and four["weights_mb"][1] < eight["weights_mb"][1]
 
 
+def test_the_embedded_model_loses_little_to_a_cache_in_8_bits(exact: Settings) -> None:
+    full, coded = (
+        exact.model_copy(update={"model": exact.model.model_copy(update={"trace": False, "kv_dtype": kv_dtype})})
+        for kv_dtype in ("auto", "int8")
+    )
+    windows = read_windows(TEXT, exact, window=256, tokens=256)
+    found = compare(scores(full, windows), scores(coded, windows))
+    assert 0 < abs(found["more_nats"]) < 0.005
+    assert found["kv_bytes_per_token"][1] < 0.3 * found["kv_bytes_per_token"][0]  # of float32
+
+
 @vnni
 def test_figures_are_printed_and_saved(exact: Settings, tmp_path: Path, printed: Callable[[], str]) -> None:
     figures = run(quantized(exact, "int8"), TEXT, window=16, tokens=32, out=tmp_path / "quality.json")
@@ -41,10 +52,10 @@ def test_figures_are_printed_and_saved(exact: Settings, tmp_path: Path, printed:
 
 def test_equal_models_differ_in_nothing(printed: Callable[[], str]) -> None:
     nats, choices = torch.tensor([1.0, 3.0], dtype=torch.float64), torch.tensor([4, 5])
-    figures = compare(Scores(nats, choices, 8.0, 16.0), Scores(nats * 1.5, torch.tensor([4, 6]), 4.0, 8.0))
+    figures = compare(Scores(nats, choices, 8.0, 16.0, 64), Scores(nats * 1.5, torch.tensor([4, 6]), 4.0, 8.0, 64))
     assert figures["nats_per_token"] == [2.0, 3.0]
     assert (figures["more_nats"], figures["same_greedy_tokens"]) == (0.5, 0.5)
-    show(figures | {"model": "m", "quantize": "int8"})
+    show(figures | {"model": "m", "quantize": "int8", "kv_dtype": "auto"})
     assert "+50.00%" in printed()
 
 

@@ -65,6 +65,7 @@ class FakeEngine:
             slot_bytes=1,
             invariance="off",
             weight_bits=32.0,
+            kv_dtype="float32",
         )
 
     async def generate(

@@ -16,6 +16,7 @@ from transformers.utils import cached_file
 from verify.checkpoint import DEFAULT_REVISION, Location, gguf_bits, locate
 from verify.errors import ModelError, first_sentence
 from verify.model.attention import NAME
+from verify.model.cache.codec import KVDtype
 from verify.model.download import download_progress
 from verify.model.gpu.devices import Placement
 from verify.model.invariance import Invariant, start
@@ -46,6 +47,7 @@ class LoadOptions:
     trace: bool = True  # CPU: run forwards as a TorchScript trace
     compile: Compile = "auto"
     quantization: Quantization = UNQUANTIZED
+    kv_dtype: KVDtype = "auto"
 
 
 def load_model(options: LoadOptions) -> ModelRunner:
@@ -72,7 +74,8 @@ def load_weights(options: LoadOptions) -> ModelRunner:
             f"The weights of the model at {options.path!r} take {size:.1f} GB, more than the memory of {options.device}, of"
             f" which {free:.1f} GB are free; serve a smaller or quantised model, or name more GPUs in model.device."
         ) from None
-    runner = ModelRunner(model, options.context_tokens, options.pack, options.trace, options.compile, started=False)
+    how = (options.pack, options.trace, options.compile)
+    runner = ModelRunner(model, options.context_tokens, *how, started=False, kv_dtype=options.kv_dtype)
     if location.gguf is not None:
         bits = gguf_bits(str(cached_file(location.source, location.gguf, revision=options.revision)))
         log.info("%s: %.1f bits per weight in the file, %.1f served", location.gguf, bits, runner.weight_bits)

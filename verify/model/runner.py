@@ -15,6 +15,7 @@ from drafters.interface import MAX_NODES
 from verify.errors import ModelError, first_sentence
 from verify.model.attention import Attention, JointAttention, ShapeProbe, TorchAttention, number_layers
 from verify.model.batch import ForwardBatch
+from verify.model.cache.codec import STORED, KVDtype
 from verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
 from verify.model.cache.shape import CacheShape
 from verify.model.cpu.latent import keep_latents
@@ -67,11 +68,9 @@ class ModelRunner:
         traced: bool = False,
         compile: Compile = "auto",
         started: bool = True,
+        kv_dtype: KVDtype = "auto",
     ) -> None:
-        """`pack`, `traced` and `compile` as in `LoadOptions`. Raises ModelError if the model cannot be served.
-
-        Unless `started`, call `start` before any other method.
-        """
+        """Options as in `LoadOptions`. Unless `started`, call `start` before any other method. Raises ModelError."""
         if compile == "on" and model.device.type != "cuda":
             raise ModelError("model.compile is for GPUs; on a CPU, set it to auto: packed layers and tracing replace it.")
         self.model = model.eval()
@@ -92,7 +91,7 @@ class ModelRunner:
         self._tap: HiddenTap | None = None
         self._crossings = Crossings(model)
         self._attention_probe = ShapeProbe()
-        self.cache_shape = self._probe(self._attention_probe)
+        self.cache_shape = replace(self._probe(self._attention_probe), coded=STORED[kv_dtype])
         if self.in_pages and not self.can_be_ordered:
             raise ModelError(
                 "Models with recurrent layers, or with layers whose keys and values differ in shape, are served on a CPU only;"

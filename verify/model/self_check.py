@@ -41,7 +41,7 @@ def check_model(runner: ModelRunner, path: str) -> None:
     If a text fails, others are tried, and each row's smallest difference counts: in a mixture of experts, rounding can change
     a row's experts in some of the texts, but a lost state changes the same rows in all of them.
     """
-    tolerance = tolerance_of(torch.bfloat16 if is_quantized(runner.model) else runner.cache_shape.dtype)
+    tolerance = tolerance_of(torch.bfloat16 if is_quantized(runner) else runner.cache_shape.dtype)
     cache = runner.new_cache()
     smallest: Differences | None = None
     for seed in range(ATTEMPTS):
@@ -128,9 +128,11 @@ def tolerance_of(dtype: torch.dtype) -> float:
     return math.sqrt(max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps))
 
 
-def is_quantized(model: torch.nn.Module) -> bool:
-    """Whether layers round their inputs: a difference in the last bit of float32 may become one of bfloat16."""
-    return any(not isinstance(layer, PackedLinear) for layer in packed_layers(model))
+def is_quantized(runner: ModelRunner) -> bool:
+    """Whether layers or the cache round to 8 bits: a difference in the last bit of float32 may become one of bfloat16."""
+    return runner.cache_shape.coded is not None or any(
+        not isinstance(layer, PackedLinear) for layer in packed_layers(runner.model)
+    )
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ READY = Ready(
     slot_bytes=1000,
     invariance="off",
     weight_bits=32.0,
+    kv_dtype="float32",
 )
 
 

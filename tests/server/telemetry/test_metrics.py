@@ -67,7 +67,7 @@ def test_the_latest_model_is_told_by_its_labels() -> None:
     for bits in (16.0, 4.5):
         metrics.record_model(msgspec.structs.replace(READY, weight_bits=bits))
     infos = [labels for name, labels in samples(metrics) if name == "outrider_model_info"]
-    assert infos == [(("dtype", "float32"), ("weight_bits", "4.5"))]
+    assert infos == [(("dtype", "float32"), ("kv_dtype", "float32"), ("weight_bits", "4.5"))]
 
 
 def test_counters_start_at_zero() -> None:

@@ -22,6 +22,7 @@ from server.worker import session_files
 from server.worker.session_files import SessionFiles, model_digest
 from server.worker.sessions import SessionStore
 from tests.hub import MODEL, cache_models, commit_of
+from verify.cost import machine_key
 from verify.decode import finish
 from verify.generation import DecodeOptions, Generation
 from verify.model.cache import paging
@@ -143,6 +144,10 @@ def test_the_revision_of_a_hub_id_identifies_the_model(
     wider = copy.copy(tiny_runner)
     wider.cache_shape = replace(tiny_runner.cache_shape, layers=tiny_runner.cache_shape.layers[:1])
     assert model_digest(MODEL, wider, "main") != digests[0]
+    coded = copy.copy(tiny_runner)
+    coded.cache_shape = replace(tiny_runner.cache_shape, coded=torch.int8)
+    assert model_digest(MODEL, coded, "main") != digests[0]
+    assert machine_key(coded) != machine_key(tiny_runner)  # of measured costs
 
 
 @pytest.mark.parametrize("damage", ["header", "cut", "rows", "text"])

@@ -13,6 +13,7 @@ import torch
 
 from drafters.interface import MAX_NODES
 from verify.model.cache import paging
+from verify.model.cache.codec import encode, noise_like
 from verify.model.cache.paging import Page, Rows, SwappedRows
 from verify.model.cache.shape import CacheShape
 from verify.model.cache.windows import WindowedRows, reachable
@@ -31,18 +32,20 @@ class KVCache:
         self.positions = positions
         self.length = 0
         self.pages: list[Page] = []  # those of `share` that no truncation has reached
+        self.dtype = shape.dtype
         self.hidden = shape.new_hidden()
-        self._planes: list[torch.Tensor] = []  # [planes, heads, positions, width]
+        self._planes: list[torch.Tensor] = []  # [planes, heads, positions, stored width]
         self._unwindowed: list[torch.Tensor] = []  # those of each tensor that belong to layers without a window, int64
         layers: list[list[torch.Tensor]] = [[] for _ in shape.layers]
         for (heads, width), planes in shape.planes.items():
-            tensor = zeros((len(planes), heads, positions, width), shape.dtype, shape.device)
+            size = (len(planes), heads, positions, shape.stored_width(width))
+            tensor = zeros(size, shape.stored_dtype, shape.device)
             self._planes.append(tensor)
             whole = [place for place, (layer, _) in enumerate(planes) if shape.layers[layer].window is None]
             self._unwindowed.append(torch.tensor(whole, dtype=torch.int64))
             for plane, (layer, _) in zip(tensor, planes, strict=True):
                 layers[layer].append(plane)
-        self.layers = [(keys, values) for keys, values in layers]  # each [heads, positions, width]
+        self.layers = [(keys, values) for keys, values in layers]  # each [heads, positions, stored width]
         self._uniform: torch.Tensor | None = None
         if shape.is_uniform:
             self._uniform = self._planes[0].view(len(shape.layers), 2, *self._planes[0].shape[1:])
@@ -54,7 +57,7 @@ class KVCache:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """Keys and values of a uniform layout, [layers, 2, kv_heads, positions, head_dim]."""
+        """Keys and values of a uniform layout as stored, [layers, 2, kv_heads, positions, stored width]."""
         assert self._uniform is not None
         return self._uniform
 
@@ -75,7 +78,7 @@ class KVCache:
         self.truncate(0)
         self.reserve(length)
         for part in self._contents(length):
-            part.zero_() if noise is None else part.copy_(torch.randn(part.shape, generator=noise, device=noise.device))
+            part.zero_() if noise is None else part.copy_(noise_like(part, noise))
         self.assume(length)
 
     def assume(self, length: int) -> None:
@@ -87,12 +90,15 @@ class KVCache:
             self.windowed.truncate(length, length)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes [heads, N, width] from `length + known` to `end`; returns the rows so far, [heads, end, width]."""
+        """Writes [heads, N, width] from `length + known` to `end`; returns the rows so far, [heads, end, stored width].
+
+        `verify.model.cache.codec.decode` gives the values of these; they are the rows themselves in a cache of their data type.
+        """
         start = self.length + known
         end = start + key.shape[1]
         keys, values = self.layers[layer]
-        keys[:, start:end] = key
-        values[:, start:end] = value
+        keys[:, start:end] = encode(key, keys.dtype)
+        values[:, start:end] = encode(value, values.dtype)
         return keys[:, :end], values[:, :end]
 
     def release(self) -> None:

@@ -56,7 +56,7 @@ class Rows(Protocol):
     def parts(self, length: int) -> Iterator[torch.Tensor]:
         """The first `length` rows page by page; may be views.
 
-        [layers, 2, kv_heads, at most PAGE_TOKENS, head_dim], or [1, 1, 1, at most PAGE_TOKENS, width] if layers differ.
+        [layers, 2, kv_heads, at most PAGE_TOKENS, stored width], or [1, 1, 1, at most PAGE_TOKENS, widths] if layers differ.
         Released pages have the layers without a window only.
         """
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from verify.model.cache.codec import stored_width
 from verify.model.hidden.ring import StateRing
 from verify.model.memory import can_discard
 from verify.model.recurrent.states import RecurrentShape
@@ -29,12 +30,13 @@ class CacheShape:
     """Layout of a model's slots."""
 
     layers: tuple[LayerShape, ...]  # those with attention
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the model
     device: torch.device
     recurrent: RecurrentShape | None = None  # of the layers that keep a state
     hidden_width: int = 0  # of the hidden states that a draft head reads; 0 = none are kept
     hidden_positions: int = HIDDEN_POSITIONS
     homes: tuple[torch.device, ...] = ()  # devices of the layers, if there are several; consecutive layers share one
+    coded: torch.dtype | None = None  # of keys and values in 8 bits (`verify.model.cache.codec`)
 
     @classmethod
     def uniform(cls, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> CacheShape:
@@ -70,6 +72,15 @@ class CacheShape:
         return self.layers[0].key_dim
 
     @property
+    def stored_dtype(self) -> torch.dtype:
+        """Of keys and values in the cache."""
+        return self.coded or self.dtype
+
+    def stored_width(self, width: int) -> int:
+        """Elements of `stored_dtype` that `width` values of a row take."""
+        return stored_width(width) if self.coded else width
+
+    @property
     def planes(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
         """Which keys (0) and values (1) of which layers have the same heads and width: they are in one tensor."""
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -100,7 +111,8 @@ class CacheShape:
 
     def _bytes(self, layers: Iterable[LayerShape]) -> int:
         """Bytes of one position."""
-        return sum(each.heads * (each.key_dim + each.value_dim) for each in layers) * self.dtype.itemsize
+        rows = (each.heads * (self.stored_width(each.key_dim) + self.stored_width(each.value_dim)) for each in layers)
+        return sum(rows) * self.stored_dtype.itemsize
 
     @property
     def parts(self) -> list[CacheShape]:

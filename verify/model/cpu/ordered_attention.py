@@ -18,8 +18,9 @@ from dataclasses import replace
 
 import torch
 
-from verify.model.attention import Layer
+from verify.model.attention import Layer, flash
 from verify.model.batch import ForwardBatch
+from verify.model.cache.codec import decode, encode
 from verify.model.cache.kv_cache import KVCache
 from verify.model.row_class import BLOCK, RowClass, depth_left
 
@@ -73,8 +74,8 @@ def attend_in_order(
     """Attention of a step's rows, [heads, N, head_dim], from tensors as `verify.model.cpu.trace.attend`. Scriptable."""
     span, prefix_mask, block_mask, block_values = inputs
     start = int(length)
-    keys[:, start : start + key.size(1)] = key
-    values[:, start : start + key.size(1)] = value
+    keys[:, start : start + key.size(1)] = encode(key, keys.dtype)
+    values[:, start : start + key.size(1)] = encode(value, values.dtype)
     kv_heads, head_dim = key.size(0), key.size(2)
     rows = query.size(0) // kv_heads * query.size(1)
     padding = block_mask.size(1) - rows
@@ -83,23 +84,18 @@ def attend_in_order(
         packed = torch.constant_pad_nd(packed, [0, 0, 0, padding])
     first, cut = int(span[0]), int(span[1])
     end = cut + block_mask.size(2)
-    block_values[:, :, :head_dim].copy_(values[:, cut:end])
-    scores = torch.baddbmm(
-        block_mask, packed.to(torch.float32), keys[:, cut:end].to(torch.float32).transpose(1, 2), beta=1.0, alpha=scaling
-    )
+    block_keys = decode(keys[:, cut:end], head_dim, key.dtype).to(torch.float32)
+    block_values[:, :, :head_dim].copy_(decode(values[:, cut:end], head_dim, value.dtype))
+    scores = torch.baddbmm(block_mask, packed.to(torch.float32), block_keys.transpose(1, 2), beta=1.0, alpha=scaling)
     if cut > first:
         mask: torch.Tensor | None = None
         if prefix_mask.numel() > 0:
             mask = prefix_mask
-        prefix, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            packed[None], keys[:, first:cut][None], values[:, first:cut][None], 0.0, False, attn_mask=mask, scale=scaling
-        )
-        if mask is not None:  # a row whose window has left the prefix
-            prefix, total = prefix.nan_to_num(), total.masked_fill(mask.amax(-1) == -torch.inf, -torch.inf)
-        scores = torch.cat([total[0].unsqueeze(-1), scores], -1)
+        prefix, total = flash(packed, keys[:, first:cut], values[:, first:cut], mask, scaling)
+        scores = torch.cat([total.unsqueeze(-1), scores], -1)
         weights = (scores - scores.amax(-1, keepdim=True)).exp_()
         ones = block_values.size(2) - head_dim
-        of_prefix = torch.constant_pad_nd(prefix[0].to(torch.float32), [0, ones], 1.0) * weights[:, :, :1]
+        of_prefix = torch.constant_pad_nd(prefix.to(torch.float32), [0, ones], 1.0) * weights[:, :, :1]
         sums = torch.baddbmm(of_prefix, weights[:, :, 1:], block_values)
     else:
         weights = (scores - scores.amax(-1, keepdim=True)).exp_()

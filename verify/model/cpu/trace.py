@@ -16,8 +16,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from verify.model.attention import Layer, ShapeProbe, TorchAttention
+from verify.model.attention import Layer, ShapeProbe, TorchAttention, flash
 from verify.model.batch import ForwardBatch
+from verify.model.cache.codec import encode
 from verify.model.cache.kv_cache import SPARE_POSITIONS, KVCache
 from verify.model.cache.shape import CacheShape
 from verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
@@ -37,7 +38,7 @@ def attend(
     query: torch.Tensor,  # [heads, N, head_dim]
     key: torch.Tensor,  # [kv_heads, N, head_dim]
     value: torch.Tensor,
-    keys: torch.Tensor,  # [kv_heads, positions, head_dim]; the layer's cache
+    keys: torch.Tensor,  # [kv_heads, positions, stored width]; the layer's cache
     values: torch.Tensor,
     length: torch.Tensor,  # int64 []; positions written before
     inputs: list[torch.Tensor],  # of `attention_masks`
@@ -47,10 +48,15 @@ def attend(
     first, mask = inputs
     start = int(length)
     end = start + key.size(1)
-    keys[:, start:end] = key
-    values[:, start:end] = value
+    keys[:, start:end] = encode(key, keys.dtype)
+    values[:, start:end] = encode(value, values.dtype)
     packed, read = query.reshape(key.size(0), -1, query.size(2)), int(first)
-    out = dot_product_attention(packed, keys[:, read:end], values[:, read:end], mask if mask.numel() else None, scaling)
+    all_keys, all_values = keys[:, read:end], values[:, read:end]
+    allowed = mask if mask.numel() else None
+    if keys.element_size() == 1:
+        out = flash(packed, all_keys, all_values, allowed, scaling)[0].to(query.dtype)
+    else:
+        out = dot_product_attention(packed, all_keys, all_values, allowed, scaling)
     return out.reshape(query.size(0), query.size(1), query.size(2))
 
 
@@ -61,7 +67,7 @@ def script_all(attend: Any) -> Any:
         query: torch.Tensor,  # [heads, N, head_dim]; the streams' rows, one stream after the other
         key: torch.Tensor,
         value: torch.Tensor,
-        caches: list[torch.Tensor],  # [layers, 2, kv_heads, positions, head_dim]; one for each stream
+        caches: list[torch.Tensor],  # [layers, 2, kv_heads, positions, stored width]; one for each stream
         layer: int,
         starts: torch.Tensor,  # int64 [S]; positions written before
         counts: torch.Tensor,  # int64 [S]; rows
@@ -199,7 +205,7 @@ class TracedForward:
         """Traces `forward`; `example` is what it runs meanwhile. At least `least` rows have logits."""
         self._least = least
         self._packed, self._build = packed, build
-        self._absent = torch.empty(0, dtype=example[0].cache.tensor.dtype)
+        self._absent = torch.empty(0, dtype=example[0].cache.dtype)
         traced = torch.jit.trace(forward, self._arguments(example), check_trace=False)
         # Computes what depends on the weights alone, and inlines the layers.
         self._traced: Any = cast(Any, torch.jit).freeze(traced.eval(), optimize_numerics=False)
@@ -236,10 +242,10 @@ def attention_masks(
 ) -> list[list[torch.Tensor]]:
     """For each window the first position that is read, int64 [], and `TorchAttention.mask`; empty if nothing is masked."""
     attention = TorchAttention(cache, batch)
-    unmasked = torch.empty(0, dtype=cache.tensor.dtype)
+    unmasked = torch.empty(0, dtype=cache.dtype)
     found = []
     for window in windows:
-        mask = attention.mask(window, groups, cache.tensor)
+        mask = attention.mask(window, groups, unmasked)
         first = torch.tensor(cache.length - attention.reach(window))
         found.append([first, unmasked if mask is None else mask])
     return found

@@ -44,14 +44,58 @@ def _add_block(scores, v, largest, total, summed):
 
 
 @triton.jit
+def _row_width(pool, head_dim: tl.constexpr):
+    """Elements of a row of the pool; in 8 bits, with the row's scale behind its values (`verify.model.cache.codec`)."""
+    return head_dim if pool.dtype.element_ty.primitive_bitwidth > 8 else (head_dim + 3) // 4 * 4 + 4
+
+
+@triton.jit
+def _load_rows(row, inside, dim, in_head, dtype: tl.constexpr, head_dim: tl.constexpr):
+    """Values of rows that begin at `row` [K], [K, D] of `dtype`; zeros where not `inside`."""
+    stored = tl.load(row[:, None] + dim[None, :], inside[:, None] & in_head[None, :], 0)
+    if row.dtype.element_ty.primitive_bitwidth > 8:
+        values = stored
+    else:
+        at = (row + _row_width(row, head_dim) - 4).to(tl.pointer_type(tl.float32), bitcast=True)
+        scale = tl.load(at, inside, 0.0)[:, None]
+        if row.dtype.element_ty == tl.uint8:  # float8_e4m3fn, see `_store_row`
+            bits = stored.to(tl.uint16)
+            stored = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
+            scale *= 256.0
+        values = (stored.to(tl.float32) * scale).to(dtype)
+    return values
+
+
+@triton.jit
 def _load_block(
-    layer, place, inside, value_offset, dim, in_head, page_stride, page_tokens: tl.constexpr, head_dim: tl.constexpr
+    layer, place, inside, value_offset, dim, in_head, page_stride, dtype, page_tokens: tl.constexpr, head_dim: tl.constexpr
 ):
     """Keys and values at places of the pool, [K, D]; zeros where not `inside`. `layer` points to a head of a layer."""
-    element = (place // page_tokens) * page_stride + (place % page_tokens) * head_dim
-    address = layer + element[:, None] + dim[None, :]
-    mask = inside[:, None] & in_head[None, :]
-    return tl.load(address, mask, 0.0), tl.load(address + value_offset, mask, 0.0)
+    row = layer + (place // page_tokens) * page_stride + (place % page_tokens) * _row_width(layer, head_dim)
+    keys = _load_rows(row, inside, dim, in_head, dtype, head_dim)
+    return keys, _load_rows(row + value_offset, inside, dim, in_head, dtype, head_dim)
+
+
+@triton.jit
+def _store_row(row, values, dim, head_dim: tl.constexpr):
+    """Writes a row's values, [D], to where it begins in the pool, as `verify.model.cache.codec.encode`."""
+    in_head = dim < head_dim
+    if row.dtype.element_ty.primitive_bitwidth > 8:
+        stored = values
+    else:
+        is_int: tl.constexpr = row.dtype.element_ty == tl.int8
+        largest: tl.constexpr = 127.0 if is_int else 448.0
+        exact = tl.where(in_head, values.to(tl.float32), 0.0)
+        scale = tl.maximum(tl.max(tl.abs(exact), 0) / largest, 2.0**-24).to(values.dtype).to(tl.float32)
+        scaled = tl.minimum(tl.maximum(exact / scale, -largest), largest)
+        if is_int:
+            stored = tl.floor(scaled + 0.5).to(tl.int8)
+        else:  # float8_e4m3fn: a float16 that is 256 times smaller, without its last seven bits
+            bits = (tl.abs(scaled) / 256.0).to(tl.float16).to(tl.uint16, bitcast=True)
+            stored = (((bits + 0x3F + ((bits >> 7) & 1)) >> 7) | tl.where(scaled < 0.0, 0x80, 0)).to(tl.uint8)
+        at = (row + _row_width(row, head_dim) - 4).to(tl.pointer_type(tl.float32), bitcast=True)
+        tl.store(at, scale)
+    tl.store(row + dim, stored, in_head)
 
 
 @triton.jit
@@ -98,7 +142,7 @@ def _attend_split(
     for begin in range(start, end, block_keys):
         at = begin + tl.arange(0, block_keys)
         place = tl.load(table + begin // page_tokens) * page_tokens + at % page_tokens
-        k, v = _load_block(layer, place, at < end, value_offset, dim, in_head, page_stride, page_tokens, head_dim)
+        k, v = _load_block(layer, place, at < end, value_offset, dim, in_head, page_stride, q.dtype, page_tokens, head_dim)
         scores = _scores(q, k, scaling, softcap, capped)
         if window > 0:
             scores = tl.where(at[None, :] > position[:, None] - window, scores, -float("inf"))
@@ -155,7 +199,7 @@ def _attend_own(
         in_page = tl.load(table + at // page_tokens, committed, 0) * page_tokens + at % page_tokens
         of_path = _path_places(rows, first, count, row, length, at, committed | (at > position), size)
         place = tl.where(committed, in_page, of_path)
-        k, v = _load_block(layer, place, allowed, value_offset, dim, in_head, page_stride, page_tokens, head_dim)
+        k, v = _load_block(layer, place, allowed, value_offset, dim, in_head, page_stride, q.dtype, page_tokens, head_dim)
         scores = tl.where(allowed[None, :], _scores(q, k, scaling, softcap, capped), -float("inf"))
         largest, total, summed = _add_block(scores, v, largest, total, summed)
     place = (row * tl.num_programs(0) * groups + query_heads) * parts
@@ -167,7 +211,7 @@ def attend(
     query,  # [heads, N, D]
     query_head,  # stride between heads
     query_row,  # stride between rows
-    pool,  # [pages, layers, 2, kv_heads, page_tokens, D]
+    pool,  # [pages, layers, 2, kv_heads, page_tokens, stored width]; uint8 for the bits of float8_e4m3fn
     page_stride,
     layer_offset,  # of the layer in a page
     head_stride,  # between key heads
@@ -292,7 +336,7 @@ def write(
         dim = tl.arange(0, padded_dim)
         place = tl.load(rows + PLACE * size + row)
         layer = pool + layer_offset + head.to(tl.int64) * head_stride
-        target = layer + (place // page_tokens) * page_stride + (place % page_tokens) * head_dim + dim
+        target = layer + (place // page_tokens) * page_stride + (place % page_tokens) * _row_width(pool, head_dim)
         of_key, of_value = key + head * key_head + row * key_row, value + head * value_head + row * value_row
-        tl.store(target, tl.load(of_key + dim, dim < head_dim), dim < head_dim)
-        tl.store(target + value_offset, tl.load(of_value + dim, dim < head_dim), dim < head_dim)
+        _store_row(target, tl.load(of_key + dim, dim < head_dim), dim, head_dim)
+        _store_row(target + value_offset, tl.load(of_value + dim, dim < head_dim), dim, head_dim)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from verify.model.cache import paging
+from verify.model.cache.codec import encode
 from verify.model.cache.kv_cache import KVCache
 from verify.model.cache.paging import OutOfPages, Rows, page_count
 from verify.model.cache.shape import CacheShape
@@ -28,7 +29,7 @@ class PoolPart(NamedTuple):
     """The keys and values of consecutive layers on one device."""
 
     first: int  # layer
-    tensor: torch.Tensor  # [pages, layers, 2, kv_heads, page_tokens, head_dim]
+    tensor: torch.Tensor  # [pages, layers, 2, kv_heads, page_tokens, stored width]
 
 
 class PagePool:
@@ -38,10 +39,10 @@ class PagePool:
         self.shape = shape
         self.page_tokens = paging.PAGE_TOKENS  # as in host memory
         self.parts: list[PoolPart] = []  # by device
-        self.layers: list[torch.Tensor] = []  # each [pages, 2, kv_heads, page_tokens, head_dim]
+        self.layers: list[torch.Tensor] = []  # each [pages, 2, kv_heads, page_tokens, stored width]
         for part in shape.parts:
-            size = (pages, len(part.layers), 2, part.kv_heads, self.page_tokens, part.head_dim)
-            tensor = torch.zeros(size, dtype=part.dtype, device=part.device)
+            size = (pages, len(part.layers), 2, part.kv_heads, self.page_tokens, part.stored_width(part.head_dim))
+            tensor = torch.zeros(size, dtype=part.stored_dtype, device=part.device)
             self.parts.append(PoolPart(len(self.layers), tensor))
             self.layers += tensor.unbind(1)
         self._holders = [0] * pages  # caches that hold the page
@@ -96,6 +97,7 @@ class PagedCache(KVCache):
         self.pool = pool
         self.positions = positions
         self.length = 0
+        self.dtype = pool.shape.dtype
         self.pages = []
         self.recurrent = self.windowed = None  # states have no pages, and the pool's pages have all layers
         self.hidden = pool.shape.new_hidden()
@@ -137,6 +139,7 @@ class PagedCache(KVCache):
         size, start = self.pool.page_tokens, self.length + known
         end = start + key.shape[1]
         at, rows = start, self.pool.layers[layer]
+        key, value = encode(key, rows.dtype), encode(value, rows.dtype)
         while at < end:
             row, stop = at % size, min(end, (at // size + 1) * size)
             page = rows[self.table[at // size]]

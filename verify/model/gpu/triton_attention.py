@@ -38,7 +38,7 @@ def tree_attention(
     query: torch.Tensor,  # [heads, N, head_dim]
     key: torch.Tensor,  # [kv_heads, N, head_dim]
     value: torch.Tensor,
-    pool: torch.Tensor,  # [pages, layers, 2, kv_heads, page_tokens, head_dim]; the rows' keys and values are written to it
+    pool: torch.Tensor,  # [pages, layers, 2, kv_heads, page_tokens, stored width]; the rows are written to it
     rows: torch.Tensor,  # int64 [3 + WORDS, max_rows], streams and pages as in `DeviceRows`
     streams: torch.Tensor,
     pages: torch.Tensor,
@@ -54,7 +54,7 @@ def tree_attention(
     query, key, value = (each if each.stride(2) == 1 else each.contiguous() for each in (query, key, value))
     kv_heads, count, head_dim = key.shape
     page = {
-        "pool": pool,
+        "pool": pool.view(torch.uint8) if pool.dtype == torch.float8_e4m3fn else pool,  # not all GPUs have the type
         "page_stride": pool.stride(0),
         "layer_offset": layer * pool.stride(1),
         "head_stride": pool.stride(3),

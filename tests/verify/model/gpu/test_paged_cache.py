@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,13 +29,15 @@ def filled(pool: PagePool, length: int) -> PagedCache:
 
 
 def joined(rows: Rows) -> torch.Tensor:
-    """All rows, [layers, 2, kv_heads, length, head_dim]."""
-    return torch.cat([torch.empty(2, 2, 3, 0, 4), *rows.parts(rows.length)], 3)
+    """All rows, [layers, 2, kv_heads, length, stored width]."""
+    return torch.cat(list(rows.parts(rows.length)) or [torch.empty(2, 2, 3, 0, 4)], 3)
 
 
+@pytest.mark.parametrize("coded", [None, torch.int8])
 @pytest.mark.parametrize(("length", "known"), [(0, 0), (5, 0), (7, 3), (8, 0)])
-def test_writes_and_commits_are_those_of_a_contiguous_cache(length: int, known: int) -> None:
-    cache, reference = filled(PagePool(SHAPE, 8), length), KVCache(SHAPE, 32)
+def test_writes_and_commits_are_those_of_a_contiguous_cache(length: int, known: int, coded: torch.dtype | None) -> None:
+    shape = replace(SHAPE, coded=coded)
+    cache, reference = filled(PagePool(shape, 8), length), KVCache(shape, 32)
     reference.fork(cache, length)
     new = torch.randn(2, 2, 3, 9, 4)
     cache.reserve(known + 9)

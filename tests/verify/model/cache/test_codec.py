@@ -1,0 +1,148 @@
+"""Rows in 8 bits: how near they are, that their bits depend on nothing else, and that drafts change no answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from drafters.registry import Resources, make
+from verify.decode import decode as answer
+from verify.generation import DecodeOptions
+from verify.model.attention import NAME, Layer, TorchAttention
+from verify.model.batch import ForwardBatch
+from verify.model.cache.codec import STORED, KVDtype, decode, encode, noise_like, stored_width
+from verify.model.cache.kv_cache import KVCache
+from verify.model.cache.shape import CacheShape
+from verify.model.invariance import start
+from verify.model.runner import ModelRunner
+from verify.model.self_check import check_model
+from verify.sampling_params import SamplingParams
+from verify.verifier import TreeVerifier
+
+EIGHT_BITS: tuple[KVDtype, ...] = ("int8", "fp8")
+CPU = torch.device("cpu")
+PROMPT = np.arange(5, 40, dtype=np.int32)
+
+
+def stored(kv_dtype: KVDtype) -> torch.dtype:
+    found = STORED[kv_dtype]
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
+def test_a_decoded_row_is_near_and_independent(kv_dtype: KVDtype, dtype: torch.dtype) -> None:
+    rows = (torch.randn(3, 50, 18, generator=torch.Generator().manual_seed(0)) * 2.0 ** torch.arange(-8, 42)[:, None]).to(dtype)
+    rows = rows.nan_to_num(posinf=0.0, neginf=0.0)
+    rows[0, 0] = 0.0
+    coded = encode(rows, stored(kv_dtype))
+    assert coded.shape[-1] == stored_width(18) == 24
+    assert torch.equal(encode(rows[1:, 7:8], stored(kv_dtype)).view(torch.uint8), coded[1:, 7:8].view(torch.uint8))
+    again = decode(coded, 18, dtype)
+    largest = rows.abs().amax(-1, keepdim=True)
+    level = largest / 127 if kv_dtype == "int8" else rows.abs() / 16 + largest / 448 / 512
+    assert ((again - rows).abs() <= 1.05 * level).all()
+    assert not again[0, 0].any()
+    scripted = torch.jit.script(encode)(rows, stored(kv_dtype)), torch.jit.script(decode)(coded, 18, dtype)
+    assert torch.equal(scripted[0].view(torch.uint8), coded.view(torch.uint8)) and torch.equal(scripted[1], again)
+
+
+def test_rows_of_no_values_and_rows_that_are_not_in_8_bits_stay() -> None:
+    rows = torch.randn(2, 3, 5)
+    assert decode(encode(rows, torch.float32), 5, torch.float32) is rows
+    assert (
+        encode(rows[..., :0], torch.int8).shape == noise_like(torch.zeros(2, 3, 0, dtype=torch.int8), torch.Generator()).shape
+    )
+    assert decode(torch.zeros(2, 3, 0, dtype=torch.int8), 0, torch.float32).dtype == torch.float32
+
+
+def test_nan_is_not_hidden() -> None:
+    rows = torch.tensor([[1.0, torch.nan], [1.0, 2.0]])
+    for kv_dtype in EIGHT_BITS:
+        assert decode(encode(rows, stored(kv_dtype)), 2, torch.float32).isnan().any(-1).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("window", [None, 70])
+def test_blocks_of_a_long_text_have_the_sum_of_the_whole(window: int | None) -> None:
+    """The text is longer than a block, and the window's first block lies beyond it."""
+    shape = replace(CacheShape.uniform(1, 2, 16, torch.float32, CPU), coded=torch.int8)
+    generator = torch.Generator().manual_seed(0)
+    cache, plain = KVCache(shape, 2300), KVCache(replace(shape, coded=None), 2300)
+    cache.fill(2200, generator)
+    plain.length = 2200
+    plain.tensor.copy_(decode(cache.tensor, 16, torch.float32))
+    query, key, value = (torch.randn(heads, 3, 16, generator=generator) for heads in (4, 2, 2))
+    given = [decode(encode(each, torch.int8), 16, torch.float32) for each in (key, value)]
+    layer, batch = Layer(0, 0.25, window), ForwardBatch.chain(torch.zeros(3, dtype=torch.int64))
+    found = TorchAttention(cache, batch).attend(layer, query, key, value)
+    assert torch.allclose(found, TorchAttention(plain, batch).attend(layer, query, *given), atol=1e-5)
+    assert cache.tensor.nbytes * 16 == plain.tensor.nbytes * 5
+
+
+def test_a_cache_in_8_bits_moves_forks_and_swaps_as_it_is() -> None:
+    shape = replace(CacheShape.uniform(2, 2, 16, torch.bfloat16, CPU), coded=torch.float8_e4m3fn, hidden_width=3)
+    assert shape.bytes_for(10) == 10 * 2 * 2 * 2 * 20
+    assert shape.slot_bytes == shape.hidden_positions * 3 * 2
+    cache, other = KVCache(shape, 16), KVCache(shape, 16)
+    cache.fill(9, torch.Generator().manual_seed(0))
+    kept = decode(cache.tensor, 16, torch.bfloat16)[..., [0, 1, 2, 3, 5, 7], :]
+    cache.length = 4
+    cache.commit([1, 3])
+    other.fork(cache.swap_out(), 6)
+    assert torch.equal(decode(other.tensor, 16, torch.bfloat16)[..., :6, :], kept)
+
+
+def runner_of(kind: str, kv_dtype: KVDtype) -> ModelRunner:
+    """A tiny model of an architecture, started; `traced` and `ordered` are those of a Llama."""
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "max_position_embeddings": 256}
+    how = {"initializer_range": 0.3, "attn_implementation": NAME}
+    match kind:
+        case "latent":
+            ranks = {"q_lora_rank": 8, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}
+            model: torch.nn.Module = DeepseekV3ForCausalLM(
+                DeepseekV3Config(**sizes | {"num_key_value_heads": 4}, **ranks, first_k_dense_replace=2, **how)
+            )
+        case "softcap":
+            model = Gemma2ForCausalLM(Gemma2Config(**sizes, head_dim=8, sliding_window=16, **how))
+        case _:
+            model = LlamaForCausalLM(LlamaConfig(**sizes, **how))
+    runner = ModelRunner(model, traced=kind == "traced", started=False, kv_dtype=kv_dtype)
+    start(runner, 256, "on" if kind == "ordered" else "off", None)
+    assert (runner._backend is not None) == (kind == "traced")
+    return runner
+
+
+@pytest.mark.parametrize(
+    ("kind", "kv_dtype"),
+    [
+        ("traced", "int8"),
+        ("ordered", "int8"),
+        pytest.param("traced", "fp8", marks=pytest.mark.slow),
+        pytest.param("ordered", "fp8", marks=pytest.mark.slow),
+        pytest.param("latent", "int8", marks=pytest.mark.slow),
+        pytest.param("softcap", "int8", marks=pytest.mark.slow),
+    ],
+)
+def test_drafts_change_no_answer(kind: str, kv_dtype: KVDtype) -> None:
+    """Nor does a session that is reused: it reads the rows that were written before."""
+    runner = runner_of(kind, kv_dtype)
+    check_model(runner, "tiny")
+    for temperature in (0.0, 0.8):
+        wanted = DecodeOptions(SamplingParams(temperature=temperature, seed=2), max_tokens=20)
+        plain, drafted = (TreeVerifier(runner, runner.new_cache()) for _ in range(2))
+        drafter = make("fusion", Resources(vocabulary=runner.vocabulary + 1))
+        text = PROMPT
+        for _ in range(2):
+            expected = answer(plain, make("none", Resources()), text, wanted)
+            found = answer(drafted, drafter, text, wanted)
+            assert found.tokens == expected.tokens
+            text = np.concatenate([text, np.array([*expected.tokens, 7], np.int32)])
+        fresh = answer(TreeVerifier(runner, runner.new_cache()), make("none", Resources()), text[: len(PROMPT) + 21], wanted)
+        assert fresh.tokens == expected.tokens
