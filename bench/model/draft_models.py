@@ -27,7 +27,7 @@ from bench.plan import BenchError, Plan
 from drafters.interface import MAX_NODES, Drafter, Ints, Source, Verdict
 from drafters.model.language_model import Candidates
 from drafters.none import NoDrafter
-from drafters.options import DrafterName
+from drafters.options import DrafterName, DraftTime
 from drafters.registry import Resources, make
 from server.settings import Settings
 from server.worker.runtime import load
@@ -85,6 +85,16 @@ def without(**strategies: Any) -> Callable[[Resources], Resources]:
     return changed
 
 
+def drafting(time: DraftTime) -> Callable[[Resources], Resources]:
+    """A change of fusion's options: when the draft model drafts."""
+
+    def changed(resources: Resources) -> Resources:
+        options = resources.options
+        return replace(resources, options=replace(options, fusion=replace(options.fusion, draft=time)))
+
+    return changed
+
+
 MODEL_METHODS = (
     Method("autoregressive", "none"),
     Method("SSD (draft)", "draft"),
@@ -97,8 +107,10 @@ MODEL_METHODS = (
 )
 METHODS = (
     *MODEL_METHODS,
-    Method("fusion", "fusion", lambda resources: replace(resources, model=None)),
-    Method("fusion with the draft model", "fusion"),
+    Method("fusion", "fusion", drafting("never")),
+    Method("fusion, draft model before", "fusion", drafting("before")),
+    Method("fusion, draft model beside", "fusion", drafting("beside")),
+    Method("fusion, draft model by what pays", "fusion", drafting("auto")),
 )
 
 
