@@ -114,6 +114,8 @@ class Clock:
 class SleepingModel:
     """A draft model that sleeps for each forward and returns given guesses. Implements `LanguageModel`."""
 
+    vocabulary = 1 << 18
+
     def __init__(self, guesses: Ints, seconds: float, ratio: float, clock: Clock) -> None:
         self._guesses = guesses
         self._seconds = seconds

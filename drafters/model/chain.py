@@ -166,7 +166,7 @@ class ModelChain:
         if not tokens:
             predraft, candidates = [], self._model.root(self._choices)
         else:
-            predraft = self._predraft.guess(tokens, guide)[: max(0, max_predraft)]
+            predraft = self._readable(self._predraft.guess(tokens, guide))[:max_predraft]
             parents = range(len(tokens) - 1, len(tokens) + len(predraft))
             candidates = self._model.expand([tokens[-1], *predraft], parents, self._choices)
         choices = candidates.tokens[:, 0].tolist()
@@ -176,6 +176,11 @@ class ModelChain:
             self._model.retract(len(self))  # the last token is not a row yet
         self._predraft.record(len(predraft), correct)
         return correct + 1
+
+    def _readable(self, tokens: list[int]) -> list[int]:
+        """The tokens before the first one that the model does not know."""
+        vocabulary = self._model.vocabulary
+        return tokens[: next((index for index, token in enumerate(tokens) if token >= vocabulary), None)]
 
     def _stop(self) -> Future[None] | None:
         """Ends background drafting, waits for it and returns its outcome; None if there was none. Raises nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drafters.policy import PROBE_INTERVAL, Calibration, CostBenefit, Gains, Probe, Trust, ema
+from drafters.policy import PROBE_INTERVAL, Calibration, CostBenefit, LevelMeans, Probe, Trust, ema
 
 
 def test_a_mean_starts_with_its_first_value_and_then_decays() -> None:
@@ -16,6 +16,13 @@ def test_a_mean_starts_with_its_first_value_and_then_decays() -> None:
 def test_a_probe_is_due_once_per_interval() -> None:
     probe = Probe(4)
     assert [probe.due() for _ in range(8)] == [False, False, False, True] * 2
+
+
+def test_a_probe_in_vain_becomes_rarer() -> None:
+    probe = Probe(2, longest=6)
+    assert [call for call in range(1, 25) if probe.due()] == [2, 6, 12, 18, 24]
+    probe.reset()
+    assert [probe.due() for _ in range(2)] == [False, True]
 
 
 def test_unmeasured_actions_pay() -> None:
@@ -52,10 +59,10 @@ def test_calibration_moves_from_the_models_probability_to_the_measured_one() -> 
     assert calibration.acceptance(0, 0.95) == pytest.approx(0.95)
 
 
-def test_gains_are_tracked_by_the_tokens_expected_from_other_sources() -> None:
-    gains = Gains()
-    before = gains.expected(3.0)
+def test_means_are_kept_by_the_tokens_that_the_tables_expect() -> None:
+    means = LevelMeans(0.3)
     for _ in range(50):
-        gains.record(0.1, 4)
-    assert gains.expected(0.2) == pytest.approx(4.0, abs=0.1)
-    assert gains.expected(3.0) == before
+        means.record(0.1, 4)
+    assert means.of(0.2) == pytest.approx(4.0, abs=0.1)
+    assert means.of(3.0) == 0.3
+    assert LevelMeans().of(9.0) == 0.0
