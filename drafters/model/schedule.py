@@ -14,7 +14,7 @@ from typing import Any
 from drafters.policy import GAIN_PRIOR, CostBenefit, LevelMeans, Probe
 
 PROBE_STEPS = 4  # consecutive steps; a chain needs some to grow
-LONGEST_PROBE_INTERVAL = 1024  # steps, of a model that has not paid for long
+LONGEST_PROBE_INTERVAL = 1024  # steps, if the probes have long confirmed what was known
 LATELY = 256  # steps
 MIN_GAIN = 0.02  # of a step's time; the least that drafting during a verification must save
 OUTLIER = 3.0  # times the mean; a longer step counts as this
@@ -37,7 +37,7 @@ class Schedule:
         self._beside_gains = LevelMeans(GAIN_PRIOR)  # in the next step
         self._seconds = {beside: LevelMeans() for beside in (False, True)}  # of a step without drafting before it
         self._probe = Probe(longest=LONGEST_PROBE_INTERVAL)
-        self._control = Probe()  # of steps without drafting where it pays
+        self._control = Probe(longest=LONGEST_PROBE_INTERVAL)  # of steps without drafting where it pays
         self._probing = 0  # steps left of a probe
         self._unpaid = 0  # steps since drafting paid
 
@@ -59,6 +59,8 @@ class Schedule:
         """The choice for a step in which the tables expect `expected` tokens. Call once per step."""
         before = not has_chain and self._before.pays(self._before_gains.of(expected))
         beside = self._beside_pays(expected)
+        if not beside:
+            self._control.reset()
         if before or beside:
             self._unpaid, self._probing = 0, 0
             self._probe.reset()

@@ -111,6 +111,10 @@ class UnionDrafter:
         schedule, choice = self._schedule, self._choice
         drafts = choice.before or choice.beside
         is_first, self._has_drafted = drafts and not self._has_drafted, self._has_drafted or drafts
+        if not is_first:
+            schedule.record_tokens(tokens, seconds)
+        if self._time != "auto":
+            return
         if self._beside_before is not None:
             # Without this chain, the model might have drafted another one before the verification.
             saved = gain - schedule.net_of_before(self._expected) if self._had_chain else 0.0
@@ -119,7 +123,6 @@ class UnionDrafter:
             schedule.record_before(self._expected, gain, 0.0 if is_first else self._draft_seconds)
         if not is_first:
             schedule.record_step(self._expected, choice.beside, seconds - self._draft_seconds)
-            schedule.record_tokens(tokens, seconds)
         self._beside_before = self._expected if choice.beside else None
 
 
