@@ -246,7 +246,7 @@ class SleepingVerifier:
 def run_loop(
     make: Callable[[LanguageModel, Ints], Drafter], ratio: int, rate: float, tokens: int, token_seconds: float, nodes: int
 ) -> tuple[Drafter, NDArray[np.bool_], float, Clock]:
-    """Decodes a random answer. Returns the drafter, which guesses of the model are right, the seconds, and when each was busy."""
+    """Decodes a random answer. Returns the drafter, which of the model's guesses are right, the seconds, and the busy times."""
     clock, margin = Clock(), 2 * max(nodes, ratio) + 2  # positions that may be drafted but not reached
     answer = 2 * np.random.default_rng(1).integers(0, 1000, tokens + margin).astype(np.int32)  # odd tokens are wrong
     right = np.pad(agreement(rate, tokens, seed=ratio), (0, margin), constant_values=True)

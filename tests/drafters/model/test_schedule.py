@@ -11,7 +11,7 @@ EXPECTED = 0.5  # tokens, of the tables
 
 
 def measured(before: float, both: float, gain: float, tokens: int = 2) -> Schedule:
-    """A step takes 10 ms and emits `tokens`; drafting before it takes `before` seconds, with drafting beside it takes `both`."""
+    """A step takes 10 ms and emits `tokens`; drafting before it takes `before` seconds, and a step with drafting `both`."""
     schedule = Schedule()
     for _ in range(50):
         schedule.record_tokens(tokens, 0.010)
