@@ -14,8 +14,9 @@ from typing import Any
 from drafters.policy import GAIN_PRIOR, CostBenefit, LevelMeans, Probe
 
 PROBE_STEPS = 4  # consecutive steps; a chain needs some to grow
+FIRST_PROBE_INTERVAL = 64  # steps
 LONGEST_PROBE_INTERVAL = 1024  # steps, if the probes have long confirmed what was known
-LATELY = 256  # steps
+LATELY = 32  # steps
 MIN_GAIN = 0.02  # of a step's time; the least that drafting during a verification must save
 OUTLIER = 3.0  # times the mean; a longer step counts as this
 
@@ -36,7 +37,7 @@ class Schedule:
         self._before_gains = LevelMeans(GAIN_PRIOR)
         self._beside_gains = LevelMeans(GAIN_PRIOR)  # in the next step
         self._seconds = {beside: LevelMeans() for beside in (False, True)}  # of a step without drafting before it
-        self._probe = Probe(longest=LONGEST_PROBE_INTERVAL)
+        self._probe = Probe(FIRST_PROBE_INTERVAL, LONGEST_PROBE_INTERVAL)
         self._control = Probe(longest=LONGEST_PROBE_INTERVAL)  # of steps without drafting where it pays
         self._probing = 0  # steps left of a probe
         self._unpaid = 0  # steps since drafting paid

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import copy
 
-from drafters.model.schedule import LATELY, LONGEST_PROBE_INTERVAL, OUTLIER, PROBE_STEPS, Choice, Schedule, Schedules
+from drafters.model.schedule import (
+    FIRST_PROBE_INTERVAL,
+    LATELY,
+    LONGEST_PROBE_INTERVAL,
+    OUTLIER,
+    PROBE_STEPS,
+    Choice,
+    Schedule,
+    Schedules,
+)
 from drafters.policy import PROBE_INTERVAL
 
 EXPECTED = 0.5  # tokens, of the tables
@@ -51,8 +60,8 @@ def test_a_model_that_does_not_pay_is_probed_less_and_less() -> None:
     found = choices(schedule, 2 * LONGEST_PROBE_INTERVAL)
     assert not schedule.pays_lately
     probes = sum(choice.beside for choice in found)
-    assert probes == sum(choice.before for choice in found) == 7 * PROBE_STEPS  # after 16, 32, ... 1024 steps
-    assert found[PROBE_INTERVAL - 1].beside
+    assert probes == sum(choice.before for choice in found) == 5 * PROBE_STEPS  # after 64, 128, ... 1024 steps
+    assert found[FIRST_PROBE_INTERVAL - 1].beside
 
 
 def test_a_model_that_pays_again_is_used_again() -> None:
