@@ -183,7 +183,7 @@ class KnownRuns:
         at = self._sequence.emitted
         known = RUN - at % RUN if at // RUN % 2 else 0
         tokens = self._answer[at : at + min(known, budget)]
-        return chain(tokens, np.cumprod(np.full(len(tokens), 0.9, np.float32)), Source.LOOKUP)
+        return chain(tokens, np.cumprod(np.full(len(tokens), 0.9)).astype(np.float32), Source.LOOKUP)
 
     def observe(self, verdict: Verdict) -> None:
         pass

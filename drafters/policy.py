@@ -17,6 +17,7 @@ PROBE_INTERVAL = 16  # steps between two probes of an action that does not pay
 CALIBRATION_BINS = 10
 CALIBRATION_PRIOR = 4.0  # pseudo-observations of the draft model's own probability
 CALIBRATION_DECAY = 0.999  # weight of earlier observations, per new one
+OUTLIER = 3.0  # times the mean
 TRUST_PRIOR = 0.2  # initial expected and accepted tokens per step: full trust
 GAIN_PRIOR = 0.3  # initial estimate of the tokens that a draft model adds to a step
 LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # tokens that the tables expect; means are kept separately between these
@@ -25,6 +26,11 @@ LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # tokens that the tables expect; means are 
 def ema(mean: float, value: float) -> float:
     """Updates an exponential moving average with one more value. It starts at 0 and takes the first value as it is."""
     return DECAY * mean + (1 - DECAY) * value if mean else value
+
+
+def bounded(mean: float, value: float) -> float:
+    """A duration, at most OUTLIER times its mean: what else the machine does delays a step now and then."""
+    return min(value, OUTLIER * mean) if mean else value
 
 
 class Probe:
@@ -54,8 +60,14 @@ class CostBenefit:
 
     def __init__(self) -> None:
         self.seconds = 0.0  # per action (EMA)
-        self.token_seconds = 0.0  # per emitted token (EMA)
+        self._step_seconds = 0.0  # per step (EMA)
+        self._step_tokens = 0.0  # emitted per step (EMA)
         self._probe = Probe()
+
+    @property
+    def token_seconds(self) -> float:
+        """The time per emitted token; 0 if it has not been measured."""
+        return self._step_seconds / self._step_tokens if self._step_tokens else 0.0
 
     def pays(self, tokens: float) -> bool:
         """Whether an action that is expected to add `tokens` is worth its time."""
@@ -72,7 +84,8 @@ class CostBenefit:
 
     def record_step(self, tokens: int, seconds: float) -> None:
         """Records a step that emitted `tokens` tokens."""
-        self.token_seconds = ema(self.token_seconds, seconds / tokens)
+        self._step_seconds = ema(self._step_seconds, bounded(self._step_seconds, seconds))
+        self._step_tokens = ema(self._step_tokens, tokens)
 
 
 class Trust:

@@ -11,14 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from drafters.policy import GAIN_PRIOR, CostBenefit, LevelMeans, Probe
+from drafters.policy import GAIN_PRIOR, CostBenefit, LevelMeans, Probe, bounded
 
 PROBE_STEPS = 4  # consecutive steps; a chain needs some to grow
 FIRST_PROBE_INTERVAL = 64  # steps
 LONGEST_PROBE_INTERVAL = 1024  # steps, if the probes have long confirmed what was known
 LATELY = 32  # steps
 MIN_GAIN = 0.02  # of a step's time; the least that drafting during a verification must save
-OUTLIER = 3.0  # times the mean; a longer step counts as this
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Schedule:
         """Records a draft before a verification: the tokens that it added, and its time."""
         self._before_gains.record(expected, tokens)
         if seconds:
-            self._before.record_action(seconds)
+            self._before.record_action(bounded(self._before.seconds, seconds))
 
     def record_beside(self, expected: float, tokens: float) -> None:
         """Records the tokens that a draft during a verification added to the next step."""
@@ -85,8 +84,7 @@ class Schedule:
     def record_step(self, expected: float, beside: bool, seconds: float) -> None:
         """Records the time of a step without drafting before it."""
         means = self._seconds[beside]
-        known = means.of(expected)
-        means.record(expected, min(seconds, OUTLIER * known) if known else seconds)
+        means.record(expected, bounded(means.of(expected), seconds))
 
     def record_tokens(self, tokens: int, seconds: float) -> None:
         """Records the emitted tokens and the whole time of a step."""

@@ -38,6 +38,18 @@ def test_an_action_that_costs_more_than_it_saves_is_only_probed() -> None:
     assert sum(benefit.pays_or_probes(1.0) for _ in range(10 * PROBE_INTERVAL)) == 10
 
 
+def test_the_time_per_token_is_that_of_all_steps() -> None:
+    """Not the mean of the steps' own ratios, which steps of one token dominate; and a delayed step counts little."""
+    benefit = CostBenefit()
+    for _ in range(200):
+        benefit.record_step(1, 0.010)
+        benefit.record_step(19, 0.010)
+    assert benefit.token_seconds == pytest.approx(0.001, rel=0.15)
+    before = benefit.token_seconds
+    benefit.record_step(10, 10.0)
+    assert benefit.token_seconds < 1.3 * before
+
+
 def test_trust_follows_accepted_over_expected_tokens() -> None:
     trust = Trust()
     assert trust.factor == 1.0

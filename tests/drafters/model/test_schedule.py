@@ -8,13 +8,12 @@ from drafters.model.schedule import (
     FIRST_PROBE_INTERVAL,
     LATELY,
     LONGEST_PROBE_INTERVAL,
-    OUTLIER,
     PROBE_STEPS,
     Choice,
     Schedule,
     Schedules,
 )
-from drafters.policy import PROBE_INTERVAL
+from drafters.policy import OUTLIER, PROBE_INTERVAL
 
 EXPECTED = 0.5  # tokens, of the tables
 
