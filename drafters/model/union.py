@@ -80,8 +80,10 @@ class UnionDrafter:
     def observe(self, verdict: Verdict) -> None:
         gain = max(0, len(verdict.rows) - len(self._table_tree.follow(verdict.tokens[:-1])))
         self._tables.observe(verdict)
-        if self._has_begun:
+        if self._choice.before or self._choice.beside or len(self._chain):
             self._chain.observe(verdict)
+        else:
+            self._has_begun = False  # it reads the tokens in between when it is used again
         self._record(gain, len(verdict.tokens), time.perf_counter() - self._started)
 
     def end(self) -> None:

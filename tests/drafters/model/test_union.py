@@ -148,6 +148,17 @@ def test_a_model_that_does_not_pay_reads_no_prompt() -> None:
     assert not forwards
 
 
+def test_a_model_that_paused_drafts_after_the_tokens_in_between() -> None:
+    drafter, model = new("beside")
+    drafter.begin(PROMPT)
+    for token in (1, 2):  # no room for drafts
+        tree = drafter.propose(0)
+        drafter.observe(Verdict(tree, np.empty(0, np.int32), np.array([token], np.int32)))
+    assert not model.forwards
+    step(drafter, 3)
+    assert (4, 0) in step(drafter, 4)
+
+
 class Failing(ToyModel):
     """A draft model whose forwards fail."""
 
