@@ -26,9 +26,12 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 
 from bench import report
-from drafters.interface import DraftTree, Ints, Logprobs, Sampling, Verdict
-from drafters.model.language_model import Candidates
-from drafters.options import PearlOptions
+from drafters.interface import NOTHING, Drafter, DraftTree, Ints, Logprobs, Sampling, Source, Verdict, chain
+from drafters.model.chain import ModelChain
+from drafters.model.language_model import Candidates, LanguageModel
+from drafters.model.schedule import Schedules
+from drafters.model.union import UnionDrafter
+from drafters.options import DraftOptions, DraftTime, PearlOptions
 from drafters.pearl import PearlDrafter
 from drafters.sequence import Sequence
 from verify.acceptance import walk
@@ -45,6 +48,13 @@ RATIOS = (3, 5, 8)  # c
 RATES = (0.5, 0.7, 0.9)  # a
 SHAPE = CacheShape.uniform(1, 1, 1, torch.float32, torch.device("cpu"))
 NO_ROWS = Segment(KVCache(SHAPE, 1), ForwardBatch.chain(torch.zeros(1)))
+RUN = 8  # tokens that the simulated tables know, and then do not know
+FUSION_COLUMNS = {
+    "c": "c",
+    "a": "alpha",
+    **{name: f"{name}:.2f" for name in ("pearl", "fusion", "before", "beside", "auto")},
+}
+FUSION_LEGEND = "fusion: tables alone; before, beside, auto: when the draft model drafts (speculation.fusion.draft)."
 WRONG = 1  # added to a token, to be rejected
 
 
@@ -114,6 +124,8 @@ class Clock:
 class SleepingModel:
     """A draft model that sleeps for each forward and returns given guesses. Implements `LanguageModel`."""
 
+    vocabulary = 1 << 18
+
     def __init__(self, guesses: Ints, seconds: float, ratio: float, clock: Clock) -> None:
         self._guesses = guesses
         self._seconds = seconds
@@ -132,11 +144,11 @@ class SleepingModel:
 
     def root(self, count: int) -> Candidates:
         self._rows = 0
-        return self._forward()
+        return self._forward(1)
 
     def expand(self, tokens: Collection[int], parents: Collection[int], count: int) -> Candidates:
-        self._rows += 1
-        return self._forward()
+        self._rows += len(tokens)
+        return self._forward(len(tokens))
 
     def retract(self, rows: int) -> None:
         self._rows = rows - 1
@@ -148,10 +160,36 @@ class SleepingModel:
     def submit(self, work: Callable[[], T]) -> Future[T]:
         return self._thread.submit(work)
 
-    def _forward(self) -> Candidates:
+    def _forward(self, rows: int) -> Candidates:
         self._clock.spend("draft", lambda: time.sleep(self._seconds))
-        guess = self._guesses[self._emitted + self._rows]
-        return Candidates(np.array([[guess]], np.int32), np.full((1, 1), 0.5, np.float32))
+        end = self._emitted + self._rows + 1
+        return Candidates(self._guesses[end - rows : end, None], np.full((rows, 1), 0.5, np.float32))
+
+
+class KnownRuns:
+    """Tables that know the answer in runs of RUN tokens, of which every second one, and nothing else. Implements `Drafter`."""
+
+    feedback = 0
+    prunable = True
+
+    def __init__(self, answer: Ints) -> None:
+        self._answer = answer
+        self._sequence = Sequence()
+
+    def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+        self._sequence = sequence
+
+    def propose(self, budget: int) -> DraftTree:
+        at = self._sequence.emitted
+        known = RUN - at % RUN if at // RUN % 2 else 0
+        tokens = self._answer[at : at + min(known, budget)]
+        return chain(tokens, np.cumprod(np.full(len(tokens), 0.9)).astype(np.float32), Source.LOOKUP)
+
+    def observe(self, verdict: Verdict) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
 
 
 class SleepingVerifier:
@@ -205,20 +243,31 @@ class SleepingVerifier:
         self.sequence.truncate(length)
 
 
-def simulate(ratio: int, rate: float, tokens: int, token_seconds: float, window: int | None = None) -> dict[str, Any]:
-    """One run of the loop, with the figures of the ideal timeline, whose window is c. Default window: c."""
-    clock, window = Clock(), window or ratio
-    margin = 2 * max(window, ratio) + 2  # positions that may be drafted but not reached
+def run_loop(
+    make: Callable[[LanguageModel, Ints], Drafter], ratio: int, rate: float, tokens: int, token_seconds: float, nodes: int
+) -> tuple[Drafter, NDArray[np.bool_], float, Clock]:
+    """Decodes a random answer. Returns the drafter, which of the model's guesses are right, the seconds, and the busy times."""
+    clock, margin = Clock(), 2 * max(nodes, ratio) + 2  # positions that may be drafted but not reached
     answer = 2 * np.random.default_rng(1).integers(0, 1000, tokens + margin).astype(np.int32)  # odd tokens are wrong
     right = np.pad(agreement(rate, tokens, seed=ratio), (0, margin), constant_values=True)
-    model = SleepingModel(with_errors(answer, right), token_seconds, ratio, clock)
-    drafter = PearlDrafter(model, PearlOptions(window=window, ahead=0))
-    options = DecodeOptions(SamplingParams(temperature=0), tokens, max_nodes=window)
+    drafter = make(SleepingModel(with_errors(answer, right), token_seconds, ratio, clock), answer)
+    options = DecodeOptions(SamplingParams(temperature=0), tokens, max_nodes=nodes)
     prompt = np.zeros(1, np.int32)
     started = time.perf_counter()
     decoded = finish(Generation(SleepingVerifier(answer, ratio * token_seconds, clock), drafter, prompt, options))
     seconds = time.perf_counter() - started
     assert decoded.tokens == answer[:tokens].tolist()
+    return drafter, right, seconds, clock
+
+
+def simulate(ratio: int, rate: float, tokens: int, token_seconds: float, window: int | None = None) -> dict[str, Any]:
+    """One run of the loop, with the figures of the ideal timeline, whose window is c. Default window: c."""
+    window = window or ratio
+    options = PearlOptions(window=window, ahead=0)
+    drafter, right, seconds, clock = run_loop(
+        lambda model, _: PearlDrafter(model, options), ratio, rate, tokens, token_seconds, window
+    )
+    assert isinstance(drafter, PearlDrafter)
     ideal = tokens / (ideal_steps(right, tokens, ratio) * ratio * token_seconds)
     accepted = drafter.accepted_tokens / max(1, drafter.rejections)
     return {
@@ -235,18 +284,44 @@ def simulate(ratio: int, rate: float, tokens: int, token_seconds: float, window:
     }
 
 
+def simulate_fusion(ratio: int, rate: float, tokens: int, token_seconds: float) -> dict[str, Any]:
+    """Tokens per second of `pearl`, of tables alone (`fusion`), and of both by when the draft model drafts."""
+    options = PearlOptions(window=ratio, ahead=0)
+
+    def union(when: DraftTime) -> Callable[[LanguageModel, Ints], Drafter]:
+        return lambda model, answer: UnionDrafter(
+            KnownRuns(answer), ModelChain(model, options), Schedules(), DraftOptions().gamma, when
+        )
+
+    methods: dict[str, Callable[[LanguageModel, Ints], Drafter]] = {
+        "pearl": lambda model, _: PearlDrafter(model, options),
+        "fusion": lambda _, answer: KnownRuns(answer),
+        "before": union("before"),
+        "beside": union("beside"),
+        "auto": union("auto"),
+    }
+    figures: dict[str, Any] = {"c": ratio, "alpha": rate}
+    for name, make in methods.items():
+        _, _, seconds, _ = run_loop(make, ratio, rate, tokens, token_seconds, 4 * ratio)
+        figures[name] = round(tokens / seconds, 2)
+    return figures
+
+
 def run_simulation(tokens: int, token_ms: float, out: Path | None) -> list[dict[str, Any]]:
     """Simulates all ratios and rates; prints, and saves the figures if `out` is given."""
     rows: list[dict[str, Any]] = []
+    fused: list[dict[str, Any]] = []
     with Progress() as progress:
         task = progress.add_task("simulating", total=len(RATIOS) * len(RATES))
         for ratio in RATIOS:
             for rate in RATES:
                 rows.append(simulate(ratio, rate, tokens, token_ms / 1e3))
+                fused.append(simulate_fusion(ratio, rate, tokens, token_ms / 1e3))
                 progress.advance(task)
     show(rows)
+    report.print_figures("Tokens per second beside tables that know half of the answer", FUSION_COLUMNS, fused, FUSION_LEGEND)
     if out:
-        report.save(out, {"tokens": tokens, "draft_token_ms": token_ms, "results": rows})
+        report.save(out, {"tokens": tokens, "draft_token_ms": token_ms, "results": rows, "fusion": fused})
     return rows
 
 

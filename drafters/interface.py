@@ -5,7 +5,7 @@ Plain numpy data in frozen dataclasses. Knows nothing about where drafts come fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
@@ -50,8 +50,9 @@ class Draws:
     rows: tuple[int, ...]  # in sampling order
 
 
-# The token sampled after the first n nodes of a chain and the distribution that it was sampled from, float32 [V].
-Continuation = Callable[[int], tuple[int, Floats] | None]
+# The token that a draft model has sampled after these tokens below the root, and the distribution that it was sampled from,
+# float32 [V]; None if it has sampled none there.
+Continuation = Callable[[Collection[int]], tuple[int, Floats] | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,7 @@ class DraftTree:
     source: NDArray[np.uint8]  # uint8 [N]; a Source
     # By the parent's row, -1 = the root. All other nodes are guesses: not sampled, or not for their position in the tree.
     draws: Mapping[int, Draws] = field(default_factory=dict)
-    continuation: Continuation | None = None  # of a chain that is extended while it is verified; called after the forward
+    continuation: Continuation | None = None  # of a tree whose chain is extended while it is verified; called after the forward
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -87,6 +88,16 @@ class DraftTree:
                 break
             rows.append(row)
         return np.array(rows, np.int32)
+
+    def likeliest(self, tokens: Collection[int], least: float = 0.0) -> list[int]:
+        """The tokens of the likeliest path below the end of `tokens`, of nodes of at least the probability `least`."""
+        rows = self.follow(np.array(list(tokens), np.int32))
+        if len(rows) < len(tokens):
+            return []
+        first = row = int(rows[-1]) + 1 if len(rows) else 0
+        while row < len(self) and self.parents[row] == row - 1 and self.probability[row] >= least:
+            row += 1
+        return list(map(int, self.tokens[first:row]))
 
     @cached_property
     def _children(self) -> dict[tuple[int, int], int]:

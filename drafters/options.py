@@ -17,6 +17,7 @@ ModelName = Literal["draft", "draft-tree", "draft-graph", "pearl"]  # drafters t
 DrafterName = Literal[TableName, ModelName]
 NAMES: tuple[DrafterName, ...] = get_args(DrafterName)
 NEED_A_MODEL: tuple[DrafterName, ...] = get_args(ModelName)
+DraftTime = Literal["auto", "before", "beside", "never"]  # of a draft model beside tables
 Positive = Annotated[float, Gt(0)]
 
 Value = TypeVar("Value")
@@ -139,7 +140,7 @@ class DraftOptions:
     theta_prob: Annotated[float, Ge(0), Le(1)] = option(0.2, "The chain ends at a token less probable than this.")
     thrifty: bool = option(
         True,
-        "Stop drafting when the next token is expected to cost more time than it saves; also in `fusion`.",
+        "Stop drafting when the next token is expected to cost more time than it saves.",
     )
 
     @property
@@ -179,6 +180,10 @@ class FusionOptions:
     successors: Annotated[int, Ge(1), Le(64)] = option(12, "Successors stored per table context.")
     feedback: Annotated[int, Ge(0), Le(12)] = option(
         8, "Learn the target's top-k tokens at every verified node; 0 disables it."
+    )
+    draft: DraftTime = option(
+        "auto",
+        "When a draft model drafts: before a verification, beside (during) it, never, or `auto`: whichever saves most time.",
     )
 
 

@@ -17,9 +17,10 @@ PROBE_INTERVAL = 16  # steps between two probes of an action that does not pay
 CALIBRATION_BINS = 10
 CALIBRATION_PRIOR = 4.0  # pseudo-observations of the draft model's own probability
 CALIBRATION_DECAY = 0.999  # weight of earlier observations, per new one
+OUTLIER = 3.0  # times the mean
 TRUST_PRIOR = 0.2  # initial expected and accepted tokens per step: full trust
-GAIN_PRIOR = 0.3  # initial estimate of the tokens that a source adds
-GAIN_LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # expected tokens; gains are tracked separately between these
+GAIN_PRIOR = 0.3  # initial estimate of the tokens that a draft model adds to a step
+LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # tokens that the tables expect; means are kept separately between these
 
 
 def ema(mean: float, value: float) -> float:
@@ -27,17 +28,31 @@ def ema(mean: float, value: float) -> float:
     return DECAY * mean + (1 - DECAY) * value if mean else value
 
 
-class Probe:
-    """Is due in one of `interval` calls."""
+def bounded(mean: float, value: float) -> float:
+    """A duration, at most OUTLIER times its mean: what else the machine does delays a step now and then."""
+    return min(value, OUTLIER * mean) if mean else value
 
-    def __init__(self, interval: int = PROBE_INTERVAL) -> None:
-        self._interval = interval
+
+class Probe:
+    """Is due in one of `interval` calls; with `longest`, the interval doubles up to it each time, until `reset`."""
+
+    def __init__(self, interval: int = PROBE_INTERVAL, longest: int = 0) -> None:
+        self._shortest = self._interval = interval
+        self._longest = longest
         self._calls = 0
 
     def due(self) -> bool:
         """Counts a call; true for every `interval`-th."""
         self._calls += 1
-        return self._calls % self._interval == 0
+        if self._calls < self._interval:
+            return False
+        self._calls = 0
+        self._interval = max(self._interval, min(2 * self._interval, self._longest))
+        return True
+
+    def reset(self) -> None:
+        """Sets the interval to its first value."""
+        self._interval = self._shortest
 
 
 class CostBenefit:
@@ -45,8 +60,14 @@ class CostBenefit:
 
     def __init__(self) -> None:
         self.seconds = 0.0  # per action (EMA)
-        self.token_seconds = 0.0  # per emitted token (EMA)
+        self._step_seconds = 0.0  # per step (EMA)
+        self._step_tokens = 0.0  # emitted per step (EMA)
         self._probe = Probe()
+
+    @property
+    def token_seconds(self) -> float:
+        """The time per emitted token; 0 if it has not been measured."""
+        return self._step_seconds / self._step_tokens if self._step_tokens else 0.0
 
     def pays(self, tokens: float) -> bool:
         """Whether an action that is expected to add `tokens` is worth its time."""
@@ -63,7 +84,8 @@ class CostBenefit:
 
     def record_step(self, tokens: int, seconds: float) -> None:
         """Records a step that emitted `tokens` tokens."""
-        self.token_seconds = ema(self.token_seconds, seconds / tokens)
+        self._step_seconds = ema(self._step_seconds, bounded(self._step_seconds, seconds))
+        self._step_tokens = ema(self._step_tokens, tokens)
 
 
 class Trust:
@@ -112,17 +134,17 @@ def _bin(probability: float) -> int:
     return min(CALIBRATION_BINS - 1, int(probability * CALIBRATION_BINS))
 
 
-class Gains:
-    """The tokens that one source adds, by the number of tokens expected from the other sources."""
+class LevelMeans:
+    """Means (EMA) of a value, by the number of tokens that the tables expect in the step."""
 
-    def __init__(self) -> None:
-        self._gains = [GAIN_PRIOR] * (len(GAIN_LEVELS) + 1)  # tokens per step (EMA)
+    def __init__(self, start: float = 0.0) -> None:
+        self._means = [start] * (len(LEVELS) + 1)
 
-    def expected(self, others: float) -> float:
-        """The tokens that the source is expected to add if the other sources are expected to give `others` tokens."""
-        return self._gains[bisect_left(GAIN_LEVELS, others)]
+    def of(self, expected: float) -> float:
+        """The mean for steps in which the tables expect about `expected` tokens."""
+        return self._means[bisect_left(LEVELS, expected)]
 
-    def record(self, others: float, tokens: int) -> None:
-        """Records the tokens that the source added in one step."""
-        level = bisect_left(GAIN_LEVELS, others)
-        self._gains[level] = ema(self._gains[level], tokens)
+    def record(self, expected: float, value: float) -> None:
+        """Records the value of one step."""
+        level = bisect_left(LEVELS, expected)
+        self._means[level] = ema(self._means[level], value)

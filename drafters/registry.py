@@ -17,7 +17,9 @@ from drafters.fusion import FusionDrafter
 from drafters.interface import Drafter, Verdict
 from drafters.lookahead import LookaheadDrafter
 from drafters.lookup import LookupDrafter
+from drafters.model.chain import ModelChain
 from drafters.model.language_model import LanguageModel
+from drafters.model.schedule import Schedules
 from drafters.model.union import UnionDrafter
 from drafters.none import NoDrafter
 from drafters.options import (
@@ -44,6 +46,7 @@ class Resources:
     corpus: Collection[Corpus] = ()
     vocabulary: int = 1 << 18  # token ids are below it
     model: Callable[[], LanguageModel] | None = None  # creates a session's draft model; None without a draft model
+    schedules: Schedules = field(default_factory=Schedules)  # what all sessions measured of the draft model
 
     @property
     def names(self) -> tuple[DrafterName, ...]:
@@ -69,9 +72,10 @@ def make(name: DrafterName, resources: Resources) -> Drafter:
             return PredictionDrafter(options.prediction)
         case "fusion":
             tables = FusionDrafter(resources.base, resources.corpus, options.fusion, resources.vocabulary)
-            if resources.model is None:
+            if resources.model is None or options.fusion.draft == "never":
                 return tables
-            return UnionDrafter(tables, DraftDrafter(resources.model(), options.draft), options.draft.thrifty)
+            chain = ModelChain(resources.model(), options.pearl, choices=2)
+            return UnionDrafter(tables, chain, resources.schedules, options.draft.gamma, options.fusion.draft)
     assert resources.model is not None, f"{name} needs a draft model"
     model = resources.model()
     match name:

@@ -36,6 +36,10 @@ class ToyModel:
         self._text, self.rows = text.tokens.tolist(), []
 
     @property
+    def vocabulary(self) -> int:
+        return len(self._table)
+
+    @property
     def space(self) -> int:
         return 64 - max(0, len(self.rows) - 1)
 

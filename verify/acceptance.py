@@ -113,15 +113,16 @@ class Rejection:
         node = -1
         while True:
             target = warp_logits(logits[node + 1 : node + 2], self._params)[0].double().softmax(-1).cpu().numpy()
-            proposal = _proposed(tree, node, len(rows))
+            proposal = _proposed(tree, node, tokens)
             position = first + len(rows)
             count = len(proposal.drawn) + len(proposal.guesses)
             noise = [uniform(self._params.seed, position, number) for number in range(count + 1)]
             accepted, token = descend(target, proposal.q, proposal.drawn, proposal.guesses, noise)
             tokens.append(token)
-            if accepted is None or not proposal.rows:
+            child = None if accepted is None else proposal.rows[accepted]
+            if child is None:
                 return np.array(rows, np.int32), np.array(tokens, np.int32), to_host(*extra)
-            node = proposal.rows[accepted]
+            node = child
             rows.append(node)
 
 
@@ -131,19 +132,21 @@ class Proposal(NamedTuple):
     q: NDArray[np.float64] | None  # [V]; the distribution of the sampled tokens
     drawn: list[int]  # sampled tokens, in sampling order
     guesses: list[int]  # the other tokens
-    rows: list[int]  # of `drawn` and `guesses`; empty for a token that continues a chain beyond its last node
+    rows: list[int | None]  # of `drawn` and `guesses`; None = sampled while the target ran, and not in the tree
 
 
-def _proposed(tree: DraftTree, node: int, depth: int) -> Proposal:
-    """The proposal after a node of this depth."""
+def _proposed(tree: DraftTree, node: int, path: Sequence[int]) -> Proposal:
+    """The proposal after a node, at the end of the tokens `path`."""
     children: list[int] = np.flatnonzero(tree.parents == node).tolist()
-    if not children and tree.continuation is not None and (found := tree.continuation(depth)) is not None:
-        return Proposal(found[1].astype(np.float64), [found[0]], [], [])
-    if (draws := tree.draws.get(node)) is None:
-        return Proposal(None, [], tree.tokens[children].tolist(), children)
-    guesses = [row for row in children if row not in draws.rows]
-    rows, q = [*draws.rows, *guesses], draws.q.astype(np.float64)
-    return Proposal(q, tree.tokens[list(draws.rows)].tolist(), tree.tokens[guesses].tolist(), rows)
+    rows: list[int | None] = []
+    if (draws := tree.draws.get(node)) is not None:
+        rows, drawn, q = [*draws.rows], tree.tokens[list(draws.rows)].tolist(), draws.q.astype(np.float64)
+    elif tree.continuation is not None and (found := tree.continuation(path)) is not None:
+        rows, drawn, q = [tree.child(node, found[0])], [found[0]], found[1].astype(np.float64)
+    else:
+        drawn, q = [], None
+    guesses = [row for row in children if row not in rows]
+    return Proposal(q, drawn, tree.tokens[guesses].tolist(), [*rows, *guesses])
 
 
 def descend(

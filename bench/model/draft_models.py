@@ -24,10 +24,10 @@ from bench.model.forced import ForcedVerifier
 from bench.model.shapes import check_shape, random_runner
 from bench.pearl_simulation import Clock, agreement, with_errors
 from bench.plan import BenchError, Plan
-from drafters.interface import MAX_NODES, Drafter, Ints, Source, Verdict
+from drafters.interface import MAX_NODES, Drafter, DraftTree, Ints, Source, Verdict
 from drafters.model.language_model import Candidates
 from drafters.none import NoDrafter
-from drafters.options import DrafterName
+from drafters.options import DrafterName, DraftTime
 from drafters.registry import Resources, make
 from server.settings import Settings
 from server.worker.runtime import load
@@ -39,6 +39,7 @@ from verify.generation import DecodeOptions
 from verify.heads.draft import HeadDraft, HeadRunner
 from verify.model.loading import resolve_devices
 from verify.model.runner import ModelRunner
+from verify.model.segment import Segment
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
@@ -85,6 +86,16 @@ def without(**strategies: Any) -> Callable[[Resources], Resources]:
     return changed
 
 
+def drafting(time: DraftTime) -> Callable[[Resources], Resources]:
+    """A change of fusion's options: when the draft model drafts."""
+
+    def changed(resources: Resources) -> Resources:
+        options = resources.options
+        return replace(resources, options=replace(options, fusion=replace(options.fusion, draft=time)))
+
+    return changed
+
+
 MODEL_METHODS = (
     Method("autoregressive", "none"),
     Method("SSD (draft)", "draft"),
@@ -97,8 +108,10 @@ MODEL_METHODS = (
 )
 METHODS = (
     *MODEL_METHODS,
-    Method("fusion", "fusion", lambda resources: replace(resources, model=None)),
-    Method("fusion with the draft model", "fusion"),
+    Method("fusion", "fusion", drafting("never")),
+    Method("fusion, drafting before", "fusion", drafting("before")),
+    Method("fusion, drafting beside", "fusion", drafting("beside")),
+    Method("fusion with the draft model", "fusion", drafting("auto")),
 )
 
 
@@ -152,9 +165,16 @@ class TimedVerifier(TreeVerifier):
     """A TreeVerifier that records its steps on the clock."""
 
     clock = Clock()
+    _began = 0.0
 
-    def verify(self, *arguments: Any) -> Verdict:
-        return self.clock.spend("verify", lambda: super(TimedVerifier, self).verify(*arguments))
+    def segment(self, tree: DraftTree) -> Segment:
+        self._began = time.perf_counter()
+        return super().segment(tree)
+
+    def judge(self, *arguments: Any) -> Verdict:
+        verdict = super().judge(*arguments)
+        self.clock.spans["verify"].append((self._began, time.perf_counter()))
+        return verdict
 
 
 class TimedDraft(SessionDraft):

@@ -35,6 +35,10 @@ class LanguageModel(Protocol):
     def speed_ratio(self) -> float:
         """Seconds of a target step over seconds of a step of this model (PEARL's c), measured at start-up."""
 
+    @property
+    def vocabulary(self) -> int:
+        """The model reads token ids below it."""
+
     def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
         """Starts a request whose prompt is the text so far. A prefix that the model has read already is not read again."""
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from drafters.interface import EMPTY, DraftTree
 from drafters.policy import Probe, ema
 
 CAPACITY = 1 << 16  # contexts; the least recently updated is evicted
+MIN_PATH = 0.25  # nodes of a guide of lower path probability are no guesses
 MIN_ACCURACY = 0.4  # share of correct guesses below which the table guesses rarely
 
 
@@ -35,11 +37,13 @@ class NgramPredraft:
             del self._next[next(iter(self._next))]
         self._last = text[-2:]
 
-    def guess(self, draft: Sequence[int]) -> list[int]:
-        """Guesses the tokens that follow the text and the `draft` after it."""
+    def guess(self, draft: Sequence[int], guide: DraftTree = EMPTY) -> list[int]:
+        """Guesses the tokens that follow the text and the `draft` after it; those in the tree `guide`, if it has any."""
         probe = self._probe.due()
         if self._accuracy < MIN_ACCURACY and not probe:
             return []
+        if path := guide.likeliest(draft, MIN_PATH):
+            return path
         context = [*self._last, *draft][-2:]
         guessed: list[int] = []
         while len(guessed) < self._max_tokens and len(context) == 2:

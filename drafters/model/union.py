@@ -1,10 +1,8 @@
 """`fusion` with a draft model: one tree of the tables' and the model's drafts.
 
-Tokens that the model sampled for rejection sampling are all kept, because dropping some by their tokens would bias it. The
-tables' tokens fill the rest of the budget.
-
-Drafts from tables are nearly free, a model's forwards are not. The tokens that the model adds are tracked by the number of
-tokens expected from the tables. The model drafts if that gain is worth its time, and is only probed otherwise.
+The model's chain is drafted before a verification or during it, as in PEARL, or not at all (`drafters.model.schedule`). A step
+without a chain verifies the tables' tree alone, so none is without a draft. Tokens that the model sampled for rejection
+sampling are all kept, because dropping some by their tokens would bias it. The tables' tokens fill the rest of the budget.
 """
 
 from __future__ import annotations
@@ -15,7 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from drafters.interface import EMPTY, NOTHING, Drafter, DraftTree, Draws, Ints, Sampling, Verdict, arrange
-from drafters.policy import CostBenefit, Gains
+from drafters.model.chain import ModelChain
+from drafters.model.schedule import Choice, Schedule, Schedules
+from drafters.options import DraftTime
 from drafters.sequence import Sequence
 
 
@@ -24,48 +24,108 @@ class UnionDrafter:
 
     prunable = True
 
-    def __init__(self, tables: Drafter, model: Drafter, thrifty: bool = True) -> None:
-        """With `thrifty`, the model drafts only where its expected gain is worth its time; otherwise in every step."""
-        self._thrifty = thrifty
+    def __init__(
+        self, tables: Drafter, chain: ModelChain, schedules: Schedules, longest: int, time: DraftTime = "auto"
+    ) -> None:
+        """`longest` bounds the number of tokens that are drafted before a verification."""
+        self.feedback = tables.feedback
         self._tables = tables
-        self._model = model
-        self.feedback = max(tables.feedback, model.feedback)
-        self._gains = Gains()  # tokens that the model adds
-        self._benefit = CostBenefit()  # of the model's drafts
-        self._table_tokens = 0.0  # tokens expected from the tables in this step
-        self._model_drafts = False
+        self._chain = chain
+        self._schedules = schedules
+        self._schedule: Schedule = schedules.of(True)
+        self._longest = longest
+        self._time = time
+        self._sequence = Sequence()
+        self._sampling: Sampling | None = None
+        self._has_begun = False  # the chain; it begins with the request, or when it is first used
+        self._has_drafted = False  # in this request; the first draft includes the reading of the prompt
+        self._choice = Choice()
+        self._had_chain = False  # at the start of the step
         self._table_tree = EMPTY
+        self._expected = 0.0  # tokens expected from the tables in this step
+        self._beside_before: float | None = None  # the same of the last step, if the model drafted during it
         self._started = 0.0  # time.perf_counter() at the start of the step
+        self._draft_seconds = 0.0  # of drafting before this verification
+
+    @property
+    def drafted_tokens(self) -> int:
+        """Tokens that the model has drafted, in total."""
+        return self._chain.drafted_tokens
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._tables.begin(sequence, prediction, sampling)
-        self._model.begin(sequence, prediction, sampling)
+        self._sequence, self._sampling = sequence, sampling
+        self._schedule = self._schedules.of(sampling is None or sampling.greedy)
+        self._has_begun = self._has_drafted = False
+        self._beside_before = None
+        if self._time != "auto" or self._schedule.pays_lately:
+            self._begin_chain()
 
     def propose(self, budget: int) -> DraftTree:
-        self._started = time.perf_counter()
+        self._started, self._draft_seconds = time.perf_counter(), 0.0
         tree = self._table_tree = self._tables.propose(budget)
-        self._table_tokens = float(tree.probability.sum())
-        gain = self._gains.expected(self._table_tokens)
-        self._model_drafts = not self._thrifty or self._benefit.pays_or_probes(gain)
-        if not self._model_drafts:
-            return tree
-        started = time.perf_counter()
-        draft = self._model.propose(budget)
-        self._benefit.record_action(time.perf_counter() - started)
-        return merge(tree, draft, budget)
+        self._expected = float(tree.probability.sum())
+        self._had_chain = len(self._chain) > 0
+        self._choice = self._choose() if budget > 0 else Choice()
+        if self._choice.before or self._choice.beside:
+            self._begin_chain()
+        if self._choice.before:
+            self._draft_before(tree)
+        if len(self._chain) or self._choice.beside:
+            tree = merge(tree, self._chain.tree(budget), budget)
+        if self._choice.beside:
+            self._chain.draft_beside(self._table_tree)
+        return tree
 
     def observe(self, verdict: Verdict) -> None:
-        if self._model_drafts:
-            gain = len(verdict.rows) - len(self._table_tree.follow(verdict.tokens[:-1]))
-            self._gains.record(self._table_tokens, max(0, gain))
+        gain = max(0, len(verdict.rows) - len(self._table_tree.follow(verdict.tokens[:-1])))
         self._tables.observe(verdict)
-        self._model.observe(verdict)
-        self._benefit.record_step(len(verdict.tokens), time.perf_counter() - self._started)
+        if self._choice.before or self._choice.beside or len(self._chain):
+            self._chain.observe(verdict)
+        else:
+            self._has_begun = False  # it reads the tokens in between when it is used again
+        self._record(gain, len(verdict.tokens), time.perf_counter() - self._started)
 
     def end(self) -> None:
         self._tables.end()
-        self._model.end()
+        self._chain.end()
         self._table_tree = EMPTY
+
+    def _begin_chain(self) -> None:
+        """Begins the chain, unless it has begun in this request."""
+        if not self._has_begun:
+            self._chain.start(self._sequence, self._sampling)
+            self._has_begun = True
+
+    def _choose(self) -> Choice:
+        if self._time == "auto":
+            return self._schedule.choose(self._expected, self._had_chain)
+        return Choice(self._time == "before" and not self._had_chain, self._time == "beside")
+
+    def _draft_before(self, tree: DraftTree) -> None:
+        """Drafts tokens that are expected to save more time than they cost."""
+        started, token_seconds = time.perf_counter(), self._schedule.token_seconds
+        self._chain.draft(self._longest, self._chain.draft_seconds / token_seconds if token_seconds else 0.0, tree)
+        self._draft_seconds = time.perf_counter() - started
+
+    def _record(self, gain: int, tokens: int, seconds: float) -> None:
+        """Records a step of `seconds` that emitted `tokens` tokens, `gain` of them more than the tables' tree has."""
+        schedule, choice = self._schedule, self._choice
+        drafts = choice.before or choice.beside
+        is_first, self._has_drafted = drafts and not self._has_drafted, self._has_drafted or drafts
+        if not is_first:
+            schedule.record_tokens(tokens, seconds)
+        if self._time != "auto":
+            return
+        if self._beside_before is not None:
+            # Without this chain, the model might have drafted another one before the verification.
+            saved = gain - schedule.net_of_before(self._expected) if self._had_chain else 0.0
+            schedule.record_beside(self._beside_before, saved)
+        if choice.before:
+            schedule.record_before(self._expected, gain, 0.0 if is_first else self._draft_seconds)
+        if not is_first:
+            schedule.record_step(self._expected, choice.beside, seconds - self._draft_seconds)
+        self._beside_before = self._expected if choice.beside else None
 
 
 def merge(left: DraftTree, right: DraftTree, budget: int) -> DraftTree:
@@ -102,4 +162,4 @@ def merge(left: DraftTree, right: DraftTree, budget: int) -> DraftTree:
         row_of[indices[parent]]: Draws(drawn.q, tuple(row_of[indices[row]] for row in drawn.rows))
         for parent, drawn in right.draws.items()
     }
-    return replace(tree, draws=draws)
+    return replace(tree, draws=draws, continuation=right.continuation)

@@ -118,11 +118,11 @@ def test_a_table_drafts_for_the_draft_model() -> None:
         drafter.begin(misled)
     last = 0
     for _ in range(10):  # the target agrees with the model every time
-        size = len(plain[0]._draft) + 1
+        size = len(plain[0].tokens) + 1
         emitted = [(last + 1 + number) % 5 for number in range(size)]
         last = emitted[-1]
         assert step(plain[0], *emitted) == step(quick[0], *emitted)
-        assert plain[0]._draft == quick[0]._draft
+        assert plain[0].tokens == quick[0].tokens
     assert sum(quick[1].forwards) > len(quick[1].forwards)
     assert len(quick[1].forwards) < len(plain[1].forwards)
 

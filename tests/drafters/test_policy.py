@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drafters.policy import PROBE_INTERVAL, Calibration, CostBenefit, Gains, Probe, Trust, ema
+from drafters.policy import PROBE_INTERVAL, Calibration, CostBenefit, LevelMeans, Probe, Trust, ema
 
 
 def test_a_mean_starts_with_its_first_value_and_then_decays() -> None:
@@ -18,6 +18,13 @@ def test_a_probe_is_due_once_per_interval() -> None:
     assert [probe.due() for _ in range(8)] == [False, False, False, True] * 2
 
 
+def test_a_probe_in_vain_becomes_rarer() -> None:
+    probe = Probe(2, longest=6)
+    assert [call for call in range(1, 25) if probe.due()] == [2, 6, 12, 18, 24]
+    probe.reset()
+    assert [probe.due() for _ in range(2)] == [False, True]
+
+
 def test_unmeasured_actions_pay() -> None:
     assert CostBenefit().pays(0.1)
 
@@ -29,6 +36,18 @@ def test_an_action_that_costs_more_than_it_saves_is_only_probed() -> None:
     assert benefit.pays(3.0)
     assert not benefit.pays(2.0)
     assert sum(benefit.pays_or_probes(1.0) for _ in range(10 * PROBE_INTERVAL)) == 10
+
+
+def test_the_time_per_token_is_that_of_all_steps() -> None:
+    """Not the mean of the steps' own ratios, which steps of one token dominate; and a delayed step counts little."""
+    benefit = CostBenefit()
+    for _ in range(200):
+        benefit.record_step(1, 0.010)
+        benefit.record_step(19, 0.010)
+    assert benefit.token_seconds == pytest.approx(0.001, rel=0.15)
+    before = benefit.token_seconds
+    benefit.record_step(10, 10.0)
+    assert benefit.token_seconds < 1.3 * before
 
 
 def test_trust_follows_accepted_over_expected_tokens() -> None:
@@ -52,10 +71,10 @@ def test_calibration_moves_from_the_models_probability_to_the_measured_one() -> 
     assert calibration.acceptance(0, 0.95) == pytest.approx(0.95)
 
 
-def test_gains_are_tracked_by_the_tokens_expected_from_other_sources() -> None:
-    gains = Gains()
-    before = gains.expected(3.0)
+def test_means_are_kept_by_the_tokens_that_the_tables_expect() -> None:
+    means = LevelMeans(0.3)
     for _ in range(50):
-        gains.record(0.1, 4)
-    assert gains.expected(0.2) == pytest.approx(4.0, abs=0.1)
-    assert gains.expected(3.0) == before
+        means.record(0.1, 4)
+    assert means.of(0.2) == pytest.approx(4.0, abs=0.1)
+    assert means.of(3.0) == 0.3
+    assert LevelMeans().of(9.0) == 0.0

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import models
-from drafters.interface import Drafter, Ints
+from drafters.interface import Drafter, Ints, Source
 from drafters.model.language_model import LanguageModel
 from drafters.none import NoDrafter
-from drafters.options import NAMES, NEED_A_MODEL, DrafterName
+from drafters.options import NAMES, NEED_A_MODEL, DrafterName, DraftTime, FusionOptions, Options
 from drafters.registry import Resources, make
 from drafters.tables import ngram
 from drafters.tables.suffix import Corpus, index
@@ -173,6 +173,19 @@ def test_every_drafter_is_lossless(subject: Subject, drafter: DrafterName, numbe
         assert decoded.tokens == expected, number
         tokens, steps = tokens + len(expected), steps + len(decoded.steps)
     assert steps < tokens  # some drafts were accepted
+
+
+@TEMPERATURES
+@pytest.mark.parametrize("subject", ["embedded"], indirect=True)
+@pytest.mark.parametrize("time", ["before", "beside"])
+def test_fusion_is_lossless_whenever_the_draft_model_drafts(subject: Subject, time: DraftTime, temperature: float) -> None:
+    resources = replace(subject.resources, options=Options(fusion=FusionOptions(draft=time)))
+    accepted: list[int] = []
+    for number in range(0, 40, 20):
+        decoded = subject.decode(make("fusion", resources), number, subject.options(number, temperature))
+        assert decoded.tokens == subject.plain(number, temperature), number
+        accepted += [source for step in decoded.steps if step.tree for source in step.tree.source[step.accepted]]
+    assert Source.DRAFT in accepted
 
 
 @SUBJECTS

@@ -14,10 +14,12 @@ from drafters.draft import DraftDrafter
 from drafters.draft_graph import DraftGraphDrafter
 from drafters.draft_tree import DraftTreeDrafter
 from drafters.interface import Drafter, DraftTree, Draws, Ints, Verdict
+from drafters.model.chain import ModelChain
 from drafters.model.language_model import LanguageModel
+from drafters.model.schedule import Schedules
 from drafters.model.union import UnionDrafter, merge
 from drafters.none import NoDrafter
-from drafters.options import DraftGraphOptions, DraftOptions, DraftTreeOptions, PearlOptions
+from drafters.options import DraftGraphOptions, DraftOptions, DraftTime, DraftTreeOptions, PearlOptions
 from drafters.pearl import PearlDrafter
 from tests.drafts import Chaos, Driven
 from tests.language import ToyModel
@@ -101,9 +103,10 @@ TREE = DraftTreeOptions(2, 3, 0.2, 0.3, thrifty=False)
 CHAIN = DraftOptions(2, 0.2, thrifty=False)
 
 
-def fusion(model: LanguageModel) -> Drafter:
+def fusion(time: DraftTime) -> Callable[[LanguageModel], Drafter]:
     """Guesses, and a draft model that drafts in every step."""
-    return UnionDrafter(Chaos(VOCABULARY), DraftDrafter(model, CHAIN), thrifty=False)
+    options = PearlOptions(window=2, ahead=1)
+    return lambda model: UnionDrafter(Chaos(VOCABULARY), ModelChain(model, options, 2), Schedules(), 2, time)
 
 
 MAKE: dict[str, Callable[[LanguageModel], Drafter]] = {
@@ -111,7 +114,9 @@ MAKE: dict[str, Callable[[LanguageModel], Drafter]] = {
     "draft-tree": lambda model: DraftTreeDrafter(model, TREE),
     "draft-graph": lambda model: DraftGraphDrafter(model, DraftGraphOptions(2, 3, 0.2, 0.3, thrifty=False, tau=1)),
     "pearl": lambda model: PearlDrafter(model, PearlOptions(window=2)),
-    "fusion": fusion,
+    "fusion, before": fusion("before"),
+    "fusion, beside": fusion("beside"),
+    "fusion, auto": fusion("auto"),
 }
 
 
@@ -146,7 +151,7 @@ def judged(tree: DraftTree, last: int, tokens: list[int]) -> list[tuple[int, boo
     found: list[tuple[int, bool]] = []
     node: int | None = -1
     for depth, token in enumerate(tokens):
-        continued = tree.continuation(depth) if tree.continuation else None
+        continued = tree.continuation(tokens[:depth]) if tree.continuation else None
         if node is not None and node in tree.draws:
             sample = int(tree.tokens[tree.draws[node].rows[0]])
         elif node is not None and continued is not None:
@@ -160,7 +165,7 @@ def judged(tree: DraftTree, last: int, tokens: list[int]) -> list[tuple[int, boo
     return found
 
 
-@pytest.mark.parametrize("name", ["draft", "pearl", "fusion"])
+@pytest.mark.parametrize("name", ["draft", "pearl", "fusion, before", "fusion, beside"])
 def test_samples_are_accepted_as_often_as_the_distributions_overlap(name: str) -> None:
     """Also a sample that the target judges before the draft is verified, and beside a table's guesses."""
     drafter = Driven(MAKE[name](ToyModel(DRAFT[1:], np.random.default_rng(6))))

@@ -80,14 +80,25 @@ class DraftRunner:
         self.synchronize()
         self.cache_for(forked).fork(rows, length)
 
+    def _synchronize_stream(self) -> None:
+        """Waits for what the caller's thread has queued on a GPU."""
+        if self.runner.device.type == "cuda":
+            torch.cuda.current_stream(self.runner.device).synchronize()
+
     def synchronize(self) -> None:
         """Waits for the device: threads have streams of their own."""
         if self.runner.device.type == "cuda":
             torch.cuda.synchronize(self.runner.device)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Runs `work` in the draft model's thread."""
-        return self._thread.submit(work)
+        """Runs `work` in the draft model's thread. Once it is done, the device has done it, too: threads have own streams."""
+
+        def completed() -> T:
+            result = work()
+            self._synchronize_stream()
+            return result
+
+        return self._thread.submit(completed)
 
     def together(self, work: Sequence[Callable[[], None]]) -> None:
         """Runs work of several sessions, each of which drafts. Their forwards are computed together where that pays.
@@ -110,7 +121,7 @@ class DraftRunner:
         with self._running:
             while True:
                 try:
-                    return self.runner.forward(*segment)
+                    return self._own(self.runner.forward(*segment))
                 except OutOfPages:
                     oldest = next((each for each in self._caches.values() if each is not segment.cache and each.length), None)
                     if oldest is None:
@@ -119,7 +130,15 @@ class DraftRunner:
 
     def _forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         with self._running:
-            return self.runner.forward_all(segments)
+            return [self._own(logits) for logits in self.runner.forward_all(segments)]
+
+    def _own(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits, which on a GPU the forward of another thread would overwrite."""
+        if self.runner.device.type != "cuda":
+            return logits
+        logits = logits.clone()
+        self._synchronize_stream()
+        return logits
 
     @property
     def is_own_thread(self) -> bool:

@@ -66,6 +66,10 @@ class SessionDraft:
     def speed_ratio(self) -> float:
         return self._shared.speed_ratio
 
+    @property
+    def vocabulary(self) -> int:
+        return self._shared.runner.vocabulary
+
     def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
         self.end_reading()
         known = self._start(text, sampling)
@@ -179,7 +183,7 @@ class SessionDraft:
 
     def _any_unknown(self, tokens: Ints) -> bool:
         """Whether any id is outside the draft model's vocabulary."""
-        return bool(len(tokens)) and int(tokens.max()) >= self._shared.runner.vocabulary
+        return bool(len(tokens)) and int(tokens.max()) >= self.vocabulary
 
     def _follow(self, tokens: Collection[int]) -> list[int]:
         """The rows along `tokens` from row 0 down; empty without rows."""

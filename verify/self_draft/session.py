@@ -96,8 +96,11 @@ class SelfDraft(SessionDraft):
 
     def _forward(self, new: int, count: int) -> Candidates:
         """Computes the rows that are not in the cache; candidates for the last `new` rows."""
+        gap = GAP if self._shared.is_own_thread else 0
+        if gap != self._gap:
+            self._computed = 0  # they are elsewhere: drafted before the target's forward, and continued during it
         if not self._computed:
-            self._find_cache()
+            self._find_cache(gap)
         assert self._cache is not None
         known = self._gap + self._computed
         size = self._gap + len(self._rows)
@@ -109,11 +112,10 @@ class SelfDraft(SessionDraft):
         self._computed = len(self._rows)
         return self._candidates(logits, self._depths[-new:], count)
 
-    def _find_cache(self) -> None:
+    def _find_cache(self, gap: int) -> None:
         """Sets where rows are computed. In the draft model's thread, the target may commit rows meanwhile."""
-        cache = cast(KVCache, self._text.cache)
-        self._gap = GAP if self._shared.is_own_thread else 0
-        if self._gap:
+        cache, self._gap = cast(KVCache, self._text.cache), gap
+        if gap:
             cache = copy.copy(cache)
             cache.length = self._length - 1
         self._cache = cache

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.interface import DraftTree, Draws, Source, Verdict, chain
+from drafters.interface import Drafter, DraftTree, Draws, Ints, Source, Verdict, chain
+from drafters.model.chain import ModelChain
+from drafters.model.language_model import Candidates
+from drafters.model.schedule import LATELY, Schedules
 from drafters.model.union import UnionDrafter, merge
+from drafters.none import NoDrafter
+from drafters.options import DraftTime, PearlOptions
+from drafters.registry import fork
 from tests.drafts import Driven, Oracle
+from tests.language import ToyModel
 from tests.trees import check, trees
+from verify.sampling_params import SamplingParams
 
 
 def paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
@@ -52,24 +62,144 @@ def test_a_tree_is_followed_to_the_first_missing_token() -> None:
     assert tree.follow(np.array([5], np.int32)).tolist() == []
 
 
-def test_a_model_that_adds_nothing_is_only_probed() -> None:
-    answer = list(range(1, 1001))
+RING = np.full((5, 5), 0.01) + np.roll(np.eye(5), 1, 1)  # 0 -> 1 -> 2 -> 3 -> 4 -> 0
+RING /= RING.sum(1, keepdims=True)
+PROMPT: Ints = np.array([3, 4, 0], np.int32)
 
-    class Slow(Oracle):
-        calls = 0
 
-        def propose(self, budget: int) -> DraftTree:
-            Slow.calls += 1
-            deadline = np.arange(200_000).sum()  # takes some time
-            assert deadline
-            return super().propose(budget)
+def new(time: DraftTime, model: ToyModel | None = None, tables: Drafter | None = None) -> tuple[Driven, ToyModel]:
+    model = model or ToyModel(RING)
+    chain = ModelChain(model, PearlOptions(window=3, ahead=0), choices=2)
+    return Driven(UnionDrafter(tables or NoDrafter(), chain, Schedules(), 4, time)), model
 
-    drafter = Driven(UnionDrafter(Oracle(answer, length=3), Slow(answer, length=3)))
-    drafter.begin(np.array([0], np.int32))
-    at = 0
-    for _ in range(200):
-        tree = drafter.propose(16)
-        tokens = np.array(answer[at : at + 4], np.int32)
-        drafter.observe(Verdict(tree, np.arange(3, dtype=np.int32), tokens))
-        at += 4
-    assert Slow.calls < 100
+
+def step(drafter: Driven, *tokens: int) -> dict[tuple[int, ...], float]:
+    """Proposes, then emits `tokens`; returns the proposed paths."""
+    tree = drafter.propose(16)
+    check(tree)
+    emitted = np.array(tokens, np.int32)
+    drafter.observe(Verdict(tree, tree.follow(emitted[:-1]), emitted, seconds=0.01))
+    return paths(tree)
+
+
+def test_the_model_drafts_before_a_verification() -> None:
+    drafter, model = new("before")
+    drafter.begin(PROMPT)
+    first = step(drafter, 1, 2, 0)
+    assert {(1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)} <= first.keys()
+    assert max(map(len, first)) == 4
+    assert len(first) == 8  # a second choice beside each token
+    forwards = len(model.forwards)
+    assert (1,) in step(drafter, 1)
+    assert len(model.forwards) > forwards
+
+
+def test_the_model_drafts_during_a_verification() -> None:
+    """A step without a chain verifies the tables' tree, and the next one what the model has drafted meanwhile."""
+    drafter, _ = new("beside", tables=Oracle([1, 4, 9, 9, 9]))
+    drafter.begin(PROMPT)
+    assert (1, 4) in step(drafter, 1)
+    assert (2, 3, 4) in step(drafter, 2, 3)
+    assert (4, 0, 1) in step(drafter, 0)
+    assert (1,) not in step(drafter, 1)
+
+
+def test_the_models_forwards_check_the_tables_path() -> None:
+    """So they draft beyond it in the time of one verification."""
+    drafter, model = new("beside", tables=Oracle([1, 2, 3, 4, 0, 1, 2], length=4))
+    drafter.begin(PROMPT)
+    step(drafter, 1, 2, 3, 4)
+    assert (0, 1, 2) in step(drafter, 0)
+    assert max(model.forwards) > 1
+
+
+def test_a_sample_after_a_tables_node_is_none_of_the_chain() -> None:
+    model = ToyModel(RING, np.random.default_rng(0))
+    drafter, _ = new("beside", model, Oracle([4, 2, 3], length=3))
+    drafter.begin(PROMPT, sampling=SamplingParams(rule="rejection"))
+    tree = drafter.propose(16)
+    assert tree.continuation is not None
+    chain = drafter.drafter._chain.tokens
+    for length, token in enumerate(chain):
+        found = tree.continuation(chain[:length])
+        assert found is not None and found[0] == token
+    other = [token for token in range(5) if token != chain[0]]
+    assert [tree.continuation([token]) for token in other] == [None] * 4
+    assert tree.continuation(chain) is None
+    drafter.end()
+
+
+def test_a_model_that_does_not_pay_reads_no_prompt() -> None:
+    drafter, model = new("auto")
+    schedule = drafter.drafter._schedules.of(True)
+    for expected in (0.0, 0.3, 0.8, 1.5, 3.0, 9.0):
+        schedule.record_before(expected, 0, 1.0)
+        schedule.record_tokens(1, 0.01)
+        for beside in (False, True):
+            schedule.record_step(expected, beside, 1.0 + beside)
+    for _ in range(LATELY):
+        schedule.choose(0.0, False)
+    forwards = 0
+    for _ in range(3):
+        drafter.begin(PROMPT)
+        step(drafter, 1)
+        forwards = len(model.forwards)
+        drafter.end()
+    assert not forwards
+
+
+def test_a_model_that_paused_drafts_after_the_tokens_in_between() -> None:
+    drafter, model = new("beside")
+    drafter.begin(PROMPT)
+    for token in (1, 2):  # no room for drafts
+        tree = drafter.propose(0)
+        drafter.observe(Verdict(tree, np.empty(0, np.int32), np.array([token], np.int32)))
+    assert not model.forwards
+    step(drafter, 3)
+    assert (4, 0) in step(drafter, 4)
+
+
+class Failing(ToyModel):
+    """A draft model whose forwards fail."""
+
+    def root(self, count: int) -> Candidates:
+        raise RuntimeError("out of memory")
+
+
+def test_a_failed_draft_ends_its_request_only() -> None:
+    with ThreadPoolExecutor(1) as thread:
+        drafter, _ = new("beside", Failing(RING, thread=thread))
+        drafter.begin(PROMPT)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            step(drafter, 1)
+        drafter.end()
+        drafter.begin(PROMPT)
+        drafter.propose(16)
+        drafter.end()  # cancelled: the failure affects no answer
+
+
+def test_a_request_that_ends_while_the_model_drafts_leaves_nothing() -> None:
+    with ThreadPoolExecutor(1) as thread:
+        drafter, _ = new("beside", ToyModel(RING, thread=thread))
+        drafter.begin(PROMPT)
+        drafter.propose(16)
+        drafter.end()
+        drafter.begin(np.array([1, 2], np.int32))
+        assert not len(drafter.propose(16))
+        drafter.end()
+
+
+def test_a_fork_has_its_own_chain_and_the_same_schedule() -> None:
+    drafter, _ = new("beside", tables=Oracle([1, 2, 3]))
+    drafter.begin(PROMPT)
+    step(drafter, 1)
+    union: UnionDrafter = drafter.drafter
+    copied = fork(union, {})
+    assert isinstance(copied, UnionDrafter)
+    assert copied._schedules is union._schedules
+    assert copied._chain is not union._chain
+    assert not len(copied._chain)
+    other = Driven(copied)
+    other.begin(PROMPT)
+    step(other, 1)
+    assert (2, 3, 4) in step(other, 2)

@@ -11,9 +11,11 @@ from llguidance import LLMatcher
 from transformers import LlamaConfig
 
 import models
-from drafters.interface import EMPTY, MAX_NODES, Ints
+from drafters.interface import EMPTY, MAX_NODES, Ints, Source
+from drafters.interface import chain as chain_of
+from drafters.model.chain import ModelChain
 from drafters.none import NoDrafter
-from drafters.options import NEED_A_MODEL, DrafterName
+from drafters.options import NEED_A_MODEL, DrafterName, PearlOptions
 from drafters.pearl import PearlDrafter
 from drafters.registry import Resources, fork, make, warm
 from tests.rounds import answers_in_rounds
@@ -100,6 +102,27 @@ def test_drafts_of_all_layers_are_the_targets_choices(target: ModelRunner, whole
             assert drafter.rejections == 0
         else:
             assert found.tokens_per_step > 3
+
+
+def test_a_chain_of_all_layers_may_be_continued_in_the_other_thread(target: ModelRunner, whole: SelfRunner) -> None:
+    """What was drafted before the target's forward is continued during it, where its rows are overwritten."""
+    verifier, chain = verifier_of(target), ModelChain(whole.session(), PearlOptions(window=4, ahead=0))
+    generation = Generation(verifier, NoDrafter(), PROMPT, DecodeOptions(GREEDY, 16))
+    expected = answer(target, PROMPT, DecodeOptions(GREEDY, 16))
+    verifier.prefill()
+    chain.start(verifier.sequence)
+    chain.draft(3)
+    wrong = np.array([token + 1 for token in expected[:4]], np.int32)
+    verifier.verify(chain_of(wrong, np.ones(4, np.float32), Source.LOOKUP))  # overwrites the rows of the chain
+    chain.draft_beside()
+    chain._finish_forward()
+    while len(chain) < 7:
+        chain.draft(1)
+        chain.draft_beside()
+        chain._finish_forward()
+    assert chain.tokens[:7] == expected[:7]
+    chain.end()
+    generation.close()
 
 
 def test_no_token_of_a_prompt_is_read(target: ModelRunner, shared: SelfRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,91 @@
+"""When a draft model drafts: chosen by the measured costs and gains."""
+
+from __future__ import annotations
+
+import copy
+
+from drafters.model.schedule import (
+    FIRST_PROBE_INTERVAL,
+    LATELY,
+    LONGEST_PROBE_INTERVAL,
+    PROBE_STEPS,
+    Choice,
+    Schedule,
+    Schedules,
+)
+from drafters.policy import OUTLIER, PROBE_INTERVAL
+
+EXPECTED = 0.5  # tokens, of the tables
+
+
+def measured(before: float, both: float, gain: float, tokens: int = 2) -> Schedule:
+    """A step takes 10 ms and emits `tokens`; drafting before it takes `before` seconds, and a step with drafting `both`."""
+    schedule = Schedule()
+    for _ in range(50):
+        schedule.record_tokens(tokens, 0.010)
+        schedule.record_before(EXPECTED, round(gain), before)
+        schedule.record_beside(EXPECTED, gain)
+        schedule.record_step(EXPECTED, False, 0.010)
+        schedule.record_step(EXPECTED, True, both)
+    return schedule
+
+
+def choices(schedule: Schedule, steps: int, has_chain: bool = False) -> list[Choice]:
+    return [schedule.choose(EXPECTED, has_chain) for _ in range(steps)]
+
+
+def test_what_is_not_measured_is_tried() -> None:
+    """Steps with and without drafting beside them are both needed."""
+    schedule = Schedule()
+    assert schedule.choose(EXPECTED, False) == Choice(before=True, beside=True)
+    schedule.record_step(EXPECTED, True, 0.012)
+    assert not schedule.choose(EXPECTED, False).beside
+
+
+def test_the_model_drafts_beside_a_verification_that_it_hardly_slows_down() -> None:
+    found = choices(measured(before=0.004, both=0.011, gain=1.0), 4 * PROBE_INTERVAL, has_chain=True)
+    assert sum(choice.beside for choice in found) == len(found) - 2  # the others measure steps without it
+    assert not any(choice.before for choice in found)
+
+
+def test_the_model_drafts_before_a_verification_that_it_slows_down() -> None:
+    found = choices(measured(before=0.004, both=0.016, gain=1.0), 100)
+    assert found == [Choice(before=True)] * 100
+
+
+def test_a_model_that_does_not_pay_is_probed_less_and_less() -> None:
+    schedule = measured(before=0.010, both=0.020, gain=1.0)
+    assert schedule.pays_lately
+    found = choices(schedule, 2 * LONGEST_PROBE_INTERVAL)
+    assert not schedule.pays_lately
+    probes = sum(choice.beside for choice in found)
+    assert probes == sum(choice.before for choice in found) == 5 * PROBE_STEPS  # after 64, 128, ... 1024 steps
+    assert found[FIRST_PROBE_INTERVAL - 1].beside
+
+
+def test_a_model_that_pays_again_is_used_again() -> None:
+    schedule = measured(before=0.010, both=0.020, gain=0.0)
+    choices(schedule, LATELY)
+    for _ in range(50):
+        schedule.record_beside(EXPECTED, 3.0)
+    assert any(choice.beside for choice in choices(schedule, 2))
+    assert schedule.pays_lately
+
+
+def test_a_gain_that_drafting_before_has_as_well_is_worth_its_cost() -> None:
+    schedule = measured(before=0.004, both=0.011, gain=1.0)  # a token takes 5 ms
+    assert 0.15 < schedule.net_of_before(EXPECTED) < 0.25
+    assert measured(before=0.040, both=0.011, gain=1.0).net_of_before(EXPECTED) == 0.0
+
+
+def test_a_step_that_something_else_delayed_counts_little() -> None:
+    schedule = measured(before=0.004, both=0.011, gain=0.5)
+    schedule.record_step(EXPECTED, True, 10.0)
+    assert schedule._seconds[True].of(EXPECTED) < 0.011 * (0.9 + 0.11 * OUTLIER)
+
+
+def test_sessions_share_schedules_and_greedy_requests_have_their_own() -> None:
+    schedules = Schedules()
+    assert copy.deepcopy(schedules) is schedules
+    assert copy.deepcopy(schedules.of(True)) is schedules.of(True)
+    assert schedules.of(True) is not schedules.of(False)
