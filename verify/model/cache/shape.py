@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from verify.model.hidden.ring import StateRing
-from verify.model.recurrent.states import RecurrentShape
+from verify.model.recurrent.states import RecurrentShape, RecurrentStates
 
 HIDDEN_POSITIONS = 2048  # of a text's hidden states: heads are trained on contexts of about this length
 
@@ -75,6 +75,10 @@ class CacheShape:
         if not self.hidden_width:
             return None
         return StateRing(self.hidden_positions, self.hidden_width, self.dtype, self.device)
+
+    def new_states(self) -> RecurrentStates | None:
+        """A slot's states before its first token."""
+        return None if self.recurrent is None else RecurrentStates(self.recurrent)
 
     def bytes_for(self, positions: int) -> int:
         """Bytes of the keys and values of `positions`."""

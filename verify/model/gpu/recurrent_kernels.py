@@ -1,4 +1,4 @@
-"""Triton kernels of recurrent layers over draft trees: the mathematics of `verify.model.recurrent.state`, for any mix of streams.
+"""Triton kernels of recurrent layers over draft trees of any mix of streams (`verify.model.recurrent.state`).
 
 Each stream's states and the rows of its last step have tensors of their own, whose addresses are in device memory
 (`verify.model.gpu.device_states`), so one captured graph serves all streams. A program takes a stream's rows in blocks, in an
@@ -49,7 +49,7 @@ def _weights(rows, first, place, member, count, own, others, size: tl.constexpr)
     row = first + tl.minimum(place, count - 1)
     path = _on_path(rows, row[:, None], tl.minimum(member, count - 1)[None, :], size)
     real = (place < count)[:, None] & (member < count)[None, :]
-    return tl.where(path & real, tl.exp(own[:, None] - others[None, :]), 0.0)
+    return tl.exp(tl.where(path & real, own[:, None] - others[None, :], -float("inf")))
 
 
 @triton.jit

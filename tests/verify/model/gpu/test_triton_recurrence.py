@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from tests.verify.model.gpu.compiling import compile_for_gpu
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.test_triton_attention import random_tree
 from verify.model.batch import ForwardBatch
@@ -36,8 +37,11 @@ class Layers:
         self.caches, self.references = ([KVCache(shape, 1) for _ in range(streams)] for _ in range(2))
         for cache, reference in zip(self.caches, self.references, strict=True):
             assert cache.recurrent is not None and reference.recurrent is not None
-            for one, other in zip((cache.recurrent.matrices, cache.recurrent.inputs),
-                                  (reference.recurrent.matrices, reference.recurrent.inputs), strict=True):
+            for one, other in zip(
+                (cache.recurrent.matrices, cache.recurrent.inputs),
+                (reference.recurrent.matrices, reference.recurrent.inputs),
+                strict=True,
+            ):
                 one.copy_(other.copy_(self.noise(*one.shape)))
         self.states = DeviceStates(self.shape, 2 * ROWS)
 
@@ -127,3 +131,27 @@ def test_paths_are_packed_into_words() -> None:
     assert words.shape == (WORDS, ROWS)
     unpacked = [[(int(words[at // 64, row]) >> at % 64) & 1 for at in range(ROWS)] for row in range(ROWS)]
     assert torch.equal(torch.tensor(unpacked, dtype=torch.bool), ancestors)
+
+
+COMPILE = """
+from verify.model.gpu import recurrent_kernels as kernels
+
+KINDS = {name: "*i64" for name in ("rows", "streams")}
+KINDS |= {name: "*fp32" for name in ("queries", "keys", "values", "decays", "beta", "taps", "out")}
+
+for key_dim, value_dim, is_delta in ((128, 128, True), (256, 64, False), (16, 8, True)):
+    sizes = {"size": 256, "most_rows": 65, "key_dim": key_dim, "padded_key": key_dim, "value_dim": value_dim}
+    blocks = {"block_values": 32, "block_rows": 16}
+    build(kernels.scan, KINDS, is_delta=is_delta, padded_rows=128, **sizes, **blocks)
+    build(kernels.fold, KINDS, **sizes, block_values=32)
+for kind, has_bias in (("bf16", True), ("fp32", False)):
+    sizes = {"size": 256, "most_rows": 65, "window": 3, "channels": 8192, "block": 256}
+    kinds = KINDS | {name: f"*{kind}" for name in ("inputs", "bias")}
+    build(kernels.convolve, kinds, has_bias=has_bias, words=2, **sizes)
+    build(kernels.shift, KINDS, itemsize=2 if has_bias else 4, **sizes)
+"""
+
+
+@pytest.mark.slow
+def test_the_kernels_compile_for_a_gpu() -> None:
+    compile_for_gpu(COMPILE)
