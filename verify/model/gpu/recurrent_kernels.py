@@ -93,10 +93,10 @@ def scan(
     is_delta: tl.constexpr,
     size: tl.constexpr,
     most_rows: tl.constexpr,  # of a stream's buffers
-    padded_rows: tl.constexpr,  # powers of two
+    padded_rows: tl.constexpr,  # a power of two
     key_dim: tl.constexpr,
-    padded_key: tl.constexpr,
     value_dim: tl.constexpr,
+    block_keys: tl.constexpr,
     block_values: tl.constexpr,
     block_rows: tl.constexpr,
 ):
@@ -106,46 +106,65 @@ def scan(
     if count > 0:
         first = tl.load(streams + FIRST_ROW * size + stream).to(tl.int32)
         at = (layer * heads + head).to(tl.int64)  # of the state
-        key_at, value_at = tl.arange(0, padded_key), tl.program_id(2) * block_values + tl.arange(0, block_values)
-        in_key, in_value = key_at < key_dim, value_at < value_dim
+        value_at = tl.program_id(2) * block_values + tl.arange(0, block_values)
+        in_value = value_at < value_dim
         matrix = _buffer(streams, MATRICES, stream, tl.float32, size) + at * key_dim * value_dim
         kept_keys = _buffer(streams, KEYS, stream, tl.float32, size) + at * most_rows * key_dim
         kept_writes = _buffer(streams, WRITES, stream, tl.float32, size) + at * most_rows * value_dim
         kept_decays = _buffer(streams, DECAYS, stream, tl.float32, size) + at * most_rows
-        state = _tile(matrix, key_at, value_dim, value_at, in_key, in_value)
-        own_keys, own_decays = keys + head * key_head, decays + head * decay_head
+        own_queries, own_keys, own_decays = queries + head * query_head, keys + head * key_head, decays + head * decay_head
         for begin in range(0, count, block_rows):
             place = begin + tl.arange(0, block_rows)
             row, real = first + place, place < count
-            q = _tile(queries + head * query_head, row, query_row, key_at, real, in_key)
-            k = _tile(own_keys, row, key_row, key_at, real, in_key)
-            u = _tile(values + head * value_head, row, value_row, value_at, real, in_value)
             total = _path_decays(own_decays, decay_row, rows, first, place, count, size, padded_rows)
-            left = tl.exp(total)[:, None]
-            read = tl.dot(q, state, input_precision="ieee") * left
-            if is_delta:
-                u -= tl.dot(k, state, input_precision="ieee") * left
+            read = tl.zeros([block_rows, block_values], tl.float32)
+            removed = tl.zeros([block_rows, block_values], tl.float32)
+            by_query = tl.zeros([block_rows, block_rows], tl.float32)
+            by_key = tl.zeros([block_rows, block_rows], tl.float32)
+            for start in range(0, key_dim, block_keys):
+                key_at = start + tl.arange(0, block_keys)
+                in_key = key_at < key_dim
+                q = _tile(own_queries, row, query_row, key_at, real, in_key)
+                k = _tile(own_keys, row, key_row, key_at, real, in_key)
+                state = _tile(matrix, key_at, value_dim, value_at, in_key, in_value)
+                read = tl.dot(q, state, read, input_precision="tf32x3")
+                by_query = tl.dot(q, tl.trans(k), by_query, input_precision="tf32x3")
+                if is_delta:
+                    removed = tl.dot(k, state, removed, input_precision="tf32x3")
+                    by_key = tl.dot(k, tl.trans(k), by_key, input_precision="tf32x3")
+                if tl.program_id(2) == 0:
+                    tl.store(kept_keys + place[:, None] * key_dim + key_at[None, :], k, real[:, None] & in_key[None, :])
+            read *= tl.exp(total)[:, None]
+            u = _tile(values + head * value_head, row, value_row, value_at, real, in_value)
+            u -= removed * tl.exp(total)[:, None]
             for before in range(0, begin, block_rows):
                 member = before + tl.arange(0, block_rows)
-                k_before = _tile(own_keys, first + member, key_row, key_at, member < count, in_key)
+                left_by_query = tl.zeros([block_rows, block_rows], tl.float32)
+                left_by_key = tl.zeros([block_rows, block_rows], tl.float32)
+                for start in range(0, key_dim, block_keys):
+                    key_at = start + tl.arange(0, block_keys)
+                    in_key = key_at < key_dim
+                    k_before = tl.trans(_tile(own_keys, first + member, key_row, key_at, member < count, in_key))
+                    q = _tile(own_queries, row, query_row, key_at, real, in_key)
+                    left_by_query = tl.dot(q, k_before, left_by_query, input_precision="tf32x3")
+                    if is_delta:
+                        k = _tile(own_keys, row, key_row, key_at, real, in_key)
+                        left_by_key = tl.dot(k, k_before, left_by_key, input_precision="tf32x3")
                 u_before = _tile(kept_writes, member, value_dim, value_at, member < count, in_value)
                 others = _path_decays(own_decays, decay_row, rows, first, member, count, size, padded_rows)
                 weights = _weights(rows, first, place, member, count, total, others, size)
-                products = tl.dot(q, tl.trans(k_before), input_precision="ieee") * weights
-                read += tl.dot(products, u_before, input_precision="ieee")
+                read = tl.dot(left_by_query * weights, u_before, read, input_precision="tf32x3")
                 if is_delta:
-                    products = tl.dot(k, tl.trans(k_before), input_precision="ieee") * weights
-                    u -= tl.dot(products, u_before, input_precision="ieee")
+                    u -= tl.dot(left_by_key * weights, u_before, input_precision="tf32x3")
             weights = _weights(rows, first, place, place, count, total, total, size)
             if is_delta:
                 b = tl.load(beta + head * beta_head + row * beta_row, real, 0.0)[:, None]
-                u = _solved(u * b, tl.dot(k, tl.trans(k), input_precision="ieee") * weights * b, block_rows)
-            read += tl.dot(tl.dot(q, tl.trans(k), input_precision="ieee") * weights, u, input_precision="ieee")
+                u = _solved(u * b, by_key * weights * b, block_rows)
+            read = tl.dot(by_query * weights, u, read, input_precision="tf32x3")
             to_values = real[:, None] & in_value[None, :]
             tl.store(out + (row[:, None] * heads + head) * value_dim + value_at[None, :], read, to_values)
             tl.store(kept_writes + place[:, None] * value_dim + value_at[None, :], u, to_values)
             if tl.program_id(2) == 0:
-                tl.store(kept_keys + place[:, None] * key_dim + key_at[None, :], k, real[:, None] & in_key[None, :])
                 tl.store(kept_decays + place, tl.load(own_decays + row * decay_row, real, 0.0), real)
             tl.debug_barrier()  # the next block reads the writes in other threads
 

@@ -19,6 +19,7 @@ from verify.model.segment import Segment
 from verify.model.transfer import on_device
 
 BLOCK_ROWS = 16  # tile size of a matrix product
+BLOCK_KEYS = 32
 BLOCK_VALUES = 32  # columns of a state; about one program per multiprocessor for a stream
 BLOCK_CHANNELS = 256
 
@@ -40,7 +41,6 @@ def scan(
     out = torch.zeros(count, heads, value_dim, device=values.device)
     named = {"query": queries, "key": keys, "value": values, "decay": decays, "beta": decays if beta is None else beta}
     strides = {f"{name}_{of}": each.stride(at) for name, each in named.items() for at, of in enumerate(("head", "row"))}
-    sizes = state_sizes(keys.shape[2], value_dim)
     with on_device(values.device):
         kernels.scan[count, heads, triton.cdiv(value_dim, BLOCK_VALUES)](
             queries=queries,
@@ -55,9 +55,10 @@ def scan(
             is_delta=beta is not None,
             size=rows.shape[1],
             padded_rows=triton.next_power_of_2(min(ROWS, count)),
+            block_keys=BLOCK_KEYS,
             block_rows=BLOCK_ROWS,
             **strides,
-            **sizes,
+            **state_sizes(keys.shape[2], value_dim),
         )
     return out.transpose(0, 1)
 
@@ -108,8 +109,7 @@ def _(inputs: torch.Tensor, *_: Any) -> torch.Tensor:
 
 def state_sizes(key_dim: int, value_dim: int) -> dict[str, int]:
     """The kernels' sizes of a state and of a stream's rows."""
-    padded = {"padded_key": max(16, triton.next_power_of_2(key_dim)), "block_values": BLOCK_VALUES}
-    return {"most_rows": ROWS, "key_dim": key_dim, "value_dim": value_dim, **padded}
+    return {"most_rows": ROWS, "key_dim": key_dim, "value_dim": value_dim, "block_values": BLOCK_VALUES}
 
 
 def enter(states: DeviceStates, segments: Sequence[Segment]) -> None:
@@ -127,7 +127,10 @@ def fold(states: DeviceStates, count: int) -> None:
     with on_device(shape.device):
         if shape.states:
             kernels.fold[count, shape.states * shape.heads, triton.cdiv(shape.value_dim, BLOCK_VALUES)](
-                streams=states.streams, size=size, **state_sizes(shape.key_dim, shape.value_dim)
+                streams=states.streams,
+                size=size,
+                padded_key=triton.next_power_of_2(shape.key_dim),
+                **state_sizes(shape.key_dim, shape.value_dim),
             )
         if shape.convolutions:
             kernels.shift[count, shape.convolutions, triton.cdiv(shape.channels, BLOCK_CHANNELS)](

@@ -17,6 +17,7 @@ from transformers.activations import ACT2FN
 from verify.errors import ModelError
 from verify.model.delivery import NotHandedOn
 from verify.model.recurrent.rows import Recurrence, Scan
+from verify.model.transfer import to_device
 
 # Names of transformers' functions whose callers keep a state.
 STATES = {"get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state"}
@@ -93,7 +94,7 @@ class Mixer:
 
         both = torch.stack([query[0], key[0]]).float()
         if self._lengths is None:
-            self._lengths = both.new_tensor([key.shape[-1] ** -0.5, 1.0])[:, None, None, None]
+            self._lengths = to_device(torch.tensor([key.shape[-1] ** -0.5, 1.0])[:, None, None, None], both.device)
         repeats = int(value.shape[2]) // int(key.shape[2])
         both = both * (inverse_norms(both) * self._lengths if use_qk_l2norm_in_kernel else self._lengths)
         queries, keys = (by_head(each, repeats) for each in both)
