@@ -1,4 +1,4 @@
-"""Models with recurrent layers in pages and kernels, as on a GPU: the plain forward's logits, captured steps, lossless drafts."""
+"""Models with recurrent layers as on a GPU: logits of the plain forward, captured steps, lossless drafts, sessions."""
 
 from __future__ import annotations
 
