@@ -115,10 +115,10 @@ def test_a_replay_computes_other_streams() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["qwen3_5", "granite_hybrid"])
 def test_drafting_is_lossless(family: str) -> None:
     runner, prompt = paged(family), np.arange(3, 15, dtype=np.int32)
-    options = DecodeOptions(SamplingParams(0.8, seed=5), 12)
+    options = DecodeOptions(SamplingParams(0.8, seed=5), 7, max_nodes=7)
     expected = decode(TreeVerifier(plain(family), plain(family).new_cache()), NoDrafter(), prompt, options).tokens
     drafters: list[Drafter] = [NoDrafter(), Oracle(expected, 6, 4), make("fusion", Resources(vocabulary=97))]
     for drafter in drafters:
@@ -130,7 +130,7 @@ def test_sessions_are_reused_forked_rewound_and_swapped(monkeypatch: pytest.Monk
     monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
     runner, reference, random = paged("qwen3_5"), plain("qwen3_5"), Random(3)
     session = TreeVerifier(runner, runner.new_cache())
-    options = DecodeOptions(SamplingParams(0.8, seed=1), 6)
+    options = DecodeOptions(SamplingParams(0.8, seed=1), 4, max_nodes=7)
     for step, added in enumerate((40, 3, 100, 1)):
         text = session.sequence.tokens
         kept = random.randrange(len(text) + 1)
@@ -145,6 +145,5 @@ def test_sessions_are_reused_forked_rewound_and_swapped(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3_5", "falcon_h1"])
-def test_models_pass_the_check(family: str) -> None:
-    check_model(paged(family), family)
+def test_a_model_passes_the_check() -> None:
+    check_model(paged("qwen3_5"), "qwen3_5")
