@@ -42,7 +42,7 @@ FAMILIES = ["qwen3_5", "lfm2", "granite_hybrid", "falcon_h1"]
 class Paged(ModelRunner):
     """A runner as on a GPU, without captured graphs."""
 
-    in_pages = True  # type: ignore[assignment]
+    in_pages = True
 
     def __init__(self, family: str) -> None:
         super().__init__(build(family, NAME).to(DEVICE), CONTEXT, compile="off", started=False)
