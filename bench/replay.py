@@ -80,7 +80,7 @@ def replay(drafter: Drafter, line: Line, budget: int, tally: Tally) -> None:
     sequence = Sequence(line.prompt)
     drafter.begin(sequence)
     answer, position = line.answer, 0
-    padded = np.concatenate([answer, np.full(65, -1, np.int32)])  # -1 is not a token, so drafts past the end are rejected
+    padded = np.concatenate([answer, np.full(1 + budget, -1, np.int32)])  # -1 is no token, so drafts past the end are rejected
     while position < len(answer):
         started = time.perf_counter()
         tree = drafter.propose(budget) if position else EMPTY

@@ -20,7 +20,7 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 NOTHING: Ints = np.empty(0, np.int32)
-MAX_NODES = 64  # draft nodes in one forward
+MAX_NODES = 128  # draft nodes in one forward
 
 
 class Source(IntEnum):

@@ -7,6 +7,8 @@ from typing import Annotated, Literal, TypeVar, get_args
 
 from annotated_types import Ge, Gt, Le
 
+from drafters.interface import MAX_NODES
+
 MAX_WINDOW = 32  # tokens of a PEARL window
 MAX_MATCH = 16  # tokens of the longest match in a datastore
 
@@ -88,7 +90,7 @@ class LookupOptions:
     """The `lookup` drafter: continues repeated text of the session."""
 
     shortest: Annotated[int, Ge(1), Le(64)] = option(2, "Minimum length of the repeated suffix in tokens.")
-    length: Annotated[int, Ge(1), Le(64)] = option(16, "Tokens copied per match.")
+    length: Annotated[int, Ge(1), Le(MAX_NODES)] = option(16, "Tokens copied per match.")
     capacity: Annotated[int, Ge(64), Le(1 << 22)] = option(16_384, "Tokens of text indexed per session.")
 
 
@@ -107,7 +109,7 @@ class LookaheadOptions:
 class PredictionOptions:
     """The `prediction` drafter: follows the text of the request's `prediction` field."""
 
-    length: Annotated[int, Ge(1), Le(64)] = option(32, "Tokens drafted per step.")
+    length: Annotated[int, Ge(1), Le(MAX_NODES)] = option(32, "Tokens drafted per step.")
     memory: Annotated[int, Ge(1), Le(64)] = option(
         8, "Emitted tokens used to find the position in the predicted text after the answer departs from it."
     )
@@ -121,7 +123,7 @@ class DraftTreeOptions:
     """The `draft-tree` drafter (TSD): the draft model's tree. Defaults from the GSD paper, appendix A."""
 
     children: Annotated[int, Ge(1), Le(16)] = option(4, "Maximum children per node (k in the paper).")
-    steps: Annotated[int, Ge(1), Le(64)] = option(10, "Maximum tree depth: one draft-model forward per level.")
+    steps: Annotated[int, Ge(1), Le(MAX_NODES)] = option(10, "Maximum tree depth: one draft-model forward per level.")
     theta_prob: Annotated[float, Ge(0), Le(1)] = option(0.2, "Nodes whose token is less probable than this are not expanded.")
     theta_sib: Annotated[float, Ge(0), Le(1)] = option(
         0.3, "Nodes less probable than this fraction of their most probable sibling are not expanded."
@@ -133,7 +135,7 @@ class DraftTreeOptions:
 class DraftOptions:
     """The `draft` drafter (SSD): the draft model's chain."""
 
-    gamma: Annotated[int, Ge(1), Le(64)] = option(10, "Maximum chain length in tokens.")
+    gamma: Annotated[int, Ge(1), Le(MAX_NODES)] = option(10, "Maximum chain length in tokens.")
     theta_prob: Annotated[float, Ge(0), Le(1)] = option(0.2, "The chain ends at a token less probable than this.")
     thrifty: bool = option(
         True,
@@ -171,7 +173,7 @@ class PearlOptions:
 class FusionOptions:
     """The `fusion` drafter: one mixture of all sources, whose weights are learned."""
 
-    depth: Annotated[int, Ge(1), Le(64)] = option(32, "Maximum path length in tokens.")
+    depth: Annotated[int, Ge(1), Le(MAX_NODES)] = option(32, "Maximum path length in tokens.")
     capacity: Annotated[int, Ge(64), Le(1 << 22)] = option(16_384, "Tokens of text indexed per session.")
     contexts: Annotated[int, Ge(16), Le(1 << 22)] = option(16_384, "Maximum table contexts stored per session.")
     successors: Annotated[int, Ge(1), Le(64)] = option(12, "Successors stored per table context.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Verdict
+from drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict
 from drafters.options import TrigramOptions
 from drafters.sequence import Reader, Sequence
 from drafters.tables.adaptive import absorb, learn, new_rows
@@ -29,7 +29,7 @@ class TrigramDrafter:
         self._options = options
         self._rows = new_rows(options.contexts, options.successors)
         self._trigrams = Trigrams(base, self._rows, options.order)
-        self._pool = new_pool(1 + options.successors * max(options.iterations, 64), options.successors)
+        self._pool = new_pool(1 + options.successors * max(options.iterations, MAX_NODES), options.successors)
         self._sequence = Sequence()
         self._reader = Reader()
         self._random = np.array([0], np.uint64)

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from drafters.interface import EMPTY, NOTHING, Drafter, DraftTree, Ints, Sampling, Source, Verdict, chain
+from drafters.interface import EMPTY, NOTHING, Drafter, DraftTree, Ints, Sampling, Source, Verdict, arrange, chain
 from drafters.sequence import Sequence
 
 
@@ -37,6 +37,17 @@ class Oracle:
 
     def end(self) -> None:
         pass
+
+
+class Bush(Oracle):
+    """Drafts the answer with `wrong` other tokens before each of its own, so accepted rows are far apart."""
+
+    def propose(self, budget: int) -> DraftTree:
+        answer = self._answer[self._at :][: budget // (1 + self._wrong)].tolist()
+        tokens = [(token + other) % (max(answer) + 1) for token in answer for other in range(self._wrong, -1, -1)]
+        above = np.arange(-1, len(answer) - 1) * (1 + self._wrong) + self._wrong
+        parents = [max(-1, int(parent)) for parent in above for _ in range(1 + self._wrong)]
+        return arrange(tokens, parents, [0.5] * len(tokens), [Source.LOOKUP] * len(tokens))[0]
 
 
 class Chaos:

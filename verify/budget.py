@@ -21,7 +21,8 @@ from verify.cost import CostCurve
 REJECTED_DRAFTS = 8  # consecutive drafts without a node worth verifying; after them the drafter is only probed
 PROBE_INTERVAL = 4  # steps between two such probes
 MIN_NODES = 3  # in the smallest draft that is requested
-FULL_BUDGET_GAIN = 1.5  # gain over break-even that restores the full budget
+FULL_NODES = 64  # requested at first; more only if a draft of as many clearly pays
+FULL_BUDGET_GAIN = 1.5  # gain over break-even that restores the full budget, and then doubles it
 MIN_PRUNING_GAIN = 1.02  # ratio of tokens per second; pruning takes time, too
 
 
@@ -64,7 +65,8 @@ class MeasuredBudget:
         self.draft_seconds = 0.0  # per draft (EMA)
         self._trust = Trust()
         self._has_drafted = False
-        self._requested = MAX_NODES
+        self._most = curve.nodes[-1]
+        self._requested = min(FULL_NODES, self._most)
         self._rejected = 0  # consecutive drafts without a node worth verifying
         self._probe = Probe(PROBE_INTERVAL)
 
@@ -88,13 +90,15 @@ class MeasuredBudget:
         self._trust.record(*outcome(draft, tokens))
 
     def next_nodes(self, useful: int, drafted: int, last_gain: float) -> int | None:
-        """A drafter that fills its budget gets only the useful size next time, or all nodes if the last one clearly paid.
+        """A drafter that fills its budget gets only the useful size next time, or more nodes if the last one clearly paid.
 
         `last_gain` is the gain of the draft's last node over break-even.
         """
         if useful < drafted == self._requested:
             return max(MIN_NODES, useful)
-        return MAX_NODES if useful == drafted and last_gain > FULL_BUDGET_GAIN else None
+        if useful < drafted or last_gain <= FULL_BUDGET_GAIN:
+            return None
+        return min(self._most, max(FULL_NODES, self._requested * (2 if drafted == self._requested else 1)))
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,8 @@ def share(offers: Sequence[Offer], most: int | None = None) -> list[Selection]:
     kept, worth = np.zeros((2, drafted), np.bool_)
     worth[order[:best]] = True
     kept[order[: best if most is None else max(fewest, min(best, most))]] = True
-    break_even = rates[best] * (costs[MAX_NODES] - costs[0]) / MAX_NODES  # tokens that one more node must add
+    most = max(drafted, FULL_NODES)
+    break_even = rates[best] * (costs[most] - costs[0]) / most  # tokens that one more node must add
     whole = most is None and rates[best] < MIN_PRUNING_GAIN * rates[-1]
     selections, end = [], 0
     for offer in offers:

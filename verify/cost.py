@@ -32,6 +32,7 @@ log = logging.getLogger("outrider.worker")
 
 # With the root, powers of two: beyond them, matrix products need another tile.
 NODES = (0, 1, 3, 7, 15, 31, 63, MAX_NODES)
+STREAM_NODES = 63  # of each of several streams
 CONTEXTS = (64, 512, 2048, 8192, 32768)
 FEEDBACK = 8  # top tokens per row that drafters learn from by default
 REPEATS = 7
@@ -45,18 +46,18 @@ CONTEXT_STEP, ROWS_STEP = 64, 64  # costs are kept for multiples of these
 class CostCurve:
     """Seconds of a step by draft nodes, at several context lengths (tokens)."""
 
-    nodes: tuple[int, ...]  # ascending, from 0 to MAX_NODES
+    nodes: tuple[int, ...]  # ascending, from 0 to the most that a step may have
     contexts: tuple[int, ...]  # ascending
     seconds: tuple[tuple[float, ...], ...]  # [contexts, nodes]
     row_seconds: float = 0.0  # of each row beyond those of one stream's largest step
     stream_seconds: float = 0.0  # of each further stream, beside its rows
 
     def at(self, context: int) -> NDArray[np.float64]:
-        """Seconds of a step over 0, 1, ... MAX_NODES draft nodes after `context` tokens, float64 [MAX_NODES + 1]."""
+        """Seconds of a step over 0, 1, ... nodes[-1] draft nodes after `context` tokens, float64 [nodes[-1] + 1]."""
         table = np.array(self.seconds)
         row = np.array([np.interp(context, self.contexts, column) for column in table.T])
         # More nodes never cost less. Noise adds time, so of two measurements that say so, the larger one is wrong.
-        return np.interp(np.arange(MAX_NODES + 1), self.nodes, np.minimum.accumulate(row[::-1])[::-1])
+        return np.interp(np.arange(self.nodes[-1] + 1), self.nodes, np.minimum.accumulate(row[::-1])[::-1])
 
     def of_rows(self, context: int, streams: int, rows: int) -> NDArray[np.float64]:
         """Seconds of a step of `streams` streams over 1, 2, ... `rows` rows in all, each after `context` tokens."""
@@ -87,6 +88,7 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
 
     Times whole steps, sampled and with feedback: on a small model, a node costs as much outside the forward as inside.
     """
+    nodes = (*(count for count in nodes if count < runner.draft_nodes), runner.draft_nodes)
     contexts = tuple(c for c in CONTEXTS if c + MAX_NODES < runner.context_tokens) or (1,)
     streams = [started(runner, contexts[-1])]
 
@@ -100,9 +102,10 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     one = np.interp(STREAMS - 1, nodes, rows[0])  # the same rows in one stream
     stream_seconds = max(0.0, (few - float(one)) / (STREAMS - 1))
     row_seconds = (rows[0][-1] - rows[0][-3]) / (nodes[-1] - nodes[-3])
-    if runner.max_rows >= STREAMS * (MAX_NODES + 1):
-        many = _median(streams, contexts[0], MAX_NODES, warm_up=True)
-        row_seconds = (many - rows[0][-1] - stream_seconds * (STREAMS - 1)) / ((STREAMS - 1) * (MAX_NODES + 1))
+    more = STREAMS * (STREAM_NODES + 1) - (nodes[-1] + 1)  # rows than those of one stream's largest step
+    if runner.max_rows >= STREAMS * (STREAM_NODES + 1):
+        many = _median(streams, contexts[0], STREAM_NODES, warm_up=True)
+        row_seconds = (many - rows[0][-1] - stream_seconds * (STREAMS - 1)) / more
     return CostCurve(nodes, contexts, rows, max(0.0, row_seconds), stream_seconds)
 
 
@@ -151,7 +154,7 @@ def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:
         return measure(runner)
     path = folder / f"{machine_key(runner)}.json"
     try:
-        return parse(path.read_text())
+        return parse(path.read_text(), runner.draft_nodes)
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
@@ -167,8 +170,8 @@ def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:
     return curve
 
 
-def parse(text: str) -> CostCurve:
-    """The curve in a saved file. Raises ValueError if it is not a complete one."""
+def parse(text: str, most: int = MAX_NODES) -> CostCurve:
+    """The curve in a saved file, of 0 to `most` nodes. Raises ValueError if it is not a complete one."""
     try:
         saved = json.loads(text)
         nodes, contexts = (np.array(saved[name], np.int64) for name in ("nodes", "contexts"))
@@ -179,8 +182,8 @@ def parse(text: str) -> CostCurve:
     for name, values in (("nodes", nodes), ("contexts", contexts)):
         if values.ndim != 1 or not len(values) or np.any(np.diff(values) <= 0):
             raise ValueError(f"{name} must be ascending numbers")
-    if nodes[0] != 0 or nodes[-1] != MAX_NODES or contexts[0] < 1:
-        raise ValueError(f"nodes must be 0 to {MAX_NODES}, and contexts positive")
+    if nodes[0] != 0 or nodes[-1] != most or contexts[0] < 1:
+        raise ValueError(f"nodes must be 0 to {most}, and contexts positive")
     if not np.all((further >= 0) & np.isfinite(further)):
         raise ValueError("row_seconds and stream_seconds must be numbers of at least 0")
     if seconds.shape != (len(contexts), len(nodes)) or not np.all((seconds > 0) & np.isfinite(seconds)):

@@ -14,6 +14,8 @@ from verify.sampling_params import SamplingParams
 
 PAPER = TrigramOptions(search="mcts", depth=4)  # 24 continuations of 4 tokens; adapts to the whole prompt
 REST = Options(retrieval=RetrievalOptions(shortest=2))
+LADE = {"ngram": 5, "window": 15, "guesses": 15}  # the configuration of Lookahead's authors for a 7B model
+LADE_NODES = 120  # its window's rows, and as many of its guesses
 CATEGORIES = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 LENGTH = "tokens per step"
 
@@ -50,7 +52,7 @@ def embedded(material: Material) -> Row:
     """Lookahead needs a target's forwards, which a recording cannot give."""
     return {
         "REST": None,
-        "Lookahead": material.decode("lookahead").tokens_per_step,
+        "Lookahead": material.decode("lookahead", nodes=LADE_NODES, lookahead=LADE).tokens_per_step,
         "ADED": material.decode("trigram", trigram={"search": "mcts", "depth": 4, "feedback": 0}).tokens_per_step,
         "`trigram`": material.decode("trigram").tokens_per_step,
         "`fusion`": material.decode("fusion").tokens_per_step,

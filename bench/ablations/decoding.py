@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from drafters.interface import MAX_NODES, DraftTree, Ints, Source
+from drafters.interface import DraftTree, Ints, Source
 from drafters.options import DrafterName
 from drafters.pearl import PearlDrafter
 from drafters.registry import Resources, make
@@ -19,6 +19,7 @@ from verify.generation import DecodeOptions, Step
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
+NODES = 64  # of a draft, as in REST's own run
 MAX_RANK = 5  # children of a node that are told apart
 
 
@@ -119,13 +120,14 @@ def decode_all(
     prompts: Sequence[Ints],
     params: SamplingParams,
     max_tokens: int,
+    nodes: int = NODES,
 ) -> Decoding:
     """Answers every prompt with a new session; the number of a prompt is its seed."""
     result, started = Decoding(), time.perf_counter()
     for seed, prompt in enumerate(prompts):
         drafter = make(name, resources)
         verifier = TreeVerifier(runtime.runner, runtime.runner.new_cache())
-        options = DecodeOptions(replace(params, seed=seed), max_tokens, runtime.stop_ids, MAX_NODES)
+        options = DecodeOptions(replace(params, seed=seed), max_tokens, runtime.stop_ids, nodes)
         answer = decode(verifier, drafter, prompt, options)
         result.answers += 1
         result.tokens += len(answer.tokens)

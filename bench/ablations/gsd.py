@@ -1,7 +1,7 @@
 """GSD's tables and figures (arXiv 2407.16207) on the embedded pair: drafts as chains, trees and graphs.
 
 The levels of a draft are not limited by their measured gain (`thrifty`), as in the paper, so that no figure but the timed ones
-depends on the machine. A draft has at most 64 nodes, where the paper's trees have thousands.
+depends on the machine. A draft has at most 64 nodes here, where the paper's trees have thousands.
 """
 
 from __future__ import annotations

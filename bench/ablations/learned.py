@@ -14,10 +14,10 @@ import numpy as np
 import typer
 
 from bench import report
+from bench.ablations.decoding import NODES
 from bench.options import Limit, Out, StreamTokenizer
 from bench.recordings import Line, load_encoder, load_resources, load_stream
 from bench.replay import Tally, replay
-from drafters.interface import MAX_NODES
 from drafters.options import Options
 from drafters.registry import Resources, make
 from server.settings import Settings
@@ -29,7 +29,7 @@ def tokens_per_step(resources: Resources, lines: Sequence[Line]) -> float:
     """Of `fusion`, which begins every line as a new session."""
     tally = Tally()
     for line in lines:
-        replay(make("fusion", resources), line, MAX_NODES, tally)
+        replay(make("fusion", resources), line, NODES, tally)
     return round(tally.tokens_per_step, 4)
 
 

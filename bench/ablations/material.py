@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import models
-from bench.ablations.decoding import Decoding, decode_all
+from bench.ablations.decoding import NODES, Decoding, decode_all
 from bench.ablations.size import Row, Size
 from bench.decode import encode
 from bench.plan import PROMPTS, read_prompts
 from bench.recordings import Encoder, Line, index_tokens, load_corpus, load_encoder, load_stream
 from bench.replay import Tally, replay
-from drafters.interface import MAX_NODES, Drafter, Ints
+from drafters.interface import Drafter, Ints
 from drafters.options import DrafterName, Options
 from drafters.registry import Resources, make
 from server.settings import load_settings
@@ -106,7 +106,7 @@ class Material:
         options: Options | None = None,
         corpus: CorpusName = "chat",
         share: float = 1.0,
-        nodes: int = MAX_NODES,
+        nodes: int = NODES,
         new: Callable[[Resources], Drafter] | None = None,
     ) -> Tally:
         """One drafter over recorded answers. `new` makes another drafter than that of this name."""
@@ -130,17 +130,20 @@ class Material:
         return str(self._runtime.tokenizer.decode(tokens))
 
     def decode(self, name: DrafterName, params: SamplingParams = GREEDY, **changed: Any) -> Decoding:
-        """One drafter's answers of the embedded pair, decoded once. `changed` holds options: draft_tree={"children": 2}."""
+        """One drafter's answers of the embedded pair, decoded once.
+
+        `changed` holds options, draft_tree={"children": 2}, and possibly the number of `nodes`.
+        """
         return self.once((name, str(params), str(changed)), lambda: self.decode_again(name, params, **changed))
 
     def decode_again(self, name: DrafterName, params: SamplingParams = GREEDY, **changed: Any) -> Decoding:
         """As `decode`, for figures that depend on time."""
-        resources = self._runtime.resources
+        resources, nodes = self._runtime.resources, changed.pop("nodes", NODES)
         if name == "fusion":  # how often it uses the draft model depends on measured times
             resources = replace(resources, model=None)
         options = {drafter: replace(getattr(resources.options, drafter), **fields) for drafter, fields in changed.items()}
         resources = replace(resources, options=replace(resources.options, **options))
-        return decode_all(self._runtime, resources, name, self._prompts, params, self.size.max_tokens)
+        return decode_all(self._runtime, resources, name, self._prompts, params, self.size.max_tokens, nodes)
 
     def speed(self, name: DrafterName, params: SamplingParams = GREEDY, **changed: Any) -> Row:
         """Speed relative to plain decoding: rounds take turns, the first one warms up."""

@@ -21,7 +21,7 @@ from verify.model.loading import resolve_devices
 from verify.model.quantization import Quantization
 from verify.model.runner import ModelRunner
 
-STEP_NODES = (0, 1, 2, 4, 8, 16, 32, 63, MAX_NODES)
+STEP_NODES = (0, 1, 2, 4, 8, 16, 32, 63, 64, MAX_NODES)
 ROUNDS = 25
 SUMMARY = {  # printed as a list; the other figures are printed as a matrix
     "shape": "shape",

@@ -62,6 +62,7 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         from server.worker.loop import Worker
         from server.worker.runtime import load
         from verify.errors import ModelError
+        from verify.model.cache.windows import held_bytes
 
     try:
         runtime = load(settings, Kernels(settings))
@@ -76,7 +77,7 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         seconds=time.monotonic() - started_at,
         slots=runtime.slots,
         max_active=runtime.max_active,
-        slot_bytes=shape.slot_bytes + shape.bytes_for(context_tokens),
+        slot_bytes=shape.slot_bytes + held_bytes(shape, context_tokens),
         invariance=runtime.runner.invariance,
         weight_bits=runtime.runner.weight_bits,
     )

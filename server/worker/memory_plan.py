@@ -7,6 +7,7 @@ their figures.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from server.settings.tree import DEFAULT_MAX_ACTIVE
 from verify.errors import ModelError
 from verify.model.cache.kv_cache import MARGIN_POSITIONS
 from verify.model.cache.paging import PAGE_TOKENS, page_count
+from verify.model.cache.windows import held_positions
 
 MIN_CONTEXT_TOKENS = 8192  # a context is not shortened further, because agents' prompts would no longer fit
 ROUNDED_TOKENS = 1024  # a shortened context is a multiple, so that it is the same at the next start
@@ -30,6 +32,7 @@ class MemoryFigures:
     slot_bytes: int = 0  # of one cache beside its positions: states of recurrent layers
     device: str = "the device"  # in messages
     is_lazy: bool = False  # a cache takes the memory of its text, as on a CPU; otherwise, caches are in pages
+    windowed: Sequence[tuple[int, int]] = ()  # sliding windows, and of `token_bytes` those of layers that keep no more
 
     @property
     def budget_bytes(self) -> int:
@@ -38,12 +41,13 @@ class MemoryFigures:
 
     def cache_bytes(self, context_tokens: int) -> int:
         """The bytes of one KV cache: a context, and the margin beyond its end, in whole pages."""
-        return self.slot_bytes + self.token_bytes * self.step * page_count(context_tokens + MARGIN_POSITIONS, self.step)
+        positions = self.step * page_count(context_tokens + MARGIN_POSITIONS, self.step)
+        released = sum(bytes * (positions - held_positions(positions, window)) for window, bytes in self.windowed)
+        return self.slot_bytes + self.token_bytes * positions - released
 
     def longest_context(self, slots: int) -> int:
-        """The longest context of which `slots` KV caches fit; not positive if none does."""
-        steps = (self.budget_bytes // slots - self.slot_bytes) // max(1, self.token_bytes * self.step)
-        return steps * self.step - MARGIN_POSITIONS
+        """The longest context up to the model's of which `slots` KV caches fit; 0 if none does."""
+        return bisect_right(range(1, self.model_tokens + 1), self.budget_bytes // slots, key=self.cache_bytes)
 
     @property
     def step(self) -> int:

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from drafters.interface import MAX_NODES, Ints
+from drafters.interface import Ints
 from drafters.registry import Resources
 from server.settings import Settings
 from server.settings.tree import DEFAULT_MAX_ACTIVE
@@ -82,9 +82,10 @@ class Runtime:
 
     def budget(self, max_nodes: int | Literal["auto"]) -> Budget:
         """The draft budget of a request, as fields of DecodeOptions."""
+        most = self.runner.draft_nodes
         if max_nodes != "auto":
-            return {"max_nodes": max_nodes, "curve": None}
-        return {"max_nodes": MAX_NODES, "curve": self.curve}
+            return {"max_nodes": min(max_nodes, most), "curve": None}
+        return {"max_nodes": most, "curve": self.curve}
 
 
 def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
@@ -256,6 +257,7 @@ def memory_figures(
                 slot_bytes=sum(shape.slot_bytes for shape in shared),
                 device=str(device),
                 is_lazy=device.type == "cpu",
+                windowed=[(each.window, each.windowed_bytes_for(1)) for each in shared if each.window and each.releases],
             )
         )
     return found

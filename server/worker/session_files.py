@@ -195,14 +195,17 @@ class SessionFiles:
         with safe_open(path, "np") as file:
             labels, text = file.metadata() or {}, file.get_tensor(TEXT)
             digests = labels["pages"].split()
-            lengths = [file.get_slice(page_name(index)).get_shape()[3] for index in range(len(digests))]
+            shapes = [file.get_slice(page_name(index)).get_shape() for index in range(len(digests))]
+        lengths = [shape.pop(3) for shape in shapes]
         length, prompt_tokens, principal = sum(lengths), int(labels["prompt_tokens"]), labels["principal"]
         is_paged = all(size == PAGE_TOKENS for size in lengths[:-1]) and max(lengths) <= PAGE_TOKENS
         if text.ndim != 1 or text.dtype != np.int32 or not 0 < prompt_tokens <= len(text) or not length < len(text):
             raise ValueError("its parts do not fit together")
         if not is_paged or text_digest(text) != labels["text"]:
             raise ValueError("its text or its pages are damaged")
-        pages = [shared.setdefault((principal, digest), Page()) for digest in digests]
+        whole = [shape == shapes[-1] for shape in shapes]  # the last page is
+        found = [Page(is_whole=each) for each in whole]
+        pages = [shared.setdefault((principal, digest), page) for digest, page in zip(digests, found, strict=True)]
         rows = StoredRows(pages, length, [], path, digests, labels["states"].split())
         learned = {label.removeprefix(LEARNED): digest for label, digest in labels.items() if label.startswith(LEARNED)}
         return StoredSession(path, principal, labels.get("name"), prompt_tokens, text, rows, learned)

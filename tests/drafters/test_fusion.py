@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafters.fusion import FusionDrafter
-from drafters.interface import EMPTY, NOTHING, Source, Verdict
+from drafters.interface import EMPTY, MAX_NODES, NOTHING, Source, Verdict
 from drafters.options import FusionOptions
 from drafters.tables.ngram import empty_base
 from drafters.tables.suffix import Corpus, index
@@ -26,7 +26,7 @@ def texts(longest: int) -> st.SearchStrategy[list[int]]:
 
 
 @settings(max_examples=60)
-@given(texts(150), texts(20), st.integers(1, 64), st.booleans())
+@given(texts(150), texts(20), st.integers(1, MAX_NODES), st.booleans())
 def test_trees_are_well_formed_and_repeatable(text: list[int], more: list[int], budget: int, with_corpus: bool) -> None:
     block = index(np.array([50, *text[::-1], 50, *text], np.int64), 50) if with_corpus else None
     trees = []
@@ -123,7 +123,7 @@ def test_sessions_learn_nothing_from_each_other() -> None:
     assert 43 not in second.propose(24).tokens
 
 
-@pytest.mark.parametrize("budget", [0, 1, 64])
+@pytest.mark.parametrize("budget", [0, 1, 64, MAX_NODES])
 def test_drafts_stay_within_the_budget(budget: int) -> None:
     drafter = fusion()
     drafter.begin(np.tile(PHRASE, 3))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.interface import DraftTree, Source, Verdict, chain
+from drafters.interface import MAX_NODES, DraftTree, Source, Verdict, chain
 from drafters.lookahead import POOL_TOKENS, LookaheadDrafter
 from drafters.options import LookaheadOptions
 from tests.drafts import Driven
@@ -62,7 +62,7 @@ def run(options: LookaheadOptions, length: int, budget: int = 64) -> tuple[list[
     return text, steps
 
 
-@given(st.integers(1, 8), st.integers(2, 6), st.integers(1, 8), st.integers(1, 64))
+@given(st.integers(1, 8), st.integers(2, 6), st.integers(1, 8), st.integers(1, MAX_NODES))
 def test_trees_are_well_formed_for_all_settings(window: int, ngram: int, guesses: int, budget: int) -> None:
     text, _ = run(LookaheadOptions(window, ngram, guesses), 60, budget)
     assert all(text[i] == target(text[i - 1]) for i in range(3, len(text)))
@@ -101,10 +101,13 @@ def test_forced_tokens_and_a_step_without_a_draft_leave_the_window_as_it_is() ->
     assert len(drafter._levels) == 1
 
 
-@pytest.mark.parametrize(("budget", "columns"), [(3, 0), (4, 1), (24, 2), (56, 6), (64, 6)])
-def test_window_and_guesses_share_the_budget(budget: int, columns: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "guesses", "budget", "columns"),
+    [(6, 8, 3, 0), (6, 8, 4, 1), (6, 8, 24, 2), (6, 8, 56, 6), (6, 8, 64, 6), (15, 15, 64, 8), (15, 15, 120, 15)],
+)
+def test_window_and_guesses_share_the_budget(window: int, guesses: int, budget: int, columns: int) -> None:
     """The window is refined in every step, and guesses are verified beside it."""
-    options = LookaheadOptions(window=6, ngram=5, guesses=8)
+    options = LookaheadOptions(window=window, ngram=5, guesses=guesses)
     drafter, text = Driven(LookaheadDrafter(options)), [target(1)]
     while len(text) < 200:
         text.append(target(text[-1]))
@@ -113,9 +116,9 @@ def test_window_and_guesses_share_the_budget(budget: int, columns: int) -> None:
         before = [level.tolist() for level in drafter._levels]
         tree = drafter.propose(budget)
         check(tree)
-        guesses = drafter._pool[text[-1]]
+        known = drafter._pool[text[-1]]
         assert len(tree) <= budget
-        assert any(tree.path(row) == list(guesses[-1])[: tree.depths[row]] for row in range(len(tree))) or budget <= 4
+        assert any(tree.path(row) == list(known[-1])[: tree.depths[row]] for row in range(len(tree))) or budget <= 4
         verdict = verify(tree, text)
         drafter.observe(verdict)
         text += verdict.tokens.tolist()

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.interface import EMPTY, Verdict
+from drafters.interface import EMPTY, MAX_NODES, Verdict
 from drafters.lookup import LookupDrafter
 from drafters.options import LookupOptions
 from tests.drafts import Driven
@@ -14,7 +14,7 @@ NONE = np.empty(0, np.int32)
 OPTIONS = LookupOptions()
 
 
-@given(text=st.lists(st.integers(0, 4), min_size=1, max_size=80), budget=st.integers(1, 64))
+@given(text=st.lists(st.integers(0, 4), min_size=1, max_size=80), budget=st.integers(1, MAX_NODES))
 def test_drafts_are_well_formed_parts_of_the_text(text: list[int], budget: int) -> None:
     drafter = Driven(LookupDrafter(OPTIONS))
     drafter.begin(np.array(text, np.int32))

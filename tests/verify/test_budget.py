@@ -8,7 +8,7 @@ import pytest
 from drafters.interface import MAX_NODES, DraftTree, Draws, Source, chain
 from drafters.policy import Trust
 from tests.trees import check
-from verify.budget import PROBE_INTERVAL, FixedBudget, MeasuredBudget, Offer, Selection, outcome, share
+from verify.budget import FULL_NODES, PROBE_INTERVAL, FixedBudget, MeasuredBudget, Offer, Selection, outcome, share
 from verify.cost import NODES, CostCurve
 
 
@@ -94,28 +94,42 @@ def step(budget: MeasuredBudget, tree: DraftTree) -> int:
 
 def test_a_drafter_that_fills_its_budget_gets_only_the_useful_size_next_time() -> None:
     budget = MeasuredBudget(curve(0.1))
-    assert budget.nodes() == MAX_NODES
-    assert step(budget, draft(*[0.9] * 4, 0.05, *[0.5] * (MAX_NODES - 5))) == 4
+    assert budget.nodes() == FULL_NODES
+    assert step(budget, draft(*[0.9] * 4, 0.05, *[0.5] * (FULL_NODES - 5))) == 4
     assert budget.nodes() == 4
     assert step(budget, draft(0.9, 0.9, 0.6, 0.55)) == 4  # the last node adds 0.27 tokens, barely enough
     assert budget.nodes() == 4
     assert step(budget, draft(0.9, 0.9, 0.9, 0.9)) == 4  # the last node adds 0.66 tokens, more than enough
-    assert budget.nodes() == MAX_NODES
+    assert budget.nodes() == FULL_NODES
+
+
+@pytest.mark.parametrize("most", [71, MAX_NODES])
+def test_a_drafter_gets_the_most_nodes_where_the_last_ones_clearly_pay(most: int) -> None:
+    budget = MeasuredBudget(CostCurve((0, most), (64,), ((1.0, 1.1),)))
+    requested = []
+    for _ in range(3):
+        requested.append(budget.nodes())
+        assert step(budget, draft(*[0.999] * requested[-1])) == requested[-1]
+    assert requested == [FULL_NODES, most, most]
+    assert step(budget, draft(*[0.999] * 20)) == 20
+    assert budget.nodes() == most  # the drafter had no more
+    assert step(budget, draft(*[0.999] * 70, *[0.001] * (most - 70))) == 70
+    assert budget.nodes() == 70
 
 
 def test_a_drafter_that_drafts_less_than_its_budget_keeps_it() -> None:
     budget = MeasuredBudget(curve(0.1))
     assert step(budget, draft(0.9, 0.9, 0.9, 0.9, 0.05, 0.5)) == 4
-    assert budget.nodes() == MAX_NODES
+    assert budget.nodes() == FULL_NODES
 
 
 def test_selecting_has_no_side_effect() -> None:
     budget = MeasuredBudget(curve(0.1))
-    tree = draft(*[0.9] * 4, 0.05, *[0.5] * (MAX_NODES - 5))
+    tree = draft(*[0.9] * 4, 0.05, *[0.5] * (FULL_NODES - 5))
     first = select(budget, tree)
     for _ in range(20):
         assert len(select(budget, tree).tree) == len(first.tree)
-    assert budget.nodes() == MAX_NODES
+    assert budget.nodes() == FULL_NODES
 
 
 def test_streams_share_the_nodes_that_a_round_can_afford() -> None:
@@ -166,6 +180,6 @@ def test_rows_of_several_streams_cost_what_was_measured() -> None:
 def test_a_curve_is_interpolated_between_its_points() -> None:
     found = CostCurve(NODES, (100, 200), (tuple(1.0 + n for n in NODES), tuple(3.0 + n for n in NODES)))
     assert found.at(150)[:4].tolist() == pytest.approx([2.0, 3.0, 4.0, 5.0])
-    assert found.at(10_000)[MAX_NODES] == pytest.approx(67.0)
+    assert found.at(10_000)[MAX_NODES] == pytest.approx(3.0 + MAX_NODES)
     noisy = CostCurve(NODES, (1,), ((2.0, 1.0, 3.0, 2.5, 4.0, 5.0, 6.0, 7.0),)).at(1)
     assert np.all(np.diff(noisy) >= 0)

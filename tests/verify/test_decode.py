@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from drafters.interface import Drafter, Ints
+from drafters.interface import MAX_NODES, Drafter, Ints
 from drafters.none import NoDrafter
 from drafters.options import TrigramOptions
 from drafters.tables import ngram
 from drafters.trigram import TrigramDrafter
-from tests.drafts import Chaos, Oracle
+from tests.drafts import Bush, Chaos, Oracle
 from verify.decode import Decoded, decode, step
 from verify.generation import DecodeOptions, Generation, PromptError
 from verify.model.runner import ModelRunner
@@ -45,6 +45,19 @@ def test_every_drafter_emits_the_tokens_of_plain_decoding(tiny_runner: ModelRunn
     assert decoded.finish == "length"
     if name == "oracle":
         assert len(decoded.steps) == 9  # seven tokens per step
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+@pytest.mark.parametrize(("wrong", "steps"), [(1, 2), (3, 4)])
+def test_the_largest_drafts_emit_the_tokens_of_plain_decoding(
+    tiny_runner: ModelRunner, params: SamplingParams, wrong: int, steps: int
+) -> None:
+    options = DecodeOptions(params, max_tokens=120, max_nodes=MAX_NODES)
+    expected = plain(tiny_runner, options)
+    decoded = run(tiny_runner, Bush(expected, wrong=wrong), options)
+    assert decoded.tokens == expected
+    assert len(decoded.steps) == steps
+    assert {len(each.tree) for each in decoded.steps if each.tree is not None} >= {MAX_NODES}
 
 
 def test_a_seed_determines_the_answer_and_seeds_differ(tiny_runner: ModelRunner) -> None:

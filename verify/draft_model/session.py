@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 READ_AHEAD_TOKENS = 64  # per forward, which other sessions wait for
+UNREAD_TOKENS = 64  # at most, that are read with a draft's root; the logits of all are computed
 INDEPENDENT_SEED = 0x5851F42D4C957F2D  # XORed into a seed, gives an independent noise stream
 
 
@@ -165,7 +166,7 @@ class SessionDraft:
     def _read_chunk(self, cache: KVCache, tokens: int) -> bool:
         """Reads a chunk of the text if much of it is unread; returns whether it did."""
         unread = self._unread(cache)
-        if len(unread) <= MAX_NODES:
+        if len(unread) <= UNREAD_TOKENS:
             return False
         chunk = unread[:-1][:tokens]
         self._shared.forward(cache, ForwardBatch.chain(chunk), logits=False)

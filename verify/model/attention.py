@@ -19,6 +19,7 @@ from verify.model.batch import ForwardBatch
 from verify.model.cache.kv_cache import KVCache
 from verify.model.cache.shape import LayerShape
 from verify.model.delivery import NotHandedOn
+from verify.model.dot_product import dot_product_attention
 
 NAME = "outrider"
 ABSORBED_ROWS = MAX_NODES + 1  # of a step; with more, it is faster to expand all latents
@@ -106,6 +107,8 @@ class TorchAttention:
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         keys, values = self._cache.write(layer.index, key, value, self._batch.known)
+        unread = self._cache.visible - self.reach(layer.window)
+        keys, values = keys[:, unread:], values[:, unread:]
         is_absorbed = layer.latent is not None and query.shape[1] <= ABSORBED_ROWS
         if layer.latent is not None:
             query, keys, values = (layer.latent.absorb if is_absorbed else layer.latent.expand)(query, keys)
@@ -115,23 +118,25 @@ class TorchAttention:
         packed = query.reshape(len(keys), groups * rows, head_dim)
         mask = self.mask(layer.window, groups, query)
         if layer.softcap is None and layer.sinks is None:
-            out = torch.nn.functional.scaled_dot_product_attention(
-                packed[None], keys[None], values[None], attn_mask=mask, scale=layer.scaling
-            )
+            out = dot_product_attention(packed, keys, values, mask, layer.scaling)
         else:
             out = _capped(layer, packed, keys, values, mask)
         out = out.reshape(heads, rows, values.shape[2])
         return layer.latent.values(out) if is_absorbed and layer.latent is not None else out
 
+    def reach(self, window: int | None) -> int:
+        """The number of committed rows that a layer with this window reads, the last ones."""
+        return self._cache.visible if window is None else min(self._cache.visible, window - 1)
+
     def mask(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
-        """Additive mask [groups * (N - known), length + N] with dtype and device of `like`; None if nothing is masked."""
+        """Additive mask [groups * (N - known), reach + N] with dtype and device of `like`; None if nothing is masked."""
         if (window, like.device) not in self._masks:
             self._masks[window, like.device] = self._build(window, groups, like)
         return self._masks[window, like.device]
 
     def _build(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
-        length, rows = self._cache.visible, len(self._batch)
-        if rows == 1 and (window is None or length < window):
+        length, rows = self.reach(window), len(self._batch)
+        if rows == 1:
             return None
         ancestors = self._batch.ancestor_mask().to(like.device)
         allowed = torch.ones(rows, length + rows, dtype=torch.bool, device=like.device)
@@ -192,6 +197,7 @@ class ShapeProbe:
         self.groups = 1  # query heads per key head
         self._keys: dict[int, torch.Tensor] = {}  # by layer
         self._sources: dict[int, int] = {}  # layers that have the keys of an earlier layer, and that layer
+        self._reach: dict[int, list[int | None]] = {}  # windows of those who read a layer's keys, by layer
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         if key.device != query.device:
@@ -202,6 +208,7 @@ class ShapeProbe:
             self.shapes[layer.index], self._devices[layer.index] = (key.shape, value.shape), key.device
         else:
             self._sources[layer.index] = source
+        self._reach.setdefault(layer.index if source is None else source, []).append(layer.window)
         if layer.window not in self.windows:
             self.windows.append(layer.window)
         self.groups = len(query) // len(key)
@@ -212,8 +219,12 @@ class ShapeProbe:
     @property
     def layers(self) -> tuple[LayerShape, ...]:
         """The shapes of the cache's layers in their order."""
-        pairs = (self.shapes[index] for index in sorted(self.shapes))
-        return tuple(LayerShape(key[0], key[2], value[2]) for key, value in pairs)
+        found = []
+        for index, (key, value) in sorted(self.shapes.items()):
+            windows = [each for each in self._reach[index] if each is not None]
+            window = max(windows) if len(windows) == len(self._reach[index]) else None
+            found.append(LayerShape(key[0], key[2], value[2], window))
+        return tuple(found)
 
     @property
     def homes(self) -> tuple[torch.device, ...]:

@@ -32,13 +32,13 @@ from verify.model.segment import Segment
 
 # auto = where it costs at most MAX_COST; on = refuses to start where it cannot hold.
 Invariant = Literal["auto", "on", "off"]
-VERSION = 4  # of saved findings; changes with the attention
+VERSION = 5  # of saved findings; changes with the attention
 MAX_COST = 0.05  # of a step's time
 PROBED_ROWS = (*range(1, 18), 24, 31, 32, 33, 34, 40, 47, 48, 49, 63, 64, 65, 66, 128, 256, 257, PROMPT_ROWS)
 HIGHEST = (PROMPT_ROWS, 65, 32, 16)  # largest numbers of rows that are tried
 LARGEST_LOW = 16  # more padding would cost too much
 MOST_OUTPUTS = 16384  # of a probed layer; a vocabulary would take long
-TREES = ((5, 8), (1, 64), (70, 17), (614, 40))  # tokens of text and draft nodes of the trees compared
+TREES = ((5, 8), (1, 128), (70, 17), (614, 40))  # tokens of text and draft nodes of the trees compared
 OTHER_TEXT, OTHER_ROWS = 3, 3  # of the stream beside them
 COST_CONTEXT, COST_ROWS, COST_ROUNDS = 256, (1, 9), 9
 
@@ -181,7 +181,7 @@ def tree_equals_path(runner: ModelRunner, cache: KVCache, other: KVCache, length
     random, noise = Random(nodes), torch.Generator(runner.device).manual_seed(length)
     cache.fill(length, noise)
     other.fill(OTHER_TEXT, noise)
-    depth = depth_left(length)
+    depth, nodes = depth_left(length), min(nodes, runner.draft_nodes)
     parents, depths = [-1], [0]  # of rows; row 0 is the root
     while len(parents) <= nodes:
         parent = random.choice([row for row in range(max(0, len(parents) - 4), len(parents)) if depths[row] < depth] or [0])

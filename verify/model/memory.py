@@ -8,6 +8,7 @@ import math
 import mmap
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 LARGEST_KEPT_BYTES = 32 << 20  # the largest threshold that mallopt accepts
 SMALLEST_RETURNED_BYTES = 128 << 10
 MOST_KEPT_BYTES = 256 << 20
+MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # which Python has from 3.13 on
 
 
 def keep_freed_memory() -> None:
@@ -60,8 +62,28 @@ def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> to
     """
     if device.type != "cpu" or 0 in size:
         return torch.zeros(size, dtype=dtype, device=device)
-    untouched = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
+    # Private for `discard`; not reserved, because a slot whose rows are released may be larger than the memory.
+    untouched = mmap.mmap(-1, math.prod(size) * dtype.itemsize, flags=mmap.MAP_PRIVATE | MAP_NORESERVE)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages
             untouched.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(untouched, dtype=dtype).view(size)
+
+
+def can_discard(device: torch.device) -> bool:
+    """Whether `discard` has an effect on this device."""
+    return device.type == "cpu" and sys.platform == "linux"
+
+
+def discard(parts: Iterable[torch.Tensor]) -> None:
+    """Returns the memory of contiguous parts of tensors of `zeros` to the system; what is read of it then is zero.
+
+    Whole pages of the system only: at both ends of a part, less than a page keeps its contents.
+    """
+    library = ctypes.CDLL(None)
+    for part in parts:
+        assert part.is_contiguous()
+        first = -(-part.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (part.data_ptr() + part.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < end:
+            library.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)

@@ -163,6 +163,11 @@ class ModelRunner:
         """The deepest node that a draft may have, after `length` tokens in the cache."""
         return MAX_NODES if self.row_class is None else depth_left(length)
 
+    @property
+    def draft_nodes(self) -> int:
+        """The most nodes that a draft may have: graphs of a class of rows take no more rows."""
+        return MAX_NODES if self.row_class is None or not self.in_pages else min(MAX_NODES, self.row_class.high - 1)
+
     def _graphed(self, pool: PagePool, compile: Compile) -> ForwardBackend:
         """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
         from verify.model.gpu.graphs import GraphedForward  # Triton is only needed on a GPU
@@ -226,8 +231,7 @@ class ModelRunner:
     def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
         """Runs the batch after the cache's committed tokens and writes the rows' keys and values; commits nothing.
 
-        Returns logits [N - known, V] on the model's device, valid until the next forward; without `logits`, only those of
-        the last row, [1, V].
+        Returns logits [N - known, V] on the model's device, valid until the next forward; without `logits`, the last row's.
         """
         return self.forward_all([Segment(cache, batch, logits)])[0]
 
@@ -236,6 +240,8 @@ class ModelRunner:
 
         Raises OutOfPages before anything is computed or written if the caches' pool has no room for all rows.
         """
+        for segment in segments:
+            segment.cache.release()
         if self._pool is not None:
             self._pool.reserve([(cast(PagedCache, each.cache), len(each.batch)) for each in segments])
         if len(segments) == 1 and (self._is_apart(segments[0]) or (self.row_class is None and is_chunk(segments[0]))):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.interface import DraftTree
+from drafters.interface import MAX_NODES, DraftTree
 from drafters.tables import ngram
 from drafters.tables.adaptive import learn, new_rows, successors
 from drafters.tables.nodes import draft_tree
@@ -31,7 +31,7 @@ texts = st.lists(st.integers(0, 9), min_size=2, max_size=200)
 
 
 @pytest.mark.parametrize("kind", ["mcts", "best-first", "greedy"])
-@given(text=texts, budget=st.integers(1, 64), depth=st.integers(1, 6), order=st.integers(2, 4))
+@given(text=texts, budget=st.integers(1, MAX_NODES), depth=st.integers(1, 6), order=st.integers(2, 4))
 def test_trees_are_well_formed_bounded_and_repeatable(kind: str, text: list[int], budget: int, depth: int, order: int) -> None:
     tree = search(kind, text, budget, depth, order)
     check(tree)

@@ -56,7 +56,7 @@ def test_without_a_seed_every_call_draws_one() -> None:
         ({"logit_bias": {"x": 1}}, "token ids"),
         ({"functions": [1]}, "'functions' is not supported"),
         ({"response_format": {"type": "json_schema"}}, "'json_schema' is required"),
-        ({"speculation": {"max_nodes": 1000}}, "less than or equal to"),
+        ({"speculation": {"max_nodes": 129}}, "less than or equal to 128"),
         ({"n": 0}, "greater than or equal to 1"),
         ({"logit_bias": {"1" * 5000: 1}}, "keys must be token ids, not '11111111111111111111'"),
         ({"logit_bias": {"1": 101}}, "values must be numbers from -100 to 100"),

@@ -38,7 +38,7 @@ def test_types_name_choices_and_bounds() -> None:
     assert SETTINGS["server.port"].type == "integer (0 to 65535)"
     assert SETTINGS["model.compile"].type == "auto, on, off"
     assert SETTINGS["model.compile"].choices == ("auto", "on", "off")
-    assert SETTINGS["speculation.max_nodes"].type == "auto or integer (0 to 64)"
+    assert SETTINGS["speculation.max_nodes"].type == "auto or integer (0 to 128)"
     assert SETTINGS["speculation.retrieval.datastores"].type == "list of strings"
     assert SETTINGS["scheduling.queue_seconds"].type == "number (above 0)"
     assert SETTINGS["auth.keys.NAME.key"].required

@@ -144,3 +144,26 @@ def test_a_plan_fits_and_respects_the_settings(figures: MemoryFigures, wishes: M
     assert plan.pages * PAGE_TOKENS >= plan.slots * (plan.context_tokens + MARGIN_POSITIONS)
     assert plan.slots <= plan.streams <= max(plan.slots, wishes.caches)
     assert plan.streams == max(plan.slots, wishes.caches) or figures.slot_bytes
+
+
+def test_layers_with_a_window_are_planned_with_the_rows_that_are_left() -> None:
+    """Five of six layers with a window of 512: a context of 128k tokens takes a third of the memory."""
+    figures = MemoryFigures(1_300_000_000, 12_000, 131_072, is_lazy=True)
+    windowed = replace(figures, windowed=[(512, 10_000)])
+    assert plan_memory(figures, MemoryWishes()).context_tokens == 86_016
+    plan = plan_memory(windowed, MemoryWishes())
+    assert (plan.slots, plan.context_tokens) == (2, 131_072)
+    assert windowed.cache_bytes(4096) == figures.cache_bytes(4096)
+    assert windowed.cache_bytes(131_072) < 0.4 * figures.cache_bytes(131_072)
+
+
+@given(
+    st.integers(0, 10**8), st.integers(1, 3), st.booleans(), st.lists(st.tuples(st.integers(1, 900), st.just(400)), max_size=2)
+)
+def test_the_longest_context_is_the_greatest_that_fits(
+    free: int, slots: int, is_lazy: bool, windowed: list[tuple[int, int]]
+) -> None:
+    figures = MemoryFigures(free, 1000, 50_000, is_lazy=is_lazy, windowed=windowed if is_lazy else ())
+    found, room = figures.longest_context(slots), figures.budget_bytes // slots
+    assert found == 0 or figures.cache_bytes(found) <= room
+    assert found == 50_000 or figures.cache_bytes(found + 1) > room

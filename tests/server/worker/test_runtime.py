@@ -27,6 +27,7 @@ from verify.errors import ModelError
 from verify.heads.draft import HeadRunner
 from verify.heads.model import HeadModel
 from verify.model.cache.shape import CacheShape, LayerShape
+from verify.model.row_class import RowClass
 from verify.model.runner import ModelRunner
 from verify.self_draft.search import Finding
 from verify.tokenizer import load_tokenizer
@@ -143,11 +144,16 @@ def test_checkpoint_bytes() -> None:
     assert checkpoint_bytes("Qwen/Qwen3-8B") == float("inf")
 
 
-def test_the_budget_of_a_request(tiny_runner: ModelRunner) -> None:
+def test_the_budget_of_a_request(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     made = tiny_runtime(tiny_runner, load_settings())
     made.curve = CostCurve((0, MAX_NODES), (1,), ((0.1, 0.2),))
     assert made.budget(7) == {"max_nodes": 7, "curve": None}
     assert made.budget("auto") == {"max_nodes": MAX_NODES, "curve": made.curve}
+    monkeypatch.setattr(made.runner, "row_class", RowClass(1, 72, 1))
+    assert made.budget(MAX_NODES)["max_nodes"] == MAX_NODES  # on a CPU, more rows are computed in turns
+    monkeypatch.setattr(ModelRunner, "in_pages", True)
+    assert made.budget(MAX_NODES)["max_nodes"] == 71
+    assert made.budget(7)["max_nodes"] == 7
     assert made.resources_of("anyone") is made.resources
 
 

@@ -18,7 +18,7 @@ def test_a_prompt_is_read_ahead_and_any_use_of_the_model_ends_that(
     tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("verify.draft_model.session.READ_AHEAD_TOKENS", 8)
-    monkeypatch.setattr("verify.draft_model.session.MAX_NODES", 4)
+    monkeypatch.setattr("verify.draft_model.session.UNREAD_TOKENS", 4)
     draft = DraftRunner(close_relative(tiny_runner, tiny_runner.model.config), tiny_runner.vocabulary)
     prompt = (np.arange(60) % 90).astype(np.int32)
 

@@ -123,15 +123,29 @@ def test_the_mask_has_the_prefix_and_the_ancestors() -> None:
 
 
 def test_a_window_counts_positions_not_columns() -> None:
+    """Columns begin with the window of the first row: position 1."""
     mask = TorchAttention(cache_of(2), batch_of(TREE)).mask(2, 1, torch.empty(0))
     assert mask is not None
-    assert visible(mask) == [[1, 2], [2, 3], [3, 4], [3, 5], [2, 6], [6, 7], [7, 8]]
+    assert visible(mask) == [[0, 1], [1, 2], [2, 3], [2, 4], [1, 5], [5, 6], [6, 7]]
 
 
-@pytest.mark.parametrize(("window", "masked"), [(None, False), (4, True), (5, True), (6, False)])
-def test_one_row_needs_a_mask_only_beyond_its_window(window: int | None, masked: bool) -> None:
+@pytest.mark.parametrize("window", [None, 1, 4, 5, 6])
+def test_one_row_needs_no_mask(window: int | None) -> None:
+    """It attends to all that is read."""
     attention = TorchAttention(cache_of(5), ForwardBatch.chain(torch.tensor([3])))
-    assert (attention.mask(window, GROUPS, torch.empty(0)) is not None) == masked
+    assert attention.mask(window, GROUPS, torch.empty(0)) is None
+
+
+@pytest.mark.parametrize("kind", [CHAIN, TREE])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_a_layer_with_a_window_reads_no_earlier_rows(kind: str, softcap: float | None) -> None:
+    """Rows before the window are not read, not even with weight zero, which NaN would show."""
+    batch, cache = batch_of(kind), cache_of(40)
+    cache.tensor[:, :, :, : 40 - 5 + 1] = math.nan
+    query, key = noise(HEADS, len(batch), HEAD_DIM, seed=0), noise(KV_HEADS, len(batch), HEAD_DIM, seed=1)
+    attention = TorchAttention(cache, batch)
+    assert attention.attend(Layer(0, 0.3, 5, softcap), query, key, key).isfinite().all()
+    assert attention.attend(Layer(1, 0.3, 6, softcap), query, key, key).isnan().any()
 
 
 def test_masks_have_the_requested_dtype_and_are_cached() -> None:

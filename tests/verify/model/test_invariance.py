@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drafters.interface import Verdict
+from drafters.interface import MAX_NODES, Verdict
 from drafters.none import NoDrafter
 from tests.drafts import Oracle
 from verify.decode import decode
@@ -94,7 +94,7 @@ def test_auto_follows_the_cost_and_on_refuses_where_it_cannot_hold(
         monkeypatch.setattr(invariance, "find", lambda *_, finding=finding: finding)
         start(runner, CONTEXT, "auto", None)
         assert runner.row_class == in_auto
-        assert runner.draft_depth(60) == (3 if in_auto else 64)
+        assert runner.draft_depth(60) == (3 if in_auto else MAX_NODES)
     with pytest.raises(ModelError, match="depend on the draft's size"):
         start(runner, CONTEXT, "on", None)
     start(runner, CONTEXT, "off", None)

@@ -13,7 +13,7 @@ import torch
 from drafters.registry import Resources, make
 from verify.decode import step
 from verify.generation import DecodeOptions, Generation
-from verify.model.memory import keep_freed_memory
+from verify.model.memory import discard, keep_freed_memory, zeros
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
@@ -61,3 +61,13 @@ def test_large_tensors_get_the_memory_of_freed_ones() -> None:
 
     page_faults()
     assert page_faults() < 1000  # more than 10,000 if every row is mapped again
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="memory is returned on Linux only")
+def test_discarded_parts_are_zero_and_take_no_memory() -> None:
+    pages = zeros((4000, resource.getpagesize()), torch.uint8, torch.device("cpu"))
+    pages.fill_(1)
+    before = resident_kilobytes()
+    discard([pages[10:3990], pages[3995].flatten()[1:]])  # the second part contains no whole page
+    assert before - resident_kilobytes() > 3000 * resource.getpagesize() // 1024
+    assert pages[:, 0].nonzero()[:, 0].tolist() == [*range(10), *range(3990, 4000)]

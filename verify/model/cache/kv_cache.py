@@ -7,7 +7,7 @@ methods over a pool of pages. Knows nothing about tokens or attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
 
@@ -15,6 +15,7 @@ from drafters.interface import MAX_NODES
 from verify.model.cache import paging
 from verify.model.cache.paging import Page, Rows, SwappedRows
 from verify.model.cache.shape import CacheShape
+from verify.model.cache.windows import WindowedRows, reachable
 from verify.model.memory import zeros
 from verify.model.recurrent.states import Snapshot
 from verify.model.transfer import to_device
@@ -32,10 +33,13 @@ class KVCache:
         self.pages: list[Page] = []  # those of `share` that no truncation has reached
         self.hidden = shape.new_hidden()
         self._planes: list[torch.Tensor] = []  # [planes, heads, positions, width]
+        self._unwindowed: list[torch.Tensor] = []  # those of each tensor that belong to layers without a window, int64
         layers: list[list[torch.Tensor]] = [[] for _ in shape.layers]
         for (heads, width), planes in shape.planes.items():
             tensor = zeros((len(planes), heads, positions, width), shape.dtype, shape.device)
             self._planes.append(tensor)
+            whole = [place for place, (layer, _) in enumerate(planes) if shape.layers[layer].window is None]
+            self._unwindowed.append(torch.tensor(whole, dtype=torch.int64))
             for plane, (layer, _) in zip(tensor, planes, strict=True):
                 layers[layer].append(plane)
         self.layers = [(keys, values) for keys, values in layers]  # each [heads, positions, width]
@@ -43,6 +47,10 @@ class KVCache:
         if shape.is_uniform:
             self._uniform = self._planes[0].view(len(shape.layers), 2, *self._planes[0].shape[1:])
         self.recurrent = shape.new_states()
+        self.windowed: WindowedRows | None = None
+        if shape.window is not None and shape.releases:
+            pairs = [pair for pair, layer in zip(self.layers, shape.layers, strict=True) if layer.window is not None]
+            self.windowed = WindowedRows(shape.window, [plane for pair in pairs for plane in pair])
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -75,6 +83,8 @@ class KVCache:
         self.length = length
         if self.recurrent is not None:
             self.recurrent.assume(length)
+        if self.windowed is not None:
+            self.windowed.truncate(length, length)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes [heads, N, width] from `length + known` to `end`; returns the rows so far, [heads, end, width]."""
@@ -84,6 +94,17 @@ class KVCache:
         keys[:, start:end] = key
         values[:, start:end] = value
         return keys[:, :end], values[:, :end]
+
+    def release(self) -> None:
+        """Returns the memory of rows that no later row reads, if there is much of it."""
+        for page in () if self.windowed is None else self.windowed.release(self.length):
+            if page < len(self.pages):
+                self.pages[page] = self.pages[page].reduced
+
+    @property
+    def released(self) -> Collection[int]:
+        """As in `Rows`."""
+        return () if self.windowed is None else self.windowed.released
 
     def commit(self, rows: list[int]) -> None:
         """Commits the rows at `length + r` for r in `rows` (ascending); moves only those that are out of place."""
@@ -122,7 +143,7 @@ class KVCache:
     def share(self, count: int) -> list[Page]:
         """The first `count` whole pages, for another holder of the same rows."""
         assert count * paging.PAGE_TOKENS <= self.length
-        self.pages += [Page() for _ in range(len(self.pages), count)]
+        self.pages += [Page(is_whole=index not in self.released) for index in range(len(self.pages), count)]
         return self.pages[:count]
 
     def parts(self, length: int) -> Iterator[torch.Tensor]:
@@ -132,51 +153,78 @@ class KVCache:
 
     def _part(self, start: int, end: int) -> torch.Tensor:
         """The rows of one page, as in `Rows.parts`."""
+        held = [planes[which, :, start:end] for planes, which in zip(self._planes, self._held(start), strict=True)]
         if self._uniform is not None:
-            return self._uniform[:, :, :, start:end]
-        slices = [each.flatten(1) for each in self._slices(start, end)]
-        return torch.cat(slices or [torch.empty(end - start, 0)], 1)[None, None, None]
+            return held[0].view(len(held[0]) // 2, 2, *held[0].shape[1:])
+        by_position = [each.permute(2, 0, 1, 3).flatten(1) for each in held]
+        return torch.cat(by_position or [torch.empty(end - start, 0)], 1)[None, None, None]
+
+    def _restore(self, start: int, part: torch.Tensor) -> None:
+        """Writes the rows of one page, as in `Rows.parts`."""
+        end, held = start + part.shape[3], self._held(start)
+        sizes = [planes[which, :, :1].shape for planes, which in zip(self._planes, held, strict=True)]
+        if self._uniform is not None:
+            found = [part.flatten(0, 1)]
+        else:
+            widths = [count * heads * width for count, heads, _, width in sizes]
+            rows = part[0, 0, 0, :, : sum(widths)].split(widths, 1)
+            found = [
+                each.view(end - start, count, heads, width).permute(1, 2, 0, 3)
+                for each, (count, heads, _, width) in zip(rows, sizes, strict=True)
+            ]
+        for planes, which, each in zip(self._planes, held, found, strict=True):
+            planes[which, :, start:end] = each.to(planes.device)
+
+    def _held(self, start: int) -> Sequence[slice | torch.Tensor]:
+        """Which planes of each tensor have the rows of the page that begins at `start`."""
+        if start // paging.PAGE_TOKENS in self.released:
+            return self._unwindowed
+        return [slice(None)] * len(self._planes)
 
     def _contents(self, length: int) -> Iterable[torch.Tensor]:
         """Views of all keys and values of the first `length` positions, however laid out."""
         return [planes[:, :, :length] for planes in self._planes]
 
-    def _slices(self, start: int, end: int) -> list[torch.Tensor]:
-        """Views of these positions in all planes, [positions, planes, heads, width] each."""
-        return [planes[:, :, start:end].permute(2, 0, 1, 3) for planes in self._planes]
-
     def fork(self, source: Rows, length: int) -> None:
         """Replaces the contents with the first `length` committed rows of `source`, or with all if there are fewer.
 
-        With recurrent layers, with those before the nearest snapshot.
+        With recurrent layers, with those before the nearest snapshot; with released rows, as `truncate`.
         """
-        self.length = min(length, source.length)
-        if self.recurrent is not None:
-            self.length = self.recurrent.restore(source.states(self.length), self.length)
+        before, recurrent = self.length, self.recurrent
+        restore = None if recurrent is None else (lambda length: recurrent.restore(source.states(length), length))
+        self.length = self._rewound(min(length, source.length), source.released, restore)
+        if self.windowed is not None:
+            self.windowed.replace(source.released, self.length, before)
         self._fork_hidden(source)
         self.pages = source.share(self.length // paging.PAGE_TOKENS)
-        start = 0
-        for part in source.parts(self.length):
-            end = start + part.shape[3]
-            if self._uniform is not None:
-                self._uniform[:, :, :, start:end] = part.to(self._uniform.device)
-            else:
-                slices = self._slices(start, end)
-                widths = [each.flatten(1).shape[1] for each in slices]
-                for target, rows in zip(slices, part[0, 0, 0, :, : sum(widths)].split(widths, 1), strict=True):
-                    target.copy_(rows.reshape(target.shape))
-            start = end
+        for start, part in zip(range(0, self.length, paging.PAGE_TOKENS), source.parts(self.length), strict=True):
+            self._restore(start, part)
 
     def _fork_hidden(self, source: Rows) -> None:
         """Copies the hidden states of a source that is on the device; they are not swapped out."""
         if self.hidden is not None:
             self.hidden.copy(source.hidden if isinstance(source, KVCache) else None, self.length)
 
+    def _rewound(self, length: int, released: Collection[int], rewind: Callable[[int], int] | None) -> int:
+        """The greatest length up to `length` that has its windows and, by `rewind`, its states."""
+        while True:
+            if self.windowed is not None:
+                length = reachable(length, self.windowed.window, released)
+            found = length if rewind is None else rewind(length)
+            if found == length:
+                return length
+            length = found
+
     def truncate(self, length: int) -> None:
-        """Drops all positions from `length` on; with recurrent layers, possibly some before it (`RecurrentStates.rewind`)."""
-        self.length = min(self.length, length)
-        if self.recurrent is not None:
-            self.length = self.recurrent.rewind(self.length)
+        """Drops all positions from `length` on.
+
+        Possibly some before it, too: with recurrent layers (`RecurrentStates.rewind`), and where rows that windows read were
+        released.
+        """
+        before, rewind = self.length, None if self.recurrent is None else self.recurrent.rewind
+        self.length = self._rewound(min(self.length, length), self.released, rewind)
+        if self.windowed is not None:
+            self.windowed.truncate(self.length, before)
         if self.hidden is not None:
             self.hidden.truncate(self.length)
         del self.pages[self.length // paging.PAGE_TOKENS :]

@@ -28,6 +28,15 @@ class Page:
     """The rows of PAGE_TOKENS committed positions, which never change. All who hold a page have the same rows."""
 
     rows: torch.Tensor | None = None  # in host memory, once a slot with the page was swapped out; shape as in `Rows.parts`
+    is_whole: bool = True  # the rows are those of all layers; otherwise of those without a window
+    _reduced: Page | None = None
+
+    @property
+    def reduced(self) -> Page:
+        """The page without the rows of layers with a window, for all who release them."""
+        if self.is_whole and self._reduced is None:
+            self._reduced = Page(is_whole=False)
+        return self._reduced or self
 
 
 class Rows(Protocol):
@@ -48,7 +57,12 @@ class Rows(Protocol):
         """The first `length` rows page by page; may be views.
 
         [layers, 2, kv_heads, at most PAGE_TOKENS, head_dim], or [1, 1, 1, at most PAGE_TOKENS, width] if layers differ.
+        Released pages have the layers without a window only.
         """
+
+    @property
+    def released(self) -> Collection[int]:
+        """Pages without the rows of layers with a window (`verify.model.cache.windows`)."""
 
     @property
     def snapshots(self) -> Sequence[Snapshot]:
@@ -69,6 +83,11 @@ class SwappedRows:
     def states(self, length: int) -> Sequence[Snapshot]:
         """As in `Rows`."""
         return [each for each in self.snapshots if each.length <= length]
+
+    @property
+    def released(self) -> Collection[int]:
+        """As in `Rows`."""
+        return [index for index, page in enumerate(self.all_pages) if not page.is_whole]
 
     @property
     def pages(self) -> Sequence[Page]:
@@ -96,7 +115,19 @@ def distinct_rows(holders: Iterable[Rows]) -> int:
     return own + len(pages) * PAGE_TOKENS
 
 
+def distinct_released(holders: Iterable[Rows]) -> int:
+    """The number of these rows that layers with a window have released."""
+    pages: set[Page] = set()
+    own = 0
+    for rows in holders:
+        shared = rows.pages
+        pages.update(shared[index] for index in rows.released if index < len(shared))
+        own += sum(index >= len(shared) for index in rows.released)
+    return (own + len(pages)) * PAGE_TOKENS
+
+
 def distinct_bytes(holders: Collection[Rows], shape: CacheShape) -> int:
     """The bytes of all holders' rows and states. What several hold counts once."""
     snapshots = {id(each): each.nbytes for rows in holders for each in rows.snapshots}
-    return distinct_rows(holders) * shape.bytes_for(1) + sum(snapshots.values())
+    released = 0 if shape.window is None else shape.windowed_bytes_for(distinct_released(holders))
+    return shape.bytes_for(distinct_rows(holders)) - released + sum(snapshots.values())

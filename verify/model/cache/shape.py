@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
 from verify.model.hidden.ring import StateRing
+from verify.model.memory import can_discard
 from verify.model.recurrent.states import RecurrentShape, RecurrentStates
 
 HIDDEN_POSITIONS = 2048  # of a text's hidden states: heads are trained on contexts of about this length
@@ -19,6 +21,7 @@ class LayerShape(NamedTuple):
     heads: int  # key heads
     key_dim: int
     value_dim: int
+    window: int | None = None  # largest sliding window of those who read the layer; None = a row may read all before
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,18 @@ class CacheShape:
     @property
     def is_uniform(self) -> bool:
         """Whether keys and values have one shape in all layers."""
-        return len(set(self.layers)) == 1 and self.layers[0].key_dim == self.layers[0].value_dim
+        sizes = {(each.heads, each.key_dim, each.value_dim) for each in self.layers}
+        return len(sizes) == 1 and self.layers[0].key_dim == self.layers[0].value_dim
+
+    @property
+    def window(self) -> int | None:
+        """The largest sliding window of the layers; None if no layer has one."""
+        return max((each.window for each in self.layers if each.window is not None), default=None)
+
+    @property
+    def releases(self) -> bool:
+        """Whether slots return the memory of rows that no window reads any more."""
+        return self.window is not None and can_discard(self.device)
 
     @property
     def kv_heads(self) -> int:
@@ -59,9 +73,9 @@ class CacheShape:
     def planes(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
         """Which keys (0) and values (1) of which layers have the same heads and width: they are in one tensor."""
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for layer, (heads, key_dim, value_dim) in enumerate(self.layers):
-            for part, width in enumerate((key_dim, value_dim)):
-                found.setdefault((heads, width), []).append((layer, part))
+        for layer, each in enumerate(self.layers):
+            for part, width in enumerate((each.key_dim, each.value_dim)):
+                found.setdefault((each.heads, width), []).append((layer, part))
         return found
 
     @property
@@ -82,7 +96,15 @@ class CacheShape:
 
     def bytes_for(self, positions: int) -> int:
         """Bytes of the keys and values of `positions`."""
-        return sum(heads * (keys + values) for heads, keys, values in self.layers) * positions * self.dtype.itemsize
+        return self._bytes(self.layers) * positions
+
+    def windowed_bytes_for(self, positions: int) -> int:
+        """Bytes of the keys and values of `positions` in layers with a window."""
+        return self._bytes(each for each in self.layers if each.window is not None) * positions
+
+    def _bytes(self, layers: Iterable[LayerShape]) -> int:
+        """Bytes of one position."""
+        return sum(each.heads * (each.key_dim + each.value_dim) for each in layers) * self.dtype.itemsize
 
     @property
     def parts(self) -> list[CacheShape]:

@@ -4,7 +4,7 @@ The usual matrix product repacks the weights in every call, which dominates when
 once avoids that. Results are equal up to rounding.
 
 oneDNN compiles a kernel for each number of rows and keeps the latest 1,024, a few hundred kB each. Chunks of a prompt have any
-length, so their rows are padded to a few dozen sizes: memory stays bounded, and kernels are compiled once.
+length, so many rows are padded to a few dozen sizes: memory stays bounded, and kernels are compiled once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import TypeGuard
 
 import torch
 
-from drafters.interface import MAX_NODES
-
+EXACT_ROWS = 65  # for which a kernel is compiled each
 ROWS = 16  # batch size that the layout is optimised for: one token and a small tree
 
 
-def padded_count(count: int, exact: int = MAX_NODES + 1) -> int:
-    """The number of rows that a product of `count` rows has. Trees are not padded, chunks of prompts by an eighth at most."""
+def padded_count(count: int, exact: int = EXACT_ROWS) -> int:
+    """The number of rows that a product of `count` rows has. Small trees are not padded, other rows by an eighth at most."""
     if count <= exact:
         return count
     step = 8

@@ -22,6 +22,7 @@ from verify.model.cache.kv_cache import SPARE_POSITIONS, KVCache
 from verify.model.cache.shape import CacheShape
 from verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
 from verify.model.cpu.packing import packed_layers
+from verify.model.dot_product import dot_product_attention
 from verify.model.hidden.tap import HiddenTap
 from verify.model.recurrent.rows import RecurrentRows, Scan
 from verify.model.recurrent.step import TENSORS, convolve_streams, scan_streams
@@ -39,21 +40,17 @@ def attend(
     keys: torch.Tensor,  # [kv_heads, positions, head_dim]; the layer's cache
     values: torch.Tensor,
     length: torch.Tensor,  # int64 []; positions written before
-    inputs: list[torch.Tensor],  # the additive mask, [groups * N, length + N]; empty if nothing is masked
+    inputs: list[torch.Tensor],  # of `attention_masks`
     scaling: float,
 ) -> torch.Tensor:
     """`TorchAttention.attend` as a TorchScript function: a trace would hard-code the slice bounds."""
-    mask = inputs[0]
+    first, mask = inputs
     start = int(length)
     end = start + key.size(1)
     keys[:, start:end] = key
     values[:, start:end] = value
-    packed = query.reshape(key.size(0), -1, query.size(2))[None]
-    all_keys, all_values = keys[:, :end][None], values[:, :end][None]
-    if mask.numel() == 0:
-        out = torch.nn.functional.scaled_dot_product_attention(packed, all_keys, all_values, scale=scaling)
-    else:
-        out = torch.nn.functional.scaled_dot_product_attention(packed, all_keys, all_values, attn_mask=mask, scale=scaling)
+    packed, read = query.reshape(key.size(0), -1, query.size(2)), int(first)
+    out = dot_product_attention(packed, keys[:, read:end], values[:, read:end], mask if mask.numel() else None, scaling)
     return out.reshape(query.size(0), query.size(1), query.size(2))
 
 
@@ -237,11 +234,15 @@ class TracedForward:
 def attention_masks(
     cache: KVCache, batch: ForwardBatch, windows: Sequence[int | None], groups: int
 ) -> list[list[torch.Tensor]]:
-    """`TorchAttention.mask` for each window; empty if nothing is masked."""
+    """For each window the first position that is read, int64 [], and `TorchAttention.mask`; empty if nothing is masked."""
     attention = TorchAttention(cache, batch)
     unmasked = torch.empty(0, dtype=cache.tensor.dtype)
-    masks = (attention.mask(window, groups, cache.tensor) for window in windows)
-    return [[unmasked if mask is None else mask] for mask in masks]
+    found = []
+    for window in windows:
+        mask = attention.mask(window, groups, cache.tensor)
+        first = torch.tensor(cache.length - attention.reach(window))
+        found.append([first, unmasked if mask is None else mask])
+    return found
 
 
 def has_experts(model: PreTrainedModel) -> bool:

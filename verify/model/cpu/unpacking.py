@@ -18,7 +18,7 @@ from drafters.tables.kernel import allocating_kernel
 from verify.model.cpu.packing import padded_count
 
 GROUP = 32  # inputs that share a scale and the value of 8
-STEP_ROWS = 2 * MAX_NODES  # of a step; more rows are those of prompts, and unpacking would not pay for fewer
+STEP_ROWS = MAX_NODES + 16  # of a step, or of a few more; unpacking would not pay for fewer
 UNPACKED_VALUES = 1 << 21  # unpacked at once; they stay in the CPU's caches
 WIDTHS = (64, 32)  # outputs that are packed together: with AVX-512, and with AVX2
 

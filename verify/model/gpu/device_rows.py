@@ -1,8 +1,8 @@
 """The inputs of a forward in device memory, where a kernel or a captured graph reads them.
 
-A forward has the rows of several streams. A stream's rows must follow its committed text within 65 positions, so a long chain
-is cut into pieces: a piece's keys are written before any row attends, so the next piece takes them for committed text. Pieces
-also end with the blocks in which rows are summed (`verify.model.gpu.kernels`).
+A forward has the rows of several streams, MAX_NODES + 1 of each at most, so a long chain is cut into pieces: a piece's keys are
+written before any row attends, so the next piece takes them for committed text. Pieces also end with the blocks in which rows
+are summed (`verify.model.gpu.kernels`).
 """
 
 from __future__ import annotations
@@ -12,30 +12,33 @@ from typing import NamedTuple
 
 import torch
 
+from drafters.interface import MAX_NODES
 from verify.model.batch import ForwardBatch
 from verify.model.gpu.paged_cache import PagedCache
 from verify.model.row_class import depth_left
 from verify.model.transfer import to_device
 
-ROW_FIELDS = 6  # of a row: token, position, and the fields that kernels read
+WORD_BITS = 64
+WORDS = -(-MAX_NODES // WORD_BITS)  # of a row's ancestor bits
+ROW_FIELDS = 5 + WORDS  # of a row: token, position, and the fields that kernels read
 STREAM_FIELDS = 4  # of a piece
 NO_STREAM = -1  # of a row that pads a forward
 
 
 class Piece(NamedTuple):
-    """Rows of one stream whose ancestors fit into 64 bits."""
+    """Rows of one stream, whose ancestors fit into WORDS words."""
 
     cache: PagedCache
     first: int  # position of the first row, which is also the number of rows of text before it
     tokens: torch.Tensor  # int64 [N]
     depths: torch.Tensor  # int64 [N]
-    bits: torch.Tensor  # int64 [N], of `ancestor_bits`
+    bits: torch.Tensor  # int64 [N, WORDS], of `ancestor_bits`
 
 
 class DeviceRows:
     """The rows of a forward and the streams that they belong to, in device memory.
 
-    Kernels read `rows`, int64 [4, max_rows]: stream, depth, ancestor bits, and place in the pool; `streams`, int64
+    Kernels read `rows`, int64 [3 + WORDS, max_rows]: stream, depth, place in the pool, and ancestor bits; `streams`, int64
     [4, max_rows]: length of the text, first row, number of rows, and where its pages begin in `pages`. A row that pads the
     forward has the stream NO_STREAM: it attends to nothing, is written nowhere, and nothing attends to it.
     """
@@ -69,8 +72,8 @@ class DeviceRows:
             end, table = start + len(piece.tokens), piece.cache.table
             rows, length = fields[:ROW_FIELDS, start:end], piece.first
             rows[0], rows[1], rows[2] = piece.tokens, piece.depths + length, index
-            rows[3], rows[4] = piece.depths, piece.bits
-            rows[5] = torch.tensor(piece.cache.places(length, length + end - start))
+            rows[3], rows[5:] = piece.depths, piece.bits.T
+            rows[4] = torch.tensor(piece.cache.places(length, length + end - start))
             fields[ROW_FIELDS:, index] = torch.tensor([length, start, end - start, pages])
             tables += table
             start, pages = end, pages + len(table)
@@ -81,7 +84,7 @@ def pieces_of(cache: PagedCache, batch: ForwardBatch) -> Iterator[Piece]:
     """The rows of one stream: a tree as it is, a chain cut where blocks of text end. Known rows are computed again."""
     length = cache.length
     if batch.ancestors is not None:
-        assert len(batch) <= 65, "a tree's ancestors must fit into 64 bits"
+        assert len(batch) <= MAX_NODES + 1, "a tree's ancestors must fit into the words of a row"
         yield Piece(cache, length, batch.tokens, batch.depths, ancestor_bits(batch.ancestors))
         return
     start = 0
@@ -93,6 +96,10 @@ def pieces_of(cache: PagedCache, batch: ForwardBatch) -> Iterator[Piece]:
 
 
 def ancestor_bits(ancestors: torch.Tensor) -> torch.Tensor:
-    """bool [N, N] to int64 [N], on the host: bit j says that the row attends to row j + 1; all attend to row 0. N <= 65."""
-    powers = torch.ones(1, dtype=torch.int64) << torch.arange(len(ancestors) - 1)
-    return (ancestors[:, 1:] * powers).sum(1)
+    """bool [N, N] to int64 [N, WORDS], on the host, for N <= MAX_NODES + 1.
+
+    Bit j of word w says that the row attends to row 1 + w * WORD_BITS + j; all attend to row 0.
+    """
+    bits = torch.zeros(len(ancestors), WORDS * WORD_BITS, dtype=torch.int64)
+    bits[:, : len(ancestors) - 1] = ancestors[:, 1:]
+    return (bits.view(-1, WORDS, WORD_BITS) << torch.arange(WORD_BITS)).sum(-1)

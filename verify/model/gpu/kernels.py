@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 
 # Fields of a row (`DeviceRows.rows`) and of a stream (`DeviceRows.streams`); tables have `size` columns.
-STREAM, DEPTH, BITS, PLACE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+STREAM, DEPTH, PLACE, BITS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # BITS: the first word
 LENGTH, FIRST_ROW, COUNT, FIRST_PAGE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-MEMBERS = tl.constexpr(64)  # rows of a stream beside its first, one for each ancestor bit
+WORD_BITS = tl.constexpr(64)
 
 
 @triton.jit
@@ -108,13 +108,21 @@ def _attend_split(
 
 
 @triton.jit
+def has_ancestor(rows, row, member, size: tl.constexpr):
+    """Whether a row attends to each of these rows of its stream, which are counted from 1; all rows attend to row 0."""
+    bits = tl.load(rows + (BITS + (member - 1) // WORD_BITS) * size + row)
+    return ((bits >> ((member - 1) % WORD_BITS).to(tl.int64)) & 1) == 1
+
+
+@triton.jit
 def _path_places(rows, stream_first, count, row, length, at, committed, size: tl.constexpr):
     """Places of the keys at positions `at` that a row's path has; any where `committed`."""
-    member = tl.arange(0, MEMBERS)
-    depths = tl.load(rows + DEPTH * size + stream_first + 1 + member, member + 1 < count, -1)
-    ancestor = ((tl.load(rows + BITS * size + row) >> member.to(tl.int64)) & 1) == 1
-    on_path = ancestor[None, :] & (depths[None, :] == (at - length)[:, None])
-    node = tl.sum(tl.where(on_path, member[None, :] + 1, 0), 1)  # 0 is the stream's first row
+    node = tl.zeros_like(at)  # 0 is the stream's first row
+    for first in range(1, count, WORD_BITS):
+        member = first + tl.arange(0, WORD_BITS)
+        depths = tl.load(rows + DEPTH * size + stream_first + member, member < count, -1)
+        on_path = has_ancestor(rows, row, member, size)[None, :] & (depths[None, :] == (at - length)[:, None])
+        node += tl.sum(tl.where(on_path, member[None, :], 0), 1)
     return tl.load(rows + PLACE * size + stream_first + node, ~committed, 0)
 
 
@@ -164,7 +172,7 @@ def attend(
     layer_offset,  # of the layer in a page
     head_stride,  # between key heads
     value_offset,  # of a value from its key
-    rows,  # int64 [4, size], of `DeviceRows`
+    rows,  # int64 [3 + words, size], of `DeviceRows`
     streams,  # int64 [4, size]
     pages,  # int64; the streams' tables
     out,  # float32 [N, heads, parts, D]; the row's own block, then its splits; not written where nothing is attended to

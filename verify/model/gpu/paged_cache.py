@@ -112,6 +112,7 @@ class PagedCache(KVCache):
         self.length = 0
         self.pages = []
         self.recurrent = pool.shape.new_states()  # beside the pool: states have no pages
+        self.windowed = None  # the pool's pages have all layers
         self.hidden = pool.shape.new_hidden()
         self.table: list[int] = []  # pages in the order of the text
         self._gathered: tuple[list[int], dict[torch.device, torch.Tensor]] = [], {}  # a table, and its copies on devices

@@ -7,21 +7,21 @@ from contextlib import contextmanager
 
 import torch
 
-from drafters.interface import MAX_NODES
 from verify.model.row_class import RowClass
 
-TREE_ROWS = MAX_NODES + 8  # a root and a whole draft, and more up to a multiple of the tensor cores' tiles
-ROWS = (1, 2, 4, 8, 16, 32, 64, TREE_ROWS, 128, 256)
+CLASS_ROWS = 72  # that each class takes: a root and 71 nodes
+# 72 and 136: a root and 64 or 128 nodes, and more up to a multiple of the tensor cores' tiles.
+ROWS = (1, 2, 4, 8, 16, 32, 64, CLASS_ROWS, 128, 136, 256)
 
 
 def row_classes(products: Sequence[Mapping[int, torch.Tensor]]) -> list[RowClass]:
     """Classes to try, from outputs of each distinct layer by number of rows; those that pad steps least come first.
 
-    Each takes a whole tree. In the last, all forwards have the same number of rows, so it needs nothing of the kernels but
-    that a row's place among the others does not matter.
+    A draft has at most as many nodes as its class takes (`ModelRunner.draft_nodes`). In the last class, all forwards have the
+    same number of rows, so it needs nothing of the kernels but that a row's place among the others does not matter.
     """
     classes = []
-    for high in (count for count in ROWS if count >= TREE_ROWS):
+    for high in (count for count in ROWS if count >= CLASS_ROWS):
         low = high
         for count in reversed([count for count in ROWS if count < high]):
             if not all(torch.equal(outputs[count], outputs[high][:count]) for outputs in products):
@@ -29,7 +29,7 @@ def row_classes(products: Sequence[Mapping[int, torch.Tensor]]) -> list[RowClass
             low = count
         classes.append(RowClass(low, high, 1))
     classes.sort(key=lambda rows: (rows.low, -rows.high))
-    return [*classes[:1], RowClass(TREE_ROWS, TREE_ROWS, 1)]
+    return [*classes[:1], RowClass(CLASS_ROWS, CLASS_ROWS, 1)]
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def tree_attention(
     key: torch.Tensor,  # [kv_heads, N, head_dim]
     value: torch.Tensor,
     pool: torch.Tensor,  # [pages, layers, 2, kv_heads, page_tokens, head_dim]; the rows' keys and values are written to it
-    rows: torch.Tensor,  # int64 [4, max_rows], streams and pages as in `DeviceRows`
+    rows: torch.Tensor,  # int64 [3 + WORDS, max_rows], streams and pages as in `DeviceRows`
     streams: torch.Tensor,
     pages: torch.Tensor,
     layer: int,

@@ -9,9 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drafters.interface import MAX_NODES
 from verify.model.batch import ForwardBatch
-from verify.model.cpu.packing import PackedLinear, can_pack, pack_layers, padded_count
+from verify.model.cpu.packing import EXACT_ROWS, PackedLinear, can_pack, pack_layers, padded_count
 from verify.model.runner import ModelRunner
 from verify.verifier import PREFILL_CHUNK_TOKENS
 
@@ -40,8 +39,8 @@ def test_products_of_chunks_have_few_sizes() -> None:
     with torch.inference_mode(), Products():  # type: ignore[no-untyped-call]
         for rows in range(1, PREFILL_CHUNK_TOKENS + 1):
             assert layer(torch.zeros(1, rows, 4)).shape == (1, rows, 4)
-    assert {*range(1, MAX_NODES + 2)} <= sizes  # trees are not padded
-    assert len(sizes) <= MAX_NODES + 32
+    assert {*range(1, EXACT_ROWS + 1)} <= sizes  # small trees are not padded
+    assert len(sizes) <= EXACT_ROWS + 32
 
 
 def test_padding_is_at_most_an_eighth() -> None:

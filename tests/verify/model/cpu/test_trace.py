@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from drafters.interface import DraftTree
 from tests.trees import trees
-from tests.verify.model.test_architectures import make
+from tests.verify.model.test_architectures import WINDOW, make
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
 from verify.model.cpu.trace import TracedForward
@@ -63,3 +65,15 @@ def test_unpacked_models_are_traced_too() -> None:
     assert is_traced(traced)
     batch = ForwardBatch.chain(torch.arange(3, 20))
     assert torch.equal(plain.forward(plain.new_cache(), batch), traced.forward(traced.new_cache(), batch))
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("traced", [False, True])
+def test_layers_with_a_window_read_no_earlier_rows(rows: int, traced: bool) -> None:
+    each = runner("phi3", True, traced)  # all layers have a window
+    cache = each.new_cache()
+    cache.tensor.normal_(generator=torch.Generator().manual_seed(1))
+    cache.length = 50
+    expected = each.forward(cache, ForwardBatch.chain(torch.arange(rows))).clone()
+    cache.tensor[:, :, :, : 50 - WINDOW + 1] = math.nan
+    assert torch.equal(each.forward(cache, ForwardBatch.chain(torch.arange(rows))), expected)

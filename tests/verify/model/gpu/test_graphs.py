@@ -70,7 +70,7 @@ def test_any_tree_has_the_same_logits(tiny_runner: ModelRunner, tree: DraftTree)
 
 @pytest.mark.parametrize("nodes", [0, 2, *(pytest.param(nodes, marks=pytest.mark.slow) for nodes in (31, 32, MAX_NODES))])
 def test_rows_are_padded_to_the_next_captured_number(tiny_runner: ModelRunner, nodes: int) -> None:
-    tree = chain(np.arange(nodes, dtype=np.int32), np.ones(nodes, np.float32), Source.NONE)
+    tree = chain(np.arange(nodes, dtype=np.int32) % tiny_runner.vocabulary, np.ones(nodes, np.float32), Source.NONE)
     expected, found = Graphed(tiny_runner).both(ForwardBatch.tree(1, tree))
     assert found.shape == (nodes + 1, tiny_runner.vocabulary)
     assert torch.allclose(found, expected, atol=1e-4)

@@ -8,12 +8,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from drafters.interface import MAX_NODES
 from tests.verify.model.gpu.conftest import DEVICE
 from verify.errors import ModelError
 from verify.model import invariance
 from verify.model.batch import ForwardBatch
 from verify.model.cache.paging import OutOfPages
-from verify.model.gpu.row_counts import TREE_ROWS
+from verify.model.gpu.row_counts import CLASS_ROWS
 from verify.model.invariance import Finding, holds, start
 from verify.model.row_class import RowClass
 from verify.model.runner import ModelRunner
@@ -97,7 +98,7 @@ def test_trees_beside_streams_have_the_bits_of_single_tokens(
     start(runner, CONTEXT, "auto", None)
     assert runner.row_class == one_number
     assert runner.invariance == f"on, {rows} to {rows} rows, costs 4.0% of a step"
-    assert runner.draft_depth(60) == 3
+    assert (runner.draft_depth(60), runner.draft_nodes) == (3, rows - 1)
     assert runner.max_rows == rows
 
 
@@ -106,7 +107,7 @@ def test_auto_follows_the_cost_on_a_gpu(make: Callable[[torch.dtype], ModelRunne
     monkeypatch.setattr(invariance, "find", lambda *_: Finding(RowClass(32, 72, 1), 0.2))
     start(runner, CONTEXT, "auto", None)
     assert (runner.row_class, runner.invariance) == (None, "off, 32 to 72 rows, costs 20.0% of a step")
-    assert runner.max_rows == 256
+    assert (runner.max_rows, runner.draft_nodes) == (256, MAX_NODES)
     monkeypatch.setattr(invariance, "find", lambda *_: Finding(None, 0.0))
     with pytest.raises(ModelError, match="depend on the draft's size"):
         start(runner, CONTEXT, "on", None)
@@ -119,5 +120,5 @@ def test_a_class_is_found_and_its_cost_measured(
     runner = make(torch.float32)
     monkeypatch.setattr(invariance, "TREES", ((3, 3),))
     found = invariance.find(runner, CONTEXT)
-    assert found.rows is not None and found.rows.high >= TREE_ROWS
+    assert found.rows is not None and found.rows.high >= CLASS_ROWS
     assert holds(runner, ((66, 4),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from drafters.interface import MAX_NODES
-from verify.model.gpu.row_counts import ROWS, TREE_ROWS, row_classes, without_split_k
+from verify.model.gpu.row_counts import CLASS_ROWS, ROWS, row_classes, without_split_k
 from verify.model.row_class import RowClass
 
 
@@ -14,15 +14,16 @@ def outputs(kernels: dict[int, int]) -> dict[int, torch.Tensor]:
     return {count: torch.full((count, 2), float(kernels.get(count, 0))) for count in ROWS}
 
 
-def test_the_largest_tree_fits_into_a_captured_number() -> None:
+def test_trees_of_64_and_128_nodes_are_padded_to_a_tile() -> None:
     assert list(ROWS) == sorted(ROWS)
-    assert MAX_NODES + 1 <= TREE_ROWS in ROWS
+    assert CLASS_ROWS in ROWS
+    assert [next(count for count in ROWS if count > nodes) for nodes in (64, MAX_NODES)] == [72, 136]
 
 
 def test_a_class_has_the_numbers_for_which_all_layers_agree() -> None:
-    one_number = RowClass(TREE_ROWS, TREE_ROWS, 1)
+    one_number = RowClass(CLASS_ROWS, CLASS_ROWS, 1)
     assert row_classes([outputs({}), outputs({1: 7, 2: 7})]) == [RowClass(4, 256, 1), one_number]
-    assert row_classes([outputs({128: 7, 256: 7}), outputs({1: 8, 16: 8})]) == [RowClass(32, TREE_ROWS, 1), one_number]
+    assert row_classes([outputs({128: 7, 256: 7}), outputs({1: 8, 16: 8})]) == [RowClass(32, CLASS_ROWS, 1), one_number]
     assert row_classes([outputs({count: count for count in ROWS})])[-1] == one_number
 
 

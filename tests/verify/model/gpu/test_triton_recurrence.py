@@ -141,13 +141,13 @@ KINDS = {name: "*i64" for name in ("rows", "streams")}
 KINDS |= {name: "*fp32" for name in ("queries", "keys", "values", "decays", "beta", "taps", "out")}
 
 for key_dim, value_dim, is_delta in ((128, 128, True), (256, 64, False), (16, 8, True)):
-    sizes = {"size": 256, "most_rows": 65, "key_dim": key_dim, "value_dim": value_dim, "block_values": 32}
-    build(kernels.scan, KINDS, is_delta=is_delta, padded_rows=128, block_keys=32, block_rows=16, **sizes)
+    sizes = {"size": 256, "most_rows": 129, "key_dim": key_dim, "value_dim": value_dim, "block_values": 32}
+    build(kernels.scan, KINDS, is_delta=is_delta, padded_rows=256, block_keys=32, block_rows=16, **sizes)
     build(kernels.fold, KINDS, padded_key=key_dim, **sizes)
 for kind, has_bias in (("bf16", True), ("fp32", False)):
-    sizes = {"size": 256, "most_rows": 65, "window": 3, "channels": 8192, "block": 256}
+    sizes = {"size": 256, "most_rows": 129, "window": 3, "channels": 8192, "block": 256}
     kinds = KINDS | {name: f"*{kind}" for name in ("inputs", "bias")}
-    build(kernels.convolve, kinds, has_bias=has_bias, words=2, **sizes)
+    build(kernels.convolve, kinds, has_bias=has_bias, words=3, **sizes)
     build(kernels.shift, KINDS, itemsize=2 if has_bias else 4, **sizes)
 """
 

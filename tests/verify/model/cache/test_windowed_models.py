@@ -1,0 +1,138 @@
+"""Models whose layers have sliding windows: what a slot has released changes no answer, however its text is continued."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from drafters.interface import Ints
+from drafters.none import NoDrafter
+from tests.drafts import Chaos, Oracle
+from tests.verify.model.families import build
+from tests.verify.model.test_architectures import make
+from verify.decode import decode
+from verify.generation import DecodeOptions
+from verify.model.attention import NAME
+from verify.model.batch import ForwardBatch
+from verify.model.cache import paging, windows
+from verify.model.cache.kv_cache import KVCache
+from verify.model.loading import prepare
+from verify.model.row_class import RowClass
+from verify.model.runner import ModelRunner
+from verify.sampling_params import SamplingParams
+from verify.verifier import TreeVerifier
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux only")
+# All layers with a window, some, with sinks, and with layers of several shapes that share keys.
+NAMES = ("mistral", "qwen2", "gpt_oss", "gemma4")
+TEXT = torch.randint(3, 97, (110,), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paging, "PAGE_TOKENS", 4)
+    monkeypatch.setattr(windows, "MARGIN_TOKENS", 8)
+    monkeypatch.setattr(windows, "BATCH_PAGES", 1)
+
+
+@functools.cache
+def runner_of(name: str) -> ModelRunner:
+    model = build(name, NAME) if name == "gemma4" else make(name, NAME)
+    prepare(model, None)
+    return ModelRunner(model, pack=True, traced=name == "qwen2")
+
+
+def spoil(runner: ModelRunner, cache: KVCache) -> None:
+    """Makes a read of a released row change the logits: memory that is smaller than a page of the system is not returned."""
+    for layer, planes in zip(runner.cache_shape.layers, cache.layers, strict=True):
+        for page in cache.released if layer.window is not None else ():
+            for plane in planes:
+                plane[:, page * 4 : page * 4 + 4] = 50.0
+
+
+def read(runner: ModelRunner, cache: KVCache, step: int = 9) -> list[torch.Tensor]:
+    """The logits of the text's rest, read in steps."""
+    found = []
+    for start in range(cache.length, len(TEXT), step):
+        rows = TEXT[start : start + step]
+        spoil(runner, cache)
+        found.append(runner.forward(cache, ForwardBatch.chain(rows)).clone())
+        cache.length = start + len(rows)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_probe_finds_the_window_of_each_layer(name: str) -> None:
+    found = [layer.window for layer in runner_of(name).cache_shape.layers]
+    expected = {"mistral": [5] * 4, "qwen2": [None, None, 5, 5], "gpt_oss": [5, None] * 2, "gemma4": [5, None]}
+    assert found == expected[name]
+
+
+@pytest.mark.parametrize(("name", "rows"), [*((name, None) for name in NAMES), ("qwen2", RowClass(2, 32, 4))])
+def test_released_rows_change_no_bits(name: str, rows: RowClass | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = runner_of(name)
+    mode = runner.mode
+    if rows is not None:
+        runner.start(runner.context_tokens, rows)
+    found = read(runner, cache := runner.new_cache())
+    assert len(cache.released) > 15
+    monkeypatch.setattr(windows, "MARGIN_TOKENS", 1000)
+    expected = read(runner, cache := runner.new_cache())
+    assert not cache.released
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    runner.use(mode)
+
+
+@pytest.mark.parametrize("name", [pytest.param("gpt_oss", marks=pytest.mark.slow), "gemma4"])
+def test_a_text_is_cut_at_every_offset(name: str) -> None:
+    runner = runner_of(name)
+    expected = runner.forward(runner.new_cache(), ForwardBatch.chain(TEXT)).clone()
+    source = runner.new_cache()
+    read(runner, source)
+    swapped = runner.new_cache()
+    swapped.fork(source, len(TEXT))
+    rows = swapped.swap_out()
+    for offset in range(1, len(TEXT), 12):
+        slots = cut, forked, restored = [runner.new_cache() for _ in range(3)]
+        cut.fork(source, len(TEXT))
+        cut.truncate(offset)
+        forked.fork(source, offset)
+        restored.fork(rows, offset)
+        for slot in slots:
+            spoil(runner, slot)
+            assert offset - 64 <= slot.length <= offset
+            found = runner.forward(slot, ForwardBatch.chain(TEXT[slot.length : offset + 1]))[-1]
+            assert torch.allclose(found, expected[offset], atol=5e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen2", pytest.param("gemma4", marks=pytest.mark.slow)])
+def test_sessions_are_drafted_reused_forked_and_rewound_at_random_points(name: str) -> None:
+    runner, random = runner_of(name), Random(5)
+    sessions = [TreeVerifier(runner, runner.new_cache()) for _ in range(3)]
+    options = DecodeOptions(SamplingParams(0.8, seed=1), 12)
+    released = 0
+    for step in range(6):
+        session = sessions[number := random.randrange(3)]
+        text = session.sequence.tokens
+        kept = random.randrange(len(text) + 1)
+        if random.random() < 0.5 and len(text) > 1:
+            source = random.choice([each for each in sessions if each is not session])
+            session = source.fork(runner.new_cache(), min(kept, len(source.sequence)), {})
+            text = session.sequence.tokens
+        if random.random() < 0.5:
+            session.swap_in(session.swap_out())
+        added = random.choices(range(3, 97), k=random.choice((3, 60)))
+        prompt: Ints = np.concatenate([text[:kept], np.array(added, np.int32)])[-100:]
+        expected = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
+        drafter = Chaos(97, step) if step % 2 else Oracle(expected, 6, 4)
+        assert decode(session, drafter, prompt, options).tokens == expected
+        session.truncate(len(session.sequence) - random.randrange(3))  # as if a stop string had ended inside a block
+        spoil(runner, session.cache)
+        released += len(session.cache.released)
+        sessions[number] = session
+    assert released

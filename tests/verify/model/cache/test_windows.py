@@ -1,0 +1,223 @@
+"""Layers with a sliding window: which rows are released, what remains of them when slots are swapped, forked and cut."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verify.model.cache import paging, windows
+from verify.model.cache.kv_cache import KVCache
+from verify.model.cache.paging import Rows, SwappedRows, distinct_bytes
+from verify.model.cache.shape import CacheShape, LayerShape
+from verify.model.cache.windows import held_bytes, held_positions, is_kept, reachable, spans
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux only")
+CPU = torch.device("cpu")
+WINDOW, POSITIONS = 5, 160
+# A row of a head is at least 4 KiB in a layer with a window, so that each released row is a page of the system.
+ALIKE = CacheShape(
+    (LayerShape(1, 1024, 1024, WINDOW), LayerShape(1, 1024, 1024), LayerShape(1, 1024, 1024, 3)), torch.float32, CPU
+)
+MIXED = CacheShape((LayerShape(1, 1024, 2048, WINDOW), LayerShape(2, 4, 8), LayerShape(1, 1024, 4)), torch.float32, CPU)
+ALL = CacheShape((LayerShape(1, 1024, 1024, WINDOW),) * 2, torch.float32, CPU)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_pages() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paging, "PAGE_TOKENS", 4)
+        patch.setattr(windows, "MARGIN_TOKENS", 8)
+        patch.setattr(windows, "BATCH_PAGES", 2)
+        patch.setattr(windows, "FORWARD_TOKENS", 8)
+        yield
+
+
+def write(cache: KVCache, rows: list[float], shape: CacheShape) -> None:
+    """Commits rows of these values, and releases what is behind the windows."""
+    values = torch.tensor(rows)[None, :, None]
+    for layer, (heads, key_dim, value_dim, _) in enumerate(shape.layers):
+        cache.write(layer, values.expand(heads, -1, key_dim), -values.expand(heads, -1, value_dim))
+    cache.commit(list(range(len(rows))))
+    cache.release()
+
+
+def filled(shape: CacheShape, length: int = 100) -> KVCache:
+    cache = KVCache(shape, POSITIONS)
+    write(cache, [1.0 + at for at in range(length)], shape)
+    return cache
+
+
+def check(cache: KVCache, expected: list[float], shape: CacheShape) -> None:
+    """All rows of layers without a window, and the last ones of the others; released rows are zeros."""
+    assert cache.length == len(expected)
+    for layer, (keys, values) in zip(shape.layers, cache.layers, strict=True):
+        first = 0 if layer.window is None else max(0, cache.length - WINDOW)
+        for head, sign in ((keys[0], 1), (values[-1], -1)):
+            assert head[first : cache.length, -1].tolist() == [sign * each for each in expected[first:]]
+            for page in cache.released if layer.window is not None and head.shape[1] >= 1024 else ():
+                assert not head[page * 4 : page * 4 + 4].any()
+
+
+@pytest.mark.parametrize("shape", [ALIKE, MIXED, ALL])
+def test_rows_far_behind_the_window_are_released(shape: CacheShape) -> None:
+    """All but one window of eight: its two pages, the last of sixteen."""
+    cache = filled(shape)
+    assert sorted(cache.released) == [page for page in range((100 - 5 - 8) // 4) if page not in (14, 15)]
+    check(cache, [1.0 + at for at in range(100)], shape)
+
+
+def test_releases_wait_for_a_batch() -> None:
+    cache = filled(ALIKE, 0)
+    counts = []
+    for at in range(40):
+        write(cache, [float(at)], ALIKE)
+        counts.append(len(cache.released))
+    assert sorted(set(counts)) == [0, 2, 4, 6]
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 60), st.integers(1, 9), st.sets(st.integers(0, 14)))
+def test_the_reachable_length_is_the_greatest_with_a_window(length: int, window: int, released: set[int]) -> None:
+    def has_window(end: int) -> bool:
+        return not any(at // 4 in released for at in range(max(0, end - window), end))
+
+    assert reachable(length, window, released) == max(end for end in range(length + 1) if has_window(end))
+
+
+def test_spans_are_runs_of_pages() -> None:
+    assert list(spans([])) == []
+    assert list(spans([0, 1, 2])) == [(0, 3)]
+    assert list(spans([1, 2, 4, 7, 8])) == [(1, 3), (4, 5), (7, 9)]
+
+
+@pytest.mark.parametrize("window", [3, 4, 5, 30])
+def test_a_rewind_reads_at_most_eight_windows_again(window: int) -> None:
+    released = [page for page in range(1000) if not is_kept(page, window)]
+    pages = -(-window // 4)
+    assert len(released) == 1000 - sum(is_kept(page, window) for page in range(1000))
+    assert all(length - reachable(length, window, released) <= 8 * pages * 4 for length in range(2000, 2500))
+
+
+@pytest.mark.parametrize("shape", [ALIKE, MIXED, ALL])
+def test_a_text_that_is_cut_goes_back_to_a_window(shape: CacheShape) -> None:
+    text = [1.0 + at for at in range(100)]
+    for offset, reached in ((99, 99), (89, 89), (88, 64), (64, 64), (61, 61), (60, 0), (30, 0)):
+        cut, forked, restored, source = filled(shape), KVCache(shape, POSITIONS), filled(shape, 70), filled(shape)
+        cut.truncate(offset)
+        forked.fork(source, offset)
+        restored.fork(source.swap_out(), offset)
+        for cache in (cut, forked, restored):
+            check(cache, text[:reached], shape)
+            write(cache, text[reached:], shape)
+            check(cache, text, shape)
+
+
+@pytest.mark.parametrize("shape", [ALIKE, MIXED, ALL])
+def test_a_swapped_slot_takes_the_memory_of_the_rows_that_are_left(shape: CacheShape) -> None:
+    cache = filled(shape)
+    released = len(cache.released) * 4
+    held = distinct_bytes([cache], shape)
+    assert held == shape.bytes_for(100) - shape.windowed_bytes_for(released) < shape.bytes_for(100)
+    swapped = cache.swap_out()
+    assert distinct_bytes([swapped], shape) == held
+    assert sum(part.untyped_storage().nbytes() for part in swapped.parts(100)) == held
+
+
+def test_forks_of_released_rows_share_pages() -> None:
+    """Of all holders, one copy of what all have, and one of a page that only one has released."""
+    cache, fork = filled(ALIKE, 20), KVCache(ALIKE, POSITIONS)
+    fork.fork(cache, 20)
+    assert distinct_bytes([cache, fork], ALIKE) == ALIKE.bytes_for(20)
+    write(cache, [0.5] * 40, ALIKE)  # releases the pages that are shared
+    assert fork.released == set() and cache.released == {*range(11)}
+    other = KVCache(ALIKE, POSITIONS)
+    other.fork(cache, 60)
+    swapped = [each.swap_out() for each in (cache, fork, other)]
+    assert swapped[0].pages == swapped[2].pages
+    assert not {*swapped[0].pages[:5]} & {*swapped[1].pages}
+    whole, reduced = ALIKE.bytes_for(4), ALIKE.bytes_for(4) - ALIKE.windowed_bytes_for(4)
+    assert distinct_bytes(swapped, ALIKE) == 5 * whole + 11 * reduced + 4 * whole
+    cache.fork(swapped[1], 20)
+    check(cache, [1.0 + at for at in range(20)], ALIKE)
+
+
+def test_a_slot_holds_no_more_than_is_planned() -> None:
+    cache = filled(ALIKE, 0)
+    for length in range(1, POSITIONS + 1):
+        write(cache, [0.0], ALIKE)
+        if not length % 9:
+            cache.fork(cache.swap_out(), length)
+        assert length - 4 * len(cache.released) <= held_positions(length, WINDOW)
+        assert ALIKE.bytes_for(length) - ALIKE.windowed_bytes_for(4 * len(cache.released)) <= held_bytes(ALIKE, length)
+
+
+@pytest.mark.parametrize("kind", ["truncate", "fork", "swap"])
+def test_a_slot_returns_the_memory_of_a_longer_text(kind: str) -> None:
+    """Otherwise, the ends of texts of several lengths would add up."""
+    cache = filled(ALIKE, 100)
+    if kind == "truncate":
+        cache.truncate(62)
+    elif kind == "fork":
+        cache.fork(filled(ALIKE, 62), 62)
+    else:
+        cache.swap_out()
+    assert not any(plane[:, 64:].any() for layer in (0, 2) for plane in cache.layers[layer])
+    assert cache.layers[1][0][:, :100].all()
+
+
+OPERATIONS = st.tuples(
+    st.sampled_from(["write", "truncate", "swap", "fork"]), st.integers(0, 2), st.integers(0, 2), st.integers(0, 150)
+)
+
+
+@pytest.mark.parametrize("shape", [ALIKE, MIXED])
+@settings(max_examples=25)
+@given(st.lists(OPERATIONS, min_size=4, max_size=10))
+def test_holders_have_their_windows(shape: CacheShape, operations: list[tuple[str, int, int, int]]) -> None:
+    """Whatever others write, truncate, fork and swap, and whichever of their pages they release."""
+    slots = [KVCache(shape, POSITIONS) for _ in range(3)]
+    holders: list[Rows] = [*slots]
+    expected: list[list[float]] = [[], [], []]
+    for clock, (kind, at, source, length) in enumerate(operations):
+        if isinstance(rows := holders[at], SwappedRows):
+            holders[at] = slots[at]
+            slots[at].fork(rows, rows.length)
+        slot = slots[at]
+        if kind == "write":
+            added = [clock + step / 256 for step in range(max(0, length - slot.length))]
+            write(slot, added, shape)
+            expected[at] = expected[at] + added
+        elif kind == "truncate":
+            slot.truncate(length)
+        elif kind == "fork" and source != at:
+            slot.fork(holders[source], length)
+            expected[at] = expected[source]
+        expected[at] = expected[at][: slot.length]
+        check(slot, expected[at], shape)
+        if kind == "swap":
+            holders[at] = slot.swap_out()
+
+
+def resident_mb() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def test_released_rows_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paging, "PAGE_TOKENS", 256)
+    shape = CacheShape(
+        (LayerShape(2, 64, 64, 100), *[LayerShape(2, 64, 64, 200)] * 14, LayerShape(2, 64, 64)), torch.float32, CPU
+    )
+    before = resident_mb()
+    cache = KVCache(shape, 5000)
+    cache.fill(5000)
+    full = resident_mb() - before
+    cache.release()
+    assert full > 80
+    assert resident_mb() - before < 0.4 * full

@@ -1,0 +1,71 @@
+"""Attention by products of bfloat16: as near to exact attention as torch's own, and the same bits in a script."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from verify.model import dot_product
+from verify.model.dot_product import dot_product_attention
+
+SCALING = 0.3
+
+
+def inputs(
+    rows: int, context: int, heads: int = 2, width: int = 16
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query, keys, values and the mask of a chunk of a prompt."""
+    generator = torch.Generator().manual_seed(rows)
+    query, keys, values = (
+        torch.randn(heads, count, width, generator=generator).bfloat16() for count in (rows, context, context)
+    )
+    allowed = torch.ones(rows, context, dtype=torch.bool).tril(context - rows)
+    return 4 * query, keys, values, torch.zeros(rows, context, dtype=torch.bfloat16).masked_fill_(~allowed, -torch.inf)
+
+
+def error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize(("rows", "context"), [(1, 40), (7, 300), (40, 40), (600, 700)])
+def test_products_are_about_as_exact_as_attention(rows: int, context: int) -> None:
+    query, keys, values, mask = inputs(rows, context)
+    exact = dot_product_attention(query.double(), keys.double(), values.double(), mask.double(), SCALING)
+    found = dot_product_attention(query, keys, values, mask, SCALING, is_fast=True, least_work=0)
+    torch_error = error(dot_product_attention(query, keys, values, mask, SCALING, is_fast=False), exact)
+    assert error(found, exact) < max(4 * torch_error, 0.008)
+
+
+def test_large_scores_lose_no_precision() -> None:
+    query, keys, values, mask = inputs(8, 200)
+    keys = keys + 8  # adds about the same to all scores of a row, which changes no weight
+    exact = dot_product_attention(query.double(), keys.double(), values.double(), mask.double(), SCALING)
+    found = dot_product_attention(query, keys, values, mask, SCALING, is_fast=True, least_work=0)
+    rounded = ((SCALING * query @ keys.transpose(1, 2)) + mask).softmax(-1) @ values
+    assert error(found, exact) < 0.3 * error(rounded, exact)
+
+
+def test_windows_without_a_sampled_key() -> None:
+    query, keys, values, mask = inputs(5, 64)
+    mask = mask.masked_fill(torch.ones(5, 64, dtype=torch.bool).tril(64 - 5 - 6), -torch.inf)  # the last 6 keys of each row
+    assert torch.isinf(mask[:, :: dot_product.SAMPLED]).all(1).any()
+    exact = dot_product_attention(query.double(), keys.double(), values.double(), mask.double(), SCALING)
+    found = dot_product_attention(query, keys, values, mask, SCALING, is_fast=True, least_work=0)
+    assert error(found, exact) < 0.02
+
+
+def test_without_a_mask() -> None:
+    query, keys, values, _ = inputs(4, 100)
+    exact = dot_product_attention(query.double(), keys.double(), values.double(), None, SCALING)
+    found = dot_product_attention(query, keys, values, None, SCALING, is_fast=True, least_work=0)
+    assert error(found, exact) < 0.02
+
+
+def test_a_script_gives_the_same_bits() -> None:
+    script = torch.jit.script(dot_product_attention)
+    query, keys, values, mask = inputs(9, 130)
+    for each in (mask, None):
+        assert torch.equal(
+            script(query, keys, values, each, SCALING, True, 0),
+            dot_product_attention(query, keys, values, each, SCALING, is_fast=True, least_work=0),
+        )

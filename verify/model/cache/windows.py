@@ -1,0 +1,109 @@
+"""What a slot keeps of layers with a sliding window: the rows that windows at the text's end read, and some windows before.
+
+No later row reads what is further behind than a window, so the memory of such rows returns to the system, page by page. A
+margin is kept for rewinding, and one window of every SPACING: a text that goes back further is continued from the end of the
+nearest window before, and read again from there. Layers without a window keep all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import torch
+
+from verify.model.cache import paging
+from verify.model.cache.shape import CacheShape
+from verify.model.memory import discard
+
+MARGIN_TOKENS = 4096  # kept behind the window; an agent's next turn goes back by less
+BATCH_PAGES = 4  # released at once
+SPACING = 8  # windows; one of them is kept
+FORWARD_TOKENS = 1024  # that a forward adds at most before rows are released
+
+
+class WindowedRows:
+    """Which pages of one slot have rows of layers with a window. Those that do not are released."""
+
+    def __init__(self, window: int, planes: Sequence[torch.Tensor]) -> None:
+        """`window` is the largest of the layers'; `planes` are their keys and values, [heads, positions, width] each."""
+        self.window = window
+        self.released: set[int] = set()  # pages
+        self._planes = planes
+        self._settled = 0  # pages before it are released, or kept for good
+
+    def release(self, length: int) -> list[int]:
+        """Releases the pages that no row after `length` needs, if they are a batch. Returns them."""
+        end = (length - self.window - max(self.window, MARGIN_TOKENS)) // paging.PAGE_TOKENS
+        if end - self._settled < BATCH_PAGES:
+            return []
+        pages = [page for page in range(self._settled, end) if not is_kept(page, self.window)]
+        self.released.update(pages)
+        self._settled = end
+        self._discard(pages)
+        return pages
+
+    def replace(self, released: Collection[int], length: int, before: int) -> None:
+        """The slot, which had `before` rows, has `length` rows of a source with these pages released."""
+        self.released, self._settled = set(released), max(released, default=-1) + 1
+        self.truncate(length, before)
+        self._discard(sorted(self.released))
+
+    def truncate(self, length: int, before: int) -> None:
+        """The rows from `length` on, up to `before`, will be written again; returns their memory if they are a batch."""
+        end = length // paging.PAGE_TOKENS
+        self._settled = min(self._settled, end)
+        self.released = {page for page in self.released if page < end}
+        dropped = range(paging.page_count(length, paging.PAGE_TOKENS), paging.page_count(before, paging.PAGE_TOKENS))
+        if len(dropped) >= BATCH_PAGES:
+            self._discard(dropped)
+
+    def _discard(self, pages: Iterable[int]) -> None:
+        for start, end in spans(pages):
+            # Again from the page before, since the system's pages do not begin where ours do.
+            first = start - 1 if start - 1 in self.released else start
+            rows = slice(first * paging.PAGE_TOKENS, end * paging.PAGE_TOKENS)
+            discard(of_head[rows] for plane in self._planes for of_head in plane)
+
+
+def is_kept(page: int, window: int) -> bool:
+    """Whether a page is in one of the windows that are kept."""
+    size = paging.page_count(window, paging.PAGE_TOKENS)
+    return page % (SPACING * size) >= (SPACING - 1) * size
+
+
+def held_positions(positions: int, window: int) -> int:
+    """The most positions that a slot has of layers with this window, after a text of `positions`."""
+    recent = window + max(window, MARGIN_TOKENS) + (BATCH_PAGES + 1) * paging.PAGE_TOKENS + FORWARD_TOKENS
+    size = paging.page_count(window, paging.PAGE_TOKENS) * paging.PAGE_TOKENS
+    return min(positions, recent + positions // (SPACING * size) * size)
+
+
+def held_bytes(shape: CacheShape, positions: int) -> int:
+    """The most bytes of keys and values that a slot has after a text of `positions`."""
+    if shape.window is None or not shape.releases:
+        return shape.bytes_for(positions)
+    return shape.bytes_for(positions) - shape.windowed_bytes_for(positions - held_positions(positions, shape.window))
+
+
+def reachable(length: int, window: int, released: Collection[int]) -> int:
+    """The greatest length up to `length` whose last `window` rows are in pages that are not released."""
+    size = paging.PAGE_TOKENS
+    while True:
+        pages = range(max(0, length - window) // size, paging.page_count(length, size))
+        missing = next((page for page in pages if page in released), None)
+        if missing is None:
+            return length
+        length = missing * size
+
+
+def spans(pages: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Start and end of each run of consecutive pages, which ascend."""
+    start = end = 0
+    for page in pages:
+        if page != end:
+            if end > start:
+                yield start, end
+            start = page
+        end = page + 1
+    if end > start:
+        yield start, end
