@@ -215,8 +215,8 @@ A served architecture verifies draft trees; its logits equal those of transforme
 for every row of a draft tree, up to the difference in the table. Traced models run without Python in each step. No weights
 were tried except those that the README names.
 
-Models with states or convolutions, and models whose keys and values differ in shape (such as latent attention), are served on
-a CPU only; a GPU refuses them at the start.
+Models whose keys and values differ in shape (such as latent attention), models without attention, and recurrent layers whose
+channels decay differently are served on a CPU only; a GPU refuses them at the start.
 
 | architecture | status | traced | difference | layers, or why not |
 |---|---|---|---|---|

@@ -54,11 +54,18 @@ class MemoryFigures:
         """Positions by which a KV cache grows."""
         return 1 if self.is_lazy else PAGE_TOKENS
 
-    def pages(self, most: int, context_tokens: int) -> int | None:
-        """Pages of the pool, for at most `most` full KV caches; None without a pool."""
+    def sharing(self, wished: int, full: int, context_tokens: int) -> int:
+        """KV caches that share the pool, beside `full` whole contexts; each has states of its own."""
+        if self.is_lazy:
+            return 0
+        left = self.budget_bytes - full * self.cache_bytes(context_tokens)
+        return min(wished, full + left // self.slot_bytes) if self.slot_bytes else wished
+
+    def pages(self, most: int, caches: int, context_tokens: int) -> int | None:
+        """Pages of the pool beside `caches` KV caches' states, for at most `most` full contexts; None without a pool."""
         if self.is_lazy:
             return None
-        fitting = self.budget_bytes // (self.token_bytes * PAGE_TOKENS)
+        fitting = (self.budget_bytes - caches * self.slot_bytes) // (self.token_bytes * PAGE_TOKENS)
         return min(fitting, most * page_count(context_tokens + MARGIN_POSITIONS, PAGE_TOKENS))
 
 
@@ -101,18 +108,19 @@ def plan_memory(figures: MemoryFigures, wishes: MemoryWishes) -> MemoryPlan:
     """The KV caches that fit. Raises ModelError if the settings, or one context of MIN_CONTEXT_TOKENS, do not."""
     check_wishes(figures, wishes)
     context, required = wishes.context_tokens or figures.model_tokens, wishes.full_slots(figures.is_lazy)
-    caches = 0 if figures.is_lazy else wishes.caches
     fitting = figures.budget_bytes // figures.cache_bytes(context)
     if fitting >= required:
         slots = wishes.slots or min(fitting, wishes.caches)
+        caches = figures.sharing(wishes.caches, required, context)
         served = caches or slots
-        note = None if wishes.slots or served >= wishes.caches - wishes.sessions else fewer(figures, slots, context)
-        return MemoryPlan(slots, context, note, caches, figures.pages(wishes.slots or caches, context))
+        note = None if wishes.slots or served >= wishes.caches - wishes.sessions else fewer(figures, served, context)
+        return MemoryPlan(slots, context, note, caches, figures.pages(wishes.slots or caches, max(slots, caches), context))
     shortened = figures.longest_context(required) // ROUNDED_TOKENS * ROUNDED_TOKENS
     if wishes.context_tokens is not None or shortened < min(MIN_CONTEXT_TOKENS, figures.model_tokens):
         raise ModelError(refusal(figures, wishes))
     slots, note = wishes.slots or required, shorter(figures, required, shortened)
-    return MemoryPlan(slots, shortened, note, caches, figures.pages(wishes.slots or caches, shortened))
+    caches = figures.sharing(wishes.caches, required, shortened)
+    return MemoryPlan(slots, shortened, note, caches, figures.pages(wishes.slots or caches, max(slots, caches), shortened))
 
 
 def plan_devices(devices: Sequence[MemoryFigures], wishes: MemoryWishes) -> MemoryPlan:

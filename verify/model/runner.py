@@ -24,11 +24,12 @@ from verify.model.cpu.packing import can_pack, pack_layers, packed_layers
 from verify.model.cpu.trace import has_experts, trace
 from verify.model.delivery import Delivery, NotHandedOn
 from verify.model.gpu.devices import Crossings
-from verify.model.gpu.paged_cache import PagedCache, PagePool, pages_for
+from verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for
 from verify.model.hidden.tap import HiddenTap
 from verify.model.memory import free_bytes, keep_freed_memory
 from verify.model.recurrent.mixers import is_receiver, swap_in
 from verify.model.recurrent.rows import Recurrence, StateProbe
+from verify.model.recurrent.states import ROWS
 from verify.model.row_class import RowClass, depth_left
 from verify.model.segment import (
     ForwardBackend,
@@ -92,11 +93,8 @@ class ModelRunner:
         self._crossings = Crossings(model)
         self._attention_probe = ShapeProbe()
         self.cache_shape = replace(self._probe(self._attention_probe), coded=STORED[kv_dtype])
-        if self.in_pages and not self.can_be_ordered:
-            raise ModelError(
-                "Models with recurrent layers, or with layers whose keys and values differ in shape, are served on a CPU only;"
-                " set model.device to cpu."
-            )
+        if self.in_pages:
+            check_pages(self.cache_shape)
         self._backend: ForwardBackend | None = None
         self.row_class: RowClass | None = None  # if set, a row's logits have the same bits in every step
         self.invariance = "off"  # for people: whether `row_class` is set, and why
@@ -157,7 +155,7 @@ class ModelRunner:
 
     @property
     def can_be_ordered(self) -> bool:
-        """Whether steps can have a class of rows or pages: not with recurrent layers or layers of several shapes."""
+        """Whether steps can have a class of rows: not with recurrent layers or layers of several shapes."""
         return self.cache_shape.is_uniform and not self._is_recurrent
 
     def draft_depth(self, length: int) -> int:
@@ -290,7 +288,7 @@ class ModelRunner:
     def _is_apart(self, segment: Segment) -> bool:
         """Whether these rows are computed outside of the class of rows or of the graphs, because they are too many."""
         if self._pool is not None:
-            return len(segment.batch) > self.max_rows
+            return len(segment.batch) > (min(ROWS, self.max_rows) if self._is_recurrent else self.max_rows)
         return self.row_class is not None and not self.row_class.has_prompts and is_chunk(segment)
 
     @property
@@ -304,6 +302,7 @@ class ModelRunner:
         """The logits of a text's first tokens, int64 [N], at the positions that the model itself gives them; [N, V]."""
         batch = ForwardBatch.chain(tokens)
         segment = Segment(cache, batch)
+        cache.reserve(len(batch))
         return self._run(tokens.to(self.device), None, TorchAttention(cache, batch), 0, recurrence_of([segment]))
 
     def _together(self, segments: list[Segment]) -> torch.Tensor:
@@ -314,7 +313,7 @@ class ModelRunner:
             missing = self.row_class.low - sum(each.rows for each in segments)
             last = segments[-1]
             segments[-1] = last._replace(batch=padded(last.batch, last.rows + missing))
-        chunk = self._is_recurrent and any(map(is_chunk, segments))  # recurrent layers read it in a form of their own
+        chunk = self._is_recurrent and not self._pool and any(map(is_chunk, segments))  # which these layers read otherwise
         return self._untraced(segments) if chunk or self._backend is None else self._backend(segments)
 
     def _untraced(self, segments: Sequence[Segment], in_order: bool = True) -> torch.Tensor:

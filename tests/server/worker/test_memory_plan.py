@@ -119,7 +119,13 @@ wished = st.none() | st.integers(1, 12)
 
 
 @given(
-    st.builds(MemoryFigures, st.integers(-1 << 36, 1 << 38), st.integers(1, 1 << 20), st.integers(16, 1 << 18)),
+    st.builds(
+        MemoryFigures,
+        st.integers(-1 << 36, 1 << 38),
+        st.integers(1, 1 << 20),
+        st.integers(16, 1 << 18),
+        slot_bytes=st.just(0) | st.integers(1, 1 << 32),
+    ),
     st.builds(MemoryWishes, st.none() | st.integers(16, 1 << 18), wished, wished, st.integers(0, 100)),
 )
 def test_a_plan_fits_and_respects_the_settings(figures: MemoryFigures, wishes: MemoryWishes) -> None:
@@ -133,9 +139,11 @@ def test_a_plan_fits_and_respects_the_settings(figures: MemoryFigures, wishes: M
     assert plan.context_tokens >= min(MIN_CONTEXT_TOKENS, wishes.context_tokens or figures.model_tokens)
     assert plan.slots == wishes.slots or (wishes.slots is None and plan.slots >= 1)
     assert plan.pages is not None
-    assert plan.pages * figures.token_bytes * PAGE_TOKENS <= figures.budget_bytes
+    states = plan.streams * figures.slot_bytes
+    assert plan.pages * figures.token_bytes * PAGE_TOKENS + states <= figures.budget_bytes
     assert plan.pages * PAGE_TOKENS >= plan.slots * (plan.context_tokens + MARGIN_POSITIONS)
-    assert plan.streams == max(plan.slots, wishes.caches)
+    assert plan.slots <= plan.streams <= max(plan.slots, wishes.caches)
+    assert plan.streams == max(plan.slots, wishes.caches) or figures.slot_bytes
 
 
 def test_layers_with_a_window_are_planned_with_the_rows_that_are_left() -> None:

@@ -18,7 +18,7 @@ from verify.model.cache.paging import Page, Rows, SwappedRows
 from verify.model.cache.shape import CacheShape
 from verify.model.cache.windows import WindowedRows, reachable
 from verify.model.memory import zeros
-from verify.model.recurrent.states import RecurrentStates, Snapshot
+from verify.model.recurrent.states import Snapshot
 from verify.model.transfer import to_device
 
 SPARE_POSITIONS = 32  # read with weight zero (`verify.model.cpu.ordered_attention`)
@@ -49,7 +49,7 @@ class KVCache:
         self._uniform: torch.Tensor | None = None
         if shape.is_uniform:
             self._uniform = self._planes[0].view(len(shape.layers), 2, *self._planes[0].shape[1:])
-        self.recurrent = None if shape.recurrent is None else RecurrentStates(shape.recurrent)
+        self.recurrent = shape.new_states()
         self.windowed: WindowedRows | None = None
         if shape.window is not None and shape.releases:
             pairs = [pair for pair, layer in zip(self.layers, shape.layers, strict=True) if layer.window is not None]

@@ -11,7 +11,7 @@ import torch
 from verify.model.cache.codec import stored_width
 from verify.model.hidden.ring import StateRing
 from verify.model.memory import can_discard
-from verify.model.recurrent.states import RecurrentShape
+from verify.model.recurrent.states import RecurrentShape, RecurrentStates
 
 HIDDEN_POSITIONS = 2048  # of a text's hidden states: heads are trained on contexts of about this length
 
@@ -100,6 +100,10 @@ class CacheShape:
         if not self.hidden_width:
             return None
         return StateRing(self.hidden_positions, self.hidden_width, self.dtype, self.device)
+
+    def new_states(self) -> RecurrentStates | None:
+        """A slot's states before its first token."""
+        return None if self.recurrent is None else RecurrentStates(self.recurrent)
 
     def bytes_for(self, positions: int) -> int:
         """Bytes of the keys and values of `positions`."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch._dynamo
@@ -21,12 +21,16 @@ from verify.errors import ModelError, first_sentence
 from verify.model.attention import Attention
 from verify.model.cache.paging import page_count
 from verify.model.gpu.device_rows import DeviceRows, Piece, pieces_of
+from verify.model.gpu.device_states import DeviceStates
 from verify.model.gpu.devices import Crossings
 from verify.model.gpu.paged_cache import PagedCache, PagePool
 from verify.model.gpu.row_counts import ROWS, without_split_k
 from verify.model.gpu.staged_graph import Capture, CudaCapture, StagedGraph
 from verify.model.gpu.triton_attention import KernelAttention
+from verify.model.gpu.triton_recurrence import KernelRecurrence, enter
 from verify.model.hidden.tap import HiddenTap
+from verify.model.recurrent.mixers import Mixer
+from verify.model.recurrent.rows import Recurrence
 from verify.model.row_class import RowClass
 from verify.model.segment import Segment, keep_hidden
 from verify.model.transfer import on_device
@@ -37,8 +41,14 @@ RECOMPILE_LIMIT = 64  # variants of a layer (kind of layer, number of rows) that
 
 CompileError = torch._dynamo.exc.TorchDynamoException
 
-# (tokens [N], positions [N], attention) -> logits [N, V]
-Forward = Callable[[torch.Tensor, torch.Tensor, Attention], torch.Tensor]
+
+class Forward(Protocol):
+    """A model's forward."""
+
+    def __call__(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, *, recurrence: Recurrence | None
+    ) -> torch.Tensor:
+        """Tokens and positions, int64 [N], to logits [N, V]."""
 
 
 class GraphedForward:
@@ -65,6 +75,8 @@ class GraphedForward:
         pages = page_count(positions, pool.page_tokens)
         self._rows = [DeviceRows(device, self.max_rows, pages) for device in self._devices]
         self._attention = KernelAttention(pool, self._rows, positions)
+        recurrent = pool.shape.recurrent
+        self._recurrent = None if recurrent is None else DeviceStates(recurrent, self.max_rows)
         self._has_class = rows is not None
         self._graphs: dict[int, StagedGraph] = {}
         self._logits: dict[int, torch.Tensor] = {}
@@ -83,6 +95,8 @@ class GraphedForward:
         count = self._counts[bisect_left(self._counts, rows)]
         with on_device(self._devices[0]):
             self._set(pieces)
+            if self._recurrent is not None:
+                enter(self._recurrent, segments)
             if count in self._graphs:
                 self._graphs[count].replay()
                 logits = self._logits[count]
@@ -100,7 +114,9 @@ class GraphedForward:
 
     @torch.inference_mode()
     def _run(self, count: int) -> torch.Tensor:
-        return self._forward(self._rows[0].tokens[:count], self._rows[0].positions[:count], self._attention)
+        recurrence = None if self._recurrent is None else KernelRecurrence(self._recurrent)
+        tokens, positions = (each[:count] for each in (self._rows[0].tokens, self._rows[0].positions))
+        return self._forward(tokens, positions, self._attention, recurrence=recurrence)
 
     def capture(self) -> None:
         """Captures all graphs, the largest first so that the others reuse its memory."""
@@ -156,10 +172,15 @@ def compiled_layers(model: PreTrainedModel, backend: Any = "inductor") -> Iterat
     """Runs the model's layers through torch.compile inside the context; fused kernels make a captured step faster.
 
     Compiles layer by layer: the layers of a model are alike, so the code for one serves the others and any number of rows.
-    The first forward raises CompileError if the model cannot be compiled.
+    Recurrent parts of layers, which count their calls, are left out. The first forward raises CompileError if the model cannot
+    be compiled.
     """
+    mixers = [module for module in model.modules() if isinstance(module.forward, Mixer)]
+    forwards = [module.forward for module in mixers]
     names = model._no_split_modules or ()
     layers = [module for module in model.modules() if type(module).__name__ in names] or [model]
+    for module, forward in zip(mixers, forwards, strict=True):
+        module.forward = torch.compiler.disable(forward)
     for layer in layers:
         layer.forward = torch.compile(layer.forward, backend=backend)
     try:
@@ -169,3 +190,5 @@ def compiled_layers(model: PreTrainedModel, backend: Any = "inductor") -> Iterat
     finally:
         for layer in layers:
             del layer.forward
+        for module, forward in zip(mixers, forwards, strict=True):
+            module.forward = forward

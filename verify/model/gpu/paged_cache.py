@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from verify.errors import ModelError
 from verify.model.cache import paging
 from verify.model.cache.codec import encode
 from verify.model.cache.kv_cache import KVCache
@@ -23,6 +24,19 @@ from verify.model.transfer import to_device
 def pages_for(positions: int) -> int:
     """Pages that hold `positions` positions of one cache."""
     return page_count(positions, paging.PAGE_TOKENS)
+
+
+def check_pages(shape: CacheShape) -> None:
+    """Raises ModelError if caches of this layout cannot be in pages."""
+    if not shape.is_uniform:
+        raise ModelError(
+            "Models with layers whose keys and values differ in shape, or without attention, are served on a CPU only; set"
+            " model.device to cpu."
+        )
+    if shape.recurrent is not None and shape.recurrent.decay_dim > 1:
+        raise ModelError(
+            "Models with recurrent layers whose channels decay differently are served on a CPU only; set model.device to cpu."
+        )
 
 
 class PoolPart(NamedTuple):
@@ -99,7 +113,8 @@ class PagedCache(KVCache):
         self.length = 0
         self.dtype = pool.shape.dtype
         self.pages = []
-        self.recurrent = self.windowed = None  # states have no pages, and the pool's pages have all layers
+        self.recurrent = pool.shape.new_states()  # beside the pool: states have no pages
+        self.windowed = None  # the pool's pages have all layers
         self.hidden = pool.shape.new_hidden()
         self.table: list[int] = []  # pages in the order of the text
         self._gathered: tuple[list[int], dict[torch.device, torch.Tensor]] = [], {}  # a table, and its copies on devices
@@ -161,6 +176,8 @@ class PagedCache(KVCache):
 
     def commit(self, rows: list[int]) -> None:
         """Commits the rows at `length + r` for r in `rows` (ascending); moves only those that are out of place."""
+        if self.recurrent is not None:
+            self.recurrent.commit(self.length, rows)
         if self.hidden is not None:
             self.hidden.commit(self.length, rows)
         moves = [(row, place) for place, row in enumerate(rows) if row != place]
@@ -176,6 +193,9 @@ class PagedCache(KVCache):
     def fork(self, source: Rows, length: int) -> None:
         """As `KVCache.fork`. Shares the pages of a source in the same pool. Raises OutOfPages, and is unchanged then."""
         length = min(length, source.length)
+        snapshots = source.states(length)
+        if self.recurrent is not None:
+            length = snapshots[-1].length if snapshots else 0
         count = page_count(length, self.pool.page_tokens)
         if isinstance(source, PagedCache) and source.pool is self.pool:
             table = source.table[:count]
@@ -184,6 +204,8 @@ class PagedCache(KVCache):
             table = self._copied(source, length, count)
         self.pool.drop(self.table)
         self.table, self.length = table, length
+        if self.recurrent is not None:
+            self.recurrent.restore(snapshots, length)
         self.pages = source.share(length // self.pool.page_tokens)
         self._fork_hidden(source)
 

@@ -17,6 +17,7 @@ from transformers.activations import ACT2FN
 from verify.errors import ModelError
 from verify.model.delivery import NotHandedOn
 from verify.model.recurrent.rows import Recurrence, Scan
+from verify.model.transfer import to_device
 
 # Names of transformers' functions whose callers keep a state.
 STATES = {"get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state"}
@@ -36,6 +37,7 @@ class Mixer:
         self._forward = rebound
         self._recurrence: Recurrence | None = None
         self._taps: dict[int, torch.Tensor] = {}  # by the addresses of the weights
+        self._lengths: torch.Tensor | None = None  # of queries and keys; a captured graph may not upload them
 
     def __call__(self, *inputs: Any, recurrence: Recurrence | None = None, attention: Any = None, **others: Any) -> Any:
         """The layer's forward. Raises ValueError if the model does not pass our keyword arguments."""
@@ -91,9 +93,10 @@ class Mixer:
             return out[0], after[0]
 
         both = torch.stack([query[0], key[0]]).float()
-        lengths = both.new_tensor([key.shape[-1] ** -0.5, 1.0])[:, None, None, None]
+        if self._lengths is None:
+            self._lengths = to_device(torch.tensor([key.shape[-1] ** -0.5, 1.0])[:, None, None, None], both.device)
         repeats = int(value.shape[2]) // int(key.shape[2])
-        both = both * (inverse_norms(both) * lengths if use_qk_l2norm_in_kernel else lengths)
+        both = both * (inverse_norms(both) * self._lengths if use_qk_l2norm_in_kernel else self._lengths)
         queries, keys = (by_head(each, repeats) for each in both)
         decays = g[0].float() if g.dim() == 4 else g[0].float()[..., None]
         rows = Scan(queries, keys, by_head(value[0].float()), by_head(decays), beta[0].float().t())

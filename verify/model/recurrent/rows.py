@@ -119,19 +119,24 @@ class StateProbe(Recurrence):
         self.convolutions: list[tuple[int, int]] = []  # window and channels
         self.scans: list[tuple[int, int, int, int]] = []  # heads, key_dim, value_dim, decay_dim
         self.dtype = torch.float32  # of the convolutions' inputs
+        self._devices: set[torch.device] = set()
 
     def convolve(self, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         self.convolutions.append((len(taps) - 1, taps.shape[1]))
         self.dtype = inputs.dtype
+        self._devices.add(inputs.device)
         return torch.zeros_like(inputs)
 
     def scan(self, rows: Scan, chunked: Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        self._devices.add(rows.keys.device)
         heads, _, key_dim = rows.keys.shape
         self.scans.append((heads, key_dim, rows.values.shape[-1], rows.decays.shape[-1]))
         return torch.zeros_like(rows.values)
 
     def shape(self, device: torch.device) -> RecurrentShape:
-        """What was recorded. Raises ValueError if the layers differ."""
+        """What was recorded. Raises ValueError if the layers differ, or are not on the device."""
+        if self._devices - {device}:
+            raise ValueError("its recurrent layers must be on one device; name one in model.device")
         if len(set(self.convolutions)) > 1 or len(set(self.scans)) > 1:
             raise ValueError("its recurrent layers differ in their shapes, which is not supported")
         window, channels = (self.convolutions or [(0, 0)])[0]

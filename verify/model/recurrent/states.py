@@ -16,6 +16,7 @@ import torch
 
 from drafters.interface import MAX_NODES
 from verify.model.recurrent.state import advance
+from verify.model.transfer import to_device
 
 ROWS = MAX_NODES + 1  # of a step; longer parts of a prompt are read by the model's own chunked form
 SNAPSHOT_TOKENS = 256
@@ -109,14 +110,27 @@ class RecurrentStates:
 
     def settle(self, length: int, known: int = ROWS) -> None:
         """Moves the state to the end of the committed text, for a forward after it that reads at most `known` rows from it."""
+        if rows := self.pending(length):
+            self._fold(rows, known)
+        self.keep_snapshot()
+
+    def pending(self, length: int) -> int:
+        """The rows to fold into the state, so that it is at the end of the committed text; adopts a chunk that ends there."""
         if self.chunk is not None and self.chunk.length == length:
             self._adopt(self.chunk)
-        elif length != self.length:
-            assert self.length < length <= self.length + self.count, "tokens were committed that no forward has read"
-            self._fold(length - self.length, known)
         self.chunk = None
+        assert self.length <= length <= self.length + self.count, "tokens were committed that no forward has read"
+        return length - self.length
+
+    def begin(self, length: int, rows: int) -> None:
+        """Notes that the state was moved to the end of the committed text, and that `rows` rows after it are written."""
+        self.length, self.count = length, rows
+        self.keep_snapshot()
+
+    def keep_snapshot(self) -> None:
+        """Keeps a snapshot of the state if the last one is SNAPSHOT_TOKENS before it."""
         last = self.snapshots[-1].length if self.snapshots else 0
-        if length - last >= SNAPSHOT_TOKENS:
+        if self.length - last >= SNAPSHOT_TOKENS:
             self.snapshots.append(self._snapshot())
             thin(self.snapshots, self.shape.snapshots)
 
@@ -143,7 +157,7 @@ class RecurrentStates:
         offset = length - self.length
         if self.chunk is not None or not self.count or list(rows) == list(range(len(rows))):
             return
-        source = torch.tensor(rows, device=self.matrices.device) + offset
+        source = to_device(torch.tensor(rows) + offset, self.matrices.device)
         end = offset + len(rows)
         for tensor in (self.keys, self.writes, self.decays):
             tensor[:, :, offset:end] = tensor[:, :, source]

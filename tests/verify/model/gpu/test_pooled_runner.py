@@ -71,6 +71,15 @@ def test_a_prompt_is_read_into_pages(make: Callable[[torch.dtype], ModelRunner],
     assert torch.allclose(found, whole, atol=1e-4 if coded is None else 0.1)
 
 
+def test_a_text_is_read_alone_into_an_empty_cache(make: Callable[[torch.dtype], ModelRunner], tiny_runner: ModelRunner) -> None:
+    """As the check of a loaded model does."""
+    runner, text = make(torch.float32), torch.arange(3, 90)
+    runner.start(CONTEXT)
+    reference = ModelRunner(runner.model, CONTEXT, started=False)
+    expected = reference.read_alone(reference.new_cache(), text)
+    assert torch.equal(runner.read_alone(runner.new_cache(), text), expected)
+
+
 @pytest.mark.parametrize(
     ("dtype", "rows", "trees"),
     [

@@ -1,0 +1,149 @@
+"""Models with recurrent layers as on a GPU: logits of the plain forward, captured steps, lossless drafts, sessions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from drafters.interface import Drafter, Ints
+from drafters.none import NoDrafter
+from drafters.registry import Resources, make
+from tests.drafts import Chaos, Oracle
+from tests.verify.model.families import DELTA, SIZES, build, random_model
+from tests.verify.model.gpu.conftest import DEVICE
+from tests.verify.model.gpu.emulated_devices import emulated_devices
+from tests.verify.model.gpu.test_devices import FIRST
+from tests.verify.model.gpu.test_graphs import POSITIONS, Graphed
+from tests.verify.model.test_recurrent_models import TREE, read, text_of
+from verify.decode import decode
+from verify.generation import DecodeOptions
+from verify.model.attention import NAME
+from verify.model.batch import ForwardBatch
+from verify.model.cache.kv_cache import KVCache
+from verify.model.gpu.devices import Placement
+from verify.model.gpu.paged_cache import PagedCache
+from verify.model.recurrent import states
+from verify.model.runner import ModelRunner
+from verify.model.segment import Segment
+from verify.model.self_check import check_model
+from verify.sampling_params import SamplingParams
+from verify.verifier import TreeVerifier
+
+CONTEXT = 300
+FAMILIES = ["qwen3_5", "lfm2", "granite_hybrid", "falcon_h1"]
+
+
+class Paged(ModelRunner):
+    """A runner as on a GPU, without captured graphs."""
+
+    in_pages = True
+
+    def __init__(self, family: str) -> None:
+        super().__init__(build(family, NAME).to(DEVICE), CONTEXT, compile="off", started=False)
+        self.pages = 24
+        self.start(CONTEXT)
+
+
+paged = functools.cache(Paged)
+
+
+@functools.cache
+def plain(family: str) -> ModelRunner:
+    """A runner without a backend, whose caches are contiguous."""
+    return ModelRunner(build(family, NAME).to(DEVICE), CONTEXT, started=False)
+
+
+def steps(runner: ModelRunner) -> torch.Tensor:
+    """Logits of trees and chains of two streams, after committed paths, and beside a long part of a prompt."""
+    tree = ForwardBatch.tree(7, TREE)
+    first, second = read(runner, text_of(30)), read(runner, text_of(9, 2))
+    rows = [runner.forward(first, tree).clone()]
+    first.commit([0, 1, 2, 4])
+    rows += [each.clone() for each in runner.forward_all([Segment(first, tree), Segment(second, tree)])]
+    second.commit([0, 7, 9])
+    rows += [
+        each.clone() for each in runner.forward_all([Segment(first, ForwardBatch.chain(text_of(40))), Segment(second, tree)])
+    ]
+    first.commit(list(range(10)))
+    second.commit([0])
+    rows += [
+        each.clone() for each in runner.forward_all([Segment(first, ForwardBatch.chain(text_of(80))), Segment(second, tree)])
+    ]
+    first.commit(list(range(80)))
+    rows += [each.clone() for each in runner.forward_all([Segment(first, tree), Segment(second, tree)])]
+    return torch.cat(rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_steps_have_the_logits_of_the_plain_forward(family: str) -> None:
+    assert torch.allclose(steps(paged(family)), steps(plain(family)), atol=1e-4)
+
+
+def mixed_steps(forward: Callable[[list[Segment]], torch.Tensor], caches: list[KVCache]) -> torch.Tensor:
+    """Logits of a tree of one stream and a token of another, twice: the streams change places after a commit."""
+    ancestors = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
+    tree = ForwardBatch(torch.tensor([5, 6, 7]), torch.tensor([0, 1, 1]), ancestors)
+    found = []
+    for first, second in (caches, caches[::-1]):
+        found.append(forward([Segment(first, tree), Segment(second, ForwardBatch.chain(torch.tensor([9])))]).cpu())
+        first.commit([0, 2])
+        second.commit([0])
+    return torch.cat(found)
+
+
+def test_a_replay_computes_other_streams() -> None:
+    """A captured step reads where the states of its streams are, and which rows their trees have."""
+    few = {"linear_num_value_heads": 1, "linear_num_key_heads": 1, "layer_types": ["linear_attention", "full_attention"]}
+    config = transformers.Qwen3_5TextConfig(**(SIZES | DELTA | few | {"num_hidden_layers": 2}), attn_implementation=NAME)
+    reference = ModelRunner(random_model(config, NAME), started=False)
+    expected = mixed_steps(lambda segments: torch.cat(reference.forward_all(segments)), [reference.new_cache() for _ in "ab"])
+    with emulated_devices() as devices:
+        model = random_model(config, NAME)
+        Placement(model, (FIRST,)).move()
+        graphs = Graphed(ModelRunner(model, started=False))
+        graphs.forward.capture_rows(4, devices.capture)
+        found = mixed_steps(lambda segments: graphs(*segments), [PagedCache(graphs.pool, POSITIONS) for _ in "ab"])
+        assert graphs.forward._graphs.keys() == {4}
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_5", "granite_hybrid"])
+def test_drafting_is_lossless(family: str) -> None:
+    runner, prompt = paged(family), np.arange(3, 15, dtype=np.int32)
+    options = DecodeOptions(SamplingParams(0.8, seed=5), 7, max_nodes=7)
+    expected = decode(TreeVerifier(plain(family), plain(family).new_cache()), NoDrafter(), prompt, options).tokens
+    drafters: list[Drafter] = [NoDrafter(), Oracle(expected, 6, 4), make("fusion", Resources(vocabulary=97))]
+    for drafter in drafters:
+        assert decode(TreeVerifier(runner, runner.new_cache()), drafter, prompt, options).tokens == expected
+
+
+@pytest.mark.slow
+def test_sessions_are_reused_forked_rewound_and_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
+    runner, reference, random = paged("qwen3_5"), plain("qwen3_5"), Random(3)
+    session = TreeVerifier(runner, runner.new_cache())
+    options = DecodeOptions(SamplingParams(0.8, seed=1), 4, max_nodes=7)
+    for step, added in enumerate((40, 3, 100, 1)):
+        text = session.sequence.tokens
+        kept = random.randrange(len(text) + 1)
+        if step % 2:
+            session = session.fork(runner.new_cache(), kept, {})
+            session.swap_in(session.swap_out())
+            text = session.sequence.tokens
+        prompt: Ints = np.concatenate([text[:kept], np.array(random.choices(range(3, 97), k=added), np.int32)])
+        expected = decode(TreeVerifier(reference, reference.new_cache()), NoDrafter(), prompt, options).tokens
+        assert decode(session, Chaos(97, step), prompt, options).tokens == expected
+        session.truncate(len(session.sequence) - step)  # as if a stop string had ended inside a block
+
+
+@pytest.mark.slow
+def test_a_model_passes_the_check() -> None:
+    check_model(paged("qwen3_5"), "qwen3_5")

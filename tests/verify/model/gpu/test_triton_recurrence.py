@@ -1,0 +1,157 @@
+"""The kernels of recurrent layers against the plain functions: trees, chains and commits of several streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from tests.verify.model.gpu.compiling import compile_for_gpu
+from tests.verify.model.gpu.conftest import DEVICE
+from tests.verify.model.gpu.test_triton_attention import random_tree
+from verify.model.batch import ForwardBatch
+from verify.model.cache.kv_cache import KVCache
+from verify.model.cache.shape import CacheShape
+from verify.model.gpu.device_states import WORDS, DeviceStates, path_words
+from verify.model.gpu.triton_recurrence import KernelRecurrence, enter
+from verify.model.recurrent.rows import Recurrence, Scan
+from verify.model.recurrent.states import ROWS, RecurrentShape
+from verify.model.segment import Segment, recurrence_of
+
+LAYERS, PADDING = 2, 1
+
+
+def shape_of(heads: int, key_dim: int, value_dim: int, window: int, channels: int, dtype: torch.dtype) -> CacheShape:
+    recurrent = RecurrentShape(LAYERS, window, channels, LAYERS, heads, key_dim, value_dim, 1, dtype, DEVICE)
+    return CacheShape((), dtype, DEVICE, recurrent)
+
+
+class Layers:
+    """The recurrent layers of forwards with random inputs, by the kernels and by the plain functions."""
+
+    def __init__(self, shape: CacheShape, streams: int, seed: int, is_delta: bool = True) -> None:
+        assert shape.recurrent is not None
+        self.shape, self.is_delta = shape.recurrent, is_delta
+        self.generator = torch.Generator().manual_seed(seed)
+        self.caches, self.references = ([KVCache(shape, 1) for _ in range(streams)] for _ in range(2))
+        for cache, reference in zip(self.caches, self.references, strict=True):
+            assert cache.recurrent is not None and reference.recurrent is not None
+            for one, other in zip(
+                (cache.recurrent.matrices, cache.recurrent.inputs),
+                (reference.recurrent.matrices, reference.recurrent.inputs),
+                strict=True,
+            ):
+                one.copy_(other.copy_(self.noise(*one.shape)))
+        self.states = DeviceStates(self.shape, 2 * ROWS)
+
+    def noise(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.generator).to(DEVICE)
+
+    def rows(self, count: int) -> Scan:
+        """Strided as models' tensors are."""
+        shape, norm = self.shape, torch.nn.functional.normalize
+        queries, keys = (norm(self.noise(count, shape.heads, shape.key_dim), dim=-1).transpose(0, 1) for _ in range(2))
+        values = self.noise(count, shape.heads, shape.value_dim).transpose(0, 1)
+        decays = -self.noise(count, shape.heads, 1).abs().transpose(0, 1) * 2
+        return Scan(queries, keys, values, decays, self.noise(count, shape.heads).sigmoid().t() if self.is_delta else None)
+
+    def both(self, batches: Sequence[ForwardBatch]) -> None:
+        """A forward of these rows of all streams, which must agree."""
+        count, channels = sum(map(len, batches)), self.shape.channels
+        segments = [Segment(*each) for each in zip(self.caches, batches, strict=True)]
+        enter(self.states, segments)
+        found = KernelRecurrence(self.states)
+        expected = recurrence_of([Segment(*each) for each in zip(self.references, batches, strict=True)])
+        for _ in range(LAYERS):
+            inputs = self.noise(channels, count + PADDING).to(self.shape.dtype).t()
+            taps, bias = self.noise(self.shape.window + 1, channels), self.noise(channels)
+            same(found.convolve(inputs, taps, bias), expected.convolve(inputs[:count], taps, bias))
+            rows = self.rows(count + PADDING)
+            same(found.scan(rows, None).transpose(0, 1), self.plain(expected, rows.part(slice(count))).transpose(0, 1))
+
+    def plain(self, recurrence: Recurrence, rows: Scan) -> torch.Tensor:
+        return recurrence.scan(rows, lambda *_: pytest.fail("a step is not read in the model's own form"))
+
+    def commit(self, number: int, rows: list[int]) -> None:
+        for cache in (self.caches[number], self.references[number]):
+            cache.commit(rows)
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal rows; those of padding are zero."""
+    assert torch.allclose(found[: len(expected)], expected, atol=2e-5)
+    assert not found[len(expected) :].any()
+
+
+def path_of(batch: ForwardBatch, row: int) -> list[int]:
+    return [int(each) for each in batch.ancestor_mask()[row].nonzero()[:, 0]]
+
+
+@pytest.mark.parametrize("is_delta", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("sizes", "dims", "window", "dtype"),
+    [
+        ((1, 3), (1, 16, 8), 3, torch.float32),
+        pytest.param((1, 5, 20), (2, 40, 8), 3, torch.float32, marks=pytest.mark.slow),
+        pytest.param((3,), (3, 24, 40), 1, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param((ROWS, 2, 40), (2, 128, 64), 3, torch.float32, marks=pytest.mark.slow),
+    ],
+)
+def test_trees_equal_the_plain_functions(
+    is_delta: bool, sizes: tuple[int, ...], dims: tuple[int, int, int], window: int, dtype: torch.dtype
+) -> None:
+    """And chains after random paths were committed: some rows in place, some moved, or none."""
+    layers = Layers(shape_of(*dims, window, 300 if sum(sizes) > 4 else 8, dtype), len(sizes), sum(sizes), is_delta)
+    trees = [random_tree(rows, layers.generator) for rows in sizes]
+    layers.both(trees)
+    for number, tree in enumerate(trees):
+        layers.commit(number, path_of(tree, int(torch.randint(len(tree), (), generator=layers.generator))))
+    layers.commit(0, [])
+    layers.both([ForwardBatch.chain(torch.zeros(rows, dtype=torch.int64)) for rows in sizes])
+
+
+@pytest.mark.slow
+def test_states_that_are_folded_in_either_way_agree() -> None:
+    """Chains in place are folded by the kernels at the next forward, or by the plain functions for a snapshot."""
+    layers = Layers(shape_of(2, 16, 8, 3, 20, torch.float32), 1, 1)
+    layers.both([random_tree(4, layers.generator)])
+    layers.commit(0, [0])
+    layers.both([ForwardBatch.chain(torch.zeros(3, dtype=torch.int64))])
+    layers.commit(0, [0, 1])
+    (cache,), (reference,) = layers.caches, layers.references
+    (found,), (expected,) = cache.states(cache.length), reference.states(reference.length)
+    assert found.length == expected.length == 3
+    assert torch.allclose(found.matrices, expected.matrices, atol=1e-5)
+    assert torch.equal(found.windows, expected.windows)
+
+
+def test_paths_are_packed_into_words() -> None:
+    ancestors = random_tree(ROWS, torch.Generator().manual_seed(1)).ancestor_mask()
+    words = path_words(ancestors)
+    assert words.shape == (WORDS, ROWS)
+    unpacked = [[(int(words[at // 64, row]) >> at % 64) & 1 for at in range(ROWS)] for row in range(ROWS)]
+    assert torch.equal(torch.tensor(unpacked, dtype=torch.bool), ancestors)
+
+
+COMPILE = """
+from verify.model.gpu import recurrent_kernels as kernels
+
+KINDS = {name: "*i64" for name in ("rows", "streams")}
+KINDS |= {name: "*fp32" for name in ("queries", "keys", "values", "decays", "beta", "taps", "out")}
+
+for key_dim, value_dim, is_delta in ((128, 128, True), (256, 64, False), (16, 8, True)):
+    sizes = {"size": 256, "most_rows": 129, "key_dim": key_dim, "value_dim": value_dim, "block_values": 32}
+    build(kernels.scan, KINDS, is_delta=is_delta, padded_rows=256, block_keys=32, block_rows=16, **sizes)
+    build(kernels.fold, KINDS, padded_key=key_dim, **sizes)
+for kind, has_bias in (("bf16", True), ("fp32", False)):
+    sizes = {"size": 256, "most_rows": 129, "window": 3, "channels": 8192, "block": 256}
+    kinds = KINDS | {name: f"*{kind}" for name in ("inputs", "bias")}
+    build(kernels.convolve, kinds, has_bias=has_bias, words=3, **sizes)
+    build(kernels.shift, KINDS, itemsize=2 if has_bias else 4, **sizes)
+"""
+
+
+@pytest.mark.slow
+def test_the_kernels_compile_for_a_gpu() -> None:
+    compile_for_gpu(COMPILE)

@@ -1,0 +1,161 @@
+"""Launches the kernels of recurrent layers as operations, which torch.compile and CUDA graphs take as they are.
+
+`verify.model.recurrent.step` is the reference. Triton is an optional dependency: import this module lazily.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import triton
+
+from verify.model.gpu import recurrent_kernels as kernels
+from verify.model.gpu.device_states import WORDS, DeviceStates, states_of
+from verify.model.recurrent.rows import Recurrence, Scan
+from verify.model.recurrent.states import ROWS
+from verify.model.segment import Segment
+from verify.model.transfer import on_device
+
+BLOCK_ROWS = 16  # tile size of a matrix product
+BLOCK_KEYS = 32
+BLOCK_VALUES = 32  # columns of a state; about one program per multiprocessor for a stream
+BLOCK_CHANNELS = 256
+
+
+@torch.library.custom_op("outrider::recurrent_scan", mutates_args=())  # writes to memory that only addresses name
+def scan(
+    queries: torch.Tensor,  # float32 [H, N, key_dim]
+    keys: torch.Tensor,  # float32 [H, N, key_dim]
+    values: torch.Tensor,  # float32 [H, N, value_dim]
+    decays: torch.Tensor,  # float32 [H, N]
+    beta: torch.Tensor | None,  # float32 [H, N]
+    rows: torch.Tensor,  # as in `DeviceStates`
+    streams: torch.Tensor,
+    layer: int,
+) -> torch.Tensor:
+    """What rows read of their streams' states, [H, N, value_dim]; zero without a stream. Keeps keys, writes and decays."""
+    queries, keys, values = (each if each.stride(2) == 1 else each.contiguous() for each in (queries, keys, values))
+    heads, count, value_dim = values.shape
+    out = torch.zeros(count, heads, value_dim, device=values.device)
+    named = {"query": queries, "key": keys, "value": values, "decay": decays, "beta": decays if beta is None else beta}
+    strides = {f"{name}_{of}": each.stride(at) for name, each in named.items() for at, of in enumerate(("head", "row"))}
+    with on_device(values.device):
+        kernels.scan[count, heads, triton.cdiv(value_dim, BLOCK_VALUES)](
+            queries=queries,
+            keys=keys,
+            values=values,
+            decays=decays,
+            beta=named["beta"],
+            out=out,
+            rows=rows,
+            streams=streams,
+            layer=layer,
+            is_delta=beta is not None,
+            size=rows.shape[1],
+            padded_rows=triton.next_power_of_2(min(ROWS, count)),
+            block_keys=BLOCK_KEYS,
+            block_rows=BLOCK_ROWS,
+            **strides,
+            **state_sizes(keys.shape[2], value_dim),
+        )
+    return out.transpose(0, 1)
+
+
+@scan.register_fake
+def _(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *_: Any) -> torch.Tensor:
+    return values.new_empty(values.shape[1], values.shape[0], values.shape[2]).transpose(0, 1)
+
+
+@torch.library.custom_op("outrider::recurrent_convolution", mutates_args=())
+def convolve(
+    inputs: torch.Tensor,  # [N, channels]
+    taps: torch.Tensor,  # float32 [window + 1, channels]; the weights
+    bias: torch.Tensor | None,  # [channels]
+    rows: torch.Tensor,  # as in `DeviceStates`
+    streams: torch.Tensor,
+    layer: int,
+) -> torch.Tensor:
+    """The convolution's outputs, float32 [N, channels]; zero without a stream. Keeps the inputs."""
+    count, channels = inputs.shape
+    out = torch.empty(count, channels, device=inputs.device)
+    with on_device(inputs.device):
+        kernels.convolve[count, triton.cdiv(channels, BLOCK_CHANNELS)](
+            inputs=inputs,
+            input_row=inputs.stride(0),
+            input_channel=inputs.stride(1),
+            taps=taps,
+            bias=taps if bias is None else bias,
+            out=out,
+            rows=rows,
+            streams=streams,
+            layer=layer,
+            has_bias=bias is not None,
+            size=rows.shape[1],
+            most_rows=ROWS,
+            words=WORDS,
+            window=len(taps) - 1,
+            channels=channels,
+            block=BLOCK_CHANNELS,
+        )
+    return out
+
+
+@convolve.register_fake
+def _(inputs: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty(inputs.shape, device=inputs.device)
+
+
+def state_sizes(key_dim: int, value_dim: int) -> dict[str, int]:
+    """The kernels' sizes of a state and of a stream's rows."""
+    return {"most_rows": ROWS, "key_dim": key_dim, "value_dim": value_dim, "block_values": BLOCK_VALUES}
+
+
+def enter(states: DeviceStates, segments: Sequence[Segment]) -> None:
+    """Moves the states of a forward's streams to the ends of their committed texts, and uploads where they are."""
+    pending = states.set(segments)
+    if any(pending):
+        fold(states, len(segments))
+    for cache, batch, _ in segments:
+        states_of(cache.recurrent).begin(cache.length, len(batch))
+
+
+def fold(states: DeviceStates, count: int) -> None:
+    """Commits the rows of the first `count` streams that are to be folded, in all layers."""
+    shape, size = states.shape, states.streams.shape[1]
+    with on_device(shape.device):
+        if shape.states:
+            kernels.fold[count, shape.states * shape.heads, triton.cdiv(shape.value_dim, BLOCK_VALUES)](
+                streams=states.streams,
+                size=size,
+                padded_key=triton.next_power_of_2(shape.key_dim),
+                **state_sizes(shape.key_dim, shape.value_dim),
+            )
+        if shape.convolutions:
+            kernels.shift[count, shape.convolutions, triton.cdiv(shape.channels, BLOCK_CHANNELS)](
+                streams=states.streams,
+                itemsize=shape.dtype.itemsize,
+                size=size,
+                most_rows=ROWS,
+                window=shape.window,
+                channels=shape.channels,
+                block=BLOCK_CHANNELS,
+            )
+
+
+class KernelRecurrence(Recurrence):
+    """The recurrent layers of one forward by kernels, called in the order of the layers."""
+
+    def __init__(self, states: DeviceStates) -> None:
+        super().__init__([])
+        self._tables = {"rows": states.rows, "streams": states.streams}
+
+    def convolve(self, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        number, self._convolutions = self._convolutions, self._convolutions + 1
+        return cast(torch.Tensor, convolve(inputs, taps, bias, **self._tables, layer=number))
+
+    def scan(self, rows: Scan, _: Any) -> torch.Tensor:
+        number, self._scans = self._scans, self._scans + 1
+        queries, keys, values, decays, beta = rows
+        return cast(torch.Tensor, scan(queries, keys, values, decays[..., 0], beta, **self._tables, layer=number))
