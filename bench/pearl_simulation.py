@@ -136,7 +136,7 @@ class SleepingModel:
         self._thread = ThreadPoolExecutor(1)
 
     def begin(self, text: Sequence, sampling: Sampling | None = None) -> None:
-        self._emitted, self._rows = 0, 0
+        self._emitted, self._rows = text.emitted, 0  # a request may begin after its first tokens
 
     @property
     def space(self) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from drafters.policy import GAIN_PRIOR, CostBenefit, LevelMeans, Probe, bounded
 
 PROBE_STEPS = 4  # consecutive steps; a chain needs some to grow
-FIRST_PROBE_INTERVAL = 64  # steps
+FIRST_PROBE_INTERVAL = 16  # steps
 LONGEST_PROBE_INTERVAL = 1024  # steps, if the probes have long confirmed what was known
 LATELY = 32  # steps
 MIN_GAIN = 0.02  # of a step's time; the least that drafting during a verification must save

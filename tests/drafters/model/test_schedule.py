@@ -59,7 +59,7 @@ def test_a_model_that_does_not_pay_is_probed_less_and_less() -> None:
     found = choices(schedule, 2 * LONGEST_PROBE_INTERVAL)
     assert not schedule.pays_lately
     probes = sum(choice.beside for choice in found)
-    assert probes == sum(choice.before for choice in found) == 5 * PROBE_STEPS  # after 64, 128, ... 1024 steps
+    assert probes == sum(choice.before for choice in found) == 7 * PROBE_STEPS  # after 16, 32, ... 1024 steps
     assert found[FIRST_PROBE_INTERVAL - 1].beside
 
 
