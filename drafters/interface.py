@@ -14,13 +14,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from drafters.options import MAX_NODES as MAX_NODES
 from drafters.sequence import Sequence
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 NOTHING: Ints = np.empty(0, np.int32)
-MAX_NODES = 128  # draft nodes in one forward
 
 
 class Source(IntEnum):

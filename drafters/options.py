@@ -7,8 +7,7 @@ from typing import Annotated, Literal, TypeVar, get_args
 
 from annotated_types import Ge, Gt, Le
 
-from drafters.interface import MAX_NODES
-
+MAX_NODES = 128  # draft nodes in one forward
 MAX_WINDOW = 32  # tokens of a PEARL window
 MAX_MATCH = 16  # tokens of the longest match in a datastore
 

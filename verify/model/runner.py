@@ -24,9 +24,9 @@ from verify.model.cpu.packing import can_pack, pack_layers, packed_layers
 from verify.model.cpu.trace import has_experts, trace
 from verify.model.delivery import Delivery, NotHandedOn
 from verify.model.gpu.devices import Crossings
-from verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for
+from verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
 from verify.model.hidden.tap import HiddenTap
-from verify.model.memory import free_bytes, keep_freed_memory
+from verify.model.memory import keep_freed_memory
 from verify.model.recurrent.mixers import is_receiver, swap_in
 from verify.model.recurrent.rows import Recurrence, StateProbe
 from verify.model.recurrent.states import ROWS
@@ -44,7 +44,6 @@ from verify.model.segment import (
 from verify.model.sizes import context_limit, weight_size
 
 MAX_STREAMS, MAX_ROWS = 16, 1024  # in one forward without a backend
-POOLED_CONTEXTS, POOLED_SHARE = 8, 0.5  # full contexts in a pool without a plan, and its largest share of the free memory
 
 # torch.compile on a GPU: auto = if the model can be compiled; on = an error if it cannot.
 Compile = Literal["auto", "on", "off"]
@@ -81,9 +80,8 @@ class ModelRunner:
             keep_latents(model)
         if pack and can_pack(model):
             pack_layers(model)
-        config = model.config.get_text_config()
         self.device = model.device
-        self.vocabulary = int(config.vocab_size)
+        self.vocabulary = int(model.config.get_text_config().vocab_size)
         self.model_tokens = context_limit(model)
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
         self._traced, self._compile = traced, compile
@@ -206,15 +204,12 @@ class ModelRunner:
         return self.context_tokens + MARGIN_POSITIONS
 
     def _pool_pages(self) -> int:
-        """Pages of the pool: as planned, else of some contexts, but of one at least."""
+        """Pages of the pool: as planned, else as it has, but a context at least, else some contexts."""
         if self.pages is not None:
             return self.pages
-        context = pages_for(self._positions)
         if self._pool is not None:
-            return max(context, len(self._pool))
-        parts = self.cache_shape.parts
-        fitting = min(int(free_bytes(part.device) * POOLED_SHARE) // part.bytes_for(self._positions) for part in parts)
-        return context * max(1, min(POOLED_CONTEXTS, fitting))
+            return max(pages_for(self._positions), len(self._pool))
+        return unplanned_pages(self.cache_shape, self._positions)
 
     @property
     def free_pages(self) -> int | None:

@@ -2,7 +2,6 @@
 
 import { Answer, TreePanel, showLegend, showStats } from "./answer.js";
 import * as api from "./api.js";
-import { Chart } from "./chart.js";
 import { find, make } from "./dom.js";
 import { show as showMetrics } from "./metrics.js";
 import { Race } from "./race.js";
@@ -67,6 +66,16 @@ function addTurn(prompt, run) {
   return answer;
 }
 
+async function showChart() {
+  try {
+    const { Chart } = await import("./chart.js");
+    chart ??= new Chart(find("chart"));
+  } catch {
+    return; // the server has gone meanwhile, which the answer says
+  }
+  if (current) chart.render(current);
+}
+
 let drawing = false;
 function showFigures() {
   if (drawing) return;
@@ -76,8 +85,7 @@ function showFigures() {
     if (!current) return; // cleared since
     showStats(find("stats"), current);
     showLegend(find("legend"), current);
-    chart ??= new Chart(find("chart")); // the element has its width only while it is shown
-    chart.render(current);
+    showChart();
   });
 }
 

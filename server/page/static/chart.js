@@ -1,4 +1,4 @@
-// The chart of a run: tokens of each step, and the rate.
+// The chart of a run: tokens of each step, and the rate. Loaded with the first answer.
 
 import uPlot from "./vendor/uplot.js";
 

@@ -18,7 +18,10 @@ from verify.model.cache.codec import encode
 from verify.model.cache.kv_cache import KVCache
 from verify.model.cache.paging import OutOfPages, Rows, page_count
 from verify.model.cache.shape import CacheShape
+from verify.model.memory import free_bytes
 from verify.model.transfer import to_device
+
+POOLED_CACHES, POOLED_SHARE = 8, 0.5  # in a pool without a plan, and its largest share of the free memory
 
 
 def pages_for(positions: int) -> int:
@@ -37,6 +40,12 @@ def check_pages(shape: CacheShape) -> None:
         raise ModelError(
             "Models with recurrent layers whose channels decay differently are served on a CPU only; set model.device to cpu."
         )
+
+
+def unplanned_pages(shape: CacheShape, positions: int) -> int:
+    """The pages of a pool without a memory plan: of some caches of `positions`, as far as they fit, but of one at least."""
+    fitting = min(int(free_bytes(part.device) * POOLED_SHARE) // part.bytes_for(positions) for part in shape.parts)
+    return pages_for(positions) * max(1, min(POOLED_CACHES, fitting))
 
 
 class PoolPart(NamedTuple):
