@@ -19,7 +19,7 @@ from bench import report
 from bench.decode import encode
 from bench.plan import PROMPTS, Plan, make_plan
 from drafters.interface import Drafter, DraftTree, Source
-from drafters.options import DrafterName, DraftOptions, PearlOptions
+from drafters.options import DrafterName, DraftOptions, FusionOptions, PearlOptions
 from drafters.pearl import PearlDrafter
 from drafters.registry import make
 from server.settings import Settings, load_settings
@@ -41,6 +41,7 @@ CASES: tuple[tuple[DrafterName, Rule], ...] = (
 NODES = 24
 CHAIN = DraftOptions(gamma=10, theta_prob=0.0, thrifty=False)  # drafts in every step, however unlikely its tokens
 WINDOW = PearlOptions(window=4)
+BEFORE = FusionOptions(draft="before")  # in every step, as CHAIN
 
 
 def judged(tree: DraftTree, tokens: Collection[int]) -> list[bool]:
@@ -74,7 +75,7 @@ def counts(drafter: Drafter, steps: Collection[Step]) -> tuple[int, int]:
 def run(settings: Settings, plan: Plan, out: Path | None) -> list[dict[str, Any]]:
     """Measures all cases; prints, and saves the figures if `out` is given."""
     runtime = load(settings)
-    resources = replace(runtime.resources, options=replace(runtime.resources.options, draft=CHAIN, pearl=WINDOW))
+    resources = replace(runtime.resources, options=replace(runtime.resources.options, draft=CHAIN, pearl=WINDOW, fusion=BEFORE))
     rows: list[dict[str, Any]] = []
     for temperature in plan.temperatures:
         for name, rule in CASES:
