@@ -112,7 +112,8 @@ def test_drafting_is_lossless(family: str, temperature: float) -> None:
     prompt = np.arange(3, 15, dtype=np.int32)
     options = DecodeOptions(SamplingParams(temperature, seed=5), 40)
     expected = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
-    resources = Resources(vocabulary=97, model=DraftRunner(runner, 97).session)
+    again = ModelRunner(build(family, NAME))  # of its own: `fusion` drafts while the target runs
+    resources = Resources(vocabulary=97, model=DraftRunner(again, 97).session)
     drafters: list[Drafter] = [Oracle(expected, 6, 4), Chaos(97), make("fusion", resources), make("draft", resources)]
     for drafter in drafters:
         drafted = decode(TreeVerifier(runner, runner.new_cache()), drafter, prompt, options)

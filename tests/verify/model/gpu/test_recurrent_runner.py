@@ -36,7 +36,7 @@ from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
 CONTEXT = 300
-FAMILIES = ["qwen3_5", "lfm2", "granite_hybrid", "falcon_h1"]
+FAMILIES = ["qwen3_5", "lfm2", "granite_hybrid"]
 
 
 class Paged(ModelRunner):
@@ -115,11 +115,10 @@ def test_a_replay_computes_other_streams() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3_5", "granite_hybrid"])
-def test_drafting_is_lossless(family: str) -> None:
-    runner, prompt = paged(family), np.arange(3, 15, dtype=np.int32)
+def test_drafting_is_lossless() -> None:
+    runner, reference, prompt = paged("granite_hybrid"), plain("granite_hybrid"), np.arange(3, 15, dtype=np.int32)
     options = DecodeOptions(SamplingParams(0.8, seed=5), 7, max_nodes=7)
-    expected = decode(TreeVerifier(plain(family), plain(family).new_cache()), NoDrafter(), prompt, options).tokens
+    expected = decode(TreeVerifier(reference, reference.new_cache()), NoDrafter(), prompt, options).tokens
     drafters: list[Drafter] = [NoDrafter(), Oracle(expected, 6, 4), make("fusion", Resources(vocabulary=97))]
     for drafter in drafters:
         assert decode(TreeVerifier(runner, runner.new_cache()), drafter, prompt, options).tokens == expected
