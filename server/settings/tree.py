@@ -1,7 +1,4 @@
-"""Every setting with its type, default, bounds and description, in one frozen tree.
-
-Knows nothing about where values come from (see `sources`) or how the settings are printed (see `reference`).
-"""
+"""Every setting with its type, default, bounds and description, in one frozen tree. `sources` says where values come from."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 import models
-from drafters.interface import MAX_NODES
 from drafters.options import (
+    MAX_NODES,
     DrafterName,
     DraftGraphOptions,
     DraftOptions,

@@ -305,8 +305,7 @@ class ModelRunner:
         if self._is_apart(segments[0]):
             return self._untraced(segments, in_order=False)
         if self.row_class is not None and self._inputs is not None:
-            missing = self.row_class.low - sum(each.rows for each in segments)
-            last = segments[-1]
+            last, missing = segments[-1], self.row_class.low - sum(each.rows for each in segments)
             segments[-1] = last._replace(batch=padded(last.batch, last.rows + missing))
         chunk = self._is_recurrent and not self._pool and any(map(is_chunk, segments))  # which these layers read otherwise
         return self._untraced(segments) if chunk or self._backend is None else self._backend(segments)
@@ -322,8 +321,8 @@ class ModelRunner:
         least = 1 if inputs is None else inputs.least_rows
         whole = all(each.logits and not each.batch.padding for each in segments)
         kept = 0 if whole else kept_rows(segments, least).to(self.device)
-        tokens, positions = tokens_of(segments).to(self.device), positions_of(segments).to(self.device)
-        logits = self._run(tokens, positions, joint, kept, recurrence_of(segments))
+        rows = tokens_of(segments).to(self.device), positions_of(segments).to(self.device)
+        logits = self._run(*rows, joint, kept, recurrence_of(segments))
         if self._tap is not None:
             keep_hidden(self._tap.states, segments)
         return logits
