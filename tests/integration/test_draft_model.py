@@ -94,6 +94,6 @@ def test_a_request_may_choose_the_rejection_rule(server: Served) -> None:
         expected = complete(server, **greedy)["choices"]
         assert complete(server, **greedy, speculation={"drafter": drafter, "rule": "rejection"})["choices"] == expected
         chosen = {"drafter": drafter, "rule": "rejection", "report": True}
-        found = complete(server, max_tokens=40, temperature=1.0, seed=4, ignore_eos=True, speculation=chosen)
-        assert found["usage"]["completion_tokens"] == 40
-        assert found["speculation"]["steps"] < 40
+        found = complete(server, max_tokens=150, temperature=1.0, seed=4, ignore_eos=True, speculation=chosen)
+        assert found["usage"]["completion_tokens"] == 150
+        assert found["speculation"]["steps"] < 150  # of fewer tokens, the tables may guess none
