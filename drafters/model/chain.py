@@ -17,10 +17,12 @@ import threading
 import time
 from collections.abc import Collection
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
-from drafters.interface import EMPTY, DraftTree, Draws, Floats, Ints, Sampling, Source, Verdict, arrange
+import numpy as np
+
+from drafters.interface import EMPTY, DraftTree, Draws, Floats, Ints, Sampling, Source, Verdict
 from drafters.model.language_model import Candidates, LanguageModel
 from drafters.model.ngram_predraft import NgramPredraft
 from drafters.options import MAX_WINDOW, PearlOptions
@@ -108,17 +110,21 @@ class ModelChain:
     def tree(self, budget: int) -> DraftTree:
         """The first tokens of the chain, at most `budget` nodes."""
         links, paths = self._links[:budget], self._paths()
-        nodes = [(link.token, row - 1, paths[row], row) for row, link in enumerate(links)]
-        for row, link in enumerate(links[: budget - len(links)]):
-            if link.second is not None:
-                token, share = link.second
-                above = paths[row - 1] if row else 1.0
-                nodes.append((token, row - 1, above * self._calibration.acceptance(1, share), -1))
-        tokens, parents, probability, _ = ([*column] for column in zip(*nodes, strict=True)) if nodes else ([], [], [], [])
-        tree, order = arrange(tokens, parents, probability, [Source.DRAFT] * len(nodes))
-        row_of = {node: row for row, node in enumerate(order)} | {-1: -1}
-        draws = {row_of[row - 1]: Draws(link.q, (row_of[row],)) for row, link in enumerate(links) if link.q is not None}
-        return replace(tree, draws=draws, continuation=self._continuation)
+        length = len(links)
+        # Depth-first: the chain, then the second choices beside its tokens from its end upwards.
+        branches = [(row, *link.second) for row, link in enumerate(links[: budget - length]) if link.second is not None][::-1]
+        above = [1.0, *paths]
+        return DraftTree(
+            np.array([link.token for link in links] + [token for _, token, _ in branches], np.int32),
+            np.array([*range(-1, length - 1), *(row - 1 for row, _, _ in branches)], np.int32),
+            np.array([*range(1, length + 1), *(row + 1 for row, _, _ in branches)], np.int32),
+            np.array(
+                paths[:length] + [above[row] * self._calibration.acceptance(1, share) for row, _, share in branches], np.float32
+            ),
+            np.full(length + len(branches), Source.DRAFT, np.uint8),
+            {row - 1: Draws(link.q, (row,)) for row, link in enumerate(links) if link.q is not None},
+            self._continuation,
+        )
 
     def observe(self, verdict: Verdict) -> None:
         """Ends background drafting and keeps what is left of the chain. Raises if drafting has failed."""

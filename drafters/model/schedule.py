@@ -3,7 +3,8 @@
 Drafts from tables are nearly free, a model's forwards are not. Drafting before a verification takes its own time. Drafting
 during it may slow it down, because both models share cores or a device, and the step waits for the model's last forward. Both
 are worth their time if the tokens that the model adds would take longer without it. Those are tracked by the number of tokens
-that the tables expect: a model adds most where these know little.
+that the tables expect: a model adds most where these know little. A model that does not pay is probed now and then, for a
+small share of the time.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 from drafters.policy import GAIN_PRIOR, CostBenefit, LevelMeans, Probe, bounded
 
 PROBE_STEPS = 4  # consecutive steps; a chain needs some to grow
-FIRST_PROBE_INTERVAL = 16  # steps
-LONGEST_PROBE_INTERVAL = 1024  # steps, if the probes have long confirmed what was known
+PROBE_SHARE = 0.01  # of the time, at most, that probes take
+LONGEST_CONTROL_INTERVAL = 1024  # steps with drafting between two without, if these have long confirmed what was known
 LATELY = 32  # steps
 MIN_GAIN = 0.02  # of a step's time; the least that drafting during a verification must save
 
@@ -26,6 +27,7 @@ class Choice:
 
     before: bool = False  # it drafts before the verification
     beside: bool = False  # it drafts during it
+    is_probe: bool = False  # in case it pays again
 
 
 class Schedule:
@@ -36,9 +38,10 @@ class Schedule:
         self._before_gains = LevelMeans(GAIN_PRIOR)
         self._beside_gains = LevelMeans(GAIN_PRIOR)  # in the next step
         self._seconds = {beside: LevelMeans() for beside in (False, True)}  # of a step without drafting before it
-        self._probe = Probe(FIRST_PROBE_INTERVAL, LONGEST_PROBE_INTERVAL)
-        self._control = Probe(longest=LONGEST_PROBE_INTERVAL)  # of steps without drafting where it pays
+        self._control = Probe(longest=LONGEST_CONTROL_INTERVAL)  # of steps without drafting where it pays
         self._probing = 0  # steps left of a probe
+        self._probe_seconds = 0.0  # that the last probe took beyond the steps' own time
+        self._allowance = 0.0  # seconds that probes may take
         self._unpaid = 0  # steps since drafting paid
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Schedule:
@@ -63,13 +66,23 @@ class Schedule:
             self._control.reset()
         if before or beside:
             self._unpaid, self._probing = 0, 0
-            self._probe.reset()
             return Choice(before, beside and not self._control.due())
         self._unpaid += 1
-        if self._probe.due():
-            self._probing = PROBE_STEPS
-        self._probing, probes = max(0, self._probing - 1), self._probing > 0
-        return Choice(probes and not has_chain, probes)
+        if not self._probing and self._allowance >= self._probe_seconds:
+            self._probing, self._probe_seconds = PROBE_STEPS, 0.0
+        if not self._probing:
+            return Choice()
+        self._probing -= 1
+        return Choice(not has_chain, True, is_probe=True)
+
+    def record_probe(self, expected: float, choice: Choice, seconds: float) -> None:
+        """Records the whole time of a step: part of it may be spent on probes, and a probe spends what it took longer."""
+        if choice.is_probe:
+            extra = max(0.0, seconds - self._seconds[False].of(expected))
+            self._probe_seconds += extra
+            self._allowance -= extra
+        elif not self._probing:
+            self._allowance = min(self._allowance + PROBE_SHARE * seconds, self._probe_seconds)
 
     def record_before(self, expected: float, tokens: int, seconds: float) -> None:
         """Records a draft before a verification: the tokens that it added, and its time."""

@@ -117,6 +117,7 @@ class UnionDrafter:
             schedule.record_tokens(tokens, seconds)
         if self._time != "auto":
             return
+        schedule.record_probe(self._expected, choice, seconds)
         if self._beside_before is not None:
             # Without this chain, the model might have drafted another one before the verification.
             saved = gain - schedule.net_of_before(self._expected) if self._had_chain else 0.0

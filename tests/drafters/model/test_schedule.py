@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 
 from drafters.model.schedule import (
-    FIRST_PROBE_INTERVAL,
     LATELY,
-    LONGEST_PROBE_INTERVAL,
+    PROBE_SHARE,
     PROBE_STEPS,
     Choice,
     Schedule,
@@ -53,14 +52,30 @@ def test_the_model_drafts_before_a_verification_that_it_slows_down() -> None:
     assert found == [Choice(before=True)] * 100
 
 
-def test_a_model_that_does_not_pay_is_probed_less_and_less() -> None:
+def test_probes_of_a_model_that_does_not_pay_take_a_hundredth_of_the_time() -> None:
     schedule = measured(before=0.010, both=0.020, gain=1.0)
     assert schedule.pays_lately
-    found = choices(schedule, 2 * LONGEST_PROBE_INTERVAL)
+    seconds, probes = 0.0, 0
+    for _ in range(10_000):
+        choice = schedule.choose(EXPECTED, False)
+        taken = 0.010 + 0.015 * choice.is_probe
+        schedule.record_probe(EXPECTED, choice, taken)
+        seconds, probes = seconds + taken, probes + choice.is_probe
+        assert choice == (Choice(True, True, True) if choice.is_probe else Choice())
     assert not schedule.pays_lately
-    probes = sum(choice.beside for choice in found)
-    assert probes == sum(choice.before for choice in found) == 7 * PROBE_STEPS  # after 16, 32, ... 1024 steps
-    assert found[FIRST_PROBE_INTERVAL - 1].beside
+    assert 0.5 * PROBE_SHARE * seconds < 0.015 * probes <= PROBE_SHARE * seconds
+    assert probes % PROBE_STEPS == 0
+
+
+def test_a_model_that_pays_saves_no_time_for_probes() -> None:
+    schedule = measured(before=0.004, both=0.011, gain=1.0)
+    for _ in range(1000):
+        schedule.record_probe(EXPECTED, schedule.choose(EXPECTED, True), 0.011)
+    for _ in range(50):
+        schedule.record_before(EXPECTED, 0, 0.010)
+        schedule.record_beside(EXPECTED, 0.0)
+    assert sum(choice.is_probe for choice in choices(schedule, PROBE_STEPS)) == PROBE_STEPS  # the first; its cost is unknown
+    assert schedule._allowance == 0.0
 
 
 def test_a_model_that_pays_again_is_used_again() -> None:

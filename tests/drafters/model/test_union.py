@@ -137,8 +137,9 @@ def test_a_model_that_does_not_pay_reads_no_prompt() -> None:
         schedule.record_tokens(1, 0.01)
         for beside in (False, True):
             schedule.record_step(expected, beside, 1.0 + beside)
-    for _ in range(LATELY):
-        schedule.choose(0.0, False)
+    for _ in range(2 * LATELY):
+        choice = schedule.choose(0.0, False)
+        schedule.record_probe(0.0, choice, 1.0 + choice.is_probe)
     forwards = 0
     for _ in range(3):
         drafter.begin(PROMPT)
