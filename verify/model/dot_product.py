@@ -1,7 +1,7 @@
 """Attention of a layer's rows to keys and values, by the fastest means that torch has for them.
 
 On CPUs that multiply bfloat16 but have no AMX, torch's attention converts to float32 first. Two products of bfloat16 take half
-the time where there is enough to multiply.
+the time where there is enough to multiply. For a single row, torch's attention takes four times as long there as for two.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ import torch
 
 # Whether products of bfloat16 are faster than torch's attention, which uses AMX itself.
 IS_FAST = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
-LEAST_WORK = 5_000_000  # multiplications of a head's scores; with fewer, torch's attention is as fast
+LEAST_ROWS = 33  # of a head; torch's attention computes 32 together
+LEAST_WORK = (
+    5_000_000  # multiplications of a head's scores; from so many on, even fewer rows take less time than in torch's attention
+)
+LEAST_KEYS = 200_000  # numbers; the keys of so many are not worth a copy, so heads are computed one by one
 BLOCK_ROWS = 512  # whose scores are in the CPU's caches together
 SAMPLED = 16  # every 16th key gives an estimate of a row's largest score
 
@@ -22,23 +26,48 @@ def dot_product_attention(
     mask: torch.Tensor | None,  # [N, L], additive; None if nothing is masked
     scaling: float,
     is_fast: bool = IS_FAST,
+    least_rows: int = LEAST_ROWS,
     least_work: int = LEAST_WORK,
+    least_keys: int = LEAST_KEYS,
+    block: int = BLOCK_ROWS,
 ) -> torch.Tensor:
     """Weighted values, [kv_heads, N, value_dim]. Scriptable."""
-    is_bfloat16 = query.dtype == torch.bfloat16 and query.device.type == "cpu"
-    if is_fast and is_bfloat16 and query.size(1) * keys.size(1) * keys.size(2) >= least_work:
-        return _by_products(query, keys, values, torch.zeros_like(query[0, :, :1]) if mask is None else mask, scaling)
+    rows, size = query.size(1), keys.size(1) * keys.size(2)
+    if is_fast and query.dtype == torch.bfloat16 and query.device.type == "cpu":
+        added = torch.zeros_like(query[0, :, :1]) if mask is None else mask
+        if rows * size >= least_work and (size >= least_keys or rows > block):
+            return _by_head(query, keys, values, added, scaling, block)
+        if rows >= least_rows:
+            return _by_products(query, keys, values, added, scaling)
+        if rows == 1:
+            query = query.expand(-1, 2, -1)
     out = torch.nn.functional.scaled_dot_product_attention(query[None], keys[None], values[None], attn_mask=mask, scale=scaling)
-    return out[0]
+    return out[0, :, :rows]
 
 
-def _by_products(
+def _by_head(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor,  # [N, L or 1]
     scaling: float,
-    block: int = BLOCK_ROWS,
+    block: int,
+) -> torch.Tensor:
+    """`_by_products` for each head and each block of rows alone."""
+    out = torch.empty(query.size(0), query.size(1), values.size(2), dtype=query.dtype)
+    for head in range(query.size(0)):
+        for start in range(0, query.size(1), block):
+            rows, masked = query[head, start : start + block], mask[start : start + block]
+            out[head, start : start + block] = _by_products(rows, keys[head], values[head], masked, scaling)
+    return out
+
+
+def _by_products(
+    query: torch.Tensor,  # [N, key_dim] of one head, or [kv_heads, N, key_dim]; keys and values likewise
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,  # [N, L or 1]
+    scaling: float,
     sampled: int = SAMPLED,
 ) -> torch.Tensor:
     """As `dot_product_attention`.
@@ -46,13 +75,14 @@ def _by_products(
     A product rounds scores to bfloat16, relative to their size. So an estimate of each row's largest score is subtracted in the
     same product: the scores that matter are then near zero, where rounding is fine.
     """
-    out = torch.empty(query.size(0), query.size(1), values.size(2), dtype=query.dtype)
-    for head in range(query.size(0)):
-        of_head = keys[head].t()
-        for start in range(0, query.size(1), block):
-            rows, masked = query[head, start : start + block], mask[start : start + block]
-            some = torch.addmm(masked[:, ::sampled], rows, of_head[:, ::sampled], alpha=scaling)
-            largest = torch.nan_to_num(some.amax(-1, keepdim=True), neginf=0.0)  # all of them may be masked
-            scores = torch.addmm(masked - largest, rows, of_head, alpha=scaling)
-            out[head, start : start + block] = scores.softmax(-1) @ values[head]
-    return out
+    some = _add_scores(mask[:, ::sampled], query, keys[..., ::sampled, :], scaling)
+    largest = torch.nan_to_num(some.amax(-1, keepdim=True), neginf=0.0)  # all of them may be masked
+    return _add_scores(mask - largest, query, keys, scaling).softmax(-1) @ values
+
+
+def _add_scores(added: torch.Tensor, query: torch.Tensor, keys: torch.Tensor, scaling: float) -> torch.Tensor:
+    """`added` plus the scaled products of queries and keys, rounded once."""
+    columns = keys.transpose(-2, -1)
+    if query.dim() == 2:
+        return torch.addmm(added, query, columns, alpha=scaling)
+    return torch.baddbmm(added, query, columns, alpha=scaling)

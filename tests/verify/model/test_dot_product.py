@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,6 +11,17 @@ from verify.model import dot_product
 from verify.model.dot_product import dot_product_attention
 
 SCALING = 0.3
+NEVER = 1 << 60
+FORMS: dict[str, dict[str, Any]] = {
+    "by head": {"is_fast": True, "least_work": 0, "least_keys": 0},
+    "together": {"is_fast": True, "least_rows": 0, "least_work": NEVER},
+    "by torch": {"is_fast": True, "least_rows": NEVER, "least_work": NEVER},
+}
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return FORMS[request.param]
 
 
 def inputs(
@@ -28,44 +41,51 @@ def error(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(("rows", "context"), [(1, 40), (7, 300), (40, 40), (600, 700)])
-def test_products_are_about_as_exact_as_attention(rows: int, context: int) -> None:
+def test_products_are_about_as_exact_as_attention(form: dict[str, Any], rows: int, context: int) -> None:
     query, keys, values, mask = inputs(rows, context)
     exact = dot_product_attention(query.double(), keys.double(), values.double(), mask.double(), SCALING)
-    found = dot_product_attention(query, keys, values, mask, SCALING, is_fast=True, least_work=0)
+    found = dot_product_attention(query, keys, values, mask, SCALING, **form)
     torch_error = error(dot_product_attention(query, keys, values, mask, SCALING, is_fast=False), exact)
     assert error(found, exact) < max(4 * torch_error, 0.008)
 
 
-def test_large_scores_lose_no_precision() -> None:
+def test_large_scores_lose_no_precision(form: dict[str, Any]) -> None:
     query, keys, values, mask = inputs(8, 200)
     keys = keys + 8  # adds about the same to all scores of a row, which changes no weight
     exact = dot_product_attention(query.double(), keys.double(), values.double(), mask.double(), SCALING)
-    found = dot_product_attention(query, keys, values, mask, SCALING, is_fast=True, least_work=0)
+    found = dot_product_attention(query, keys, values, mask, SCALING, **form)
     rounded = ((SCALING * query @ keys.transpose(1, 2)) + mask).softmax(-1) @ values
     assert error(found, exact) < 0.3 * error(rounded, exact)
 
 
-def test_windows_without_a_sampled_key() -> None:
+def test_windows_without_a_sampled_key(form: dict[str, Any]) -> None:
     query, keys, values, mask = inputs(5, 64)
     mask = mask.masked_fill(torch.ones(5, 64, dtype=torch.bool).tril(64 - 5 - 6), -torch.inf)  # the last 6 keys of each row
     assert torch.isinf(mask[:, :: dot_product.SAMPLED]).all(1).any()
     exact = dot_product_attention(query.double(), keys.double(), values.double(), mask.double(), SCALING)
-    found = dot_product_attention(query, keys, values, mask, SCALING, is_fast=True, least_work=0)
+    found = dot_product_attention(query, keys, values, mask, SCALING, **form)
     assert error(found, exact) < 0.02
 
 
-def test_without_a_mask() -> None:
+def test_without_a_mask(form: dict[str, Any]) -> None:
     query, keys, values, _ = inputs(4, 100)
     exact = dot_product_attention(query.double(), keys.double(), values.double(), None, SCALING)
-    found = dot_product_attention(query, keys, values, None, SCALING, is_fast=True, least_work=0)
+    found = dot_product_attention(query, keys, values, None, SCALING, **form)
     assert error(found, exact) < 0.02
 
 
-def test_a_script_gives_the_same_bits() -> None:
+def test_a_script_gives_the_same_bits(form: dict[str, Any]) -> None:
     script = torch.jit.script(dot_product_attention)
     query, keys, values, mask = inputs(9, 130)
     for each in (mask, None):
         assert torch.equal(
-            script(query, keys, values, each, SCALING, True, 0),
-            dot_product_attention(query, keys, values, each, SCALING, is_fast=True, least_work=0),
+            script(query, keys, values, each, SCALING, **form),
+            dot_product_attention(query, keys, values, each, SCALING, **form),
         )
+
+
+def test_a_row_alone_is_computed_with_a_copy_of_itself() -> None:
+    query, keys, values, mask = inputs(2, 90)
+    alone = dot_product_attention(query[:, :1], keys, values, mask[:1], SCALING, is_fast=True)
+    twice = dot_product_attention(query[:, :1].repeat(1, 2, 1), keys, values, mask[:1].repeat(2, 1), SCALING, is_fast=False)
+    assert torch.equal(alone, twice[:, :1])
