@@ -19,14 +19,16 @@ from drafters.policy import Probe, ema
 from verify.budget import Selection, share
 from verify.generation import Drafted, Generation, Plan, Step
 from verify.model.segment import Segment
+from verify.pace import Pace
 from verify.verifier import PREFILL_CHUNK_TOKENS
 
 T = TypeVar("T")
 MIN_CHUNK_TOKENS = 16  # of a prompt that is read beside steps
 UNMEASURED_CHUNK_TOKENS = 64  # without a cost curve
 OVERLAP_PROBE_INTERVAL = 64  # rounds
-READING_FACTOR = 2.0  # by default, a round that also reads a prompt takes at most this multiple of its steps' time
-STEPS_SHARE = 0.4  # of the time of such a round; what a prompt then waits is bounded by 1 / (1 - STEPS_SHARE)
+STEPS_SHARE = (
+    0.4  # of the time of a round that also reads a prompt; what a prompt then waits is bounded by 1 / (1 - STEPS_SHARE)
+)
 
 Together = Callable[[Sequence[Callable[[], None]]], None]  # runs the drafting of several requests
 
@@ -96,24 +98,26 @@ class Round:
     def __init__(
         self,
         generations: Sequence[Generation],
-        max_seconds: float | None = None,
+        pace: Pace | None = None,
         keeps: bool = False,
         together: Together = in_turns,
     ) -> None:
-        """Prompts are read in the order of the requests.
+        """Prompts are read in the order of the requests, beside steps as much as `pace` allows.
 
-        `max_seconds` bounds the time of a round that reads prompts beside steps; None = READING_FACTOR times that of its steps.
         With `keeps`, another round may start before `end`. Raises torch.AcceleratorError.
         """
         started = time.perf_counter()
+        self._pace, self._keeps = pace or Pace(), keeps
         self._members = [Member(generation) for generation in generations]
         readers = [member for member in self._members if member.generation.verifier.unread]
         steps = [member for member in self._members if not member.generation.verifier.unread]
         together([member.draft for member in steps])
         share_seconds(steps, time.perf_counter() - started)
-        left = plan_round([member for member in steps if member.drafted is not None], readers, max_seconds)
+        left, self._predicted = plan_round([member for member in steps if member.drafted is not None], readers, self._pace)
         for member in readers:
             left -= member.read(left)
+        if left:
+            self._predicted = 0.0
         self._computed = [member for member in self._members if member.segment is not None]
         self._started = time.perf_counter()
         self._logits = compute(self._computed, keeps)
@@ -132,7 +136,17 @@ class Round:
                 if member.plan is not None and not self.device_seconds:  # reading a prompt does not wait for the device
                     self.device_seconds = time.perf_counter() - self._started
         self.host_seconds += time.perf_counter() - self._started - self.device_seconds
+        if not self._keeps and self._logits is not None:
+            self._record(self.host_seconds + self.device_seconds)
         return [member.outcome for member in self._members]
+
+    def _record(self, seconds: float) -> None:
+        """Records the time of the round that no other one overlapped."""
+        steps = sum(member.plan is not None for member in self._computed)
+        if steps == len(self._computed):
+            self._pace.record(steps, seconds)
+        elif self._predicted:
+            self._pace.record_reading(self._predicted, seconds)
 
 
 class Overlap:
@@ -156,29 +170,34 @@ class Overlap:
         return self._host_seconds > self._device_seconds and not self._probe.due()
 
 
-def run_round(generations: Sequence[Generation], max_seconds: float | None = None) -> list[Outcome]:
+def run_round(generations: Sequence[Generation], pace: Pace | None = None) -> list[Outcome]:
     """Runs a round from its start to its end. Raises torch.AcceleratorError."""
-    return Round(generations, max_seconds).end()
+    return Round(generations, pace).end()
 
 
-def plan_round(steps: Sequence[Member], readers: Sequence[Member], max_seconds: float | None) -> int:
-    """Selects the nodes of all steps; returns how many tokens of the readers' prompts the round reads."""
+def plan_round(steps: Sequence[Member], readers: Sequence[Member], pace: Pace) -> tuple[int, float]:
+    """Selects the nodes of all steps.
+
+    Returns how many tokens of the readers' prompts the round reads, and the seconds that it takes with them; 0 = unknown.
+    """
     offers = [member.generation.offer(member.drafted) for member in steps if member.drafted]
-    selections, tokens = share(offers), 0
+    selections, tokens, seconds = share(offers), 0, 0.0
     curve = next((member.generation.curve for member in steps if member.generation.curve), None)
     if readers and (not steps or curve is None):
         tokens = UNMEASURED_CHUNK_TOKENS if steps else PREFILL_CHUNK_TOKENS
     elif readers and curve is not None:
         costs = curve.of_rows(sum(offer.context for offer in offers) // len(steps), len(steps), count(selections))
-        limit = READING_FACTOR * float(costs[-1]) if max_seconds is None else max_seconds
+        limit = pace.limit(len(steps), float(costs[-1]))
         most = int(np.searchsorted(costs, STEPS_SHARE * limit, "right"))
         selections = share(offers, max(0, most - len(steps)))
         rows = count(selections)
         read = curve.of_rows(readers[0].generation.read_tokens, 1, rows + PREFILL_CHUNK_TOKENS)[rows - 1 :]
-        tokens = max(MIN_CHUNK_TOKENS, int(np.searchsorted(read[1:] - read[0], limit - costs[rows - 1], "right")))
+        read = read - read[0] + costs[rows - 1]
+        tokens = max(MIN_CHUNK_TOKENS, int(np.searchsorted(read[1:], limit, "right")))
+        seconds = float(read[tokens])
     for member, selection in zip(steps, selections, strict=True):
         member.attempt(partial(member.select, selection))
-    return tokens
+    return tokens, seconds
 
 
 def count(selections: Sequence[Selection]) -> int:

@@ -6,6 +6,7 @@ which it is read.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ from verify.cost import CostCurve, measure
 from verify.decode import step
 from verify.generation import DecodeOptions, Generation
 from verify.model.runner import ModelRunner
+from verify.pace import Pace
 from verify.round import run_round
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
@@ -60,6 +62,7 @@ def run_streams(
     runner = make_runner(shape, settings)
     nodes = settings.speculation.max_nodes
     max_nodes, curve = (MAX_NODES, measure(runner)) if nodes == "auto" else (nodes, None)
+    gc.freeze()  # as the worker does: collections would delay rounds
 
     def start(line: Line) -> Generation:
         options = DecodeOptions(SamplingParams(temperature=0), len(line.answer), max_nodes=max_nodes, curve=curve)
@@ -148,19 +151,21 @@ def rates(found: dict[str, list[float]]) -> list[dict[str, Any]]:
 def prompt_beside_streams(runner: ModelRunner, streams: Sequence[Generation], curve: CostCurve | None) -> dict[str, float]:
     """What a long prompt costs the streams beside which it is read: their longest gap, and the time to its own first token."""
 
+    pace = Pace()
+
     def until_first_token(others: Sequence[Generation]) -> list[float]:
         options = DecodeOptions(SamplingParams(temperature=0), 2, max_nodes=0, curve=curve)
         text = np.random.default_rng(1).integers(0, runner.vocabulary, PROMPT_TOKENS).astype(np.int32)
         newcomer, seconds = Generation(TreeVerifier(runner, runner.new_cache()), NoDrafter(), text, options), []
         while newcomer.remaining == 2:
-            seconds.append(timed_round([*others, newcomer]))
+            seconds.append(timed_round([*others, newcomer], pace))
         newcomer.close()
         return seconds
 
     while any(stream.verifier.unread for stream in streams):
         run_round(streams)
     alone = until_first_token([])
-    plain = [timed_round(streams) for _ in range(PLAIN_ROUNDS)]
+    plain = [timed_round(streams, pace) for _ in range(PLAIN_ROUNDS)]
     beside = until_first_token(streams)
     for stream in streams:
         stream.close()
@@ -173,10 +178,10 @@ def prompt_beside_streams(runner: ModelRunner, streams: Sequence[Generation], cu
     }
 
 
-def timed_round(generations: Sequence[Generation]) -> float:
+def timed_round(generations: Sequence[Generation], pace: Pace) -> float:
     """The seconds of one round."""
     started = time.perf_counter()
-    for outcome in run_round(generations):
+    for outcome in run_round(generations, pace):
         if isinstance(outcome, Exception):
             raise outcome
     return time.perf_counter() - started

@@ -27,6 +27,7 @@ from verify.generation import PromptError, Step
 from verify.model.cache.kv_cache import KVCache
 from verify.model.cache.paging import OutOfPages
 from verify.model.runner import ModelRunner
+from verify.pace import Pace
 from verify.round import Overlap, Round
 from verify.verifier import PREFILL_CHUNK_TOKENS
 
@@ -58,6 +59,8 @@ class Worker:
         self._active: list[Job] = []
         self._running: tuple[list[Job], Round] | None = None  # a round whose forward has started, and its jobs
         self._overlap = Overlap()
+        gap_ms = settings.scheduling.max_gap_ms
+        self._pace = Pace(None if gap_ms is None else gap_ms / 1e3)
         self._paused: dict[str, Request | Job] = {}  # by request id
         self._last_sent_at = 0.0  # time.monotonic()
 
@@ -157,8 +160,7 @@ class Worker:
         return self._runtime.runner.device.type != "cpu" and len(self._active) > 1 and self._overlap.pays()
 
     def _started(self, jobs: list[Job], keeps: bool = False) -> Round:
-        gap = self._settings.scheduling.max_gap_ms
-        return Round([job.generation for job in jobs], None if gap is None else gap / 1e3, keeps, self._runtime.together)
+        return Round([job.generation for job in jobs], self._pace, keeps, self._runtime.together)
 
     def _end_round(self, jobs: list[Job], started: Round) -> None:
         """Ends a round. Jobs whose prompt had to wait come first in the next one."""

@@ -28,6 +28,7 @@ from verify.model.cache.kv_cache import KVCache
 from verify.model.loading import LoadOptions, load_weights
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
+from verify.pace import Pace
 from verify.round import MIN_CHUNK_TOKENS, OVERLAP_PROBE_INTERVAL, STEPS_SHARE, Member, Overlap, Round, plan_round, run_round
 from verify.sampling_params import ReasoningLimit, SamplingParams
 from verify.verifier import PREFILL_CHUNK_TOKENS, TreeVerifier
@@ -106,7 +107,7 @@ def test_a_prompt_is_read_in_chunks_beside_steps_that_the_time_allows(runner: Mo
     # The prompt's rows cost 0.02 each, so as many as double the time of the step, 1.0, are read beside it.
     assert sizes[:-1] == [50] * (len(sizes) - 1)
     before = second.verifier.unread
-    run_round([stepping, second], max_seconds=1.0)
+    run_round([stepping, second], Pace(1.0))
     assert before - second.verifier.unread == MIN_CHUNK_TOKENS
     alone, short = generation(PREFILL_CHUNK_TOKENS + 9), generation(6)
     run_round([alone, short])
@@ -125,17 +126,19 @@ def test_drafts_leave_a_part_of_the_time_to_a_prompt(tiny_runner: ModelRunner) -
     tree = chain(np.ones(60, np.int32), np.full(60, 0.99, np.float32), Source.LOOKUP)
     step.drafted = Drafted(tree, 60, 0.0)
 
-    def nodes_and_tokens(*readers: Member, max_seconds: float | None = None) -> tuple[int, int]:
-        tokens = plan_round([step], readers, max_seconds)
+    def nodes_and_tokens(*readers: Member, pace: Pace | None = None) -> tuple[int, int]:
+        tokens, seconds = plan_round([step], readers, pace or Pace())
         assert step.plan is not None
-        return len(step.plan.tree), tokens
+        nodes = len(step.plan.tree)
+        assert seconds == (pytest.approx(1.0 + 0.02 * (nodes + tokens)) if readers else 0.0)
+        return nodes, tokens
 
     assert nodes_and_tokens() == (60, 0)
     # Alone, the step takes 2.2; beside a prompt the round takes 4.4, and the step at most 0.4 of that.
     nodes, tokens = nodes_and_tokens(reader)
     assert 1.0 + 0.02 * nodes == pytest.approx(STEPS_SHARE * 4.4, abs=0.03)
     assert 1.0 + 0.02 * (nodes + tokens) == pytest.approx(4.4, abs=0.03)
-    assert nodes_and_tokens(reader, max_seconds=1.5) == (0, 25)
+    assert nodes_and_tokens(reader, pace=Pace(1.5)) == (0, 25)
 
 
 def test_an_error_ends_one_request(tiny_runner: ModelRunner) -> None:
@@ -226,3 +229,22 @@ def test_ten_thousand_rounds_of_joining_and_leaving_keep_the_memory_and_starve_n
                 caches.append(cache)
         memory.append(int(Path("/proc/self/statm").read_text().split()[1]))
     assert statistics.median(memory[-1000:]) < 1.02 * statistics.median(memory[2000:3000])
+
+
+def test_rounds_are_measured(tiny_runner: ModelRunner) -> None:
+    """Those without a prompt, and those that read one beside steps, unless another round overlaps them."""
+
+    def generation(prompt: int) -> Generation:
+        options = DecodeOptions(SamplingParams(temperature=0), 40, curve=CURVE)
+        verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
+        return Generation(verifier, NoDrafter(), np.ones(prompt, np.int32), options)
+
+    pace, step, reader = Pace(), generation(1), generation(60)
+    Round([step], pace, keeps=True).end()
+    assert pace.limit(1, 1.0) == 2.0
+    Round([step], pace).end()
+    limit = pace.limit(1, 1.0)
+    assert limit < 1.0
+    while reader.verifier.unread > MIN_CHUNK_TOKENS:
+        Round([step, reader], pace).end()
+    assert pace.limit(1, 1.0) > limit  # such rounds took less time than the curve says
