@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from drafters.policy import bounded, ema
 
-READING_FACTOR = 2.0  # by default, such a round takes at most this multiple of a round without a prompt
+READING_FACTOR = 2.0  # by default, such a round takes at most this multiple of its steps' time
 
 
 class Pace:
-    """The times of the rounds of one worker."""
+    """Limits such rounds by predicted times, which it corrects by what rounds have taken."""
 
     def __init__(self, max_seconds: float | None = None) -> None:
-        """`max_seconds` bounds rounds that read prompts; None = READING_FACTOR times a round without a prompt."""
+        """`max_seconds` bounds rounds that read prompts; None = READING_FACTOR times the time of their steps."""
         self._max_seconds = max_seconds
-        self._seconds: dict[int, float] = {}  # of a round without a prompt (EMA), by number of steps
-        self._error = 1.0  # measured over predicted time of rounds that read prompts (EMA)
+        self._errors = {reads: 1.0 for reads in (False, True)}  # measured over predicted time (EMA)
 
-    def limit(self, steps: int, predicted: float) -> float:
-        """The predicted time that a round may have; `predicted` is that of its steps, and counts until some were measured."""
-        seconds = self._max_seconds or READING_FACTOR * self._seconds.get(steps, predicted * self._error)
-        return seconds / self._error
+    def limit(self, predicted: float) -> float:
+        """The predicted time that a round may have that reads a prompt; `predicted` is that of its steps without one."""
+        seconds = self._max_seconds or READING_FACTOR * predicted * self._errors[False]
+        return seconds / self._errors[True]
 
-    def record(self, steps: int, seconds: float) -> None:
-        """Records a round without a prompt."""
-        mean = self._seconds.get(steps, 0.0)
-        self._seconds[steps] = ema(mean, bounded(mean, seconds))
-
-    def record_reading(self, predicted: float, seconds: float) -> None:
-        """Records a round that read a part of a prompt beside steps."""
-        self._error = ema(self._error, bounded(self._error, seconds / predicted))
+    def record(self, reads: bool, predicted: float, seconds: float) -> None:
+        """Records a round, and whether it read a prompt beside steps."""
+        error = self._errors[reads]
+        self._errors[reads] = ema(error, bounded(error, seconds / predicted))

@@ -116,6 +116,7 @@ class Round:
         left, self._predicted = plan_round([member for member in steps if member.drafted is not None], readers, self._pace)
         for member in readers:
             left -= member.read(left)
+        self._reads = bool(readers)
         if left:
             self._predicted = 0.0
         self._computed = [member for member in self._members if member.segment is not None]
@@ -136,17 +137,9 @@ class Round:
                 if member.plan is not None and not self.device_seconds:  # reading a prompt does not wait for the device
                     self.device_seconds = time.perf_counter() - self._started
         self.host_seconds += time.perf_counter() - self._started - self.device_seconds
-        if not self._keeps and self._logits is not None:
-            self._record(self.host_seconds + self.device_seconds)
+        if self._predicted and not self._keeps and self._logits is not None:
+            self._pace.record(self._reads, self._predicted, self.host_seconds + self.device_seconds)
         return [member.outcome for member in self._members]
-
-    def _record(self, seconds: float) -> None:
-        """Records the time of the round that no other one overlapped."""
-        steps = sum(member.plan is not None for member in self._computed)
-        if steps == len(self._computed):
-            self._pace.record(steps, seconds)
-        elif self._predicted:
-            self._pace.record_reading(self._predicted, seconds)
 
 
 class Overlap:
@@ -178,26 +171,28 @@ def run_round(generations: Sequence[Generation], pace: Pace | None = None) -> li
 def plan_round(steps: Sequence[Member], readers: Sequence[Member], pace: Pace) -> tuple[int, float]:
     """Selects the nodes of all steps.
 
-    Returns how many tokens of the readers' prompts the round reads, and the seconds that it takes with them; 0 = unknown.
+    Returns how many tokens of the readers' prompts the round reads, and how many seconds it takes; 0 = unknown.
     """
+    if not steps:
+        return PREFILL_CHUNK_TOKENS, 0.0
     offers = [member.generation.offer(member.drafted) for member in steps if member.drafted]
-    selections, tokens, seconds = share(offers), 0, 0.0
+    selections, tokens, seconds = share(offers), UNMEASURED_CHUNK_TOKENS, 0.0
     curve = next((member.generation.curve for member in steps if member.generation.curve), None)
-    if readers and (not steps or curve is None):
-        tokens = UNMEASURED_CHUNK_TOKENS if steps else PREFILL_CHUNK_TOKENS
-    elif readers and curve is not None:
+    if curve is not None:
         costs = curve.of_rows(sum(offer.context for offer in offers) // len(steps), len(steps), count(selections))
-        limit = pace.limit(len(steps), float(costs[-1]))
-        most = int(np.searchsorted(costs, STEPS_SHARE * limit, "right"))
-        selections = share(offers, max(0, most - len(steps)))
-        rows = count(selections)
-        read = curve.of_rows(readers[0].generation.read_tokens, 1, rows + PREFILL_CHUNK_TOKENS)[rows - 1 :]
-        read = read - read[0] + costs[rows - 1]
-        tokens = max(MIN_CHUNK_TOKENS, int(np.searchsorted(read[1:], limit, "right")))
-        seconds = float(read[tokens])
+        seconds = float(costs[-1])
+        if readers:
+            limit = pace.limit(seconds)
+            most = int(np.searchsorted(costs, STEPS_SHARE * limit, "right"))
+            selections = share(offers, max(0, most - len(steps)))
+            rows = count(selections)
+            read = curve.of_rows(readers[0].generation.read_tokens, 1, rows + PREFILL_CHUNK_TOKENS)[rows - 1 :]
+            read = read - read[0] + costs[rows - 1]
+            tokens = max(MIN_CHUNK_TOKENS, int(np.searchsorted(read[1:], limit, "right")))
+            seconds = float(read[tokens])
     for member, selection in zip(steps, selections, strict=True):
         member.attempt(partial(member.select, selection))
-    return tokens, seconds
+    return tokens if readers else 0, seconds
 
 
 def count(selections: Sequence[Selection]) -> int:

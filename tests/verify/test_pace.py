@@ -7,34 +7,28 @@ import pytest
 from verify.pace import READING_FACTOR, Pace
 
 
-def test_rounds_with_a_prompt_may_take_a_multiple_of_those_without() -> None:
-    pace = Pace()
-    assert pace.limit(3, predicted=0.030) == pytest.approx(READING_FACTOR * 0.030)  # nothing has been measured
-    for _ in range(30):
-        pace.record(3, 0.020)
-        pace.record(1, 0.010)
-    assert pace.limit(3, predicted=0.030) == pytest.approx(READING_FACTOR * 0.020)
-    assert pace.limit(1, predicted=0.030) == pytest.approx(READING_FACTOR * 0.010)
-    assert pace.limit(2, predicted=0.030) == pytest.approx(READING_FACTOR * 0.030)
+def test_a_round_with_a_prompt_may_take_a_multiple_of_its_steps() -> None:
+    assert Pace().limit(0.030) == pytest.approx(READING_FACTOR * 0.030)
+    assert Pace(max_seconds=0.050).limit(0.030) == 0.050
 
 
 def test_predictions_are_corrected() -> None:
-    """Rounds that take longer than predicted get less to read."""
-    pace = Pace(max_seconds=0.060)
-    assert pace.limit(3, predicted=0.030) == pytest.approx(0.060)
-    for _ in range(100):
-        pace.record_reading(0.060, 0.090)
-    assert pace.limit(3, predicted=0.030) == pytest.approx(0.040, rel=1e-3)
-    unmeasured = Pace()
-    for _ in range(100):
-        unmeasured.record_reading(0.060, 0.090)
-    assert unmeasured.limit(3, predicted=0.030) == pytest.approx(READING_FACTOR * 0.030)
+    """Rounds that take longer than predicted get less to read, unless their steps take longer, too."""
+    pace, fixed = Pace(), Pace(max_seconds=0.060)
+    for each in (pace, fixed):
+        for _ in range(100):
+            each.record(True, 0.060, 0.090)
+    assert pace.limit(0.030) == pytest.approx(0.040, rel=1e-3)
+    assert fixed.limit(0.030) == pytest.approx(0.040, rel=1e-3)
+    for each in (pace, fixed):
+        for _ in range(100):
+            each.record(False, 0.030, 0.045)
+    assert pace.limit(0.030) == pytest.approx(0.060, rel=1e-3)
+    assert fixed.limit(0.030) == pytest.approx(0.040, rel=1e-3)
 
 
 def test_a_round_that_something_else_delayed_counts_little() -> None:
     pace = Pace()
-    for _ in range(30):
-        pace.record(1, 0.010)
-    pace.record(1, 10.0)
-    pace.record_reading(0.020, 10.0)
-    assert pace.limit(1, predicted=0.010) < READING_FACTOR * 0.013
+    for reads in (False, True):
+        pace.record(reads, 0.020, 10.0)
+        assert READING_FACTOR * 0.030 / 1.2 <= pace.limit(0.030) <= READING_FACTOR * 0.030 * 1.2
