@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from server.settings.tree import DEFAULT_MAX_ACTIVE
 from verify.errors import ModelError
@@ -110,17 +110,24 @@ def plan_memory(figures: MemoryFigures, wishes: MemoryWishes) -> MemoryPlan:
     context, required = wishes.context_tokens or figures.model_tokens, wishes.full_slots(figures.is_lazy)
     fitting = figures.budget_bytes // figures.cache_bytes(context)
     if fitting >= required:
-        slots = wishes.slots or min(fitting, wishes.caches)
-        caches = figures.sharing(wishes.caches, required, context)
-        served = caches or slots
+        plan = plan_caches(figures, wishes, min(fitting, wishes.caches), context)
+        served = plan.caches or plan.slots
         note = None if wishes.slots or served >= wishes.caches - wishes.sessions else fewer(figures, served, context)
-        return MemoryPlan(slots, context, note, caches, figures.pages(wishes.slots or caches, max(slots, caches), context))
+        return replace(plan, note=note)
     shortened = figures.longest_context(required) // ROUNDED_TOKENS * ROUNDED_TOKENS
     if wishes.context_tokens is not None or shortened < min(MIN_CONTEXT_TOKENS, figures.model_tokens):
         raise ModelError(refusal(figures, wishes))
-    slots, note = wishes.slots or required, shorter(figures, required, shortened)
-    caches = figures.sharing(wishes.caches, required, shortened)
-    return MemoryPlan(slots, shortened, note, caches, figures.pages(wishes.slots or caches, max(slots, caches), shortened))
+    return replace(plan_caches(figures, wishes, required, shortened), note=shorter(figures, required, shortened))
+
+
+def plan_caches(figures: MemoryFigures, wishes: MemoryWishes, slots: int, context: int) -> MemoryPlan:
+    """The plan for KV caches of `context` tokens, of which `slots` fit, unless the settings say how many."""
+    caches = figures.sharing(wishes.caches, wishes.full_slots(figures.is_lazy), context)
+    slots = wishes.slots or slots
+    pages = figures.pages(wishes.slots or caches, max(slots, caches), context)
+    if pages is not None and wishes.slots is None:  # the states of caches that share the pages take room, too
+        slots = min(slots, pages // page_count(context + MARGIN_POSITIONS, PAGE_TOKENS))
+    return MemoryPlan(slots, context, caches=caches, pages=pages)
 
 
 def plan_devices(devices: Sequence[MemoryFigures], wishes: MemoryWishes) -> MemoryPlan:
