@@ -78,7 +78,9 @@ class UnionDrafter:
         return tree
 
     def observe(self, verdict: Verdict) -> None:
-        gain = max(0, len(verdict.rows) - len(self._table_tree.follow(verdict.tokens[:-1])))
+        gain = 0
+        if self._had_chain or self._choice.before:
+            gain = max(0, len(verdict.rows) - len(self._table_tree.follow(verdict.tokens[:-1])))
         self._tables.observe(verdict)
         if self._choice.before or self._choice.beside or len(self._chain):
             self._chain.observe(verdict)
