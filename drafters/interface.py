@@ -91,7 +91,7 @@ class DraftTree:
 
     def likeliest(self, tokens: Collection[int], least: float = 0.0) -> list[int]:
         """The tokens of the likeliest path below the end of `tokens`, of nodes of at least the probability `least`."""
-        rows = self.follow(np.array(list(tokens), np.int32))
+        rows = self.follow(np.array(list(tokens), np.int32)) if len(self) else NOTHING
         if len(rows) < len(tokens):
             return []
         first = row = int(rows[-1]) + 1 if len(rows) else 0

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Collection
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -111,6 +111,8 @@ class ModelChain:
         """The first tokens of the chain, at most `budget` nodes."""
         links, paths = self._links[:budget], self._paths()
         length = len(links)
+        if not length:
+            return replace(EMPTY, continuation=self._continuation)
         # Depth-first: the chain, then the second choices beside its tokens from its end upwards.
         branches = [(row, *link.second) for row, link in enumerate(links[: budget - length]) if link.second is not None][::-1]
         above = [1.0, *paths]
