@@ -11,10 +11,9 @@ import torch
 # Whether products of bfloat16 are faster than torch's attention, which uses AMX itself.
 IS_FAST = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
 LEAST_ROWS = 33  # of a head; torch's attention computes 32 together
-LEAST_WORK = (
-    5_000_000  # multiplications of a head's scores; from so many on, even fewer rows take less time than in torch's attention
-)
+LEAST_WORK = 5_000_000  # multiplications of a head's scores, from which fewer rows are worth it, too
 LEAST_KEYS = 200_000  # numbers; the keys of so many are not worth a copy, so heads are computed one by one
+MOST_SCORES = 2_000_000  # of all heads that are computed together
 BLOCK_ROWS = 512  # whose scores are in the CPU's caches together
 SAMPLED = 16  # every 16th key gives an estimate of a row's largest score
 
@@ -29,14 +28,14 @@ def dot_product_attention(
     least_rows: int = LEAST_ROWS,
     least_work: int = LEAST_WORK,
     least_keys: int = LEAST_KEYS,
-    block: int = BLOCK_ROWS,
+    most_scores: int = MOST_SCORES,
 ) -> torch.Tensor:
     """Weighted values, [kv_heads, N, value_dim]. Scriptable."""
     rows, size = query.size(1), keys.size(1) * keys.size(2)
     if is_fast and query.dtype == torch.bfloat16 and query.device.type == "cpu":
         added = torch.zeros_like(query[0, :, :1]) if mask is None else mask
-        if rows * size >= least_work and (size >= least_keys or rows > block):
-            return _by_head(query, keys, values, added, scaling, block)
+        if rows * size >= least_work and (size >= least_keys or query.size(0) * rows * keys.size(1) > most_scores):
+            return _by_head(query, keys, values, added, scaling)
         if rows >= least_rows:
             return _by_products(query, keys, values, added, scaling)
         if rows == 1:
@@ -51,7 +50,7 @@ def _by_head(
     values: torch.Tensor,
     mask: torch.Tensor,  # [N, L or 1]
     scaling: float,
-    block: int,
+    block: int = BLOCK_ROWS,
 ) -> torch.Tensor:
     """`_by_products` for each head and each block of rows alone."""
     out = torch.empty(query.size(0), query.size(1), values.size(2), dtype=query.dtype)
