@@ -117,7 +117,7 @@ class Round:
         for member in readers:
             left -= member.read(left)
         self._reads = bool(readers)
-        if left:
+        if left:  # the prompts had fewer tokens, so the round takes less time than predicted
             self._predicted = 0.0
         self._computed = [member for member in self._members if member.segment is not None]
         self._started = time.perf_counter()
