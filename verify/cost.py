@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from drafters.interface import MAX_NODES, Source, chain
+from verify.findings import save_finding
 from verify.model.batch import ForwardBatch
 from verify.model.cache.kv_cache import KVCache
 from verify.model.runner import ModelRunner
@@ -160,13 +161,7 @@ def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:
     except (OSError, ValueError) as error:
         log.warning("%s is not a cost curve (%s), so the cost of a step is measured again", path, error)
     curve = measure(runner)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps(asdict(curve)))
-        partial.replace(path)
-    except OSError:
-        pass  # the next start measures again
+    save_finding(asdict(curve), path)
     return curve
 
 

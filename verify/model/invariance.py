@@ -9,18 +9,18 @@ a time, which must give the same bits.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from verify.errors import ModelError
+from verify.findings import save_finding
 from verify.model.batch import ForwardBatch
 from verify.model.cache.kv_cache import KVCache
 from verify.model.cpu.ordered_attention import UnorderedError
@@ -73,7 +73,7 @@ def start(runner: ModelRunner, context_tokens: int, invariant: Invariant, file: 
     found = _saved(file)
     if found is None:
         found = find(runner, context_tokens)
-        save_finding(found, VERSION, file)
+        save_finding({"version": VERSION, **asdict(found)}, file)
     if invariant == "on" and found.rows is None:
         raise ModelError("On this machine, this model's logits depend on the draft's size; set model.invariant to auto.")
     chosen = found.rows if invariant == "on" or found.cost <= MAX_COST else None
@@ -240,16 +240,3 @@ def _saved(file: Path | None) -> Finding | None:
         return Finding(rows, float(saved["cost"]))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-
-
-def save_finding(found: Any, version: int, file: Path | None) -> None:
-    """Saves a dataclass with its version, if there is a file; a file that cannot be written is left out."""
-    if file is None:
-        return
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps({"version": version, **asdict(found)}))
-        partial.replace(file)
-    except OSError:
-        pass  # the next start looks again

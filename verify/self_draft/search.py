@@ -13,7 +13,7 @@ import logging
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -23,9 +23,9 @@ from transformers import PreTrainedTokenizerBase
 from verify.cost import machine_key, timed_forward
 from verify.draft_model.runner import short_cache
 from verify.errors import ModelError
+from verify.findings import save_finding
 from verify.model.batch import ForwardBatch
 from verify.model.cache.kv_cache import KVCache
-from verify.model.invariance import save_finding
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
 from verify.self_draft.layers import LayerSkipper
@@ -212,7 +212,7 @@ def load_or_search(target: ModelRunner, tokenizer: PreTrainedTokenizerBase, fold
     found = None if file is None else _saved(file)
     if found is None:
         found = search(Measurement(target, [cast("list[int]", tokenizer.encode(prompt)) for prompt in PROMPTS]))
-        save_finding(found, VERSION, file)
+        save_finding({"version": VERSION, **asdict(found)}, file)
     return found
 
 
