@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from drafters.policy import bounded, ema
 
-READING_FACTOR = 2.0  # by default, such a round takes at most this multiple of its steps' time
+READING_FACTOR = 2.0  # default limit of a round that reads a prompt, as a multiple of the time of its steps
 
 
 class Pace:
-    """Limits such rounds by predicted times, which it corrects by what rounds have taken."""
+    """The time limit of rounds that read prompts. Predicted times are corrected by the times that rounds have taken."""
 
     def __init__(self, max_seconds: float | None = None) -> None:
         """`max_seconds` bounds rounds that read prompts; None = READING_FACTOR times the time of their steps."""

@@ -26,9 +26,8 @@ T = TypeVar("T")
 MIN_CHUNK_TOKENS = 16  # of a prompt that is read beside steps
 UNMEASURED_CHUNK_TOKENS = 64  # without a cost curve
 OVERLAP_PROBE_INTERVAL = 64  # rounds
-STEPS_SHARE = (
-    0.4  # of the time of a round that also reads a prompt; what a prompt then waits is bounded by 1 / (1 - STEPS_SHARE)
-)
+# Of the time of a round that also reads a prompt; the prompt takes at most 1 / (1 - STEPS_SHARE) times as long for it.
+STEPS_SHARE = 0.4
 
 Together = Callable[[Sequence[Callable[[], None]]], None]  # runs the drafting of several requests
 

@@ -27,7 +27,7 @@ class Choice:
 
     before: bool = False  # it drafts before the verification
     beside: bool = False  # it drafts during it
-    is_probe: bool = False  # in case it pays again
+    is_probe: bool = False  # it drafts only to be measured again
 
 
 class Schedule:
@@ -76,7 +76,7 @@ class Schedule:
         return Choice(not has_chain, True, is_probe=True)
 
     def record_probe(self, expected: float, choice: Choice, seconds: float) -> None:
-        """Records the whole time of a step: part of it may be spent on probes, and a probe spends what it took longer."""
+        """Records the whole time of a step. PROBE_SHARE of it is saved for probes, which spend what they add to a step."""
         if choice.is_probe:
             extra = max(0.0, seconds - self._seconds[False].of(expected))
             self._probe_seconds += extra

@@ -1,7 +1,7 @@
 """Attention of a layer's rows to keys and values, by the fastest means that torch has for them.
 
 On CPUs that multiply bfloat16 but have no AMX, torch's attention converts to float32 first. Two products of bfloat16 take half
-the time where there is enough to multiply. For a single row, torch's attention takes four times as long there as for two.
+the time where there is enough to multiply. For a single row, torch's attention takes longer there than for two.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import torch
 
 # Whether products of bfloat16 are faster than torch's attention, which uses AMX itself.
 IS_FAST = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
-LEAST_ROWS = 33  # of a head; torch's attention computes 32 together
-LEAST_WORK = 5_000_000  # multiplications of a head's scores, from which fewer rows are worth it, too
-LEAST_KEYS = 200_000  # numbers; the keys of so many are not worth a copy, so heads are computed one by one
-MOST_SCORES = 2_000_000  # of all heads that are computed together
+LEAST_ROWS = 33  # of a head; torch's attention is as fast for fewer, unless the text is long
+LEAST_WORK = 5_000_000  # multiplications for a head's scores, from which products are faster for any number of rows
+LEAST_KEYS = 200_000  # elements of a head's keys; a product over all heads copies the keys, which takes too long for more
+MOST_SCORES = 2_000_000  # elements of the scores of all heads; a product over all heads is slower for more
 BLOCK_ROWS = 512  # whose scores are in the CPU's caches together
 SAMPLED = 16  # every 16th key gives an estimate of a row's largest score
 
@@ -39,7 +39,7 @@ def dot_product_attention(
         if rows >= least_rows:
             return _by_products(query, keys, values, added, scaling)
         if rows == 1:
-            query = query.expand(-1, 2, -1)
+            query = query.repeat(1, 2, 1)  # a view would be slower
     out = torch.nn.functional.scaled_dot_product_attention(query[None], keys[None], values[None], attn_mask=mask, scale=scaling)
     return out[0, :, :rows]
 
