@@ -23,7 +23,7 @@ from verify.pace import Pace
 from verify.verifier import PREFILL_CHUNK_TOKENS
 
 T = TypeVar("T")
-MIN_CHUNK_TOKENS = 16  # of a prompt that is read beside steps
+MIN_CHUNK_TOKENS = 8  # of a prompt that is read beside steps
 UNMEASURED_CHUNK_TOKENS = 64  # without a cost curve
 OVERLAP_PROBE_INTERVAL = 64  # rounds
 # Of the time of a round that also reads a prompt; the prompt takes at most 1 / (1 - STEPS_SHARE) times as long for it.

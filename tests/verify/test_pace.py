@@ -18,17 +18,33 @@ def test_predictions_are_corrected() -> None:
     for each in (pace, fixed):
         for _ in range(100):
             each.record(True, 0.060, 0.090)
-    assert pace.limit(0.030) == pytest.approx(0.040, rel=1e-3)
+    assert pace.limit(0.030) == pytest.approx(READING_FACTOR * 0.020, rel=1e-3)
     assert fixed.limit(0.030) == pytest.approx(0.040, rel=1e-3)
     for each in (pace, fixed):
         for _ in range(100):
             each.record(False, 0.030, 0.045)
-    assert pace.limit(0.030) == pytest.approx(0.060, rel=1e-3)
+    assert pace.limit(0.030) == pytest.approx(READING_FACTOR * 0.030, rel=1e-3)
     assert fixed.limit(0.030) == pytest.approx(0.040, rel=1e-3)
+
+
+def test_a_round_with_long_drafts_takes_no_longer_than_the_usual_one() -> None:
+    pace = Pace()
+    for _ in range(100):
+        pace.record(False, 0.030, 0.030)
+    assert pace.limit(0.060) < READING_FACTOR * 0.036
+
+
+def test_the_usual_time_follows_further_streams_without_a_round_of_steps_alone() -> None:
+    pace = Pace()
+    for _ in range(100):
+        pace.record(False, 0.030, 0.030)
+    for _ in range(100):
+        limit = pace.limit(0.060)
+    assert limit == pytest.approx(READING_FACTOR * 0.060, rel=1e-3)
 
 
 def test_a_round_that_something_else_delayed_counts_little() -> None:
     pace = Pace()
     for reads in (False, True):
-        pace.record(reads, 0.020, 10.0)
+        pace.record(reads, 0.030, 10.0)
         assert READING_FACTOR * 0.030 / 1.2 <= pace.limit(0.030) <= READING_FACTOR * 0.030 * 1.2

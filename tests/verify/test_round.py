@@ -104,8 +104,8 @@ def test_a_prompt_is_read_in_chunks_beside_steps_that_the_time_allows(runner: Mo
         assert isinstance(outcomes[0], Step) and outcomes[0].tokens  # the stream goes on
         sizes.append(unread - first.verifier.unread)
     assert sum(sizes) == 300
-    # The prompt's rows cost 0.02 each, so as many as double the time of the step, 1.0, are read beside it.
-    assert sizes[:-1] == [50] * (len(sizes) - 1)
+    # The prompt's rows cost 0.02 each, so as many are read beside the step, 1.0, as the factor leaves time for.
+    assert sizes[:-1] == [round((READING_FACTOR - 1.0) / 0.02)] * (len(sizes) - 1)
     before = second.verifier.unread
     run_round([stepping, second], Pace(1.0))
     assert before - second.verifier.unread == MIN_CHUNK_TOKENS
@@ -134,10 +134,10 @@ def test_drafts_leave_a_part_of_the_time_to_a_prompt(tiny_runner: ModelRunner) -
         return nodes, tokens
 
     assert nodes_and_tokens() == (60, 0)
-    # Alone, the step takes 2.2; beside a prompt the round takes 4.4, and the step at most 0.4 of that.
+    # Alone, the step takes 2.2; beside a prompt the round takes a multiple of that, and the step at most 0.4 of the round.
     nodes, tokens = nodes_and_tokens(reader)
-    assert 1.0 + 0.02 * nodes == pytest.approx(STEPS_SHARE * 4.4, abs=0.03)
-    assert 1.0 + 0.02 * (nodes + tokens) == pytest.approx(4.4, abs=0.03)
+    assert 1.0 + 0.02 * nodes == pytest.approx(STEPS_SHARE * READING_FACTOR * 2.2, abs=0.03)
+    assert 1.0 + 0.02 * (nodes + tokens) == pytest.approx(READING_FACTOR * 2.2, abs=0.03)
     assert nodes_and_tokens(reader, pace=Pace(1.5)) == (0, 25)
 
 
