@@ -143,7 +143,7 @@ CASES = [
     if drafter != "none" and (subject == "embedded" or drafter not in NEED_A_MODEL)
 ]
 CASES += [
-    pytest.param(subject, drafter, range(0, 40, 8), marks=pytest.mark.slow, id=f"{subject}-{drafter}")
+    pytest.param(subject, drafter, range(0, 40, 2), marks=pytest.mark.slow, id=f"{subject}-{drafter}")
     for subject in QUANTIZED
     for drafter in NAMES
     if drafter != "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -146,3 +147,27 @@ def random_model(config: Any, attention: str) -> Any:
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
+
+
+def text_of(length: int, seed: int = 1) -> torch.Tensor:
+    """Random tokens."""
+    return torch.randint(3, 97, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+@functools.cache
+def tolerance(family: str) -> float:
+    """The difference of logits that rounding explains: 1e-4, and eight times that of transformers' float32 forward.
+
+    Layers that normalise small values amplify rounding, differently by CPU.
+    """
+    single, double = build(family, "eager"), build(family, "eager").double()
+    if hasattr(double, "set_experts_implementation"):  # the default one computes in float32 at most
+        double.set_experts_implementation("eager")
+    with torch.inference_mode():
+        found = single(text_of(100)[None]).logits
+        torch.set_default_dtype(torch.float64)
+        try:
+            expected = double(text_of(100)[None]).logits
+        finally:
+            torch.set_default_dtype(torch.float32)
+    return 1e-4 + 8 * float((found - expected).abs().max())

@@ -15,12 +15,12 @@ from drafters.interface import Drafter, Ints
 from drafters.none import NoDrafter
 from drafters.registry import Resources, make
 from tests.drafts import Chaos, Oracle
-from tests.verify.model.families import DELTA, SIZES, build, random_model
+from tests.verify.model.families import DELTA, SIZES, build, random_model, text_of, tolerance
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.emulated_devices import emulated_devices
 from tests.verify.model.gpu.test_devices import FIRST
 from tests.verify.model.gpu.test_graphs import POSITIONS, Graphed
-from tests.verify.model.test_recurrent_models import TREE, read, text_of
+from tests.verify.model.test_recurrent_models import TREE, read
 from verify.decode import decode
 from verify.generation import DecodeOptions
 from verify.model.attention import NAME
@@ -83,7 +83,7 @@ def steps(runner: ModelRunner) -> torch.Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_steps_have_the_logits_of_the_plain_forward(family: str) -> None:
-    assert torch.allclose(steps(paged(family)), steps(plain(family)), atol=1e-4)
+    assert torch.allclose(steps(paged(family)), steps(plain(family)), atol=tolerance(family))
 
 
 def mixed_steps(forward: Callable[[list[Segment]], torch.Tensor], caches: list[KVCache]) -> torch.Tensor:
