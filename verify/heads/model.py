@@ -13,7 +13,7 @@ from verify.model.batch import ForwardBatch
 from verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
 from verify.model.cache.paging import Rows
 from verify.model.cache.shape import CacheShape
-from verify.model.cpu.packing import can_pack, pack_layers
+from verify.model.cpu.linear import can_pack, pack_layers
 from verify.model.hidden.ring import StateRing
 from verify.model.runner import ModelRunner
 

@@ -1,15 +1,37 @@
 """Attention of a layer's rows to keys and values, by the fastest means that torch has for them.
 
-On CPUs that multiply bfloat16 but have no AMX, torch's attention converts to float32 first. Two products of bfloat16 take half
-the time where there is enough to multiply. For a single row, torch's attention takes longer there than for two.
+On a CPU without AMX, torch's attention converts bfloat16 to float32. Where the CPU multiplies bfloat16 faster than float32, as
+AMD's do since Zen 4, two products of bfloat16 take half the time if there is enough to multiply, and torch's attention takes
+longer for a single row than for two.
 """
 
 from __future__ import annotations
 
+import time
+
 import torch
 
-# Whether products of bfloat16 are faster than torch's attention, which uses AMX itself.
-IS_FAST = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
+TIMED = 512  # inputs and outputs of the products that are timed
+
+
+def multiplies_fast() -> bool:
+    """Whether this CPU has no AMX, but multiplies bfloat16 faster than float32. Times a few products."""
+    if torch.cpu._is_amx_tile_supported() or not torch.cpu._is_avx512_bf16_supported():
+        return False
+    return shortest_seconds(torch.bfloat16) < shortest_seconds(torch.float32)
+
+
+def shortest_seconds(dtype: torch.dtype) -> float:
+    """Seconds of a product, the shortest of a few."""
+    rows, weights, times = torch.ones(TIMED // 4, TIMED, dtype=dtype), torch.ones(TIMED, TIMED, dtype=dtype), []
+    for _ in range(6):
+        started = time.perf_counter()
+        torch.mm(rows, weights)
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+IS_FAST = multiplies_fast()  # whether products of bfloat16 are faster than torch's attention
 LEAST_ROWS = 33  # of a head; torch's attention is as fast for fewer, unless the text is long
 LEAST_WORK = 5_000_000  # multiplications for a head's scores, from which products are faster for any number of rows
 LEAST_KEYS = 200_000  # elements of a head's keys; a product over all heads copies the keys, which takes too long for more

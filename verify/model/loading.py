@@ -43,7 +43,7 @@ class LoadOptions:
     device: str = "auto"  # auto | cpu | cuda | cuda:N | cuda:N,cuda:M...
     context_tokens: int | None = None  # None = the model's own limit
     trust_remote_code: bool = False
-    pack: bool = True  # CPU: pack the weights of linear layers for oneDNN
+    pack: bool = True  # CPU: repack the weights of linear layers
     trace: bool = True  # CPU: run forwards as a TorchScript trace
     compile: Compile = "auto"
     quantization: Quantization = UNQUANTIZED

@@ -19,8 +19,9 @@ from verify.model.cache.codec import STORED, KVDtype
 from verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
 from verify.model.cache.shape import CacheShape
 from verify.model.cpu.latent import keep_latents
+from verify.model.cpu.linear import can_pack, pack_layers
 from verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention, padded, pieces
-from verify.model.cpu.packing import can_pack, pack_layers, packed_layers
+from verify.model.cpu.packing import packed_layers
 from verify.model.cpu.trace import has_experts, trace
 from verify.model.delivery import Delivery, NotHandedOn
 from verify.model.gpu.devices import Crossings

@@ -20,7 +20,7 @@ from drafters.interface import DraftTree, Source
 from verify.errors import ModelError
 from verify.model.batch import ForwardBatch
 from verify.model.cache.kv_cache import KVCache
-from verify.model.cpu.packing import PackedLinear, packed_layers
+from verify.model.cpu.packing import packed_layers
 from verify.model.recurrent.states import ROWS
 from verify.model.runner import ModelRunner
 
@@ -130,9 +130,7 @@ def tolerance_of(dtype: torch.dtype) -> float:
 
 def is_quantized(runner: ModelRunner) -> bool:
     """Whether layers or the cache round to 8 bits: a difference in the last bit of float32 may become one of bfloat16."""
-    return runner.cache_shape.coded is not None or any(
-        not isinstance(layer, PackedLinear) for layer in packed_layers(runner.model)
-    )
+    return runner.cache_shape.coded is not None or any(layer.is_quantized for layer in packed_layers(runner.model))
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Linear layers with weights packed for oneDNN.
+"""Linear layers with packed weights, and those that are packed for oneDNN.
 
 The usual matrix product repacks the weights in every call, which dominates when a forward has only a few dozen rows. Packing
 once avoids that. Results are equal up to rounding.
@@ -44,6 +44,7 @@ class PackedLayer(torch.nn.Module):
     `multiply` is a scriptable function of the rows, `packed`, the tensors of `constants` and the bias.
     """
 
+    is_quantized = False
     most_rows = 1 << 30  # for which the layer may give a row the same bits; more rows are computed in another way
 
     def __init__(self, multiply: Callable[..., torch.Tensor], linear: torch.nn.Linear, packed: torch.Tensor) -> None:
@@ -68,27 +69,12 @@ class PackedLinear(PackedLayer):
         self.nbytes = weight.nbytes
 
 
-def can_pack(model: torch.nn.Module) -> bool:
-    """Whether the model is on a CPU and its dtype can be packed by oneDNN."""
-    weight = next(model.parameters())
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
 def is_plain(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
     """Whether the module is a linear layer that may be replaced.
 
     Subclasses, of the layer or of the weight tensor (quantised), may compute something else.
     """
     return type(module) is torch.nn.Linear and type(module.weight.data) is torch.Tensor
-
-
-def pack_layers(model: torch.nn.Module) -> None:
-    """Packs every plain linear layer of the model in place. Requires `can_pack`."""
-    for name, module in list(model.named_modules()):
-        if is_plain(module):
-            model.set_submodule(name, PackedLinear(module))
 
 
 def packed_layers(model: torch.nn.Module) -> list[PackedLayer]:

@@ -47,6 +47,8 @@ def multiply_int8(
 class Int8Linear(PackedLayer):
     """Weights of 8 bits with a scale per output; activations are quantised by row, and products are summed as integers."""
 
+    is_quantized = True
+
     def __init__(self, linear: torch.nn.Linear) -> None:
         weight = linear.weight.detach()
         scales = (weight.abs().amax(1).float() / LARGEST).clamp_min(1e-20)
@@ -76,6 +78,7 @@ def multiply_int4(
 class Int4Linear(PackedLayer):
     """Weights of 4 bits with a scale and a minimum per group of inputs."""
 
+    is_quantized = True
     most_rows = STEP_ROWS  # up to which a row's bits do not depend on the others
 
     def __init__(self, linear: torch.nn.Linear) -> None:

@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from verify.model.batch import ForwardBatch
-from verify.model.cpu.packing import EXACT_ROWS, PackedLinear, can_pack, pack_layers, padded_count
-from verify.model.runner import ModelRunner
+from verify.model.cpu.packing import EXACT_ROWS, PackedLinear, padded_count
 from verify.verifier import PREFILL_CHUNK_TOKENS
 
 
@@ -45,28 +42,3 @@ def test_products_of_chunks_have_few_sizes() -> None:
 
 def test_padding_is_at_most_an_eighth() -> None:
     assert all(rows <= padded_count(rows) <= 9 * rows / 8 for rows in range(1, 2000))
-
-
-def test_only_plain_linear_layers_are_packed() -> None:
-    class Other(torch.nn.Linear):
-        pass
-
-    inner = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), inner, Other(4, 4), torch.nn.ReLU())
-    assert can_pack(model)
-    pack_layers(model)
-    assert [type(module) for module in model] == [PackedLinear, torch.nn.Sequential, Other, torch.nn.ReLU]
-    assert type(inner[0]) is PackedLinear
-
-
-def test_a_packed_model_can_get_another_runner(tiny_config: LlamaConfig) -> None:
-    torch.manual_seed(0)
-    first = ModelRunner(LlamaForCausalLM(tiny_config), pack=True)
-    again = ModelRunner(first.model, 64, pack=True)
-    assert again.weight_bytes == first.weight_bytes
-    batch = ForwardBatch.chain(torch.arange(5))
-    assert torch.equal(again.forward(again.new_cache(), batch), first.forward(first.new_cache(), batch))
-
-
-def test_half_precision_is_not_packed() -> None:
-    assert not can_pack(torch.nn.Linear(4, 4).half())

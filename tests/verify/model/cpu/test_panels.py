@@ -1,0 +1,133 @@
+"""Products by our own machine code equal those in float64 up to rounding, with the same bits beside any other rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from llvmlite import binding
+
+from verify.model.cpu.panel_kernel import Arithmetic, Kernel
+from verify.model.cpu.panels import AVX2, AVX512, MULTIPLY, PanelLinear, fits, in_panels, kernel
+
+KERNELS = [arithmetic for arithmetic in Arithmetic if kernel(arithmetic) is not None]
+ROWS = (1, 2, 3, 10, 11, 12, 17, 33, 300)
+
+
+def linear(inputs: int, outputs: int, arithmetic: Arithmetic, bias: bool) -> torch.nn.Linear:
+    """A random layer of the arithmetic's dtype."""
+    torch.manual_seed(0)
+    dtype = torch.float32 if arithmetic is Arithmetic.FLOAT32 else torch.bfloat16
+    return torch.nn.Linear(inputs, outputs, bias=bias, dtype=dtype)
+
+
+def exact(layer: torch.nn.Linear, rows: torch.Tensor) -> torch.Tensor:
+    """The layer's product in float64."""
+    product = rows.double() @ layer.weight.double().T
+    return product if layer.bias is None else product + layer.bias.double()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("arithmetic", KERNELS)
+@torch.inference_mode()
+def test_products_equal_those_of_the_layer(arithmetic: Arithmetic, bias: bool) -> None:
+    layer = linear(98, 96, arithmetic, bias)
+    panels = PanelLinear(layer, arithmetic)
+    for count in ROWS:
+        rows = torch.randn(2, count, 98, dtype=layer.weight.dtype)
+        expected = exact(layer, rows)
+        # Rounded once from sums in float32.
+        assert torch.allclose(panels(rows).double(), expected, rtol=torch.finfo(rows.dtype).eps, atol=1e-4)
+
+
+@pytest.mark.parametrize("arithmetic", KERNELS)
+@torch.inference_mode()
+def test_a_row_has_the_same_bits_beside_any_others(arithmetic: Arithmetic) -> None:
+    layer = linear(256, 64, arithmetic, True)
+    panels, rows = PanelLinear(layer, arithmetic), torch.randn(1, 40, 256, dtype=layer.weight.dtype)
+    alone = torch.cat([panels(rows[:, row : row + 1]) for row in range(40)], 1)
+    for count in range(1, 41):
+        assert torch.equal(panels(rows[:, :count]), alone[:, :count])
+    assert torch.equal(panels(rows.flip(1)).flip(1), alone)
+
+
+@pytest.mark.parametrize("arithmetic", KERNELS)
+@torch.inference_mode()
+def test_threads_change_no_bit(arithmetic: Arithmetic) -> None:
+    layer = linear(64, 480, arithmetic, False)
+    panels, rows, threads = (
+        PanelLinear(layer, arithmetic),
+        torch.randn(1, 5, 64, dtype=layer.weight.dtype),
+        torch.get_num_threads(),
+    )
+    try:
+        found = []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(panels(rows))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("arithmetic", KERNELS)
+@torch.inference_mode()
+def test_a_script_frees_no_tensor_before_it_is_read(arithmetic: Arithmetic) -> None:
+    """A script hands its last reference to a tensor to the operator."""
+    layer = linear(64, 64, arithmetic, False)
+    panels, script = PanelLinear(layer, arithmetic), torch.jit.script(MULTIPLY[arithmetic])
+    for _ in range(20):
+        rows = torch.randn(1, 7, 64, dtype=layer.weight.dtype)
+        assert torch.equal(script(rows, panels.packed, None), panels(rows))
+
+
+@pytest.mark.parametrize("arithmetic", KERNELS)
+@torch.inference_mode()
+def test_values_that_are_not_numbers_stay_so(arithmetic: Arithmetic) -> None:
+    layer = linear(32, 64, arithmetic, False)
+    rows = torch.ones(1, 3, 32, dtype=layer.weight.dtype)
+    rows[0, 1, 5], rows[0, 2, 5] = torch.nan, torch.inf
+    found = PanelLinear(layer, arithmetic)(rows)[0]
+    assert found[0].isfinite().all()
+    assert found[1].isnan().all()
+    assert found[2].isinf().all()
+
+
+@torch.inference_mode()
+def test_rows_of_another_width_are_refused() -> None:
+    layer = linear(32, 64, Arithmetic.FLOAT32, False)
+    with pytest.raises(AssertionError, match="same number of inputs"):
+        PanelLinear(layer, Arithmetic.FLOAT32)(torch.ones(1, 3, 34))
+
+
+def test_no_rows_give_no_outputs() -> None:
+    layer = linear(32, 64, Arithmetic.FLOAT32, False)
+    with torch.inference_mode():
+        assert PanelLinear(layer, Arithmetic.FLOAT32)(torch.ones(1, 0, 32)).shape == (1, 0, 64)
+
+
+def test_layers_whose_outputs_fill_no_panels_do_not_fit() -> None:
+    assert fits(linear(32, 64, Arithmetic.FLOAT32, False), Arithmetic.FLOAT32)
+    assert not fits(linear(32, 65, Arithmetic.FLOAT32, False), Arithmetic.FLOAT32)
+    assert not fits(linear(33, 64, Arithmetic.FLOAT32, False), Arithmetic.FLOAT32)
+
+
+@pytest.mark.parametrize("size", [AVX2, AVX512])
+@pytest.mark.parametrize("arithmetic", [Arithmetic.FLOAT32, Arithmetic.WIDENED])
+@torch.inference_mode()
+def test_kernels_for_other_vectors(arithmetic: Arithmetic, size: tuple[int, int]) -> None:
+    """LLVM splits vectors that the CPU does not have."""
+    found, name = Kernel(arithmetic, *size), f"test_{arithmetic}_{size[0]}"
+    if not hasattr(torch.ops.outrider, name):
+        found.register(name)
+    layer = linear(48, 64, arithmetic, False)
+    for count in (1, 4, 5, 6, 11, 12, 23):
+        rows = torch.randn(count, 48, dtype=layer.weight.dtype)
+        out = torch.empty(count, 64, dtype=layer.weight.dtype)
+        added = torch.empty(0, dtype=layer.weight.dtype)
+        getattr(torch.ops.outrider, name)(in_panels(layer.weight, found), rows.float(), added, out, count, 48, 64)
+        assert torch.allclose(out.double(), exact(layer, rows), rtol=torch.finfo(out.dtype).eps, atol=1e-4)
+
+
+def test_two_products_at_a_time_need_the_instruction() -> None:
+    assert (Arithmetic.PAIRS in KERNELS) == bool(binding.get_host_cpu_features().get("avx512bf16"))

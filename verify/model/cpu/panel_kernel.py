@@ -1,0 +1,326 @@
+"""Machine code that multiplies rows by a matrix of weights, generated for this CPU.
+
+A step multiplies a few rows by large matrices, so its time is that of reading the weights, if the arithmetic keeps up. The
+weights lie in panels of `Kernel.width` outputs, in the order in which they are read. Each thread reads some of the panels, and
+multiplies a panel with up to `Kernel.rows` rows at a time, whose sums stay in registers; further rows read it from the cache.
+Every sum adds its products in the order of the inputs, so a row has the same bits beside any number of other rows.
+
+The code is compiled by LLVM and registered as an operator through PyTorch's stable C interface, so a trace calls it without
+Python, on PyTorch's own threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+from llvmlite import binding
+
+NAMESPACE = "outrider"
+PREFETCHED = 4096  # bytes ahead of those that are multiplied; less leaves memory idle between pages
+CACHE_LINE = 64  # bytes
+VECTORS = 2  # that a panel is wide
+
+
+class Arithmetic(StrEnum):
+    """How weights are multiplied; sums are float32. Each has an operator of its name, `multiply_...`."""
+
+    FLOAT32 = "float32"  # weights and rows in float32
+    WIDENED = "widened"  # weights in bfloat16, widened to float32; rows in float32
+    PAIRS = "pairs"  # weights and rows in bfloat16, two products at a time by an instruction of the CPU
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a weight, and of an output."""
+        return 4 if self is Arithmetic.FLOAT32 else 2
+
+
+# What a call shares with its threads, 8 bytes each: addresses, of which that of the bias may be null, and numbers.
+TASK = ("ptr weights", "ptr rows", "ptr bias", "ptr out", "i64 count", "i64 inputs", "i64 outputs")
+
+# The operator, as PyTorch calls it: with four tensors, which it releases once they are not read any more, and three numbers.
+SCHEMA = "(Tensor weights, Tensor rows, Tensor bias, Tensor(a!) out, int count, int inputs, int outputs) -> ()"
+OPERATOR = """
+define void @operator(ptr %stack, i64 %arguments, i64 %results) {{
+entry:
+  %task = alloca [7 x i64]
+  br label %tensor
+tensor:
+  %index = phi i64 [0, %entry], [%next_index, %tensor]
+  %handle_at = getelementptr i64, ptr %stack, i64 %index
+  %handle = load ptr, ptr %handle_at
+  %address_at = getelementptr i64, ptr %task, i64 %index
+  call i32 @aoti_torch_get_data_ptr(ptr %handle, ptr %address_at)
+  %next_index = add i64 %index, 1
+  %is_tensor = icmp ult i64 %next_index, 4
+  br i1 %is_tensor, label %tensor, label %number
+number:
+  %place = phi i64 [4, %tensor], [%next_place, %number]
+  %number_at = getelementptr i64, ptr %stack, i64 %place
+  %number_value = load i64, ptr %number_at
+  %field_at = getelementptr i64, ptr %task, i64 %place
+  store i64 %number_value, ptr %field_at
+  %next_place = add i64 %place, 1
+  %is_number = icmp ult i64 %next_place, 7
+  br i1 %is_number, label %number, label %run
+run:
+  %outputs_at = getelementptr i64, ptr %task, i64 6
+  %outputs = load i64, ptr %outputs_at
+  %panels = udiv i64 %outputs, {width}
+  call i32 @torch_parallel_for(i64 0, i64 %panels, i64 1, ptr @multiply_panels, ptr %task)
+  br label %release
+release:
+  %used = phi i64 [0, %run], [%next_used, %release]
+  %used_at = getelementptr i64, ptr %stack, i64 %used
+  %used_handle = load ptr, ptr %used_at
+  call i32 @aoti_torch_delete_tensor_object(ptr %used_handle)
+  %next_used = add i64 %used, 1
+  %is_used = icmp ult i64 %next_used, 4
+  br i1 %is_used, label %release, label %finish
+finish:
+  ret void
+}}
+declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
+declare i32 @aoti_torch_delete_tensor_object(ptr)
+declare i32 @torch_parallel_for(i64, i64, i64, ptr, ptr)
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+"""
+
+# What each of PyTorch's threads runs, for the panels from %begin to %end. The rows are cut into blocks of nearly equal size.
+PANELS = """
+define void @multiply_panels(i64 %begin, i64 %end, ptr %task) {{
+entry:
+  {fields}
+  %rounded_count = add i64 %count, {rows_less_one}
+  %blocks = udiv i64 %rounded_count, {rows}
+  %filled = add i64 %rounded_count, %blocks
+  %cut = sub i64 %filled, {rows}
+  %is_empty = icmp eq i64 %count, 0
+  %divisor = select i1 %is_empty, i64 1, i64 %blocks
+  %most = udiv i64 %cut, %divisor
+  br label %panel
+panel:
+  %index = phi i64 [%begin, %entry], [%next_index, %end_panel]
+  %values = mul i64 %inputs, {width}
+  %first_value = mul i64 %index, %values
+  %first_output = mul i64 %index, {width}
+  %panel_weights = getelementptr {value}, ptr %weights, i64 %first_value
+  %own_bias = getelementptr {value}, ptr %bias, i64 %first_output
+  %has_bias = icmp ne ptr %bias, null
+  %panel_bias = select i1 %has_bias, ptr %own_bias, ptr null
+  %panel_out = getelementptr {value}, ptr %out, i64 %first_output
+  br label %block
+block:
+  %row = phi i64 [0, %panel], [%next_row, %end_block]
+  %rest = sub i64 %count, %row
+  %is_short = icmp ult i64 %rest, %most
+  %size = select i1 %is_short, i64 %rest, i64 %most
+  %first_input = mul i64 %row, %inputs
+  %block_rows = getelementptr {input}, ptr %rows, i64 %first_input
+  %first_place = mul i64 %row, %outputs
+  %block_out = getelementptr {value}, ptr %panel_out, i64 %first_place
+  switch i64 %size, label %end_block [{cases}]
+{calls}
+end_block:
+  %next_row = add i64 %row, %most
+  %is_more = icmp ult i64 %next_row, %count
+  br i1 %is_more, label %block, label %end_panel
+end_panel:
+  %next_index = add i64 %index, 1
+  %is_left = icmp ult i64 %next_index, %end
+  br i1 %is_left, label %panel, label %finish
+finish:
+  ret void
+}}
+"""
+FUNCTIONS = ("aoti_torch_get_data_ptr", "aoti_torch_delete_tensor_object", "torch_parallel_for")
+FRAGMENT = torch.library.Library(NAMESPACE, "FRAGMENT")
+_KEPT: list[Any] = []  # machine code and registrations, which must outlive every call
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Machine code for one arithmetic and one size of vectors."""
+
+    arithmetic: Arithmetic
+    lanes: int  # float32 values of a vector
+    rows: int  # of a block; their sums, with a panel's weights, fill the registers
+
+    @property
+    def width(self) -> int:
+        """Outputs of a panel."""
+        return VECTORS * self.lanes
+
+    def source(self) -> str:
+        """The code in LLVM's language."""
+        sizes = range(1, self.rows + 1)
+        fields = []
+        for index, field in enumerate(TASK):
+            kind, name = field.split()
+            fields += [f"%{name}_at = getelementptr i64, ptr %task, i64 {index}", f"%{name} = load {kind}, ptr %{name}_at"]
+        arguments = "ptr %panel_weights, ptr %block_rows, ptr %panel_bias, ptr %block_out, i64 %inputs, i64 %outputs"
+        panels = PANELS.format(
+            fields="\n  ".join(fields),
+            width=self.width,
+            rows=self.rows,
+            rows_less_one=self.rows - 1,
+            value=self._value,
+            input=self._input,
+            cases=" ".join(f"i64 {size}, label %rows{size}" for size in sizes),
+            calls="\n".join(f"rows{n}:\n  call void @multiply{n}({arguments})\n  br label %end_block" for n in sizes),
+        )
+        vector = self.vector("float")
+        fma = f"declare {vector} @llvm.fma.v{self.lanes}f32({vector}, {vector}, {vector})"
+        return "\n".join([OPERATOR.format(width=self.width), fma, panels, *("\n".join(self._multiply(size)) for size in sizes)])
+
+    def vector(self, kind: str) -> str:
+        """LLVM's type of a vector."""
+        return f"<{self.lanes} x {kind}>"
+
+    @property
+    def _value(self) -> str:
+        """LLVM's type of a weight and of an output."""
+        return "float" if self.arithmetic is Arithmetic.FLOAT32 else "i16"
+
+    @property
+    def _input(self) -> str:
+        """LLVM's type of a row's value."""
+        return "i16" if self.arithmetic is Arithmetic.PAIRS else "float"
+
+    def _all(self, value: int) -> str:
+        """A vector of equal integers."""
+        return f"<{', '.join([f'i32 {value}'] * self.lanes)}>"
+
+    def _multiply(self, rows: int) -> Iterator[str]:
+        """The function that multiplies a block of `rows` with a panel, two inputs at a time."""
+        vector = self.vector("float")
+        sums = [f"{row}.{part}" for row in range(rows) for part in range(VECTORS)]
+        yield (
+            f"define internal void @multiply{rows}"
+            "(ptr %weights, ptr %rows, ptr %bias, ptr %out, i64 %inputs, i64 %outputs) {\nentry:"
+        )
+        for row in range(rows):
+            yield f"%first{row} = mul i64 %inputs, {row}"
+            yield f"%row{row} = getelementptr {self._input}, ptr %rows, i64 %first{row}"
+        yield "%has_bias = icmp ne ptr %bias, null\nbr i1 %has_bias, label %biased, label %step\nbiased:"
+        for part in range(VECTORS):
+            yield from self._load_values(f"bias{part}", "%bias", part * self.lanes)
+        yield "br label %step\nstep:"
+        yield "%input = phi i64 [0, %entry], [0, %biased], [%next, %step]"
+        for each in sums:
+            start = f"[zeroinitializer, %entry], [%bias{each.split('.')[1]}, %biased]"
+            yield f"%sum{each} = phi {vector} {start}, [%added{each}, %step]"
+        yield from self._load_weights()
+        yield from self._add_products(rows)
+        yield "%next = add i64 %input, 2\n%is_more = icmp ult i64 %next, %inputs"
+        yield "br i1 %is_more, label %step, label %store\nstore:"
+        for each in sums:
+            yield from self._store(each)
+        yield "ret void\n}"
+
+    def _load_values(self, name: str, pointer: str, offset: int) -> Iterator[str]:
+        """Loads a vector of values as float32."""
+        vector, values = self.vector("float"), self.vector(self._value)
+        yield f"%{name}.at = getelementptr {self._value}, ptr {pointer}, i64 {offset}"
+        if self.arithmetic is Arithmetic.FLOAT32:
+            yield f"%{name} = load {values}, ptr %{name}.at, align 4"
+            return
+        yield f"%{name}.half = load {values}, ptr %{name}.at, align 2"
+        yield f"%{name}.wide = zext {values} %{name}.half to {self.vector('i32')}"
+        yield f"%{name}.bits = shl {self.vector('i32')} %{name}.wide, {self._all(16)}"
+        yield f"%{name} = bitcast {self.vector('i32')} %{name}.bits to {vector}"
+
+    def _load_weights(self) -> Iterator[str]:
+        """Loads the weights of two inputs, and prefetches as many."""
+        integers, vector = self.vector("i32"), self.vector("float")
+        yield f"%place = mul i64 %input, {self.width}"
+        yield f"%panel = getelementptr {self._value}, ptr %weights, i64 %place"
+        for start in range(0, 2 * self.width * self.arithmetic.weight_bytes, CACHE_LINE):
+            yield f"%ahead{start} = getelementptr i8, ptr %panel, i64 {PREFETCHED + start}"
+            yield f"call void @llvm.prefetch.p0(ptr %ahead{start}, i32 0, i32 3, i32 1)"
+        for part in range(VECTORS):
+            if self.arithmetic is Arithmetic.FLOAT32:
+                for odd in range(2):
+                    yield from self._load_values(f"weights{odd}.{part}", "%panel", odd * self.width + part * self.lanes)
+                continue
+            yield f"%pairs{part}.at = getelementptr i32, ptr %panel, i64 {part * self.lanes}"
+            yield f"%pairs{part} = load {integers}, ptr %pairs{part}.at, align 4"
+            if self.arithmetic is Arithmetic.WIDENED:
+                yield f"%low{part} = shl {integers} %pairs{part}, {self._all(16)}"
+                yield f"%high{part} = and {integers} %pairs{part}, {self._all(-65536)}"
+                yield f"%weights0.{part} = bitcast {integers} %low{part} to {vector}"
+                yield f"%weights1.{part} = bitcast {integers} %high{part} to {vector}"
+
+    def _add_products(self, rows: int) -> Iterator[str]:
+        """Adds the products of two inputs to all sums, the even input's first."""
+        if self.arithmetic is Arithmetic.PAIRS:
+            yield "%pair = lshr i64 %input, 1"
+            for row in range(rows):
+                yield from self._broadcast(f"x{row}", "i32", row, "%pair")
+                for part in range(VECTORS):
+                    operands = f"{self.vector('i32')} %pairs{part}, {self.vector('i32')} %x{row}"
+                    dot = f'call {self.vector("float")} asm "vdpbf16ps $2, $1, $0", "=v,v,v,0"'
+                    yield f"%added{row}.{part} = {dot}({operands}, {self.vector('float')} %sum{row}.{part})"
+            return
+        yield "%odd = add i64 %input, 1"
+        vector = self.vector("float")
+        for index, (input, before, after) in enumerate((("%input", "sum", "half"), ("%odd", "half", "added"))):
+            for row in range(rows):
+                yield from self._broadcast(f"x{index}.{row}", "float", row, input)
+                for part in range(VECTORS):
+                    operands = f"{vector} %weights{index}.{part}, {vector} %x{index}.{row}, {vector} %{before}{row}.{part}"
+                    yield f"%{after}{row}.{part} = call {vector} @llvm.fma.v{self.lanes}f32({operands})"
+
+    def _broadcast(self, name: str, kind: str, row: int, place: str) -> Iterator[str]:
+        """A vector of one value of a row."""
+        vector = self.vector(kind)
+        yield f"%{name}.at = getelementptr {kind}, ptr %row{row}, i64 {place}"
+        yield f"%{name}.one = load {kind}, ptr %{name}.at"
+        yield f"%{name}.first = insertelement {vector} poison, {kind} %{name}.one, i32 0"
+        yield f"%{name} = shufflevector {vector} %{name}.first, {vector} poison, {self.vector('i32')} zeroinitializer"
+
+    def _store(self, each: str) -> Iterator[str]:
+        """Writes a vector of sums, rounded to the nearest value, and to the even one of two."""
+        row, part = map(int, each.split("."))
+        integers, values = self.vector("i32"), self.vector(self._value)
+        yield f"%start{each} = mul i64 %outputs, {row}\n%place{each} = add i64 %start{each}, {part * self.lanes}"
+        yield f"%out{each} = getelementptr {self._value}, ptr %out, i64 %place{each}"
+        if self.arithmetic is Arithmetic.FLOAT32:
+            yield f"store {values} %added{each}, ptr %out{each}, align 4"
+            return
+        # NaNs stay NaNs: those that arise from bfloat16 have no bits that a carry could start from.
+        yield f"%bits{each} = bitcast {self.vector('float')} %added{each} to {integers}"
+        yield f"%upper{each} = lshr {integers} %bits{each}, {self._all(16)}"
+        yield f"%parity{each} = and {integers} %upper{each}, {self._all(1)}"
+        yield f"%half{each}.0 = add {integers} %parity{each}, {self._all(0x7FFF)}"
+        yield f"%sum{each}.0 = add {integers} %bits{each}, %half{each}.0"
+        yield f"%rounded{each} = lshr {integers} %sum{each}.0, {self._all(16)}"
+        yield f"%value{each} = trunc {integers} %rounded{each} to {values}"
+        yield f"store {values} %value{each}, ptr %out{each}, align 2"
+
+    def register(self, name: str) -> None:
+        """Compiles the code and registers it as the operator `name`, for the rest of the process.
+
+        Raises RuntimeError or AttributeError if LLVM or PyTorch cannot do that here.
+        """
+        torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        binding.initialize_native_target()
+        binding.initialize_native_asmprinter()
+        binding.initialize_native_asmparser()
+        for function in FUNCTIONS:
+            binding.add_symbol(function, ctypes.cast(getattr(torch_cpu, function), ctypes.c_void_p).value)
+        features = binding.get_host_cpu_features().flatten()
+        target = binding.Target.from_default_triple()
+        machine = target.create_target_machine(cpu=binding.get_host_cpu_name(), features=features, opt=2)
+        engine = binding.create_mcjit_compiler(binding.parse_assembly(self.source()), machine)
+        engine.finalize_object()
+        FRAGMENT.define(name + SCHEMA)
+        library = ctypes.c_void_p()
+        torch_cpu.aoti_torch_library_init_impl(NAMESPACE.encode(), b"CPU", b"", 0, ctypes.byref(library))
+        torch_cpu.aoti_torch_library_impl(library, name.encode(), ctypes.c_void_p(engine.get_function_address("operator")))
+        _KEPT.append((engine, library))

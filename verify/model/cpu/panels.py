@@ -1,0 +1,102 @@
+"""Linear layers with weights in panels, multiplied by machine code of our own (`verify.model.cpu.panel_kernel`).
+
+A row has the same bits beside any number of other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from llvmlite import binding
+
+from verify.model.cpu.packing import PackedLayer
+from verify.model.cpu.panel_kernel import Arithmetic, Kernel
+
+# Lanes of a vector, and rows of a block: with 32 registers of 512 bits, and with 16 of 256 bits.
+AVX512, AVX2 = (16, 11), (8, 5)
+
+
+def multiply_float32(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """[..., N, in_features] to [..., N, out_features], by `Arithmetic.FLOAT32`. Scriptable, as the others."""
+    out = empty_output(rows, packed)
+    added = packed.new_empty(0) if bias is None else bias
+    counts = rows.numel() // rows.size(-1), rows.size(-1), out.size(-1)
+    torch.ops.outrider.multiply_float32(packed, rows.contiguous(), added, out, counts[0], counts[1], counts[2])
+    return out
+
+
+def multiply_widened(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """As `multiply_float32`, by `Arithmetic.WIDENED`."""
+    out = empty_output(rows, packed)
+    added = packed.new_empty(0) if bias is None else bias
+    counts = rows.numel() // rows.size(-1), rows.size(-1), out.size(-1)
+    torch.ops.outrider.multiply_widened(packed, rows.contiguous().float(), added, out, counts[0], counts[1], counts[2])
+    return out
+
+
+def multiply_pairs(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """As `multiply_float32`, by `Arithmetic.PAIRS`."""
+    out = empty_output(rows, packed)
+    added = packed.new_empty(0) if bias is None else bias
+    counts = rows.numel() // rows.size(-1), rows.size(-1), out.size(-1)
+    torch.ops.outrider.multiply_pairs(packed, rows.contiguous(), added, out, counts[0], counts[1], counts[2])
+    return out
+
+
+def empty_output(rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+    """The tensor that a product of the rows is written to."""
+    shape = list(rows.size())
+    shape[-1] = packed.size(0) * packed.size(2)
+    assert rows.size(-1) * shape[-1] == packed.numel(), "Rows and weights do not have the same number of inputs."
+    return packed.new_empty(shape)
+
+
+MULTIPLY: dict[Arithmetic, Callable[..., torch.Tensor]] = {
+    Arithmetic.FLOAT32: multiply_float32,
+    Arithmetic.WIDENED: multiply_widened,
+    Arithmetic.PAIRS: multiply_pairs,
+}
+
+
+@cache
+def kernel(arithmetic: Arithmetic) -> Kernel | None:
+    """This CPU's kernel, compiled and registered; None if it cannot be."""
+    features = binding.get_host_cpu_features()
+    if arithmetic is Arithmetic.PAIRS and not features.get("avx512bf16"):
+        return None
+    found = Kernel(arithmetic, *(AVX512 if features.get("avx512f") else AVX2))
+    try:
+        found.register(f"multiply_{arithmetic}")
+    except (RuntimeError, AttributeError, OSError):  # not in this version or build of LLVM or PyTorch
+        return None
+    return found
+
+
+class PanelLinear(PackedLayer):
+    """A layer with the weights of the linear layer in panels."""
+
+    def __init__(self, linear: torch.nn.Linear, arithmetic: Arithmetic) -> None:
+        """Requires `fits`."""
+        weight, found = linear.weight.detach(), kernel(arithmetic)
+        assert found is not None
+        super().__init__(MULTIPLY[arithmetic], linear, in_panels(weight, found))
+        self.nbytes = weight.nbytes
+
+
+def fits(linear: torch.nn.Linear, arithmetic: Arithmetic) -> bool:
+    """Whether this CPU has a kernel of the arithmetic, which takes a layer of this shape."""
+    found = kernel(arithmetic)
+    return found is not None and linear.in_features % 2 == 0 and linear.out_features % found.width == 0
+
+
+def in_panels(weight: torch.Tensor, kernel: Kernel) -> torch.Tensor:
+    """Weights [outputs, inputs] in the order in which the kernel reads them.
+
+    [panels, inputs, width] in float32, and [panels, inputs / 2, width, 2] in bfloat16.
+    """
+    panels = weight.view(-1, kernel.width, weight.size(1))
+    if kernel.arithmetic is not Arithmetic.FLOAT32:
+        panels = panels.view(len(panels), kernel.width, -1, 2)
+    return panels.transpose(1, 2).contiguous()
