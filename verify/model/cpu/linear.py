@@ -11,7 +11,7 @@ from verify.model.cpu.packing import PackedLinear, is_plain
 from verify.model.cpu.panel_kernel import Arithmetic
 from verify.model.cpu.panels import PanelLinear, fits
 
-ARITHMETIC = {torch.float32: (Arithmetic.FLOAT32,), torch.bfloat16: (Arithmetic.PAIRS, Arithmetic.WIDENED)}
+ARITHMETIC = {torch.float32: (Arithmetic.FLOAT32,), torch.bfloat16: (Arithmetic.TILES, Arithmetic.PAIRS, Arithmetic.WIDENED)}
 SIZE, ROWS, REPEATS = 1024, (1, 9, 33, 257), 5  # of the layers that are timed, and rows of steps and of a prompt
 MARGIN = 1.15  # by which oneDNN must be faster; then all starts on one machine decide alike
 

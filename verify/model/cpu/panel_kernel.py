@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from llvmlite import binding
@@ -33,6 +33,7 @@ class Arithmetic(StrEnum):
     FLOAT32 = "float32"  # weights and rows in float32
     WIDENED = "widened"  # weights in bfloat16, widened to float32; rows in float32
     PAIRS = "pairs"  # weights and rows in bfloat16, two products at a time by an instruction of the CPU
+    TILES = "tiles"  # weights and rows in bfloat16, 16 rows and 32 inputs at a time (`verify.model.cpu.tile_kernel`)
 
     @property
     def weight_bytes(self) -> int:
@@ -150,6 +151,7 @@ class Kernel:
     arithmetic: Arithmetic
     lanes: int  # float32 values of a vector
     rows: int  # of a block; their sums, with a panel's weights, fill the registers
+    step: ClassVar[int] = 2  # inputs that are multiplied at a time
 
     @property
     def width(self) -> int:
@@ -174,9 +176,8 @@ class Kernel:
             cases=" ".join(f"i64 {size}, label %rows{size}" for size in sizes),
             calls="\n".join(f"rows{n}:\n  call void @multiply{n}({arguments})\n  br label %end_block" for n in sizes),
         )
-        vector = self.vector("float")
-        fma = f"declare {vector} @llvm.fma.v{self.lanes}f32({vector}, {vector}, {vector})"
-        return "\n".join([OPERATOR.format(width=self.width), fma, panels, *("\n".join(self._multiply(size)) for size in sizes)])
+        functions = ("\n".join(self._multiply(size)) for size in sizes)
+        return "\n".join([OPERATOR.format(width=self.width), *self._declarations(), panels, *functions])
 
     def vector(self, kind: str) -> str:
         """LLVM's type of a vector."""
@@ -190,11 +191,16 @@ class Kernel:
     @property
     def _input(self) -> str:
         """LLVM's type of a row's value."""
-        return "i16" if self.arithmetic is Arithmetic.PAIRS else "float"
+        return "i16" if self.arithmetic in (Arithmetic.PAIRS, Arithmetic.TILES) else "float"
 
     def _all(self, value: int) -> str:
         """A vector of equal integers."""
         return f"<{', '.join([f'i32 {value}'] * self.lanes)}>"
+
+    def _declarations(self) -> Iterator[str]:
+        """What the functions of `_multiply` need."""
+        vector = self.vector("float")
+        yield f"declare {vector} @llvm.fma.v{self.lanes}f32({vector}, {vector}, {vector})"
 
     def _multiply(self, rows: int) -> Iterator[str]:
         """The function that multiplies a block of `rows` with a panel, two inputs at a time."""
@@ -220,7 +226,9 @@ class Kernel:
         yield "%next = add i64 %input, 2\n%is_more = icmp ult i64 %next, %inputs"
         yield "br i1 %is_more, label %step, label %store\nstore:"
         for each in sums:
-            yield from self._store(each)
+            row, part = map(int, each.split("."))
+            yield f"%start{each} = mul i64 %outputs, {row}\n%place{each} = add i64 %start{each}, {part * self.lanes}"
+            yield from self._store(f"%added{each}", f"%place{each}", each)
         yield "ret void\n}"
 
     def _load_values(self, name: str, pointer: str, offset: int) -> Iterator[str]:
@@ -240,9 +248,7 @@ class Kernel:
         integers, vector = self.vector("i32"), self.vector("float")
         yield f"%place = mul i64 %input, {self.width}"
         yield f"%panel = getelementptr {self._value}, ptr %weights, i64 %place"
-        for start in range(0, 2 * self.width * self.arithmetic.weight_bytes, CACHE_LINE):
-            yield f"%ahead{start} = getelementptr i8, ptr %panel, i64 {PREFETCHED + start}"
-            yield f"call void @llvm.prefetch.p0(ptr %ahead{start}, i32 0, i32 3, i32 1)"
+        yield from self._prefetch()
         for part in range(VECTORS):
             if self.arithmetic is Arithmetic.FLOAT32:
                 for odd in range(2):
@@ -255,6 +261,12 @@ class Kernel:
                 yield f"%high{part} = and {integers} %pairs{part}, {self._all(-65536)}"
                 yield f"%weights0.{part} = bitcast {integers} %low{part} to {vector}"
                 yield f"%weights1.{part} = bitcast {integers} %high{part} to {vector}"
+
+    def _prefetch(self) -> Iterator[str]:
+        """Prefetches as many weights as a step reads."""
+        for start in range(0, self.step * self.width * self.arithmetic.weight_bytes, CACHE_LINE):
+            yield f"%ahead{start} = getelementptr i8, ptr %panel, i64 {PREFETCHED + start}"
+            yield f"call void @llvm.prefetch.p0(ptr %ahead{start}, i32 0, i32 3, i32 1)"
 
     def _add_products(self, rows: int) -> Iterator[str]:
         """Adds the products of two inputs to all sums, the even input's first."""
@@ -284,24 +296,22 @@ class Kernel:
         yield f"%{name}.first = insertelement {vector} poison, {kind} %{name}.one, i32 0"
         yield f"%{name} = shufflevector {vector} %{name}.first, {vector} poison, {self.vector('i32')} zeroinitializer"
 
-    def _store(self, each: str) -> Iterator[str]:
-        """Writes a vector of sums, rounded to the nearest value, and to the even one of two."""
-        row, part = map(int, each.split("."))
+    def _store(self, total: str, place: str, name: str) -> Iterator[str]:
+        """Writes a vector of sums, rounded to the nearest value, and to the even one of two. `name` ends its registers'."""
         integers, values = self.vector("i32"), self.vector(self._value)
-        yield f"%start{each} = mul i64 %outputs, {row}\n%place{each} = add i64 %start{each}, {part * self.lanes}"
-        yield f"%out{each} = getelementptr {self._value}, ptr %out, i64 %place{each}"
+        yield f"%out{name} = getelementptr {self._value}, ptr %out, i64 {place}"
         if self.arithmetic is Arithmetic.FLOAT32:
-            yield f"store {values} %added{each}, ptr %out{each}, align 4"
+            yield f"store {values} {total}, ptr %out{name}, align 4"
             return
         # NaNs stay NaNs: those that arise from bfloat16 have no bits that a carry could start from.
-        yield f"%bits{each} = bitcast {self.vector('float')} %added{each} to {integers}"
-        yield f"%upper{each} = lshr {integers} %bits{each}, {self._all(16)}"
-        yield f"%parity{each} = and {integers} %upper{each}, {self._all(1)}"
-        yield f"%half{each}.0 = add {integers} %parity{each}, {self._all(0x7FFF)}"
-        yield f"%sum{each}.0 = add {integers} %bits{each}, %half{each}.0"
-        yield f"%rounded{each} = lshr {integers} %sum{each}.0, {self._all(16)}"
-        yield f"%value{each} = trunc {integers} %rounded{each} to {values}"
-        yield f"store {values} %value{each}, ptr %out{each}, align 2"
+        yield f"%bits{name} = bitcast {self.vector('float')} {total} to {integers}"
+        yield f"%upper{name} = lshr {integers} %bits{name}, {self._all(16)}"
+        yield f"%parity{name} = and {integers} %upper{name}, {self._all(1)}"
+        yield f"%half{name}.0 = add {integers} %parity{name}, {self._all(0x7FFF)}"
+        yield f"%sum{name}.0 = add {integers} %bits{name}, %half{name}.0"
+        yield f"%rounded{name} = lshr {integers} %sum{name}.0, {self._all(16)}"
+        yield f"%value{name} = trunc {integers} %rounded{name} to {values}"
+        yield f"store {values} %value{name}, ptr %out{name}, align 2"
 
     def register(self, name: str) -> None:
         """Compiles the code and registers it as the operator `name`, for the rest of the process.

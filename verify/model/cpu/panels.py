@@ -13,9 +13,12 @@ from llvmlite import binding
 
 from verify.model.cpu.packing import PackedLayer
 from verify.model.cpu.panel_kernel import Arithmetic, Kernel
+from verify.model.cpu.tile_kernel import TileKernel
 
 # Lanes of a vector, and rows of a block: with 32 registers of 512 bits, and with 16 of 256 bits.
 AVX512, AVX2 = (16, 11), (8, 5)
+AMX = (16, 32)  # two tiles of rows
+NEEDED = {Arithmetic.PAIRS: ("avx512bf16",), Arithmetic.TILES: ("amx-bf16", "avx512f")}  # features of the CPU
 
 
 def multiply_float32(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -45,6 +48,15 @@ def multiply_pairs(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor 
     return out
 
 
+def multiply_tiles(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """As `multiply_float32`, by `Arithmetic.TILES`."""
+    out = empty_output(rows, packed)
+    added = packed.new_empty(0) if bias is None else bias
+    counts = rows.numel() // rows.size(-1), rows.size(-1), out.size(-1)
+    torch.ops.outrider.multiply_tiles(packed, rows.contiguous(), added, out, counts[0], counts[1], counts[2])
+    return out
+
+
 def empty_output(rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
     """The tensor that a product of the rows is written to."""
     shape = list(rows.size())
@@ -57,6 +69,7 @@ MULTIPLY: dict[Arithmetic, Callable[..., torch.Tensor]] = {
     Arithmetic.FLOAT32: multiply_float32,
     Arithmetic.WIDENED: multiply_widened,
     Arithmetic.PAIRS: multiply_pairs,
+    Arithmetic.TILES: multiply_tiles,
 }
 
 
@@ -64,9 +77,13 @@ MULTIPLY: dict[Arithmetic, Callable[..., torch.Tensor]] = {
 def kernel(arithmetic: Arithmetic) -> Kernel | None:
     """This CPU's kernel, compiled and registered; None if it cannot be."""
     features = binding.get_host_cpu_features()
-    if arithmetic is Arithmetic.PAIRS and not features.get("avx512bf16"):
+    if not all(features.get(each) for each in NEEDED.get(arithmetic, ())):
         return None
-    found = Kernel(arithmetic, *(AVX512 if features.get("avx512f") else AVX2))
+    is_tiled = arithmetic is Arithmetic.TILES
+    if is_tiled and not torch.cpu._init_amx():  # asks the operating system for the registers
+        return None
+    size = AVX512 if features.get("avx512f") else AVX2
+    found = TileKernel(arithmetic, *AMX) if is_tiled else Kernel(arithmetic, *size)
     try:
         found.register(f"multiply_{arithmetic}")
     except (RuntimeError, AttributeError, OSError):  # not in this version or build of LLVM or PyTorch
@@ -88,7 +105,7 @@ class PanelLinear(PackedLayer):
 def fits(linear: torch.nn.Linear, arithmetic: Arithmetic) -> bool:
     """Whether this CPU has a kernel of the arithmetic, which takes a layer of this shape."""
     found = kernel(arithmetic)
-    return found is not None and linear.in_features % 2 == 0 and linear.out_features % found.width == 0
+    return found is not None and linear.in_features % found.step == 0 and linear.out_features % found.width == 0
 
 
 def in_panels(weight: torch.Tensor, kernel: Kernel) -> torch.Tensor:

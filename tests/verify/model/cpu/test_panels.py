@@ -6,8 +6,10 @@ import pytest
 import torch
 from llvmlite import binding
 
+from verify.model.cpu.packing import PackedLinear
 from verify.model.cpu.panel_kernel import Arithmetic, Kernel
 from verify.model.cpu.panels import AVX2, AVX512, MULTIPLY, PanelLinear, fits, in_panels, kernel
+from verify.model.cpu.tile_kernel import configuration, tile_rows
 
 KERNELS = [arithmetic for arithmetic in Arithmetic if kernel(arithmetic) is not None]
 ROWS = (1, 2, 3, 10, 11, 12, 17, 33, 300)
@@ -30,10 +32,11 @@ def exact(layer: torch.nn.Linear, rows: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("arithmetic", KERNELS)
 @torch.inference_mode()
 def test_products_equal_those_of_the_layer(arithmetic: Arithmetic, bias: bool) -> None:
-    layer = linear(98, 96, arithmetic, bias)
+    inputs = 160 if arithmetic is Arithmetic.TILES else 98
+    layer = linear(inputs, 96, arithmetic, bias)
     panels = PanelLinear(layer, arithmetic)
     for count in ROWS:
-        rows = torch.randn(2, count, 98, dtype=layer.weight.dtype)
+        rows = torch.randn(2, count, inputs, dtype=layer.weight.dtype)
         expected = exact(layer, rows)
         # Rounded once from sums in float32.
         assert torch.allclose(panels(rows).double(), expected, rtol=torch.finfo(rows.dtype).eps, atol=1e-4)
@@ -129,5 +132,35 @@ def test_kernels_for_other_vectors(arithmetic: Arithmetic, size: tuple[int, int]
         assert torch.allclose(out.double(), exact(layer, rows), rtol=torch.finfo(out.dtype).eps, atol=1e-4)
 
 
-def test_two_products_at_a_time_need_the_instruction() -> None:
-    assert (Arithmetic.PAIRS in KERNELS) == bool(binding.get_host_cpu_features().get("avx512bf16"))
+def test_products_of_bfloat16_need_the_instruction() -> None:
+    features = binding.get_host_cpu_features()
+    assert (Arithmetic.PAIRS in KERNELS) == bool(features.get("avx512bf16"))
+    assert (Arithmetic.TILES in KERNELS) == bool(features.get("amx-bf16"))
+
+
+def test_tiles_have_the_rows_of_their_block() -> None:
+    assert [tile_rows(rows) for rows in (1, 16, 17, 32)] == [[1], [16], [16, 1], [16, 16]]
+    for rows in (5, 20):
+        palette, widths, heights = configuration(rows)[:16], configuration(rows)[16:48], configuration(rows)[48:]
+        assert palette == bytes([1, *[0] * 15])
+        below = rows - 16 if rows > 16 else 0
+        assert list(heights[:8]) == [min(16, rows)] * 2 + [below] * 2 + [min(16, rows), below, 16, 16]
+        assert [int.from_bytes(widths[place : place + 2], "little") for place in range(0, 16, 2)] == [
+            64 if height else 0 for height in heights[:8]
+        ]
+
+
+def test_a_thread_that_multiplied_tiles_can_use_torchs_own() -> None:
+    """Tile registers are configured for each product, so neither disturbs the other."""
+    if Arithmetic.TILES not in KERNELS:
+        pytest.skip("without AMX")
+    layer = linear(256, 64, Arithmetic.TILES, False)
+    ours, others = PanelLinear(layer, Arithmetic.TILES), PackedLinear(layer)
+    rows = torch.randn(1, 40, 256, dtype=torch.bfloat16)
+    states = torch.randn(1, 4, 100, 64, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        expected = others(rows), torch.nn.functional.scaled_dot_product_attention(states, states, states), ours(rows[:, :5])
+        for _ in range(20):
+            assert torch.equal(ours(rows[:, :5]), expected[2])
+            assert torch.equal(torch.nn.functional.scaled_dot_product_attention(states, states, states), expected[1])
+            assert torch.equal(others(rows), expected[0])
