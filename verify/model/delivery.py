@@ -1,10 +1,12 @@
-"""Hands our keyword arguments to layers of models that do not pass them on from layer to layer."""
+"""Hands our keyword arguments to the layers of a model that take them, also if the model does not pass them on."""
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -17,22 +19,47 @@ class NotHandedOn(ValueError):
         super().__init__(f"This model does not pass keyword arguments to its {kind} layers, so it cannot be served.")
 
 
-class Delivery:
-    """Adds the same keyword arguments to the calls of some layers, by hooks."""
+class Receiver:
+    """Replaces the forward of a layer, and takes our keyword arguments."""
 
-    def __init__(self, layers: Iterable[torch.nn.Module]) -> None:
+
+class Delivery:
+    """Adds the same keyword arguments to the calls of some layers: by the model's own call, or by hooks."""
+
+    def __init__(self, layers: Iterable[torch.nn.Module] | None = None) -> None:
+        """The layers that need hooks; None if the model passes on what it is called with."""
         self._local = threading.local()
-        for layer in layers:
+        self._has_hooks = layers is not None
+        for layer in layers or ():
             layer.register_forward_pre_hook(self._add, with_kwargs=True)
 
     def _add(self, _: torch.nn.Module, inputs: Any, others: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return inputs, others | getattr(self._local, "arguments", {})
 
     @contextmanager
-    def of(self, arguments: dict[str, Any]) -> Iterator[None]:
-        """Delivers these arguments inside the context, in the caller's thread."""
-        self._local.arguments = arguments
+    def of(self, arguments: dict[str, Any], positions: torch.Tensor | None = None) -> Iterator[dict[str, Any]]:
+        """Delivers these arguments inside the context, in the caller's thread; yields those for the model's own call.
+
+        Hooks also deliver `positions`, [N], since these models may not tell them to their layers.
+        """
+        if not self._has_hooks:
+            yield arguments
+            return
+        self._local.arguments = arguments | {"positions": positions}
         try:
-            yield
+            yield {}
         finally:
             self._local.arguments = {}
+
+
+def own_forward(module: torch.nn.Module) -> FunctionType | None:
+    """The forward of the module's class, without decorators; None if it is not a Python function."""
+    forward = inspect.unwrap(type(module).forward)
+    return forward if isinstance(forward, FunctionType) else None
+
+
+def is_receiver(module: torch.nn.Module) -> bool:
+    """Whether a module takes our keyword arguments: by a replaced forward, or for transformers' attention interface."""
+    forward = own_forward(module)
+    calls_interface = forward is not None and "ALL_ATTENTION_FUNCTIONS" in forward.__code__.co_names
+    return isinstance(module.forward, Receiver) or calls_interface

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple, cast
@@ -23,12 +22,13 @@ from verify.model.cpu.linear import can_pack, pack_layers
 from verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention, padded, pieces
 from verify.model.cpu.packing import packed_layers
 from verify.model.cpu.trace import has_experts, trace
-from verify.model.delivery import Delivery, NotHandedOn
+from verify.model.delivery import Delivery, NotHandedOn, is_receiver
 from verify.model.gpu.devices import Crossings
 from verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
 from verify.model.hidden.tap import HiddenTap
 from verify.model.memory import keep_freed_memory
-from verify.model.recurrent.mixers import is_receiver, swap_in
+from verify.model.older_attention import replace_attention
+from verify.model.recurrent.mixers import swap_in
 from verify.model.recurrent.rows import Recurrence, StateProbe
 from verify.model.recurrent.states import ROWS
 from verify.model.row_class import RowClass, depth_left
@@ -87,7 +87,8 @@ class ModelRunner:
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
         self._traced, self._compile = traced, compile
         self._is_recurrent = swap_in(self.model)
-        self._delivery: Delivery | None = None  # if the model does not hand keyword arguments on
+        replace_attention(self.model, kv_dtype)
+        self._delivery = Delivery()
         self._tap: HiddenTap | None = None
         self._crossings = Crossings(model)
         self._attention_probe = ShapeProbe()
@@ -117,7 +118,8 @@ class ModelRunner:
                 self._pool = PagePool(self.cache_shape, self._pool_pages())
             self._backend = self._graphed(self._pool, self._compile)
         elif self._traced and self.cache_shape.is_uniform:
-            self._backend = trace(self.model, self.cache_shape, self._attention_probe, self._untraced, self._inputs, self._tap)
+            how = self._attention_probe, self._delivery, self._untraced, self._inputs, self._tap
+            self._backend = trace(self.model, self.cache_shape, *how)
 
     def tap_hidden(self, layers: Sequence[int]) -> int:
         """Keeps hidden states in the caches, as `HiddenTap` takes them; returns their width. Call it before `start`."""
@@ -339,12 +341,7 @@ class ModelRunner:
     ) -> torch.Tensor:
         """The model's forward; logits of the rows `keep`, of the last `keep` rows, or of all rows if it is 0."""
         ours = {"attention": attention} | ({"recurrence": recurrence} if self._is_recurrent else {})
-        with nullcontext() if self._delivery is None else self._delivery.of(ours):
-            output = self.model(
-                input_ids=tokens[None],
-                position_ids=None if positions is None else positions[None],
-                use_cache=False,
-                logits_to_keep=keep,
-                **({} if self._delivery else ours),
-            )
+        rows = {"input_ids": tokens[None], "position_ids": None if positions is None else positions[None]}
+        with self._delivery.of(ours, positions) as handed:
+            output = self.model(**rows, use_cache=False, logits_to_keep=keep, **handed)
         return cast(torch.Tensor, output.logits[0])

@@ -1,4 +1,4 @@
-"""Small random models of architectures whose layers differ: with recurrent states, convolutions, or mixed attention."""
+"""Small random models of architectures whose layers differ: with recurrent states, convolutions, mixed or older attention."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ LATENT = {
     "v_head_dim": 6,
     "num_key_value_heads": 4,
 }
+FALCON = {"head_dim": None}  # computed
 ROUTED = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, **EXPERTS}
 
-# transformers' configuration class, and what differs from SIZES.
+# transformers' configuration class, and what differs from SIZES; None is left out.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5Text", DELTA),
     "qwen3_5_moe": ("Qwen3_5MoeText", {**DELTA, **EXPERTS}),
@@ -124,16 +125,40 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "stablelm": ("StableLm", {}),
     "nemotron": ("Nemotron", {}),
+    "falcon": ("Falcon", FALCON),  # one key head
+    "falcon_groups": ("Falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon_heads": ("Falcon", {**FALCON, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "falcon_alibi": ("Falcon", {**FALCON, "multi_query": False, "alibi": True, "bias": True, "parallel_attn": False}),
+    "falcon_shared_alibi": ("Falcon", {**FALCON, "alibi": True, "hidden_size": 48, "num_attention_heads": 6}),
+    "bloom": ("Bloom", {}),
+    "bloom_six": ("Bloom", {"hidden_size": 48, "num_attention_heads": 6, "apply_residual_connection_post_layernorm": True}),
+    "mpt": ("Mpt", {"max_seq_len": 512}),
+    "mpt_six": (
+        "Mpt",
+        {
+            "hidden_size": 48,
+            "num_attention_heads": 6,
+            "max_seq_len": 512,
+            "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3},
+        },
+    ),
+    "gptj": ("GPTJ", {"rotary_dim": 4}),
+    "codegen": ("CodeGen", {"rotary_dim": 4}),
+    "gpt_neo": ("GPTNeo", {"attention_types": [[["global", "local"], 2]], "window_size": 5}),
+    "gpt_neox_japanese": ("GPTNeoXJapanese", {}),
     "jamba": ("Jamba", {"mamba_d_state": 8, "num_experts": 1, "use_mamba_kernels": False, "attn_layer_period": 2}),
     "mamba": ("Mamba", {"state_size": 8}),
 }
 REFUSED = ("jamba", "mamba")  # with a sentence
+DOUBLED = ("falcon_alibi", "falcon_shared_alibi")  # whose bias transformers' eager attention adds twice, but not its "sdpa"
 
 
 def build(family: str, attention: str) -> Any:
     """A random float32 model of the family, the same at each call."""
     name, extra = FAMILIES[family]
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, **extra}, attn_implementation=attention)
+    attention = "sdpa" if attention == "eager" and family in DOUBLED else attention
+    sizes = {key: value for key, value in {**SIZES, **extra}.items() if value is not None}
+    config = getattr(transformers, f"{name}Config")(**sizes, attn_implementation=attention)
     config._attn_implementation = attention
     return random_model(config, attention)
 

@@ -169,7 +169,7 @@ def test_an_unsupported_state_is_refused(family: str, tmp_path: Path) -> None:
 
 
 def test_attention_without_the_interface_is_refused(tmp_path: Path) -> None:
-    config = transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4)
+    config = transformers.OpenAIGPTConfig(vocab_size=97, n_embd=32, n_layer=2, n_head=4)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="cannot be served: none of its layers computes attention by transformers' interface"):
         load_model(LoadOptions(str(tmp_path), device="cpu"))

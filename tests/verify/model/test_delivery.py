@@ -16,10 +16,15 @@ def test_arguments_are_delivered_inside_the_context() -> None:
     layer, seen = torch.nn.Identity(), []
     delivery = Delivery([layer])
     layer.forward = lambda rows, **others: seen.append((rows, others))  # type: ignore[method-assign, assignment]
-    with delivery.of({"attention": 1}):
+    with delivery.of({"attention": 1}, torch.tensor([5])) as handed:
         layer(2, other=3)
     layer(4)
-    assert seen == [(2, {"attention": 1, "other": 3}), (4, {})]
+    assert seen == [(2, {"attention": 1, "positions": torch.tensor([5]), "other": 3}), (4, {})] and handed == {}
+
+
+def test_without_hooks_the_models_call_gets_the_arguments() -> None:
+    with Delivery().of({"attention": 1}, torch.tensor([5])) as handed:
+        assert handed == {"attention": 1}
 
 
 def test_a_model_that_hands_nothing_on_is_served() -> None:

@@ -1,4 +1,4 @@
-"""Models with recurrent or mixed layers: transformers' logits, trees that equal their paths, lossless drafts, rewinding."""
+"""Recurrent, mixed and older layers: transformers' logits, trees that equal their paths, lossless drafts, rewinding."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from verify.verifier import TreeVerifier
 FAST = "qwen3_5"
 SERVED = [family for family in FAMILIES if family not in REFUSED]
 ALL = [family if family == FAST else pytest.param(family, marks=pytest.mark.slow) for family in SERVED]
-TRACED = ["olmo_hybrid", "lfm2", "bamba", "falcon_h1"]  # those without experts; FAST, too
+# Those without experts; FAST, too.
+TRACED = ["olmo_hybrid", "lfm2", "bamba", "falcon_h1", "falcon", "falcon_alibi", "bloom", "mpt", "gptj", "gpt_neo"]
 PARENTS = np.array([-1, 0, 1, 2, 1, 0, -1, 6, 6, 8], np.int32)
 TOKENS = np.array([5, 9, 11, 40, 41, 42, 60, 61, 62, 63], np.int32)
 DEPTHS = np.array([1, 2, 3, 4, 3, 2, 1, 2, 2, 3], np.int32)

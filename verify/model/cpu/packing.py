@@ -13,8 +13,10 @@ from collections.abc import Callable
 from typing import TypeGuard
 
 import torch
+from transformers.models.falcon.modeling_falcon import FalconLinear
 
 EXACT_ROWS = 65  # for which a kernel is compiled each
+PLAIN = (torch.nn.Linear, FalconLinear)  # classes of layers that may be replaced
 ROWS = 16  # batch size that the layout is optimised for: one token and a small tree
 
 
@@ -72,9 +74,10 @@ class PackedLinear(PackedLayer):
 def is_plain(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
     """Whether the module is a linear layer that may be replaced.
 
-    Subclasses, of the layer or of the weight tensor (quantised), may compute something else.
+    Other subclasses, of the layer or of the weight tensor (quantised), may compute something else. Falcon's adds the bias
+    to a rounded product.
     """
-    return type(module) is torch.nn.Linear and type(module.weight.data) is torch.Tensor
+    return isinstance(module, torch.nn.Linear) and type(module) in PLAIN and type(module.weight.data) is torch.Tensor
 
 
 def packed_layers(model: torch.nn.Module) -> list[PackedLayer]:

@@ -23,6 +23,7 @@ from verify.model.cache.kv_cache import SPARE_POSITIONS, KVCache
 from verify.model.cache.shape import CacheShape
 from verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
 from verify.model.cpu.packing import packed_layers
+from verify.model.delivery import Delivery
 from verify.model.dot_product import dot_product_attention
 from verify.model.hidden.tap import HiddenTap
 from verify.model.recurrent.rows import RecurrentRows, Scan
@@ -154,13 +155,14 @@ class _Forward(torch.nn.Module):
     def __init__(
         self,
         model: PreTrainedModel,
+        delivery: Delivery,
         windows: Sequence[int | None],
         script: Any,
         is_recurrent: bool,
         tap: HiddenTap | None,
     ) -> None:
         super().__init__()
-        self._model, self._windows, self._script, self._tap = model, windows, script, tap
+        self._model, self._delivery, self._windows, self._script, self._tap = model, delivery, windows, script, tap
         self._layers = packed_layers(model)
         self._recurrences = (torch.jit.script(convolve_streams), torch.jit.script(scan_streams)) if is_recurrent else None
 
@@ -182,14 +184,12 @@ class _Forward(torch.nn.Module):
         size = len(inputs) // len(self._windows)
         by_window = {window: inputs[size * index : size * (index + 1)] for index, window in enumerate(self._windows)}
         attention = _TracedAttention(self._script, _Streams(caches, starts, counts), by_window)
-        output = self._model(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=kept,
-            attention=attention,
-            **({} if self._recurrences is None else {"recurrence": _TracedRecurrence(self._recurrences, states)}),
-        )
+        ours: dict[str, Any] = {"attention": attention}
+        if self._recurrences is not None:
+            ours["recurrence"] = _TracedRecurrence(self._recurrences, states)
+        rows = {"input_ids": tokens[None], "position_ids": positions[None]}
+        with self._delivery.of(ours, positions) as handed:
+            output = self._model(**rows, use_cache=False, logits_to_keep=kept, **handed)
         return (output.logits[0],) if self._tap is None else (output.logits[0], self._tap.states)
 
 
@@ -260,6 +260,7 @@ def trace(
     model: PreTrainedModel,
     shape: CacheShape,
     probe: ShapeProbe,
+    delivery: Delivery,
     reference: Callable[[Sequence[Segment]], torch.Tensor],
     inputs: AttentionInputs | None = None,
     tap: HiddenTap | None = None,
@@ -291,7 +292,7 @@ def trace(
             # What it warns of would fail the comparison below.
             warnings.simplefilter("ignore", cast(Any, torch.jit).TracerWarning)
             script = script_all(attend if inputs is None else attend_in_order)
-            forward = _Forward(model, windows, script, shape.recurrent is not None, tap)
+            forward = _Forward(model, delivery, windows, script, shape.recurrent is not None, tap)
             for layer in layers:
                 layer.multiply = torch.jit.script(layer.multiply)
             logging.set_verbosity_error()  # tracing reads every property, and some log warnings

@@ -6,7 +6,6 @@ and project the result. A layer is recognised by the names that its forward call
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from transformers.activations import ACT2FN
 
 from verify.errors import ModelError
-from verify.model.delivery import NotHandedOn
+from verify.model.delivery import NotHandedOn, Receiver, own_forward
 from verify.model.recurrent.rows import Recurrence, Scan
 from verify.model.transfer import to_device
 
@@ -23,7 +22,7 @@ from verify.model.transfer import to_device
 STATES = {"get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state"}
 
 
-class Mixer:
+class Mixer(Receiver):
     """Replaces the forward of one recurrent layer."""
 
     def __init__(self, module: torch.nn.Module, forward: FunctionType, names: set[str]) -> None:
@@ -39,7 +38,9 @@ class Mixer:
         self._taps: dict[int, torch.Tensor] = {}  # by the addresses of the weights
         self._lengths: torch.Tensor | None = None  # of queries and keys; a captured graph may not upload them
 
-    def __call__(self, *inputs: Any, recurrence: Recurrence | None = None, attention: Any = None, **others: Any) -> Any:
+    def __call__(
+        self, *inputs: Any, recurrence: Recurrence | None = None, attention: Any = None, positions: Any = None, **others: Any
+    ) -> Any:
         """The layer's forward. Raises ValueError if the model does not pass our keyword arguments."""
         if recurrence is None:
             raise NotHandedOn("recurrent")
@@ -168,12 +169,6 @@ def skip(weights: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
     return weights[..., None] * inputs[0].float()
 
 
-def own_forward(module: torch.nn.Module) -> FunctionType | None:
-    """The forward of the module's class, without decorators; None if it is not a Python function."""
-    forward = inspect.unwrap(type(module).forward)
-    return forward if isinstance(forward, FunctionType) else None
-
-
 def stateful(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, FunctionType, set[str]]]:
     """The layers that keep a state, their forwards, and the functions that these call and that we replace."""
     for module in model.modules():
@@ -195,12 +190,6 @@ def swap_in(model: torch.nn.Module) -> bool:
         replacement: Callable[..., Any] = Mixer(module, forward, names)
         module.forward = replacement
     return bool(layers)
-
-
-def is_receiver(module: torch.nn.Module) -> bool:
-    """Whether a module takes our keyword arguments: a recurrent layer, or one that calls transformers' attention interface."""
-    forward = own_forward(module)
-    return isinstance(module.forward, Mixer) or (forward is not None and "ALL_ATTENTION_FUNCTIONS" in forward.__code__.co_names)
 
 
 def is_complete(module: torch.nn.Module, names: set[str]) -> bool:
