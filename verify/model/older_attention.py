@@ -93,7 +93,10 @@ class OlderAttention(Receiver):
         if attention is None:
             raise NotHandedOn("attention")
         self._attention, self._positions = attention, positions
-        return self.forward(*inputs, **others)
+        try:
+            return self.forward(*inputs, **others)
+        finally:
+            self._attention = self._positions = None  # which hold a cache
 
     def forward(self, *inputs: Any, **others: Any) -> Any:
         """What the layer returns for its inputs."""
