@@ -238,8 +238,8 @@ transformers {version} with a small random configuration on a CPU in float32. {s
 {refused} are refused with one sentence, and {untested} have no small configuration that could be tried.
 
 A served architecture verifies draft trees; its logits equal those of transformers' own forward for a prompt read in parts and
-for every row of a draft tree, up to the difference in the table, which rounding explains. Traced models run without Python in each
-step. No weights were tried except those that the README names.
+for every row of a draft tree, up to the difference in the table, which rounding explains. Traced models run without Python in
+each step. No weights were tried except those that the README names.
 
 Models whose keys and values differ in shape (such as latent attention), models without attention, and recurrent layers whose
 channels decay differently are served on a CPU only; a GPU refuses them at the start.
