@@ -29,10 +29,10 @@ PARTS = 4  # of a bias, of 8 bits each: it is large, and what matters is its dif
 FACTOR = 64.0  # a power of 2, by which biases are divided to be in the range of float16
 WIDTH_STEP = 8  # keys and values are padded to a multiple
 
-# The classes are found by the name of the attention function.
-falcon.FALCON_ATTENTION_CLASSES[NAME] = falcon.FalconAttention
-gpt_neo.GPT_NEO_ATTENTION_CLASSES[NAME] = gpt_neo.GPTNeoSelfAttention
-gptj.GPTJ_ATTENTION_CLASSES[NAME] = gptj.GPTJAttention
+# The classes are found by the name of the attention function, if this version of transformers has such a table.
+vars(falcon).get("FALCON_ATTENTION_CLASSES", {})[NAME] = falcon.FalconAttention
+vars(gpt_neo).get("GPT_NEO_ATTENTION_CLASSES", {})[NAME] = gpt_neo.GPTNeoSelfAttention
+vars(gptj).get("GPTJ_ATTENTION_CLASSES", {})[NAME] = gptj.GPTJAttention
 # It multiplies by the transposed weights, which quantised ones need not support.
 falcon.FalconLinear.forward = torch.nn.Linear.forward
 
