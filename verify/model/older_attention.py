@@ -9,6 +9,7 @@ the functions that compute attention need not know of it, and a key in a draft t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import torch
@@ -74,7 +75,7 @@ class Alibi:
         return Heads(*(torch.nn.functional.pad(each, (0, width - each.shape[-1])) for each in (query, key, value)))
 
 
-class OlderAttention(Receiver):
+class OlderAttention(Receiver, ABC):
     """Replaces the forward of one attention layer."""
 
     alibi: Alibi | None = None
@@ -98,9 +99,9 @@ class OlderAttention(Receiver):
         finally:
             self._attention = self._positions = None  # which hold a cache
 
+    @abstractmethod
     def forward(self, *inputs: Any, **others: Any) -> Any:
         """What the layer returns for its inputs."""
-        raise NotImplementedError
 
     def attend(self, heads: Heads) -> torch.Tensor:
         """The weighted values, [1, N, heads, head_dim]."""

@@ -38,7 +38,7 @@ def packed(linear: torch.nn.Linear) -> torch.nn.Module:
 
 @cache
 def fastest(dtype: torch.dtype, threads: int) -> Arithmetic | None:
-    """The arithmetic that is fastest for steps and prompts on this machine with so many threads; None for oneDNN."""
+    """Measures which arithmetic multiplies rows of steps and of prompts fastest; returns None if oneDNN does."""
     with torch.inference_mode():
         linear = torch.nn.Linear(SIZE, SIZE, bias=False, dtype=dtype)
         layers: dict[Arithmetic | None, torch.nn.Module] = {None: packed(linear)}

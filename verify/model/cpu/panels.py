@@ -22,47 +22,39 @@ NEEDED = {Arithmetic.PAIRS: ("avx512bf16",), Arithmetic.TILES: ("amx-bf16", "avx
 
 
 def multiply_float32(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """[..., N, in_features] to [..., N, out_features], by `Arithmetic.FLOAT32`. Scriptable, as the others."""
-    out = empty_output(rows, packed)
-    added = packed.new_empty(0) if bias is None else bias
-    counts = rows.numel() // rows.size(-1), rows.size(-1), out.size(-1)
-    torch.ops.outrider.multiply_float32(packed, rows.contiguous(), added, out, counts[0], counts[1], counts[2])
+    """Multiplies rows [..., in_features] by the packed weights and returns [..., out_features]; TorchScript can compile it."""
+    out, added, count = prepare(rows, packed, bias)
+    torch.ops.outrider.multiply_float32(packed, rows.contiguous(), added, out, count, rows.size(-1), out.size(-1))
     return out
 
 
 def multiply_widened(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """As `multiply_float32`, by `Arithmetic.WIDENED`."""
-    out = empty_output(rows, packed)
-    added = packed.new_empty(0) if bias is None else bias
-    counts = rows.numel() // rows.size(-1), rows.size(-1), out.size(-1)
-    torch.ops.outrider.multiply_widened(packed, rows.contiguous().float(), added, out, counts[0], counts[1], counts[2])
+    out, added, count = prepare(rows, packed, bias)
+    torch.ops.outrider.multiply_widened(packed, rows.contiguous().float(), added, out, count, rows.size(-1), out.size(-1))
     return out
 
 
 def multiply_pairs(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """As `multiply_float32`, by `Arithmetic.PAIRS`."""
-    out = empty_output(rows, packed)
-    added = packed.new_empty(0) if bias is None else bias
-    counts = rows.numel() // rows.size(-1), rows.size(-1), out.size(-1)
-    torch.ops.outrider.multiply_pairs(packed, rows.contiguous(), added, out, counts[0], counts[1], counts[2])
+    out, added, count = prepare(rows, packed, bias)
+    torch.ops.outrider.multiply_pairs(packed, rows.contiguous(), added, out, count, rows.size(-1), out.size(-1))
     return out
 
 
 def multiply_tiles(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """As `multiply_float32`, by `Arithmetic.TILES`."""
-    out = empty_output(rows, packed)
-    added = packed.new_empty(0) if bias is None else bias
-    counts = rows.numel() // rows.size(-1), rows.size(-1), out.size(-1)
-    torch.ops.outrider.multiply_tiles(packed, rows.contiguous(), added, out, counts[0], counts[1], counts[2])
+    out, added, count = prepare(rows, packed, bias)
+    torch.ops.outrider.multiply_tiles(packed, rows.contiguous(), added, out, count, rows.size(-1), out.size(-1))
     return out
 
 
-def empty_output(rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
-    """The tensor that a product of the rows is written to."""
+def prepare(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """The tensor that the product is written to, the bias (empty if there is none), and the number of rows."""
     shape = list(rows.size())
     shape[-1] = packed.size(0) * packed.size(2)
     assert rows.size(-1) * shape[-1] == packed.numel(), "Rows and weights do not have the same number of inputs."
-    return packed.new_empty(shape)
+    return packed.new_empty(shape), packed.new_empty(0) if bias is None else bias, rows.numel() // rows.size(-1)
 
 
 MULTIPLY: dict[Arithmetic, Callable[..., torch.Tensor]] = {
