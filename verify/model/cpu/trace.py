@@ -34,6 +34,10 @@ CHECKS = ((1, 3), (2, 9), (7, 0), (17, 30), (3, 70))  # rows and text length of 
 STREAMS = 16  # in one forward
 MAX_ROWS = 1024  # in one forward
 
+# A list that belongs to scripts. With a list of Python's, a forward takes Python's global lock to release each tensor, and
+# waits for the threads that hold it.
+ScriptList: Any = torch.ScriptList
+
 
 def attend(
     query: torch.Tensor,  # [heads, N, head_dim]
@@ -165,22 +169,17 @@ class _Forward(torch.nn.Module):
         self._model, self._delivery, self._windows, self._script, self._tap = model, delivery, windows, script, tap
         self._layers = packed_layers(model)
         self._recurrences = (torch.jit.script(convolve_streams), torch.jit.script(scan_streams)) if is_recurrent else None
+        self.end = STREAMS * (1 + TENSORS) if is_recurrent else STREAMS  # of caches and states among the streams' tensors
 
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        kept: torch.Tensor,  # int64 [M]; rows whose logits are computed
-        caches: list[torch.Tensor],
-        starts: torch.Tensor,
-        counts: torch.Tensor,
-        inputs: list[torch.Tensor],  # of the attention, by window
-        packed: list[torch.Tensor],
-        states: list[torch.Tensor],  # of recurrent layers
-    ) -> tuple[torch.Tensor, ...]:
-        """Logits [M, V], and with a tap the hidden states of all rows, [N, width]."""
+    def forward(self, streams: list[torch.Tensor], packed: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Logits [M, V], and with a tap the hidden states of all rows, [N, width].
+
+        `streams` is what `TracedForward._arguments` returns.
+        """
         for layer, weights in zip(self._layers, packed, strict=False):
             layer.packed = weights  # packed weights are inputs, since a trace cannot hold them as constants
+        tokens, positions, kept, starts, counts, *others = streams
+        caches, states, inputs = others[:STREAMS], others[STREAMS : self.end], others[self.end :]
         size = len(inputs) // len(self._windows)
         by_window = {window: inputs[size * index : size * (index + 1)] for index, window in enumerate(self._windows)}
         attention = _TracedAttention(self._script, _Streams(caches, starts, counts), by_window)
@@ -203,24 +202,29 @@ class TracedForward:
         self, forward: _Forward, packed: list[torch.Tensor], build: BuildInputs, least: int, example: Sequence[Segment]
     ) -> None:
         """Traces `forward`; `example` is what it runs meanwhile. At least `least` rows have logits."""
-        self._least = least
-        self._packed, self._build = packed, build
+        self._least, self._states = least, forward.end - STREAMS
+        self._build = build
         self._absent = torch.empty(0, dtype=example[0].cache.dtype)
-        traced = torch.jit.trace(forward, self._arguments(example), check_trace=False)
+        traced = torch.jit.trace(forward, (self._arguments(example), packed), check_trace=False)
         # Computes what depends on the weights alone, and inlines the layers.
         self._traced: Any = cast(Any, torch.jit).freeze(traced.eval(), optimize_numerics=False)
+        self._packed = ScriptList(packed)
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
-        arguments = self._arguments(segments)
+        arguments = ScriptList(self._arguments(segments))
         with cast(Any, torch.jit).optimized_execution(False):  # the profiling executor would stall the first requests
-            logits, *states = cast("tuple[torch.Tensor, ...]", self._traced(*arguments))
+            logits, *states = cast("tuple[torch.Tensor, ...]", self._traced(arguments, self._packed))
         if states:
             keep_hidden(states[0], segments)
         return logits
 
-    def _arguments(self, segments: Sequence[Segment]) -> tuple[Any, ...]:
-        """A trace takes lists of one length only, so those of absent streams are filled up."""
+    def _arguments(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """Tokens, positions and the kept rows, where the streams start and how many rows they have, then by stream:
+        caches, states of recurrent layers, and the attention's inputs by window.
+
+        A trace takes lists of one length only, so those of absent streams are filled up.
+        """
         absent = [self._absent] * (STREAMS - len(segments))
         caches = [each.cache.tensor for each in segments] + absent
         starts = torch.tensor([each.cache.length + each.batch.known for each in segments])
@@ -233,8 +237,8 @@ class TracedForward:
             RecurrentRows(each.cache.recurrent, each.cache.length, each.batch) for each in segments if each.cache.recurrent
         ]
         states = list(chain.from_iterable(each.tensors for each in recurrent))
-        states += [self._absent] * (STREAMS * TENSORS - len(states))
-        return *rows, caches, starts, counts, inputs, self._packed, states
+        states += [self._absent] * (self._states - len(states))
+        return [*rows, starts, counts, *caches, *states, *inputs]
 
 
 def attention_masks(
