@@ -130,9 +130,11 @@ class ModelChain:
 
     def observe(self, verdict: Verdict) -> None:
         """Ends background drafting and keeps what is left of the chain. Raises if drafting has failed."""
+        tokens = verdict.tokens
+        self._verified.set()
+        advanced = self._model.submit(lambda: self._model.advance(tokens))  # after the forward that is running
         if (drafting := self._stop()) is not None:
             drafting.result()
-        tokens = verdict.tokens
         self._learn(tokens)
         self._predraft.learn(tokens.tolist())
         if self.tokens[: len(tokens)] == tokens.tolist():
@@ -141,7 +143,7 @@ class ModelChain:
             self._links.clear()
         self._verify_seconds = ema(self._verify_seconds, verdict.seconds - self._waited_seconds)
         self._waited_seconds = 0.0
-        self._model.submit(lambda: self._model.advance(tokens)).result()
+        advanced.result()
 
     def end(self) -> None:
         """Ends the request, also after a failure. A draft that fails without a step to report it affects no answer."""

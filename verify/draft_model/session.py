@@ -220,8 +220,8 @@ class SessionDraft:
         logits = logits[:, : self._shared.shared_vocabulary].float()
         count = min(count, logits.shape[-1])
         if self._params.greedy:
-            values, tokens = logits.topk(count, -1)
-            return Candidates(as_ints(tokens), as_floats((values - logits.logsumexp(-1, keepdim=True)).exp()))
+            probability, tokens = logits.softmax(-1).topk(count, -1)
+            return Candidates(as_ints(tokens), as_floats(probability))
         weights = warp_logits(logits, self._params)
         first = self._length - self._text.prompt_length
         tokens = self._sampler.scores(weights, [first + depth for depth in depths]).topk(count, -1).indices

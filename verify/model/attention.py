@@ -142,7 +142,7 @@ class TorchAttention:
 
     def _build(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
         length, rows = self.reach(window), len(self._batch)
-        if rows == 1:
+        if rows == 1 or (window is None and self._batch.is_chain_end):
             return None
         ancestors = self._batch.ancestor_mask().to(like.device)
         allowed = torch.ones(rows, length + rows, dtype=torch.bool, device=like.device)

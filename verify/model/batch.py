@@ -49,6 +49,11 @@ class ForwardBatch:
         """Positions of the rows to compute after `length` committed tokens, int64 [N - known]."""
         return self.depths[self.known :] + length
 
+    @property
+    def is_chain_end(self) -> bool:
+        """Whether one row is computed, and it attends to all others."""
+        return self.known == len(self) - 1 and (self.ancestors is None or bool(self.ancestors[-1].all()))
+
     def ancestor_mask(self) -> torch.Tensor:
         """Which rows each row attends to, itself included, bool [N, N]."""
         if self.ancestors is not None:
