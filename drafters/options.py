@@ -159,6 +159,11 @@ class DraftGraphOptions(DraftTreeOptions):
 class PearlOptions:
     """The `pearl` drafter: drafts in parallel with verification."""
 
+    thrifty: bool = option(
+        True,
+        "Draft with the model only when that is expected to pay, before or during a verification, and with `lookup` always. "
+        "The paper's algorithm if false, or if a strategy is off.",
+    )
     pre_verify: bool = option(True, "Verify the first draft token while the draft model drafts the rest.")
     post_verify: bool = option(True, "Continue drafting during verification.")
     window: Annotated[int, Ge(0), Le(MAX_WINDOW)] = option(

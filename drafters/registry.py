@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ from drafters.options import (
     NAMES,
     NEED_A_MODEL,
     DrafterName,
+    DraftTime,
     Options,
 )
 from drafters.pearl import PearlDrafter
@@ -46,7 +48,8 @@ class Resources:
     corpus: Collection[Corpus] = ()
     vocabulary: int = 1 << 18  # token ids are below it
     model: Callable[[], LanguageModel] | None = None  # creates a session's draft model; None without a draft model
-    schedules: Schedules = field(default_factory=Schedules)  # what all sessions measured of the draft model
+    # What all sessions measured of the draft model beside tables, by drafter.
+    schedules: Mapping[DrafterName, Schedules] = field(default_factory=lambda: defaultdict(Schedules))
 
     @property
     def names(self) -> tuple[DrafterName, ...]:
@@ -74,8 +77,7 @@ def make(name: DrafterName, resources: Resources) -> Drafter:
             tables = FusionDrafter(resources.base, resources.corpus, options.fusion, resources.vocabulary)
             if resources.model is None or options.fusion.draft == "never":
                 return tables
-            chain = ModelChain(resources.model(), options.pearl, choices=2)
-            return UnionDrafter(tables, chain, resources.schedules, options.draft.gamma, options.fusion.draft)
+            return _union(name, tables, resources.model(), resources, options.fusion.draft)
     assert resources.model is not None, f"{name} needs a draft model"
     model = resources.model()
     match name:
@@ -86,7 +88,15 @@ def make(name: DrafterName, resources: Resources) -> Drafter:
         case "draft-graph":
             return DraftGraphDrafter(model, options.draft_graph)
         case "pearl":
+            if options.pearl.thrifty and options.pearl.pre_verify and options.pearl.post_verify:
+                return _union(name, LookupDrafter(options.lookup), model, resources, "auto")
             return PearlDrafter(model, options.pearl)
+
+
+def _union(name: DrafterName, tables: Drafter, model: LanguageModel, resources: Resources, time: DraftTime) -> UnionDrafter:
+    options = resources.options
+    chain = ModelChain(model, options.pearl, choices=2)
+    return UnionDrafter(tables, chain, resources.schedules[name], options.draft.gamma, time)
 
 
 def arrays_of(drafter: Drafter) -> dict[str, NDArray[Any]]:

@@ -20,7 +20,9 @@ TOKEN_SECONDS = 0.004  # of a simulated draft token
 
 def switched(name: str, published: float | None, **options: Any) -> Case:
     """PEARL's speed relative to plain decoding with changed options."""
-    return Case({"method": name}, lambda material: material.speed("pearl", pearl=options), {"paper": published})
+    return Case(
+        {"method": name}, lambda material: material.speed("pearl", pearl={"thrifty": False, **options}), {"paper": published}
+    )
 
 
 def accepted(method: str, published: float) -> Case:
@@ -28,7 +30,7 @@ def accepted(method: str, published: float) -> Case:
 
     def measure(material: Material) -> Row:
         if method == "PEARL":
-            decoding = material.decode("pearl", pearl={"window": WINDOW, "ahead": 0})
+            decoding = material.decode("pearl", pearl={"thrifty": False, "window": WINDOW, "ahead": 0})
             return {"accepted": decoding.right / max(1, decoding.rejections)}
         decoding = material.decode("draft", draft={**LONG_CHAIN, "gamma": WINDOW})
         return {"accepted": decoding.accepted / len(decoding.steps)}

@@ -103,11 +103,12 @@ MODEL_METHODS = (
     Method("GSD (draft-graph)", "draft-graph"),
     Method("PEARL w/o pre-verify", "pearl", without(pre_verify=False)),
     Method("PEARL w/o post-verify", "pearl", without(post_verify=False)),
-    Method("PEARL w/o a table for the draft", "pearl", without(ahead=0)),
-    Method("PEARL", "pearl"),
+    Method("PEARL w/o a table for the draft", "pearl", without(thrifty=False, ahead=0)),
+    Method("PEARL", "pearl", without(thrifty=False)),
 )
 METHODS = (
     *MODEL_METHODS,
+    Method("PEARL, thrifty (pearl)", "pearl"),
     Method("fusion", "fusion", drafting("never")),
     Method("fusion, drafting before", "fusion", drafting("before")),
     Method("fusion, drafting beside", "fusion", drafting("beside")),

@@ -40,7 +40,7 @@ CASES: tuple[tuple[DrafterName, Rule], ...] = (
 )
 NODES = 24
 CHAIN = DraftOptions(gamma=10, theta_prob=0.0, thrifty=False)  # drafts in every step, however unlikely its tokens
-WINDOW = PearlOptions(window=4)
+WINDOW = PearlOptions(thrifty=False, window=4)
 BEFORE = FusionOptions(draft="before")  # in every step, as CHAIN
 
 

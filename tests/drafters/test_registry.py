@@ -1,11 +1,15 @@
 """Every name creates a drafter that implements the protocol, and whose tables can be saved and restored."""
 
+from dataclasses import replace
+
 import numba
 import numpy as np
 import pytest
 
 from drafters.interface import NOTHING, Verdict
-from drafters.options import NAMES, NEED_A_MODEL, DrafterName
+from drafters.model.union import UnionDrafter
+from drafters.options import NAMES, NEED_A_MODEL, DrafterName, Options, PearlOptions
+from drafters.pearl import PearlDrafter
 from drafters.registry import Resources, arrays_of, fork, make, restore, warm
 from drafters.sequence import Sequence
 from tests.drafts import Driven
@@ -38,6 +42,19 @@ def test_warming_up_leaves_no_learned_state() -> None:
 def test_drafters_that_need_a_model_are_listed_only_with_one() -> None:
     assert set(NAMES) - set(Resources().names) == {"draft", "draft-tree", "draft-graph", "pearl"}
     assert RESOURCES.names == NAMES
+
+
+def test_pearl_drafts_beside_tables_unless_an_option_asks_for_the_papers_algorithm() -> None:
+    assert isinstance(make("pearl", RESOURCES), UnionDrafter)
+    for options in (PearlOptions(thrifty=False), PearlOptions(pre_verify=False), PearlOptions(post_verify=False)):
+        assert isinstance(make("pearl", replace(RESOURCES, options=Options(pearl=options))), PearlDrafter)
+
+
+def test_drafters_measure_the_draft_model_apart() -> None:
+    """Beside other tables, it pays in other steps."""
+    pearl, other, fusion = make("pearl", RESOURCES), make("pearl", RESOURCES), make("fusion", RESOURCES)
+    assert vars(pearl)["_schedules"] is vars(other)["_schedules"]
+    assert vars(pearl)["_schedules"] is not vars(fusion)["_schedules"]
 
 
 TABLE_DRAFTERS: list[DrafterName] = ["trigram", "lookup", "lookahead", "fusion", "retrieval", "prediction", "none"]

@@ -35,7 +35,7 @@ EAGER = Options(
     draft=DraftOptions(4, 0, thrifty=False),
     draft_tree=TREE,
     draft_graph=DraftGraphOptions(3, 4, 0, 0, thrifty=False, tau=1),
-    pearl=PearlOptions(window=3),
+    pearl=PearlOptions(thrifty=False, window=3),
 )
 
 
