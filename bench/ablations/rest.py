@@ -153,7 +153,7 @@ ABLATIONS = (
         "rest-figure-12",
         "Figure 12: number of draft tokens",
         "Faster up to 48 draft tokens, the same up to 200, slower beyond.",
-        [Case({"draft tokens": nodes}, limited(nodes)) for nodes in (1, 2, 4, 8, 16, 24, 32, 48, 64)],
+        [Case({"draft tokens": nodes}, limited(nodes)) for nodes in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)],
         "recordings",
         wide=True,
         plotted=("M, chat", "M, code"),
