@@ -53,7 +53,7 @@ class MetricsServer(uvicorn.Server):
 class DrainingServer(uvicorn.Server):
     """Drains at the first signal: refuses new requests, finishes accepted ones, and fails the others at a deadline.
 
-    A second signal ends it at once. A metrics server starts and ends with it.
+    A second signal fails them at once, and a third waits for nothing. A metrics server starts and ends with it.
     """
 
     def __init__(
@@ -63,13 +63,19 @@ class DrainingServer(uvicorn.Server):
         self._engine = engine
         self._drain_seconds = drain_seconds
         self._metrics_server = metrics_server
+        self._signals = 0  # received
+        self._loop: asyncio.AbstractEventLoop | None = None  # from the start on
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit:
-            self.force_exit = True
+        self._signals += 1
         self.should_exit = True
+        if self._signals == 2 and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._engine.abort)
+        elif self._signals > 1:
+            self.force_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self._metrics_server is not None:
             self._metrics_server.start()
@@ -80,6 +86,8 @@ class DrainingServer(uvicorn.Server):
         deadline = asyncio.get_running_loop().call_later(self._drain_seconds, self._engine.abort)
         try:
             await super().shutdown(sockets)
+            if self.force_exit:  # uvicorn leaves it out, and then cancels the application, whose error would be logged
+                await self.lifespan.shutdown()
         finally:
             deadline.cancel()
             if self._metrics_server is not None:

@@ -36,7 +36,7 @@ def test_a_public_address_needs_keys_or_auth_open() -> None:
         check_address(load_settings(None, {"server.host": "0.0.0.0"}))
 
 
-def test_the_first_signal_drains_and_the_second_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_signal_drains_until_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     async def shutdown(self: uvicorn.Server, sockets: object = None) -> None:
@@ -52,9 +52,34 @@ def test_the_first_signal_drains_and_the_second_ends(monkeypatch: pytest.MonkeyP
     assert calls == ["drain"]
     asyncio.run(stop(0.0))
     assert calls == ["drain", "drain", "abort"]
-    server = DrainingServer(uvicorn.Config(lambda: None), cast(Any, engine), 1.0)
+
+
+def test_a_second_signal_fails_requests_and_a_third_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def startup(self: uvicorn.Server, sockets: object = None) -> None:
+        pass
+
+    monkeypatch.setattr(uvicorn.Server, "startup", startup)
+    calls: list[str] = []
+    engine = SimpleNamespace(abort=lambda: calls.append("abort"))
+
+    async def signalled() -> None:
+        server = DrainingServer(uvicorn.Config(lambda: None), cast(Any, engine), 1.0)
+        await server.startup()
+        server.handle_exit(signal.SIGTERM, None)
+        await asyncio.sleep(0)
+        assert server.should_exit and not calls
+        server.handle_exit(signal.SIGTERM, None)
+        await asyncio.sleep(0)
+        assert calls == ["abort"] and not server.force_exit
+        server.handle_exit(signal.SIGTERM, None)
+        assert server.force_exit
+
+    asyncio.run(signalled())
+
+
+def test_a_second_signal_before_the_start_ends_the_server() -> None:
+    server = DrainingServer(uvicorn.Config(lambda: None), cast(Any, SimpleNamespace()), 1.0)
     server.handle_exit(signal.SIGTERM, None)
-    assert server.should_exit and not server.force_exit
     server.handle_exit(signal.SIGTERM, None)
     assert server.force_exit
 
