@@ -53,7 +53,8 @@ class MetricsServer(uvicorn.Server):
 class DrainingServer(uvicorn.Server):
     """Drains at the first signal: refuses new requests, finishes accepted ones, and fails the others at a deadline.
 
-    A second signal fails them at once, and a third waits for nothing. A metrics server starts and ends with it.
+    A second signal fails them at once and gives clients GRACE_SECONDS to read that; a third waits for nothing. A metrics
+    server starts and ends with it.
     """
 
     def __init__(
@@ -71,8 +72,12 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
         if self._signals == 2 and self._loop is not None:
             self._loop.call_soon_threadsafe(self._engine.abort)
+            self._loop.call_soon_threadsafe(self._loop.call_later, GRACE_SECONDS, self._force_exit)
         elif self._signals > 1:
-            self.force_exit = True
+            self._force_exit()
+
+    def _force_exit(self) -> None:
+        self.force_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
