@@ -21,7 +21,9 @@ CONFIG = Path(__file__).parents[2] / "configs" / "pearl.yaml"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with serving("--config", str(CONFIG), "--draft-model", str(models.DRAFT), "--scheduling.max_active", "3") as server:
+    """Whose `pearl` drafts with its model in every step: otherwise that depends on measured times."""
+    flags = ("--speculation.pearl.thrifty", "false", "--scheduling.max_active", "3")
+    with serving("--config", str(CONFIG), "--draft-model", str(models.DRAFT), *flags) as server:
         yield server
 
 
