@@ -161,8 +161,8 @@ class PearlOptions:
 
     thrifty: bool = option(
         True,
-        "Draft with the model only when that is expected to pay, before or during a verification, and with `lookup` always. "
-        "The paper's algorithm if false, or if a strategy is off.",
+        "Also draft as `lookup` does, and use the draft model only when that is expected to pay, before or during a step. "
+        "If this, pre_verify or post_verify is false, the paper's algorithm runs.",
     )
     pre_verify: bool = option(True, "Verify the first draft token while the draft model drafts the rest.")
     post_verify: bool = option(True, "Continue drafting during verification.")

@@ -34,8 +34,8 @@ CHECKS = ((1, 3), (2, 9), (7, 0), (17, 30), (3, 70))  # rows and text length of 
 STREAMS = 16  # in one forward
 MAX_ROWS = 1024  # in one forward
 
-# A list that belongs to scripts. With a list of Python's, a forward takes Python's global lock to release each tensor, and
-# waits for the threads that hold it.
+# TorchScript's own type of list. A forward that releases a Python list takes the global interpreter lock once for each tensor,
+# and waits each time for the threads that hold it.
 ScriptList: Any = torch.ScriptList
 
 
@@ -169,7 +169,7 @@ class _Forward(torch.nn.Module):
         self._model, self._delivery, self._windows, self._script, self._tap = model, delivery, windows, script, tap
         self._layers = packed_layers(model)
         self._recurrences = (torch.jit.script(convolve_streams), torch.jit.script(scan_streams)) if is_recurrent else None
-        self.end = STREAMS * (1 + TENSORS) if is_recurrent else STREAMS  # of caches and states among the streams' tensors
+        self.states_end = STREAMS * (1 + TENSORS) if is_recurrent else STREAMS  # in the streams' tensors, after the caches
 
     def forward(self, streams: list[torch.Tensor], packed: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Logits [M, V], and with a tap the hidden states of all rows, [N, width].
@@ -179,7 +179,7 @@ class _Forward(torch.nn.Module):
         for layer, weights in zip(self._layers, packed, strict=False):
             layer.packed = weights  # packed weights are inputs, since a trace cannot hold them as constants
         tokens, positions, kept, starts, counts, *others = streams
-        caches, states, inputs = others[:STREAMS], others[STREAMS : self.end], others[self.end :]
+        caches, states, inputs = others[:STREAMS], others[STREAMS : self.states_end], others[self.states_end :]
         size = len(inputs) // len(self._windows)
         by_window = {window: inputs[size * index : size * (index + 1)] for index, window in enumerate(self._windows)}
         attention = _TracedAttention(self._script, _Streams(caches, starts, counts), by_window)
@@ -202,7 +202,7 @@ class TracedForward:
         self, forward: _Forward, packed: list[torch.Tensor], build: BuildInputs, least: int, example: Sequence[Segment]
     ) -> None:
         """Traces `forward`; `example` is what it runs meanwhile. At least `least` rows have logits."""
-        self._least, self._states = least, forward.end - STREAMS
+        self._least, self._states = least, forward.states_end - STREAMS
         self._build = build
         self._absent = torch.empty(0, dtype=example[0].cache.dtype)
         traced = torch.jit.trace(forward, (self._arguments(example), packed), check_trace=False)
@@ -220,10 +220,11 @@ class TracedForward:
         return logits
 
     def _arguments(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Tokens, positions and the kept rows, where the streams start and how many rows they have, then by stream:
-        caches, states of recurrent layers, and the attention's inputs by window.
+        """The tensors that describe the streams, in the order in which `_Forward.forward` reads them.
 
-        A trace takes lists of one length only, so those of absent streams are filled up.
+        They are the tokens, positions and kept rows, the streams' starts and numbers of rows, and then for each stream its
+        cache, the states of recurrent layers, and the attention's inputs by window. A trace takes lists of one length only, so
+        those of absent streams are filled up.
         """
         absent = [self._absent] * (STREAMS - len(segments))
         caches = [each.cache.tensor for each in segments] + absent
