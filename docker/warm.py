@@ -1,7 +1,7 @@
 """Compiles all kernels into numba's cache while the image is built.
 
-Kernels are compiled per argument types, which depend on the tables: here the embedded models with and without a datastore, and
-the builders of both kinds of tables.
+Kernels are compiled per argument types, which depend on the tables: here the embedded models with and without a datastore, a
+model without a base table, and the builders of both kinds of tables.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import drafters
 import models
 from server.datastore_builder import build_ngram, build_suffix
 from server.settings import load_settings
+from server.worker.kernels import Kernels
+from server.worker.resources import Tables, load_resources
 from server.worker.runtime import load
 
 
@@ -29,7 +31,11 @@ def main() -> None:
                 "speculation.max_nodes": 8,  # auto would measure the build machine
                 "speculation.retrieval.datastores": datastores,
             }
-            load(load_settings(None, flags))
+            settings = load_settings(None, flags)
+            load(settings)
+            if not datastores:
+                others = Tables("of another tokenizer", vocabulary=1 << 16)
+                Kernels(settings, background=False).load([load_resources(settings, others)[0]], others)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from drafters.options import (
 )
 from drafters.pearl import PearlDrafter
 from drafters.prediction import PredictionDrafter
+from drafters.prompt_lookup import PromptLookupDrafter
 from drafters.retrieval import RetrievalDrafter
 from drafters.sequence import Reader, Sequence
 from drafters.tables.ngram import BaseArrays, empty_base
@@ -93,6 +94,11 @@ def make(name: DrafterName, resources: Resources) -> Drafter:
             return PearlDrafter(model, options.pearl)
 
 
+def make_uncompiled(resources: Resources, has_prediction: bool) -> Drafter:
+    """A drafter for one request whose own drafter's kernels are not compiled yet."""
+    return PredictionDrafter(resources.options.prediction) if has_prediction else PromptLookupDrafter()
+
+
 def _union(name: DrafterName, tables: Drafter, model: LanguageModel, resources: Resources, time: DraftTime) -> UnionDrafter:
     options = resources.options
     chain = ModelChain(model, options.pearl, choices=2)
@@ -140,9 +146,9 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, NDArray[Any]]]:
             yield from _walk(part, f"{path}.{name}")
 
 
-def warm(resources: Resources) -> None:
-    """Runs every drafter once, so that no request waits for its kernels to compile."""
-    for name in resources.names:
+def warm(resources: Resources, names: Collection[DrafterName] = NAMES) -> None:
+    """Runs these drafters once, so that no request waits for their kernels to compile."""
+    for name in (name for name in resources.names if name in names):
         drafter, sequence = make(name, resources), Sequence(np.arange(8, dtype=np.int32))
         drafter.begin(sequence)
         tree = drafter.propose(8)

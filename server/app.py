@@ -28,7 +28,7 @@ from server.engine.rules import AcceptanceRules
 from server.http import errors
 from server.http.auth import Authenticator
 from server.http.exposition import MetricsPage, add_metrics_route
-from server.http.json_body import JSONRoute
+from server.http.json_route import BodyPool, JSONRoute
 from server.http.middleware import BodyLimit, CountRequests, LogRequests, ResponseHeaders
 from server.http.origins import OriginGuard
 from server.http.quotas import HoldQuota, QuotaKeeper, Quotas
@@ -89,7 +89,7 @@ def create_app(
     """
     metrics = metrics or Metrics(coarse=settings.server.coalesce_ms > 0)
     engine = new_engine(settings, metrics)
-    grammars = GrammarChecker(settings.limits)
+    grammars, bodies = GrammarChecker(settings.limits), BodyPool({"messages": settings.limits.messages})
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -98,6 +98,7 @@ def create_app(
         yield
         await engine.stop()
         await asyncio.to_thread(grammars.close)
+        await asyncio.to_thread(bodies.close)
 
     app = FastAPI(
         title="Outrider",
@@ -109,7 +110,7 @@ def create_app(
         responses=errors.RESPONSES,
     )
     app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
-    app.state.engine, app.state.metrics = engine, metrics
+    app.state.engine, app.state.metrics, app.state.bodies = engine, metrics, bodies
     app.state.metrics_page = MetricsPage(settings, read_metrics or metrics.read)
     errors.install(app)
     quotas = new_quotas(settings, metrics, engine)
@@ -282,14 +283,17 @@ def add_status_routes(app: FastAPI, engine: EngineLike) -> None:
     @app.get("/ready")
     async def ready() -> Response:
         if engine.ready:
-            return JSONResponse({"status": engine.state})
+            compiles = engine.info is not None and engine.info.drafting is False
+            return JSONResponse({"status": engine.state, **({"drafting": False} if compiles else {})})
         return JSONResponse({"status": engine.state, "detail": engine.failure}, 503)
 
     @app.get("/version")
-    async def app_version() -> dict[str, str | float]:
-        versions: dict[str, str | float] = {"version": version("outrider")}
+    async def app_version() -> dict[str, str | float | bool]:
+        versions: dict[str, str | float | bool] = {"version": version("outrider")}
         if engine.info is not None:
             info = engine.info
             versions |= {"dtype": info.dtype, "weight_bits": info.weight_bits, "kv_dtype": info.kv_dtype}
             versions["invariant_rows"] = info.invariance
+            if info.drafting is not None:
+                versions["drafting"] = info.drafting
         return versions

@@ -34,6 +34,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 # The groups that take longest start first, so that no process is left with one at the end. While the first server's kernels
 # are compiled, the other processes run tests that need no kernels.
 LONG_GROUPS = (
+    "real",
     "served",
     "tests/verify/test_rejection.py",
     "tests/verify/model/gpu/test_triton_attention.py",

@@ -68,7 +68,8 @@ def start(*flags: str, program: str = "server.cli") -> tuple[subprocess.Popen[st
     """Starts `outrider serve` on a free port. Returns the process and its address. `program` is its module."""
     compile_kernels()
     command = [sys.executable, "-m", program, "serve", "--port", "0", "--model.threads", "1"]
-    command += ["--speculation.cost_folder", str(COST_FOLDER), *flags]
+    # A fixed number of requests at once, so that no test depends on what was measured.
+    command += ["--speculation.cost_folder", str(COST_FOLDER), "--scheduling.max_active", "4", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stderr is not None
     line = process.stderr.readline()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from verify.errors import ModelError
+from verify.gguf_metadata import read_metadata
 
 DEFAULT_REVISION = "main"  # the hub's default branch
 GGUF = ".gguf"
@@ -78,7 +79,4 @@ def check_packages(path: str, method: str) -> None:
 
 def gguf_bits(file: str) -> float:
     """Mean bits per weight of a GGUF file."""
-    from gguf import GGUFReader  # an optional extra
-
-    tensors = GGUFReader(file).tensors
-    return 8 * sum(int(tensor.n_bytes) for tensor in tensors) / sum(int(tensor.n_elements) for tensor in tensors)
+    return read_metadata(file).bits_per_weight

@@ -1,168 +1,131 @@
-"""The measured cost of a step on this machine: seconds by draft nodes, by context length and by number of streams.
+"""The cost of a step on this machine: seconds by draft nodes, by context length and by number of streams.
 
-A tree of 64 nodes is nearly free on a large GPU and costs ten steps on a laptop; the budget follows this curve.
+A tree of 64 nodes is nearly free on a large GPU and costs ten steps on a laptop; the budget follows this curve. It is measured
+once (`verify.measurement`), and what steps take corrects it from then on. Knows nothing about models and files.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
-import logging
-import os
-import platform
-import statistics
-import time
-from dataclasses import asdict, dataclass
-from functools import lru_cache
-from pathlib import Path
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from drafters.interface import MAX_NODES, Source, chain
-from verify.findings import save_finding
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from drafters.interface import MAX_NODES
 
-log = logging.getLogger("outrider.worker")
-
-# With the root, powers of two: beyond them, matrix products need another tile.
-NODES = (0, 1, 3, 7, 15, 31, 63, MAX_NODES)
-STREAM_NODES = 63  # of each of several streams
-CONTEXTS = (64, 512, 2048, 8192, 32768)
-FEEDBACK = 8  # top tokens per row that drafters learn from by default
-REPEATS = 7
-POINT_SECONDS = 0.4  # no repeats of a point beyond this total
-STREAMS = 4  # of the steps of several streams
 KEPT_SHARE = 0.25
-CONTEXT_STEP, ROWS_STEP = 64, 64  # costs are kept for multiples of these
+# Other work on the machine only adds time, so a step that took less than expected says more than one that took longer.
+FALL, RISE = 1 / 4, 1 / 16  # of a step's deviation that are corrected at once
+MOST_DEVIATION = 2.0  # the factor that one step can show
+COMMON_SHARE = 2 / 3  # of a correction that the whole curve shares; the rest is for the points around the step
 
 
-@dataclass(frozen=True)
 class CostCurve:
-    """Seconds of a step by draft nodes, at several context lengths (tokens)."""
+    """Seconds of a step by draft nodes, at several context lengths (tokens). More nodes or a longer context never cost less."""
 
-    nodes: tuple[int, ...]  # ascending, from 0 to the most that a step may have
-    contexts: tuple[int, ...]  # ascending
-    seconds: tuple[tuple[float, ...], ...]  # [contexts, nodes]
-    row_seconds: float = 0.0  # of each row beyond those of one stream's largest step
-    stream_seconds: float = 0.0  # of each further stream, beside its rows
+    def __init__(
+        self,
+        nodes: Sequence[int],
+        contexts: Sequence[int],
+        seconds: Sequence[Sequence[float]] | NDArray[np.float64],
+        row_seconds: float = 0.0,
+        stream_seconds: float = 0.0,
+    ) -> None:
+        self.nodes = tuple(nodes)  # ascending, from 0 to the most that a step may have
+        self.contexts = tuple(contexts)  # ascending
+        # float64 [contexts, nodes]. Noise adds time, so of two measurements out of order, the larger one is wrong.
+        self.seconds = lowered(np.array(seconds, np.float64))
+        self.row_seconds = row_seconds  # of each row beyond those of one stream's largest step
+        self.stream_seconds = stream_seconds  # of each further stream, beside its rows
+        self.is_corrected = False  # since it was loaded or saved
 
     def at(self, context: int) -> NDArray[np.float64]:
         """Seconds of a step over 0, 1, ... nodes[-1] draft nodes after `context` tokens, float64 [nodes[-1] + 1]."""
-        table = np.array(self.seconds)
-        row = np.array([np.interp(context, self.contexts, column) for column in table.T])
-        # More nodes never cost less. Noise adds time, so of two measurements that say so, the larger one is wrong.
-        return np.interp(np.arange(self.nodes[-1] + 1), self.nodes, np.minimum.accumulate(row[::-1])[::-1])
+        row = neighbours(self.contexts, context) @ self.seconds
+        return np.interp(np.arange(self.nodes[-1] + 1), self.nodes, row)
 
     def of_rows(self, context: int, streams: int, rows: int) -> NDArray[np.float64]:
         """Seconds of a step of `streams` streams over 1, 2, ... `rows` rows in all, each after `context` tokens."""
-        return extended(self, context // CONTEXT_STEP * CONTEXT_STEP, -(-rows // ROWS_STEP) * ROWS_STEP)[:rows] + (
-            self.stream_seconds * (streams - 1)
-        )
+        seconds = self.at(context)
+        if rows > len(seconds):
+            more = np.arange(1, rows - len(seconds) + 1)
+            seconds = np.concatenate([seconds, seconds[-1] + more * self.row_seconds])
+        return seconds[:rows] + self.stream_seconds * (streams - 1)
 
     def paying_streams(self, most: int) -> int:
-        """How many streams, at most `most`, a round should have: each adds KEPT_SHARE of what it would have alone, or more."""
+        """How many streams, at most `most`, a round should have: each adds KEPT_SHARE of what it would have alone, or more.
+
+        Two are always worth a try: with one, nothing would ever correct the cost of the second.
+        """
         context = self.contexts[0]
         rates = [streams / float(self.of_rows(context, streams, streams)[-1]) for streams in range(1, most + 1)]
         for streams, (fewer, rate) in enumerate(itertools.pairwise(rates), start=1):
             if rate - fewer < KEPT_SHARE * fewer / streams:
-                return streams
+                return max(2, streams)
         return most
 
+    def observe(self, context: int, streams: int, rows: int, seconds: float) -> None:
+        """Corrects the curve by the time of one step over `rows` rows in all, each after `context` tokens.
 
-@lru_cache(maxsize=64)
-def extended(curve: CostCurve, context: int, rows: int) -> NDArray[np.float64]:
-    """`CostCurve.at` by number of rows, float64 [rows]."""
-    seconds = curve.at(context)
-    more = np.arange(1, max(0, rows - len(seconds)) + 1)
-    return np.concatenate([seconds, seconds[-1] + more * curve.row_seconds])[:rows]
+        The step of a stream alone corrects the points. That of several streams corrects only what further streams cost.
+        """
+        alone = float(self.of_rows(context, 1, rows)[-1])
+        if streams == 1:
+            self._correct(context, rows - 1, seconds / alone)
+        else:
+            excess = min(max(0.0, (seconds - alone) / (streams - 1)), alone) - self.stream_seconds
+            self.stream_seconds += (FALL if excess < 0 else RISE) * excess
+        self.is_corrected = True
 
+    def _correct(self, context: int, nodes: int, ratio: float) -> None:
+        """Corrects all points by a step that took `ratio` times as long as expected.
 
-def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
-    """Times steps of every size over a zeroed cache. Takes a second on a small model, a minute on a slow one.
+        What disturbed the measurement of one point probably disturbed the others, and a point that is far too high would never
+        be chosen, so never be corrected. Therefore all points follow.
+        """
+        ratio = min(max(ratio, 1 / MOST_DEVIATION), MOST_DEVIATION)
+        change = ratio ** (FALL if ratio < 1 else RISE)
+        around = np.outer(neighbours(self.contexts, context), neighbours(self.nodes, nodes))
+        seconds = self.seconds * change ** (COMMON_SHARE + (1 - COMMON_SHARE) * around)
+        # What is new decides: after a fall, what should cost less falls with it; after a rise, what should cost more rises.
+        self.seconds = lowered(seconds) if ratio < 1 else raised(seconds)
+        self.row_seconds *= change**COMMON_SHARE
 
-    Times whole steps, sampled and with feedback: on a small model, a node costs as much outside the forward as inside.
-    """
-    nodes = (*(count for count in nodes if count < runner.draft_nodes), runner.draft_nodes)
-    contexts = tuple(c for c in CONTEXTS if c + MAX_NODES < runner.context_tokens) or (1,)
-    streams = [started(runner, contexts[-1])]
-
-    def median_seconds(context: int, count: int) -> float:
-        return _median(streams, context, count, warm_up=context == contexts[0])
-
-    rows = tuple(tuple(median_seconds(context, count) for count in nodes) for context in contexts)
-    streams.clear()  # its cache may have all pages
-    streams += [started(runner, contexts[0]) for _ in range(STREAMS)]
-    few = _median(streams, contexts[0], 0, warm_up=True)
-    one = np.interp(STREAMS - 1, nodes, rows[0])  # the same rows in one stream
-    stream_seconds = max(0.0, (few - float(one)) / (STREAMS - 1))
-    row_seconds = (rows[0][-1] - rows[0][-3]) / (nodes[-1] - nodes[-3])
-    more = STREAMS * (STREAM_NODES + 1) - (nodes[-1] + 1)  # rows than those of one stream's largest step
-    if runner.max_rows >= STREAMS * (STREAM_NODES + 1):
-        many = _median(streams, contexts[0], STREAM_NODES, warm_up=True)
-        row_seconds = (many - rows[0][-1] - stream_seconds * (STREAMS - 1)) / more
-    return CostCurve(nodes, contexts, rows, max(0.0, row_seconds), stream_seconds)
-
-
-def started(runner: ModelRunner, context: int) -> TreeVerifier:
-    """A verifier after `context` zeros, which steps may exceed by MAX_NODES."""
-    cache = runner.new_cache()
-    verifier = TreeVerifier(runner, cache)
-    verifier.begin(np.zeros(context + 1, np.int32), SamplingParams(), max_tokens=MAX_NODES + 1)
-    cache.fill(context)  # denormal numbers in fresh memory would be slow
-    return verifier
+    def state(self) -> dict[str, Any]:
+        """What `parse` reads, for JSON."""
+        return {
+            "nodes": self.nodes,
+            "contexts": self.contexts,
+            "seconds": self.seconds.tolist(),
+            "row_seconds": self.row_seconds,
+            "stream_seconds": self.stream_seconds,
+        }
 
 
-def _median(verifiers: list[TreeVerifier], context: int, nodes: int, warm_up: bool) -> float:
-    """Seconds of a step of all verifiers after `context` tokens, over `nodes` draft nodes each."""
-    if warm_up:
-        _step_seconds(verifiers, context, nodes)  # the first step of a size allocates and chooses algorithms
-    times: list[float] = []
-    while not times or (len(times) < REPEATS and sum(times) < POINT_SECONDS):
-        times.append(_step_seconds(verifiers, context, nodes))
-    return statistics.median(times)
+def neighbours(points: Sequence[int], place: int) -> NDArray[np.float64]:
+    """The weights of the points (ascending) between which `place` lies, in linear interpolation, float64 [points]."""
+    weights = np.zeros(len(points))
+    above = bisect_left(points, place)
+    if above in (0, len(points)):
+        weights[min(above, len(points) - 1)] = 1.0
+    else:
+        share = (place - points[above - 1]) / (points[above] - points[above - 1])
+        weights[above - 1 : above + 1] = 1 - share, share
+    return weights
 
 
-def _step_seconds(verifiers: list[TreeVerifier], context: int, nodes: int) -> float:
-    tree = chain(np.zeros(nodes, np.int32), np.ones(nodes, np.float32), Source.NONE)
-    for verifier in verifiers:
-        verifier.sequence.begin(np.zeros(context + 1, np.int32))
-        verifier.cache.assume(context)
-    started_at = time.perf_counter()
-    logits = verifiers[0].runner.forward_all([verifier.segment(tree) for verifier in verifiers])
-    for verifier, rows in zip(verifiers, logits, strict=True):
-        verifier.commit(verifier.judge(tree, rows, FEEDBACK))
-    return time.perf_counter() - started_at
+def lowered(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The largest table [contexts, nodes] below this one that ascends along both axes."""
+    return np.minimum.accumulate(np.minimum.accumulate(seconds[::-1, ::-1], 0), 1)[::-1, ::-1]
 
 
-def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
-    """Seconds of one forward over the root and a chain of `nodes`, including the greedy choice at each row."""
-    batch = ForwardBatch.chain(torch.zeros(nodes + 1, dtype=torch.long))
-    started = time.perf_counter()
-    runner.forward(cache, batch).max(-1).indices.cpu()
-    return time.perf_counter() - started
-
-
-def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:
-    """The curve of this model on this machine: loaded from `folder`, or measured and saved there."""
-    if folder is None:
-        return measure(runner)
-    path = folder / f"{machine_key(runner)}.json"
-    try:
-        return parse(path.read_text(), runner.draft_nodes)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        log.warning("%s is not a cost curve (%s), so the cost of a step is measured again", path, error)
-    curve = measure(runner)
-    save_finding(asdict(curve), path)
-    return curve
+def raised(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The smallest table [contexts, nodes] above this one that ascends along both axes."""
+    return np.maximum.accumulate(np.maximum.accumulate(seconds, 0), 1)
 
 
 def parse(text: str, most: int = MAX_NODES) -> CostCurve:
@@ -183,30 +146,4 @@ def parse(text: str, most: int = MAX_NODES) -> CostCurve:
         raise ValueError("row_seconds and stream_seconds must be numbers of at least 0")
     if seconds.shape != (len(contexts), len(nodes)) or not np.all((seconds > 0) & np.isfinite(seconds)):
         raise ValueError("seconds must be positive numbers by contexts and nodes")
-    return CostCurve(tuple(nodes.tolist()), tuple(contexts.tolist()), tuple(map(tuple, seconds.tolist())), *further.tolist())
-
-
-def processor_name() -> str:
-    """The processor's model name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def machine_key(runner: ModelRunner) -> str:
-    """A hash of what measurements depend on: model, dtype, machine, torch version and threads."""
-    device = runner.device
-    # No host name: every container has another one.
-    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{processor_name()} {os.cpu_count()}"
-    shape = runner.cache_shape
-    parts = [
-        f"whole steps over {NODES} and of {STREAMS} streams, rows {runner.row_class}, {runner.backends}",
-        runner.model.config.to_json_string(),
-        f"{shape.dtype} {shape.stored_dtype}",
-        machine,
-        torch.__version__,
-        str(torch.get_num_threads()),
-    ]
-    return hashlib.sha256("\0".join([*parts, str(runner.context_tokens)]).encode()).hexdigest()[:16]
+    return CostCurve(nodes.tolist(), contexts.tolist(), seconds, *further.tolist())

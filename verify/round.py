@@ -135,6 +135,8 @@ class Round:
                 member.complete(rows, seconds)
                 if member.plan is not None and not self.device_seconds:  # reading a prompt does not wait for the device
                     self.device_seconds = time.perf_counter() - self._started
+            if not self._reads and not self._keeps:
+                observe(self._computed, time.perf_counter() - self._started)
         self.host_seconds += time.perf_counter() - self._started - self.device_seconds
         if self._predicted and not self._keeps and self._logits is not None:
             self._pace.record(self._reads, self._predicted, self.host_seconds + self.device_seconds)
@@ -197,6 +199,16 @@ def plan_round(steps: Sequence[Member], readers: Sequence[Member], pace: Pace) -
 def count(selections: Sequence[Selection]) -> int:
     """The rows of all steps."""
     return sum(1 + len(selection.tree) for selection in selections)
+
+
+def observe(steps: Sequence[Member], seconds: float) -> None:
+    """Corrects the cost curve by a round of nothing but steps, and by its seconds from the forward's start to the end."""
+    outcomes = [member.outcome for member in steps if isinstance(member.outcome, Step)]
+    curve = next((member.generation.curve for member in steps if member.generation.curve), None)
+    if curve is not None and len(outcomes) == len(steps):
+        context = sum(member.generation.context for member in steps) // len(steps)
+        rows = sum(member.segment.rows for member in steps if member.segment)
+        curve.observe(context, len(steps), rows, seconds - sum(step.commit_seconds for step in outcomes))
 
 
 def share_seconds(steps: Sequence[Member], seconds: float) -> None:

@@ -8,18 +8,22 @@ import json
 from typing import Any, cast
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import cached_file
 
 from verify.checkpoint import DEFAULT_REVISION, locate
 from verify.errors import ModelError, first_sentence
+from verify.gguf_metadata import read_metadata
+from verify.gguf_tokenizer import build_tokenizer
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = DEFAULT_REVISION) -> PreTrainedTokenizerBase:
     """The tokenizer of the model at `path`; raises ModelError."""
     location = locate(path, revision)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            location.source, trust_remote_code=trust_remote_code, revision=revision, **location.arguments
-        )
+        if location.gguf is not None:
+            file = cached_file(location.source, location.gguf, revision=revision)
+            return build_tokenizer(read_metadata(str(file)).entries, path)
+        tokenizer = AutoTokenizer.from_pretrained(location.source, trust_remote_code=trust_remote_code, revision=revision)
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(f"No tokenizer at {path!r}: {first_sentence(error)}") from None
     return cast(PreTrainedTokenizerBase, tokenizer)

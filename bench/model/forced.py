@@ -28,9 +28,10 @@ from drafters.options import DrafterName
 from drafters.registry import Resources, make, warm
 from server.settings import Settings
 from verify.acceptance import NodeLogits, walk
-from verify.cost import CostCurve, measure
+from verify.cost import CostCurve
 from verify.decode import Decoded, decode
 from verify.generation import DecodeOptions
+from verify.measurement import measure
 from verify.model.runner import ModelRunner
 from verify.model.transfer import to_host
 from verify.sampling_params import SamplingParams

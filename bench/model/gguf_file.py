@@ -1,7 +1,7 @@
-"""Writes a Llama as a GGUF file, for comparisons with programs that read only those.
+"""Converts models to GGUF files and back, for comparisons with programs that read only one of the two.
 
-Needs the optional extra `gguf`. The file does not say how text is split before merges: tokens have the same ids and texts, but
-a text may become other tokens.
+Needs the optional extra `gguf`. A file of `convert` does not say how text is split before merges: tokens
+have the same ids and texts, but a text may become other tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.plan import BenchError
 from verify.tokenizer import load_tokenizer
@@ -35,6 +35,7 @@ NAMES = {  # of tensors, by their names in the folder
 }
 NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
 FILE_TYPES = {"F32": "ALL_F32"}  # whose names do not begin with MOSTLY
+REWRITTEN = ("general.architecture", "general.file_type")  # fields that `rewrite` writes itself
 HEADS = ("lm_head.weight", "model.embed_tokens.weight")  # the table may be the head
 
 
@@ -75,6 +76,40 @@ def write(file: Path, config: Any, tensors: Mapping[str, torch.Tensor], weights:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def rewrite(source: Path, file: Path, weights: str) -> None:
+    """Writes a GGUF file with matrices of another type; its other tensors and its vocabulary stay. Raises BenchError."""
+    import gguf
+
+    if weights not in gguf.GGMLQuantizationType.__members__:
+        raise BenchError(f"GGUF has no tensors of the type {weights}; choose one such as F32, F16, BF16 or Q8_0.")
+    kind, reader = gguf.GGMLQuantizationType[weights], gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(file, reader.fields["general.architecture"].contents())
+    for field in reader.fields.values():
+        if field.name not in REWRITTEN and not field.name.startswith("GGUF."):
+            array = field.types[0] == gguf.GGUFValueType.ARRAY
+            writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1] if array else None)
+    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES.get(weights, f"MOSTLY_{weights}")])
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        stored = kind if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(tensor.name, gguf.quants.quantize(values, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def unpack(file: Path, folder: Path, dtype: str) -> None:
+    """Writes a GGUF file's model and tokenizer as a folder; `dtype` is float32 or bfloat16."""
+    place: dict[str, Any] = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+    read: Any = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+    del read.config.quantization_config  # transformers does not save what it names
+    model: Any = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
+    model.load_state_dict(read.state_dict())
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    load_tokenizer(str(file)).save_pretrained(folder)
 
 
 def check_kind(config: Any, name: str) -> None:

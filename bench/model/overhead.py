@@ -12,7 +12,7 @@ import torch
 
 from bench import report
 from drafters.interface import EMPTY, DraftTree, Ints, Source, Verdict, chain
-from verify.cost import FEEDBACK
+from verify.measurement import FEEDBACK
 from verify.model.batch import ForwardBatch
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams

@@ -40,10 +40,13 @@ class Transformers:
         return [name for name in PEERS if self._assistant is not None or name != "transformers-assistant"]
 
     @torch.inference_mode()
-    def answer(self, name: PeerName, prompt: Ints, temperature: float, max_tokens: int, seed: int) -> tuple[list[int], float]:
-        """The answer's token ids and its seconds, prefill included."""
+    def answer(
+        self, name: PeerName, prompt: Ints, temperature: float, max_tokens: int, seed: int, streamer: Any = None
+    ) -> tuple[list[int], float]:
+        """The answer's token ids and its seconds, prefill included. `streamer` is one of transformers' streamers."""
         options: dict[str, Any] = {
             "use_cache": True,
+            "streamer": streamer,
             "max_new_tokens": max_tokens,
             "do_sample": temperature > 0,
             "top_k": 0,

@@ -16,7 +16,7 @@ from bench.model.shapes import check_shape, random_runner
 from drafters.interface import MAX_NODES
 from server.settings import Settings
 from server.worker.runtime import default_threads
-from verify.cost import CONTEXTS, measure, timed_forward
+from verify.measurement import CONTEXTS, measure, timed_forward
 from verify.model.loading import resolve_devices
 from verify.model.quantization import Quantization
 from verify.model.runner import ModelRunner

@@ -27,9 +27,10 @@ from drafters.none import NoDrafter
 from drafters.options import DrafterName
 from drafters.registry import Resources, make, warm
 from server.settings import Settings
-from verify.cost import CostCurve, measure
+from verify.cost import CostCurve
 from verify.decode import step
 from verify.generation import DecodeOptions, Generation
+from verify.measurement import measure
 from verify.model.runner import ModelRunner
 from verify.pace import Pace
 from verify.round import run_round

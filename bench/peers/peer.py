@@ -84,8 +84,11 @@ class Answer:
 
     tokens: int
     seconds: float  # prompt included
-    ids: list[int] | None = None  # None over HTTP
+    ids: list[int] | None = None  # None over HTTP, except Outrider's in chats
     steps: int | None = None  # forwards that emitted tokens, if the peer counts them
+    first_token_seconds: float | None = None  # from the start; None without streaming
+    prompt_tokens: int | None = None  # None if the peer was given token ids
+    text: str | None = None  # None in process
 
 
 class Peer(ABC):

@@ -22,10 +22,12 @@ TIMEOUT_SECONDS = 600.0
 
 
 @contextmanager
-def start(name: str, arguments: Sequence[str], ready: str, environment: Mapping[str, str]) -> Iterator[httpx.Client]:
+def start(
+    name: str, arguments: Sequence[str], ready: str, environment: Mapping[str, str], python: str = sys.executable
+) -> Iterator[httpx.Client]:
     """Runs `python -m ARGUMENTS --port PORT` and yields its client once the path `ready` answers. Raises BenchError."""
     port = free_port()
-    command = [sys.executable, "-m", *arguments, "--port", str(port)]
+    command = [python, "-m", *arguments, "--port", str(port)]
     with (
         tempfile.TemporaryFile("w+") as log,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_SECONDS) as client,

@@ -34,7 +34,7 @@ from drafters.interface import MAX_NODES
 from drafters.options import DrafterName
 from drafters.registry import Resources, warm
 from server.settings import Settings
-from verify.cost import CONTEXTS, measure, timed_forward
+from verify.measurement import CONTEXTS, measure, timed_forward
 
 ROWS = (1, 8, 16)
 ROUNDS = 15

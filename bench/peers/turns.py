@@ -25,14 +25,24 @@ Tallies = Mapping[Contender, list[list[Answer]]]  # the answers of each repeat
 
 
 def take_turns(
-    contenders: Mapping[Contender, Callable[[Item], Answer]], items: Sequence[Item], repeats: int, advance: Callable[[], None]
+    contenders: Mapping[Contender, Callable[[Item], Answer]],
+    items: Sequence[Item],
+    repeats: int,
+    advance: Callable[[], None],
+    warm_up: Sequence[Item] | None = None,
 ) -> Tallies:
-    """Every contender answers an item before the next item's turn; a shorter round warms up. `advance` counts items."""
+    """Every contender answers an item before the next item's turn, and each item begins with another contender.
+
+    A first round over `warm_up`, by default the first items, is not measured. `advance` counts items.
+    """
+    order = list(contenders.items())
     tallies: dict[Contender, list[list[Answer]]] = {contender: [] for contender in contenders}
     for repeat in range(repeats + 1):
         found: dict[Contender, list[Answer]] = {contender: [] for contender in contenders}
-        for item in items if repeat else items[:WARM_UP_ITEMS]:
-            for contender, run in contenders.items():
+        first = items[:WARM_UP_ITEMS] if warm_up is None else warm_up
+        for index, item in enumerate(items if repeat else first):
+            turn = index % len(order)
+            for contender, run in (*order[turn:], *order[:turn]):
                 found[contender].append(run(item))
             advance()
         if repeat:

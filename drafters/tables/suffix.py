@@ -88,10 +88,12 @@ def tabulate(tokens: NDArray[Any], separator: int, order: NDArray[np.uint32] | N
     }
     pages, offsets = in_memory(arrays)
     bare = corpus_of(pages, offsets, arrays, separator)
-    found = _count_frequent(bare, arrays["slots"], arrays["rows"])  # no room for rows yet: counts only
+    # No room for rows yet: counts only. The empty text, which stands for no corpus, needs no kernel.
+    found = _count_frequent(bare, arrays["slots"], arrays["rows"]) if len(tokens) else 0
     arrays["slots"] = np.full((1 << (2 * found + 1).bit_length(), 2), NONE, np.uint32)
     arrays["rows"] = np.full((found, ROW), NONE, np.uint32)
-    _count_frequent(bare, arrays["slots"], arrays["rows"])
+    if found:
+        _count_frequent(bare, arrays["slots"], arrays["rows"])
     return arrays
 
 

@@ -44,7 +44,7 @@ EFFORTS = {"xhigh": "high", "max": "high"}  # chat templates know low, medium an
 
 
 def to_chat(body: CountTokensBody, template_arguments: dict[str, Any], system_anywhere: bool) -> ChatBody:
-    """The request as a chat. Raises APIError and pydantic's ValidationError.
+    """The request as a chat. Raises APIError and ValueError.
 
     `system_anywhere`: the chat template takes system messages in mid-conversation; otherwise they become text of the user.
     """
@@ -60,7 +60,7 @@ def to_chat(body: CountTokensBody, template_arguments: dict[str, Any], system_an
             "stop": body.stop_sequences,
             "stream": body.stream,
         }
-    return ChatBody(
+    chat = ChatBody.model_construct(  # its parts are valid
         model=body.model,
         messages=messages,
         continue_final_message=messages[-1].role == "assistant",
@@ -73,6 +73,8 @@ def to_chat(body: CountTokensBody, template_arguments: dict[str, Any], system_an
         chat_template_kwargs=template_arguments,
         **fields,
     )
+    chat.check_choice()
+    return chat
 
 
 def to_messages(body: CountTokensBody, system_anywhere: bool) -> list[Message]:

@@ -16,6 +16,8 @@ from server.anthropic.conversion import ignored_tools, to_chat
 from server.anthropic.formatter import PING, MessageFormatter
 from server.anthropic.schema import CountTokensBody, MessagesBody
 from server.chat.prompt import PromptEncoder
+from server.http.errors import APIError
+from server.http.json_route import in_turn
 from server.openai.chat import ChatEndpoint
 from server.openai.generation import GenerationRunner, GenerationTask
 from server.openai.schema import ChatBody
@@ -40,7 +42,7 @@ class MessagesEndpoint:
     async def create(self, http: HTTPRequest, body: MessagesBody) -> Response:
         """Answers a request. Raises APIError, EngineError and RequestValidationError."""
         arrived, usage = time.monotonic(), Usage()
-        chat_body = self._to_chat(body)
+        chat_body = await in_turn(http, lambda: self._to_chat(body))
         chat = await self._chat.prepare(http, chat_body)
         [request] = chat.requests
         message_id, prompt_tokens = f"msg_{request.id.rpartition('-')[0]}", len(request.prompt)
@@ -50,7 +52,7 @@ class MessagesEndpoint:
 
     async def count_tokens(self, http: HTTPRequest, body: CountTokensBody) -> Response:
         """The length of the prompt in tokens. Raises APIError, EngineError and RequestValidationError."""
-        prompt = await self._chat.encode(http, self._to_chat(body))
+        prompt = await self._chat.encode(http, await in_turn(http, lambda: self._to_chat(body)))
         return name_ignored_tools(JSONResponse({"input_tokens": len(prompt)}), http, body)
 
     def _to_chat(self, body: CountTokensBody) -> ChatBody:
@@ -60,6 +62,8 @@ class MessagesEndpoint:
             return to_chat(body, arguments, self._prompts.takes_system_anywhere)
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from None
+        except ValueError as error:
+            raise APIError(400, f"Invalid body: {error}.", code="invalid_value") from None
 
 
 def name_ignored_tools(response: Response, http: HTTPRequest, body: CountTokensBody) -> Response:

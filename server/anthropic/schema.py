@@ -175,7 +175,7 @@ class ToolChoice(Body):
 
 class Thinking(Body):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    budget_tokens: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import accumulate, chain, takewhile
 from typing import NamedTuple
 
 REPOSITORY_LINE, CURRENT_FILE_LINE = "myproject\n", "filename\n"  # llama-server's; /infill names neither
@@ -146,10 +146,10 @@ def encode_parts(tokens: FillInTokens, text: FillInText, encode: Callable[[str, 
 def fit(parts: FillInParts, room: int) -> FillInParts:
     """Leaves out what has no place in `room` tokens: the first files, then the prefix's beginning and the suffix's end."""
     around = room - len(parts.middle)
-    files = list(parts.files)
-    while files and len(parts.context) + len(parts.prefix) + len(parts.suffix) > around:
-        del files[0]
-        parts = replace(parts, files=files)
+    left = around - len(parts.prefix) - len(parts.suffix) - len(parts.before_files) - len(parts.after_files)
+    ends = accumulate(map(len, reversed(parts.files)))  # the last files stay
+    kept = sum(1 for _ in takewhile(lambda tokens: tokens <= left, ends))
+    parts = replace(parts, files=parts.files[len(parts.files) - kept :])
     prefix_room = max(int(PREFIX_SHARE * around), around - len(parts.suffix))
     surplus = max(0, len(parts.prefix) - prefix_room)
     prefix = parts.prefix[math.ceil(surplus / CUT_TOKENS) * CUT_TOKENS :]

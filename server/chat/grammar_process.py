@@ -1,4 +1,4 @@
-"""Validates grammars in a process of its own, which may die of a grammar and is then replaced.
+"""Builds and validates grammars in a process of its own, which may die of a grammar and is then replaced.
 
 Promises that no grammar harms the front end, and that many grammars of one client delay another client's by one at most.
 Knows nothing about the grammars' content.
@@ -6,21 +6,31 @@ Knows nothing about the grammars' content.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import socket
 import subprocess
 import weakref
 from collections import OrderedDict
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
-from server.chat.fair_pool import FairPool
+from server.chat.grammar_job import Job
 from server.engine.worker_process import command, environment_without_settings
+from server.fair_pool import FairPool
 
 log = logging.getLogger("outrider")
 ANSWER_SECONDS = 30.0  # to wait for a process that makes no progress; it limits its processor time itself
-CACHED_GRAMMARS = 256  # valid grammars; the oldest are evicted
+CACHED_GRAMMARS, CACHED_BYTES = 256, 16 << 20  # valid grammars; the oldest are evicted
 FATAL = "it is nested too deeply or takes too long to compile; simplify it."  # the reason, if the process dies
+
+
+class Built(NamedTuple):
+    """A grammar in llguidance's serialization, or why there is none."""
+
+    grammar: str = ""
+    reason: str = ""
+    code: str = ""  # of the error
 
 
 class GrammarProcess:
@@ -48,17 +58,17 @@ class GrammarProcess:
         """The exit code, negative for a signal's number; None while the process runs."""
         return self._process.poll()
 
-    def validate(self, grammar: str) -> str:
-        """Why the grammar is invalid; empty if it is valid. Raises OSError if the process dies or does not answer."""
-        self._socket.sendall(json.dumps(grammar).encode() + b"\n")
+    def build(self, job: str) -> Built:
+        """The grammar of an encoded job. Raises OSError if the process dies or does not answer."""
+        self._socket.sendall(job.encode() + b"\n")
         return self._read()
 
-    def _read(self) -> str:
+    def _read(self) -> Built:
         line = self._answers.readline()
         if not line:
             self._process.wait()
             raise ConnectionError("The process that validates grammars has ended.")
-        return str(json.loads(line))
+        return Built(*json.loads(line))
 
 
 def close(process: subprocess.Popen[bytes], *files: socket.socket | TextIO) -> None:
@@ -72,38 +82,46 @@ def close(process: subprocess.Popen[bytes], *files: socket.socket | TextIO) -> N
 class GrammarValidator:
     """One validator process for all requests: started on first use, and replaced when a grammar has ended it."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = 1 << 16) -> None:
+        """`max_bytes`: of a schema, regex or grammar, and of all tools of a request."""
+        self._max_bytes = max_bytes
         self._process: GrammarProcess | None = None
         self._pool = FairPool([self], "outrider-grammars")
-        self._valid: OrderedDict[str, None] = OrderedDict()
+        self._valid: OrderedDict[bytes, Built] = OrderedDict()  # by the job's digest
 
-    async def validate(self, grammar: str, principal: str = "") -> str:
-        """Why the grammar is invalid; empty if it is valid. Raises OSError if no process can be started.
+    async def build(self, job: Job, principal: str = "") -> Built:
+        """The grammar that a job describes. Raises TooDeep, and OSError if no process can be started.
 
         Principals take turns.
         """
-        if grammar in self._valid:
-            return ""
-        return await self._pool.run(principal, lambda _: self._validate(grammar))
+        return await self._pool.run(principal, lambda _: self._build(job))
 
-    def _validate(self, grammar: str) -> str:
-        if grammar in self._valid:  # another request has just sent it
-            return ""
+    def _build(self, job: Job) -> Built:
+        if job.size_bytes > self._max_bytes:
+            return Built("", f"it is larger than {self._max_bytes} bytes; shorten it.", "too_long")
+        line = job.encode()
+        key = hashlib.blake2b(line.encode(), digest_size=16).digest()
+        if key in self._valid:
+            self._valid.move_to_end(key)
+            return self._valid[key]
         process = self._process
         if process is None or process.exit_code is not None:
             self._end_process()
             process = self._process = GrammarProcess()
         try:
-            reason = process.validate(grammar)
+            built = process.build(line)
         except OSError:
             self._end_process()
             log.warning("a grammar ended its validator, which is replaced (exit code %s)", process.exit_code)
-            return FATAL
-        if not reason:
-            self._valid[grammar] = None
-            if len(self._valid) > CACHED_GRAMMARS:
-                self._valid.popitem(last=False)
-        return reason
+            return Built("", FATAL, "invalid_grammar")
+        if not built.reason:
+            self._keep(key, built)
+        return built
+
+    def _keep(self, key: bytes, built: Built) -> None:
+        self._valid[key] = built
+        while len(self._valid) > CACHED_GRAMMARS or sum(len(each.grammar) for each in self._valid.values()) > CACHED_BYTES:
+            self._valid.popitem(last=False)
 
     def _end_process(self) -> None:
         if self._process is not None:

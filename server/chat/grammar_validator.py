@@ -1,9 +1,9 @@
-"""The program that validates grammars. It may die of any grammar: the front end replaces it.
+"""The program that builds and validates grammars. It may die of any grammar: the front end replaces it.
 
 llguidance compiles grammars recursively, so a deep grammar overflows the stack, which ends the whole process. This program
 has a smaller stack than the worker and compiles a grammar in the same way, so the worker has room for what passes here.
 
-Reads one JSON string per line, a grammar, and answers each with one: the reason why it is invalid, or an empty string.
+Reads one job per line, and answers each with a JSON array: the grammar, the reason why there is none, and the error's code.
 Imports little, so that it starts quickly and stays small.
 """
 
@@ -19,6 +19,7 @@ import threading
 
 from llguidance import LLMatcher, LLTokenizer
 
+from server.chat.grammar_job import TooDeep, build, decode
 from verify.constraints.limits import LIMITS, first_line
 
 CPU_SECONDS = 2.0  # for one grammar; LIMITS keeps the slowest known ones below 1 s
@@ -52,10 +53,10 @@ def stack_bytes() -> int:
 
 
 def serve(wire: socket.socket) -> None:
-    """Answers grammars until the front end closes the socket. The first line says that the program has started."""
+    """Answers jobs until the front end closes the socket. The first line says that the program has started."""
     tokenizer = LLTokenizer("byte")
     with contextlib.suppress(ConnectionError), wire.makefile("rw", encoding="ascii") as lines:
-        answer = ""
+        answer = ("", "", "")
         while True:
             lines.write(json.dumps(answer) + "\n")
             lines.flush()
@@ -63,8 +64,23 @@ def serve(wire: socket.socket) -> None:
             if not line:
                 return
             signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # its signal ends the process
-            answer = first_line(reason(json.loads(line), tokenizer))
+            answer = answer_to(line, tokenizer)
             signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def answer_to(line: str, tokenizer: LLTokenizer) -> tuple[str, str, str]:
+    """The grammar of an encoded job, the reason why there is none, and the error's code."""
+    grammar = ""
+    try:
+        grammar = build(decode(line))
+        why = reason(grammar, tokenizer)
+    except TooDeep as error:
+        return "", str(error), "too_deep"
+    except RecursionError:
+        why = "it is nested too deep; flatten it."
+    except ValueError as error:
+        why = str(error)
+    return ("", first_line(why), "invalid_grammar") if why else (grammar, "", "")
 
 
 def reason(grammar: str, tokenizer: LLTokenizer) -> str:

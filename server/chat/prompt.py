@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2.exceptions import TemplateError
 
-from server.chat.fair_pool import FairPool
 from server.chat.fill_in import MARKER_COUNT, FillInText, FillInTokens, assemble, encode_parts, find_tokens, fit
 from server.chat.plain_text import PlainText, encode
+from server.fair_pool import FairPool
 from server.http.errors import APIError
 
 if TYPE_CHECKING:

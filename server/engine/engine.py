@@ -14,6 +14,8 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from server.engine.messages import (
     Cancel,
     Failed,
@@ -33,7 +35,8 @@ from server.settings import Scheduling, Settings
 from server.telemetry.metrics import Metrics
 
 log = logging.getLogger("outrider")
-MAX_UNREAD_EVENTS = 64  # of a request, before it is paused
+MAX_UNREAD_EVENTS = 64  # of a request, before it is held: it keeps its session, but gets no turn
+HELD_SECONDS = 60.0  # until a held request whose events are not read is ended
 
 
 class EngineError(RuntimeError):
@@ -71,6 +74,12 @@ class DeadlineExceeded(Unavailable):
     code = "deadline_exceeded"
 
 
+class Unread(Unavailable):
+    """The client does not read the answer."""
+
+    code = "unread"
+
+
 class ShuttingDown(Unavailable):
     """The server is shutting down."""
 
@@ -97,7 +106,8 @@ class Stream:
     arrived: float  # time.monotonic()
     events: asyncio.Queue[TokenEvent | EngineError] = field(default_factory=asyncio.Queue)
     sent: bool = False  # the worker has the request
-    held: bool = False  # gets no turn until its events have been read
+    held: asyncio.TimerHandle | None = None  # gets no turn until its events have been read, and is ended at this time
+    ended: bool = False  # because it was held for too long, or with too many others
 
 
 class Engine:
@@ -181,8 +191,9 @@ class Engine:
                 except TimeoutError:
                     yield None
                     continue
-                if stream.held and stream.events.empty():
-                    stream.held = False
+                if stream.held is not None and stream.events.empty():
+                    stream.held.cancel()
+                    stream.held = None
                     self._queue.resume(request.id)
                 finished = isinstance(event, EngineError) or event.finish is not None
                 if isinstance(event, EngineError):
@@ -191,7 +202,9 @@ class Engine:
         finally:
             del self._streams[request.id]
             self._leave(request.id)
-            if stream.sent and not finished:
+            if stream.held is not None:
+                stream.held.cancel()
+            if stream.sent and not (finished or stream.ended):
                 self._supervisor.send(Cancel(request.id))
 
     def forget(self, request: Request) -> None:
@@ -258,6 +271,10 @@ class Engine:
                 log.info("ready after %.1f s: %s; invariant rows: %s", message.seconds, where, message.invariance)
             case Status():
                 self._metrics.record_status(message)
+                if self.info is not None:
+                    self.info = structs.replace(self.info, drafting=message.drafting)
+                if message.max_active is not None and self._limits.max_active is None:
+                    self._queue.allow(message.max_active)
             case Failed():
                 self._deliver(message.id, (InvalidRequest if message.client_error else EngineError)(message.message))
             case TokenEvent():
@@ -270,9 +287,29 @@ class Engine:
         if stream is None:
             return
         stream.events.put_nowait(event)
-        if stream.events.qsize() >= MAX_UNREAD_EVENTS and not stream.held:
-            stream.held = True
-            self._queue.hold(request_id)
+        if stream.events.qsize() >= MAX_UNREAD_EVENTS and stream.held is None and not stream.ended:
+            self._hold(stream)
+
+    def _hold(self, stream: Stream) -> None:
+        """Gives a stream no turn until it is read. Ends it in time, and the principal's first one if it has too many."""
+        request = stream.request
+        stream.held = asyncio.get_running_loop().call_later(HELD_SECONDS, self._end_unread, request.id)
+        self._queue.hold(request.id)
+        if surplus := self._queue.surplus(request.principal):
+            self._end_unread(surplus)
+
+    def _end_unread(self, request_id: str) -> None:
+        """Ends a stream that is not read, and gives its session back."""
+        stream = self._streams.get(request_id)
+        if stream is None or stream.ended:
+            return
+        stream.ended = True
+        self._metrics.rejected_requests.labels("unread").inc()
+        self._leave(request_id)
+        if stream.sent:
+            self._supervisor.send(Cancel(request_id))
+        message = "The answer was not read in time, or too many answers were not read; read streams as they arrive."
+        stream.events.put_nowait(Unread(message))
 
     def _on_lost(self) -> None:
         """Fails the requests that have started; the others wait for the next worker."""

@@ -73,8 +73,11 @@ class Forget(msgspec.Struct, frozen=True, tag=True):
     session: str
 
 
+SAVE_SECONDS = 20.0  # for a worker to save its sessions after a Shutdown message
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """Ends the worker process."""
+    """Ends the worker process, after it has saved its sessions."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -90,6 +93,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     invariance: str  # whether logits have the same bits in every step, and why
     weight_bits: float  # mean bits of a weight that a step reads
     kv_dtype: str  # of cached keys and values
+    drafting: bool | None = None  # whether the default drafter's kernels are loaded, by the last `Status`
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -156,6 +160,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
 
     sessions: int
     kv_cache_usage_ratio: float
+    max_active: int | None = None  # requests served concurrently from now on; None = as before
+    drafting: bool = False  # whether the default drafter's kernels are loaded
 
 
 ToWorker = Start | Request | Cancel | Pause | Resume | Forget | Shutdown

@@ -122,6 +122,11 @@ class Queue:
             self._stop(place, "held")
             self._grant()
 
+    def surplus(self, principal: str) -> str | None:
+        """The held request of a principal to end: the first one, if more are held than may run at once; else None."""
+        held = [place.id for place in self._in_state("held") if place.principal == principal]
+        return held[0] if len(held) > self._max_active else None
+
     def resume(self, id: str) -> None:
         """Lets a held request wait for its next turn."""
         place = self._places.get(id)
@@ -133,6 +138,11 @@ class Queue:
         """Lets requests run: a worker is ready. `max_active` replaces the number that may run at once."""
         self._max_active = max_active or self._max_active
         self._open = True
+        self._grant()
+
+    def allow(self, max_active: int) -> None:
+        """Sets how many requests may run at once; those that run already go on."""
+        self._max_active = max_active
         self._grant()
 
     def close(self) -> list[str]:

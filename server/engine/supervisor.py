@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from server.engine import messages
 from server.engine import transport as wire
-from server.engine.messages import FromWorker, Ready, Refused, Shutdown, ToWorker
+from server.engine.messages import SAVE_SECONDS, FromWorker, Ready, Refused, Shutdown, ToWorker
 from server.engine.worker_process import WorkerProcess
 from server.settings import Settings
 
@@ -89,7 +89,8 @@ class Supervisor:
         process = self._running
         if process.alive and self._ready_at is not None:  # a worker that is still loading reads no messages
             self.send(Shutdown())
-            await asyncio.to_thread(process.wait, STOP_SECONDS)
+            saves = self._settings.sessions.folder is not None
+            await asyncio.to_thread(process.wait, STOP_SECONDS + (SAVE_SECONDS if saves else 0.0))
         process.kill()
         await asyncio.to_thread(process.wait, STOP_SECONDS)
         self._side.close()

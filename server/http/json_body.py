@@ -6,15 +6,10 @@ is NaN or infinite.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from itertools import accumulate
 from typing import Any
 
 import msgspec
-from fastapi import Request, Response
-from fastapi.routing import APIRoute
-
-from server.http.errors import APIError
 
 MAX_DEPTH = 128  # nesting of objects and arrays; Python's recursion, pydantic's and Jinja's allow a few hundred
 MAX_NODES = 1 << 17  # objects, arrays and fields; in memory, each may take a hundred times its size as text
@@ -51,26 +46,3 @@ def check_structure(data: bytes) -> None:
         raise InvalidJSON(f"has more than {MAX_NODES} objects, arrays and fields; send fewer", "too_many")
     if max(accumulate(map(STEPS.__getitem__, structure)), default=0) > MAX_DEPTH:
         raise InvalidJSON(f"is nested deeper than {MAX_DEPTH} levels; flatten it", "too_deep")
-
-
-class JSONRequest(Request):
-    """A request whose body is decoded by `decode`."""
-
-    async def json(self) -> Any:
-        """The decoded body. Raises APIError."""
-        try:
-            return decode(await self.body())
-        except InvalidJSON as error:
-            raise APIError(400, f"The body {error}.", code=error.code) from None
-
-
-class JSONRoute(APIRoute):
-    """A route whose endpoint receives a `JSONRequest`."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            return await handler(JSONRequest(request.scope, request.receive))
-
-        return handle

@@ -11,6 +11,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.http.auth import ANYONE
+from server.http.body_budget import SMALL_BYTES, BodyBudget
 from server.http.errors import ANTHROPIC_PATHS, APIError
 from server.settings import Logging
 from server.telemetry.metrics import Metrics
@@ -26,42 +28,85 @@ def route_of(scope: Scope) -> str:
     return getattr(scope.get("route"), "path", "other")
 
 
+class Receiving:
+    """One body: its time, and its share of the memory of all bodies, until `give_back`."""
+
+    def __init__(self, scope: Scope, receive: Receive, budget: BodyBudget, size: int, seconds: float) -> None:
+        """`size`: bytes, at most; `seconds`: as in `BodyLimit`."""
+        principal, client = scope.get("state", {}).get("principal", ""), scope.get("client") or ("",)
+        self._client = f"{principal} {client[0]}" if principal in ("", ANYONE) else principal
+        self._receive, self._budget, self._size, self._seconds = receive, budget, size, seconds
+        self._deadline = asyncio.get_running_loop().time() + seconds
+        self._held_bytes = 0
+        self._complete = False
+        self.received_bytes = 0
+
+    async def receive(self) -> Message:
+        """The next message. Raises APIError if it does not come in time."""
+        if self._complete:  # the only message left is the disconnect
+            return await self._receive()
+        if self._size > SMALL_BYTES and not self._held_bytes:
+            await self._take()
+        try:
+            async with asyncio.timeout_at(self._deadline + self.received_bytes / MIN_BYTES_PER_SECOND):
+                message = await self._receive()
+        except TimeoutError:
+            raise APIError(408, "The body did not arrive in time; send it faster.", code="body_too_slow") from None
+        self.received_bytes += len(message.get("body", b""))
+        self._complete = not message.get("more_body", False)
+        return message
+
+    def give_back(self) -> None:
+        """The body has been decoded, or is not needed."""
+        held, self._held_bytes = self._held_bytes, 0
+        if held:
+            self._budget.give(self._client, held)
+
+    async def _take(self) -> None:
+        started = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(self._seconds):
+                self._held_bytes = await self._budget.take(self._client, self._size)
+        except TimeoutError:
+            message = "Too many large bodies are being received; send fewer at a time, and retry later."
+            raise APIError(429, message, code="too_many_bodies", retry_seconds=self._seconds) from None
+        self._deadline += asyncio.get_running_loop().time() - started
+
+
 class BodyLimit:
     """Rejects bodies larger than `limit_bytes` with a 413 before they are in memory, with or without a Content-Length.
 
-    Rejects bodies that do not arrive within `limit_seconds`, and one second more per MIN_BYTES_PER_SECOND, with a 408.
+    Rejects bodies that do not arrive within `limit_seconds`, and one second more per MIN_BYTES_PER_SECOND, with a 408. Reads a
+    large body only when `budget` has room for it, and answers with a 429 if there is none in that time.
     """
 
-    def __init__(self, app: ASGIApp, limit_bytes: int, limit_seconds: float) -> None:
+    def __init__(self, app: ASGIApp, limit_bytes: int, limit_seconds: float, budget: BodyBudget | None = None) -> None:
         self._app = app
+        self._budget = budget or BodyBudget()
         self._limit_bytes = limit_bytes
         self._limit_seconds = limit_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        headers = dict(scope["headers"])
+        declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self._limit_bytes:
             return await self._too_large().response(scope)(scope, receive, send)
-        deadline = asyncio.get_running_loop().time() + self._limit_seconds
-        received_bytes, complete = 0, False
+        size = self._limit_bytes if b"transfer-encoding" in headers or not declared.isdigit() else int(declared)
+        body = Receiving(scope, receive, self._budget, size, self._limit_seconds)
+        scope["body_done"] = body.give_back
 
         async def limited_receive() -> Message:
-            nonlocal received_bytes, complete
-            if complete:  # the only message left is the disconnect
-                return await receive()
-            try:
-                async with asyncio.timeout_at(deadline + received_bytes / MIN_BYTES_PER_SECOND):
-                    message = await receive()
-            except TimeoutError:
-                raise APIError(408, "The body did not arrive in time; send it faster.", code="body_too_slow") from None
-            received_bytes += len(message.get("body", b""))
-            complete = not message.get("more_body", False)
-            if received_bytes > self._limit_bytes:
+            message = await body.receive()
+            if body.received_bytes > self._limit_bytes:
                 raise self._too_large()
             return message
 
-        await self._app(scope, limited_receive, send)
+        try:
+            await self._app(scope, limited_receive, send)
+        finally:
+            body.give_back()
 
     def _too_large(self) -> APIError:
         return APIError(413, f"The body is larger than {self._limit_bytes} bytes; send less.", code="body_too_large")

@@ -75,7 +75,7 @@ class Quotas:
     def enter(self, principal: str, seconds_per_request: float) -> None:
         """Counts one request, which runs until `release`. Raises QuotaExceeded."""
         key = self._auth.keys.get(principal)
-        max_concurrent = (key and key.max_concurrent) or self._auth.max_concurrent
+        max_concurrent = (key and key.max_concurrent) or self._auth.concurrent_limit
         usage, per_minute = self._refill(principal)
         if max_concurrent is not None and usage.concurrent >= max_concurrent:
             message = f"This key may have {max_concurrent} requests at once; wait for one of them to end."

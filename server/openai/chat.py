@@ -22,6 +22,7 @@ from server.chat.tools import FORMATS, Part, ToolFormat, ToolParser, detect_form
 from server.chat.vocabulary import Vocabulary
 from server.engine.messages import Request
 from server.http.errors import APIError
+from server.http.json_route import in_turn
 from server.openai.choices import ChoicesFormatter
 from server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask, Stop
 from server.openai.logprobs import content_logprobs
@@ -118,11 +119,14 @@ class ChatEndpoint:
         check_count("messages", len(body.messages), self._limits.messages, "messages")
         if body.top_logprobs is not None and not body.logprobs:
             raise APIError(400, "'top_logprobs' needs 'logprobs': true.", "top_logprobs", "invalid_value")
-        messages, options = [message.rendered() for message in body.messages], self._template_options(body)
-        if self._tool_format is not None:
-            messages = with_model_ids(messages, self._tool_format.call_id)
+        messages, options = await in_turn(http, lambda: (self._rendered(body), self._template_options(body)))
         context_tokens = await self._requests.context_tokens()
         return await self._prompts.chat(http.state.principal, messages, options, context_tokens)
+
+    def _rendered(self, body: ChatBody) -> list[dict[str, Any]]:
+        """The messages as the chat template takes them."""
+        messages = [message.rendered() for message in body.messages]
+        return messages if self._tool_format is None else with_model_ids(messages, self._tool_format.call_id)
 
     def _reasoning_limit(self, body: ChatBody, is_open: bool) -> ReasoningLimit | None:
         """The limit of the reasoning. None if the request has none, or the markers of reasoning are not tokens of the model."""
@@ -147,7 +151,7 @@ class ChatEndpoint:
         functions = {tool.function.name: tool.function.parameters for tool in body.required_tools}
         single = body.parallel_tool_calls is False or body.named_tool is not None
         return await self._grammars.tool_calls(
-            functions, format, self._vocabulary.grammar_tokens, single, http.state.principal, prefix
+            functions, format, self._vocabulary.grammar_tokens, single, http.state.principal, prefix, body.required_inputs
         )
 
     def _template_options(self, body: ChatBody) -> TemplateOptions:

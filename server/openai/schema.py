@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from drafters.interface import MAX_NODES
 from drafters.options import DrafterName
+from server.chat.grammar_job import InputGrammar
 from server.openai.conversation import Content, Messages, NamedTool, Tool
 from server.openai.fields import (
     MAX_PARTS,
@@ -218,14 +219,17 @@ class ChatBody(GenerationBody):
 
     @model_validator(mode="after")
     def _choice_is_a_tool(self) -> ChatBody:
+        self.check_choice()
+        return self
+
+    def check_choice(self) -> None:
+        """Raises ValueError if `tool_choice` names a tool that is not one of `tools`."""
         names = [tool.name for tool in self.tools or ()]
         if self.tool_choice not in (None, "none", "auto") and not names:
             raise ValueError("'tool_choice' needs 'tools'")
         missing = next((name for name in self.chosen_names or () if name not in names), None)
         if missing is not None:
             raise ValueError(f"'tool_choice' names {missing!r}, which is not one of 'tools'")
-        _ = self.required_tools  # raises ValueError if the grammar of a custom tool cannot be enforced
-        return self
 
     @property
     def named_tool(self) -> str | None:
@@ -255,11 +259,20 @@ class ChatBody(GenerationBody):
     @cached_property
     def required_tools(self) -> list[Tool]:
         """The tools from which at least one call is required, as functions; empty if no call is required."""
+        return [tool.enforced for tool in self._required()]
+
+    @property
+    def required_inputs(self) -> dict[str, InputGrammar]:
+        """The grammars of the inputs of custom tools among `required_tools`, by name."""
+        grammars = {tool.name: tool.input_grammar for tool in self._required() if isinstance(tool, CustomTool)}
+        return {name: grammar for name, grammar in grammars.items() if grammar is not None}
+
+    def _required(self) -> list[Tool | CustomTool]:
         choice, chosen = self.tool_choice, self.chosen_names
         mode = choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else choice
         if mode in (None, "none", "auto"):
             return []
-        return [tool.enforced for tool in self.tools or () if chosen is None or tool.name in chosen]
+        return [tool for tool in self.tools or () if chosen is None or tool.name in chosen]
 
     @property
     def hides_special_tokens(self) -> bool:

@@ -4,37 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from llguidance import gbnf_to_lark
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from server.chat.structured_output import Structure
+from server.chat.grammar_job import Structure
 from server.http import json_body
 from server.openai.fields import MAX_ENTRIES, Body, FreeForm, Name, json_type, reject_unsupported
-
-MAX_GBNF_CHARACTERS = 1 << 13  # at worst, the conversion takes quadratic time
-
-
-def is_gbnf(grammar: str) -> bool:
-    """Whether a grammar is in llama.cpp's GBNF rather than in Lark: a rule's name is followed by `::=`."""
-    return any(
-        line.partition("::=")[0].strip().replace("-", "_").isidentifier() for line in grammar.split("\n") if "::=" in line
-    )
-
-
-def to_lark(grammar: str) -> str:
-    """The grammar in llguidance's dialect of Lark. Raises ValueError if it is invalid GBNF."""
-    if not is_gbnf(grammar):
-        return grammar
-    if len(grammar) > MAX_GBNF_CHARACTERS:
-        raise ValueError(f"in GBNF, it may have at most {MAX_GBNF_CHARACTERS} characters; shorten it or write it in Lark")
-    try:
-        rules = gbnf_to_lark.GrammarParser().parse(grammar)
-        gbnf_to_lark.resolve(rules)
-    except RecursionError:
-        raise ValueError("it is nested too deep; flatten it") from None
-    except Exception as error:  # the converter raises no narrower type
-        raise ValueError(f"it is not valid GBNF: {error}") from None
-    return "\n".join(str(rule) for rule in rules.values())
 
 
 def parse_schema(schema: Any) -> Any:
@@ -45,7 +19,6 @@ def parse_schema(schema: Any) -> Any:
     return value
 
 
-Grammar = Annotated[str, AfterValidator(to_lark)]
 Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_ENTRIES, fail_fast=True)]
 Schema = Annotated[
     Annotated[str, Tag("[string]")] | Annotated[FreeForm, Tag("[object]")],
@@ -101,7 +74,7 @@ class StructuredOutputs(Body):
     json_: Annotated[Schema | None, Field(alias="json")] = None
     regex: str | None = None
     choice: Choices | None = None
-    grammar: Grammar | None = None
+    grammar: str | None = None
     json_object: bool | None = None
 
     @model_validator(mode="before")
@@ -115,14 +88,14 @@ class StructureFields(Body):
 
     response_format: ResponseFormat | None = None
     regex: str | None = None
-    grammar: Grammar | None = None  # in llguidance's dialect of Lark, or in GBNF
+    grammar: str | None = None  # in llguidance's dialect of Lark, or in GBNF
     choice: Choices | None = None
     json_schema: FreeForm | None = None  # llama-server's
     structured_outputs: StructuredOutputs | None = None  # vLLM's, like the next four
     guided_json: Schema | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None
-    guided_grammar: Grammar | None = None
+    guided_grammar: str | None = None
 
     @property
     def structures(self) -> dict[str, Structure]:

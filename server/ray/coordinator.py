@@ -1,7 +1,7 @@
 """One per cluster: counts the quotas of all ingresses, and collects the metrics of all processes.
 
-A member reports every few seconds. Promises that a member which has ended holds no quota after `SILENT_SECONDS`, and that a
-coordinator that is replaced learns from the next reports which requests run. Knows nothing about Ray.
+A member reports every few seconds. Promises that a member which has ended holds no quota after `SILENT_SECONDS`, and that each
+report corrects what was counted for its member, so that a new coordinator learns which requests run. Knows nothing about Ray.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Coordinator:
         self._quotas.charge(principal, requests)
 
     async def report(self, member: str, page: bytes, held: Mapping[str, int]) -> None:
-        """Takes a member's metrics page. A member that was unknown also says which requests it runs."""
-        if member not in self._members:
-            self._member(member).held.update(held)
-            for principal, count in held.items():
-                self._quotas.adopt(principal, count)
-        self._members[member].page, self._members[member].reported_at = page, self._clock()
+        """Takes a member's metrics page, and the requests that it runs, which replace what was counted for it."""
+        known = self._member(member)
+        for principal in {*known.held, *held}:
+            self._quotas.adopt(principal, held.get(principal, 0) - known.held[principal])
+        known.held = Counter(held)
+        known.page, known.reported_at = page, self._clock()
         self._drop_silent()
 
     async def page(self) -> bytes:

@@ -13,6 +13,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Protocol
 
+from msgspec import structs
+
 from server.engine.engine import EngineError, Overloaded, ShuttingDown, WorkerLost, seconds_left
 from server.engine.messages import Ready, Request, TokenEvent
 from server.engine.queue import EMA_WEIGHT
@@ -91,7 +93,8 @@ class RemoteEngine:
     async def _find_replica(self) -> None:
         while self.info is None:
             try:
-                self.info = wire.decode_ready(await self._replicas.describe())
+                info = wire.decode_ready(await self._replicas.describe())
+                self.info = structs.replace(info, drafting=None)  # each replica compiles its kernels for itself
             except ReplicaLost:
                 await asyncio.sleep(RETRY_SECONDS)
         self._started.set()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextvars import Context
 from typing import Protocol
 
 from server.http.quotas import QuotaExceeded, refused
@@ -32,21 +34,45 @@ class SharedQuotas:
         self._metrics = metrics
         self._counts = counts
         self._seconds_per_request = seconds_per_request
-        self.held: Counter[str] = Counter()  # running requests of this ingress, by principal
+        self.held: Counter[str] = Counter()  # running requests of this ingress, by principal; the reports' truth
+        self._asking: set[asyncio.Task[tuple[str, str, float] | None]] = set()
 
     async def admit(self, principal: str) -> None:
-        """As `QuotaKeeper`."""
-        if self._is_limited(principal):
-            refusal = await self._counts.admit(principal, self._seconds_per_request())
-            if refusal is not None:
-                raise refused(QuotaExceeded(*refusal), self._metrics)
-            self.held[principal] += 1
+        """As `QuotaKeeper`. A request whose client hangs up meanwhile holds no place, at whatever moment that is."""
+        if not self._is_limited(principal):
+            return
+        self.held[principal] += 1
+        # A task outside of the request's context: Ray cancels what a cancelled request has called.
+        asking = asyncio.get_running_loop().create_task(self._ask(principal), context=Context())
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+        try:
+            refusal = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.add_done_callback(lambda asked: self._give_back(principal, asked))
+            raise
+        except Exception:
+            self.held[principal] -= 1
+            raise
+        if refusal is not None:
+            self.held[principal] -= 1
+            raise refused(QuotaExceeded(*refusal), self._metrics)
+
+    async def _ask(self, principal: str) -> tuple[str, str, float] | None:
+        return await self._counts.admit(principal, self._seconds_per_request())
+
+    def _give_back(self, principal: str, asked: asyncio.Task[tuple[str, str, float] | None]) -> None:
+        """Ends a request that nobody waits for, once the coordinator has counted it or not."""
+        if asked.cancelled() or asked.exception() is not None or asked.result() is not None:
+            self.held[principal] -= 1
+        else:
+            self.release(principal)
 
     def release(self, principal: str) -> None:
         """As `QuotaKeeper`."""
         if self._is_limited(principal):
             self.held[principal] -= 1
-            self._counts.release(principal)
+            Context().run(self._counts.release, principal)
 
     def charge(self, principal: str, requests: int) -> None:
         """As `QuotaKeeper`."""
@@ -56,4 +82,4 @@ class SharedQuotas:
     def _is_limited(self, principal: str) -> bool:
         key = self._auth.keys.get(principal)
         own = key is not None and (key.max_concurrent or key.requests_per_minute)
-        return bool(own or self._auth.max_concurrent or self._auth.requests_per_minute)
+        return bool(own or self._auth.concurrent_limit or self._auth.requests_per_minute)

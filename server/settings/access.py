@@ -62,10 +62,17 @@ class Auth(Section):
         {}, description="API keys by client name; each value is a key, or a section with key, datastores and quotas."
     )
     open: bool = Field(False, description="Allow a public address without API keys.")
-    max_concurrent: int | None = Field(None, ge=1, description="Concurrent requests per key; null sets no limit.")
+    max_concurrent: int | None = Field(
+        64, ge=1, description="Concurrent requests per key; null sets no limit, and so does the default without keys."
+    )
     requests_per_minute: int | None = Field(
         None, ge=1, description="Requests per minute and key; each choice of each prompt counts. null sets no limit."
     )
+
+    @property
+    def concurrent_limit(self) -> int | None:
+        """`max_concurrent`. Its default is one for keys: without keys, all clients together are one principal."""
+        return self.max_concurrent if self.keys or "max_concurrent" in self.model_fields_set else None
 
 
 class MetricsAccess(Section):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 import models
@@ -25,6 +25,7 @@ from drafters.options import (
     RetrievalOptions,
     TrigramOptions,
 )
+from models import smollm2
 from server.settings.access import Auth, MetricsAccess, Section, Server, is_loopback
 from server.settings.devices import Devices, KVDtype, Quantize
 from server.settings.tool_formats import ToolFormat
@@ -42,7 +43,7 @@ class Model(Section):
 
     path: str = Field(
         str(models.TARGET),
-        description="Local folder, Hugging Face id or GGUF file.",
+        description=f"Local folder, Hugging Face id or GGUF file; {smollm2.NAME} is the model that `make serve` installs.",
         json_schema_extra={"default": "the embedded model"},
     )
     revision: str = Field(
@@ -93,10 +94,18 @@ class Model(Section):
     )
     trust_remote_code: bool = Field(False, description="Run code from the model's folder; enable only for trusted models.")
 
+    @field_validator("path")
+    @classmethod
+    def _locate_smollm2(cls, path: str) -> str:
+        try:
+            return str(smollm2.locate()) if path == smollm2.NAME else path
+        except FileNotFoundError as error:
+            raise ValueError(str(error)) from None
+
     @property
     def served_name(self) -> str:
-        embedded = self.path == str(models.TARGET)
-        return self.name or (models.NAME if embedded else self.path.rstrip("/").rsplit("/", 1)[-1])
+        file = self.path.rstrip("/").rsplit("/", 1)[-1]
+        return self.name or {str(models.TARGET): models.NAME}.get(self.path) or {smollm2.FILE: smollm2.NAME}.get(file, file)
 
 
 class DraftModel(Section):

@@ -21,7 +21,7 @@ LATENCY_BUCKETS = (
 )
 PHASE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0003, *LATENCY_BUCKETS)
 TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64, 128)
-REFUSALS = ("queue_full", "tokens", "concurrency", "rate", "deadline", "draining")  # why a request was refused or ended early
+REFUSALS = ("queue_full", "tokens", "concurrency", "rate", "deadline", "draining", "unread")  # or ended early
 CLOSINGS = ("full", "late", "stalled")  # why the server closed a connection: max_connections, read_seconds, write_seconds
 FAILURES = ("500", "503", "529")
 SNAPSHOT_SECONDS = 10.0

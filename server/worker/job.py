@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafters.interface import Logprobs, Source
+from drafters.registry import make_uncompiled
 from drafters.sequence import Finish
 from server.engine.messages import Request, StepReport, StepTrace, TokenEvent, TokenLogprobs
 from server.settings import Settings
@@ -26,7 +27,7 @@ class Job:
         self.request = request
         self.session = session
         max_nodes = settings.speculation.max_nodes if request.max_nodes is None else request.max_nodes
-        name = (request.drafter or settings.speculation.drafter) if runtime.kernels.ready else "none"
+        name = request.drafter or settings.speculation.drafter
         options = DecodeOptions(
             params=request.params,
             max_tokens=request.max_tokens,
@@ -35,7 +36,11 @@ class Job:
             scores_prompt=request.scores_prompt,
             **runtime.budget(max_nodes),
         )
-        drafter = session.drafter(name, runtime.resources_of(request.principal))
+        resources = runtime.resources_of(request.principal)
+        if runtime.kernels.covers(name):
+            drafter = session.drafter(name, resources)
+        else:
+            drafter = make_uncompiled(resources, has_prediction=bool(request.prediction))
         grammar = None if request.grammar is None else runtime.grammars.compile(request.grammar)
         constraint: Constraint | None = grammar
         if request.reasoning is not None:

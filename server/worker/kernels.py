@@ -1,7 +1,8 @@
 """The drafters' compiled kernels. Compiling them takes half a minute, loading them from numba's cache a fraction of a second.
 
-At the first start on a machine, a background process compiles them into the cache while the worker already serves: until it is
-done, answers are decoded without drafts. Drafts never change an answer, so only the speed differs.
+At the first start on a machine, background processes compile them into the cache while the worker already serves: those of the
+default drafter first, then the others. Until then, `drafters.prompt_lookup` drafts, which needs none. Drafts never change an
+answer, so only the speed differs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import asdict
 
 from numba.core.event import Event, Listener, install_listener
 
+from drafters.options import NAMES, DrafterName
 from drafters.registry import Resources, warm
 from server.engine.worker_process import command, decode_settings, encode_settings
 from server.settings import Settings
@@ -42,17 +44,25 @@ class CompileRefusal(Listener):  # type: ignore[misc]
 
 
 class Kernels:
-    """Loads the drafters' kernels; `ready` tells whether they can run. Owns the process that compiles them."""
+    """Loads the drafters' kernels; `covers` tells which drafters can run. Owns the process that compiles them."""
 
     def __init__(self, settings: Settings, background: bool = True) -> None:
         """Without `background`, `load` blocks until the missing kernels are compiled."""
-        self.ready = False
+        self.ready = False  # for all drafters
+        default = settings.speculation.drafter
+        # Drafters whose kernels are not loaded yet; each group is compiled by a process of its own.
+        self._groups: list[tuple[DrafterName, ...]] = [(default,), tuple(name for name in NAMES if name != default)]
+        self._covered: set[DrafterName] = {"none"}
         self._settings = settings
         self._background = background
-        self._tables: Tables | None = None  # of kernels that have not been looked for yet
+        self._tables: Tables | None = None  # None before `load`, and once there is nothing left to do
         self._process: subprocess.Popen[str] | None = None
         self._started_at = 0.0  # time.monotonic() of the process's start
         self._resources: Sequence[Resources] = ()
+
+    def covers(self, name: DrafterName) -> bool:
+        """Whether this drafter's kernels are loaded."""
+        return self.ready or name in self._covered
 
     def load(self, resources: Sequence[Resources], tables: Tables) -> None:
         """Sets the resources that the kernels are for. Without `background`, loads or compiles the kernels at once.
@@ -63,41 +73,40 @@ class Kernels:
         if self._background:
             self._tables = tables
         else:
-            self._warm()
+            self._warm(NAMES)
             self.ready = True
 
     def poll(self) -> None:
-        """Loads the kernels: the first call those that are cached, a later one those that were compiled. Call it per step."""
-        if self._tables is not None:
-            tables, self._tables = self._tables, None
-            self.ready = self._try_cache()
-            if not self.ready:
-                self._start_compiling(tables)
-        elif self._process is not None and self._process.poll() is not None:
-            self._load_compiled(self._process)
+        """Loads the kernels: the first call those that are cached, later ones those that were compiled. Call it per step."""
+        if self._tables is None or (self._process is not None and self._process.poll() is None):
+            return
+        process, self._process = self._process, None
+        if process is not None:
+            process.communicate()  # waits, and closes the pipe
+        while self._groups and self._try_cache(self._groups[0]):
+            self._covered.update(self._groups.pop(0))
+            if process is not None:
+                log.info("the kernels are compiled after %.1f s", time.monotonic() - self._started_at)
+                process = None
+        if self._groups and process is None:
+            self._start_compiling(self._tables, self._groups[0])
+            return
+        self._tables, self.ready = None, not self._groups
+        if process is not None:
+            log.error(
+                "the drafters' kernels could not be cached (exit code %d), so drafts come from the text's own "
+                "repetitions only; set NUMBA_CACHE_DIR to a writable folder and restart the server",
+                process.returncode,
+            )
 
-    def _start_compiling(self, tables: Tables) -> None:
-        log.info("compiling the drafters' kernels for this machine; until then, answers are decoded without drafts")
+    def _start_compiling(self, tables: Tables, names: Sequence[DrafterName]) -> None:
+        log.info("compiling kernels for this machine (%s); until then, drafts come from the text's own repetitions", names[0])
         self._started_at = time.monotonic()
-        self._process = subprocess.Popen(
-            command(__name__, json.dumps(asdict(tables))), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-        )
+        work = json.dumps({"tables": asdict(tables), "names": names})
+        self._process = subprocess.Popen(command(__name__, work), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(encode_settings(self._settings)) + "\n")
         self._process.stdin.flush()
-
-    def _load_compiled(self, process: subprocess.Popen[str]) -> None:
-        process.communicate()
-        self._process = None
-        self.ready = process.returncode == 0 and self._try_cache()
-        if self.ready:
-            log.info("the drafters' kernels are compiled after %.1f s", time.monotonic() - self._started_at)
-        else:
-            log.error(
-                "the drafters' kernels could not be cached (exit code %d), so answers are decoded without drafts; "
-                "set NUMBA_CACHE_DIR to a writable folder and restart the server",
-                process.returncode,
-            )
 
     def close(self) -> None:
         """Ends the background process."""
@@ -105,27 +114,28 @@ class Kernels:
             self._process.kill()
             self._process.communicate()  # waits, and closes the pipe
 
-    def _try_cache(self) -> bool:
+    def _try_cache(self, names: Sequence[DrafterName]) -> bool:
         try:
             with install_listener("numba:compile", CompileRefusal()):
-                self._warm()
+                self._warm(names)
         except NotCached:
             return False
         return True
 
-    def _warm(self) -> None:
+    def _warm(self, names: Sequence[DrafterName]) -> None:
         for each in self._resources:
-            warm(each)
+            warm(each, names)
 
 
-def main(tables: str) -> None:
-    """The background process: compiles every kernel for the settings on stdin. Ends when stdin closes."""
+def main(work: str) -> None:
+    """The background process: compiles some drafters' kernels for the settings on stdin. Ends when stdin closes."""
     os.nice(NICENESS)
     settings = decode_settings(json.loads(sys.stdin.readline()))
     threading.Thread(target=end_with_worker, daemon=True).start()
-    shared, own = load_resources(settings, Tables(**json.loads(tables)))
+    chosen = json.loads(work)
+    shared, own = load_resources(settings, Tables(**chosen["tables"]))
     for each in distinct([shared, *own.values()]):
-        warm(each)
+        warm(each, chosen["names"])
 
 
 def end_with_worker() -> None:

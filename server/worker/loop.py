@@ -15,12 +15,25 @@ import torch
 
 from drafters.interface import MAX_NODES
 from server.engine import messages
-from server.engine.messages import Cancel, Failed, Forget, FromWorker, Pause, Request, Resume, Shutdown, Status, TokenEvent
+from server.engine.messages import (
+    SAVE_SECONDS,
+    Cancel,
+    Failed,
+    Forget,
+    FromWorker,
+    Pause,
+    Request,
+    Resume,
+    Shutdown,
+    Status,
+    TokenEvent,
+)
 from server.engine.transport import WorkerSide
 from server.settings import Settings
 from server.worker.job import Job
-from server.worker.runtime import Runtime
+from server.worker.runtime import Runtime, max_active
 from server.worker.session_files import SessionFiles, model_digest
+from server.worker.session_format import Fits
 from server.worker.sessions import SessionKey, SessionStore
 from verify.constraints.grammar import GrammarError
 from verify.generation import PromptError, Step
@@ -66,8 +79,12 @@ class Worker:
 
     def run(self) -> None:
         """Runs until a Shutdown message. Raises EOFError or OSError if the front end has closed the socket."""
+        self._report()
         while self._receive():
+            drafts = self._drafts
             self._runtime.kernels.poll()
+            if drafts != self._drafts:
+                self._report()
             self._admit()
             if self._active:
                 self._round()
@@ -75,7 +92,9 @@ class Worker:
                 self._report()
             elif not self._waiting:
                 self._sessions.save()
-        self._sessions.save(all=True)
+                self._runtime.save_curve()
+        self._sessions.save_all(SAVE_SECONDS)
+        self._runtime.save_curve()
 
     def _receive(self) -> bool:
         """Handles the messages that have arrived; waits only when idle. Returns False on Shutdown."""
@@ -107,7 +126,13 @@ class Worker:
 
     def _begin(self, request: Request) -> bool:
         """Starts a request; returns False if it must wait."""
-        session = self._sessions.acquire(request.principal, request.session, np.array(request.prompt, np.int32))
+        try:
+            session = self._sessions.acquire(request.principal, request.session, np.array(request.prompt, np.int32))
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            self._send(failure(request, error))
+            return True
         if session is None:
             return False
         try:
@@ -210,6 +235,8 @@ class Worker:
         if failed:
             job.session.reset()
         self._sessions.release(job.session)
+        if self._runtime.curve is not None:  # which the job's steps have corrected
+            self._runtime.max_active = max_active(self._settings, self._runtime.slots, self._runtime.curve)
         self._report()
 
     def _cancel(self, request_id: str) -> None:
@@ -236,7 +263,11 @@ class Worker:
         return None
 
     def _report(self) -> None:
-        self._send(Status(len(self._sessions), self._sessions.usage_ratio))
+        self._send(Status(len(self._sessions), self._sessions.usage_ratio, self._runtime.max_active, self._drafts))
+
+    @property
+    def _drafts(self) -> bool:
+        return self._runtime.kernels.covers(self._settings.speculation.drafter)
 
     def _send(self, message: FromWorker) -> None:
         self._last_sent_at = time.monotonic()
@@ -255,7 +286,7 @@ def session_files(settings: Settings, runner: ModelRunner) -> SessionFiles | Non
     if folder is None:
         return None
     digest = model_digest(model.path, runner, model.revision)
-    return SessionFiles(folder.expanduser(), digest, settings.sessions.folder_bytes)
+    return SessionFiles(folder.expanduser(), digest, settings.sessions.folder_bytes, Fits.of(runner))
 
 
 def failure(request: Request, error: Exception) -> Failed:

@@ -23,11 +23,13 @@ from server.worker.learned import LearnedTexts
 from server.worker.memory_plan import MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
 from server.worker.resources import Stores, Tables, distinct, load_resources
 from verify.constraints.grammar import GrammarCompiler
-from verify.cost import CostCurve, load_or_measure, machine_key
+from verify.cost import CostCurve
 from verify.draft_model.runner import DraftRunner
+from verify.findings import save_finding
 from verify.heads.draft import HeadRunner
 from verify.heads.loading import MTP, load_head
 from verify.heads.model import HeadModel
+from verify.measurement import cost_file, load_or_measure, machine_key
 from verify.model.loading import LoadOptions, load_weights, start_model, stop_ids
 from verify.model.memory import free_bytes
 from verify.model.quantization import Quantization
@@ -64,6 +66,7 @@ class Runtime:
     grammars: GrammarCompiler
     curve: CostCurve | None  # None unless speculation.max_nodes is auto
     kernels: Kernels
+    curve_file: Path | None = None
     learned: LearnedTexts | None = None  # None if sessions learn only from themselves
     together: Together = in_turns  # runs the drafting of several requests
 
@@ -87,6 +90,12 @@ class Runtime:
             return {"max_nodes": min(max_nodes, most), "curve": None}
         return {"max_nodes": most, "curve": self.curve}
 
+    def save_curve(self) -> None:
+        """Saves the cost curve for the next start if steps have corrected it."""
+        if self.curve is not None and self.curve.is_corrected:
+            save_finding(self.curve.state(), self.curve_file)
+            self.curve.is_corrected = False
+
 
 def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
     """Loads everything that requests need. Raises ModelError or ArrayFileError with one sentence.
@@ -97,7 +106,7 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
     runner = load_target(settings)
     tokenizer = load_tokenizer(settings.model.path, settings.model.trust_remote_code, settings.model.revision)
     draft = load_draft(settings, tokenizer, runner)
-    slots = start_models(runner, draft, settings)
+    slots = start_models(runner, draft, settings, tokenizer)
     model, together = None, in_turns
     shared_draft: DraftRunner | None = None
     if draft is not None:
@@ -125,6 +134,7 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
         grammars=GrammarCompiler(tokenizer, runner.vocabulary, ends),
         curve=curve,
         kernels=kernels,
+        curve_file=cost_file(runner, cost_folder(settings)),
         together=together,
         learned=LearnedTexts(settings.sessions.learned_tokens, tables.vocabulary) if settings.learns_from_sessions else None,
     )
@@ -196,7 +206,12 @@ def own_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase, runner: Mo
     return share_target(runner, skipped, slots, draft.threads)
 
 
-def start_models(runner: ModelRunner, draft: ModelRunner | HeadModel | None, settings: Settings) -> int:
+def start_models(
+    runner: ModelRunner,
+    draft: ModelRunner | HeadModel | None,
+    settings: Settings,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> int:
     """Starts the models with the context that fits, and sets torch's thread count. Returns the number of KV caches.
 
     Raises ModelError if the settings do not fit.
@@ -207,17 +222,22 @@ def start_models(runner: ModelRunner, draft: ModelRunner | HeadModel | None, set
     draft_plan = plan_draft(runner, draft, plan)
     reserved = 0 if draft is None else settings.draft_model.threads
     # Before the model starts: how a machine's kernels sum may depend on the threads.
-    torch.set_num_threads(settings.model.threads or default_threads(runner, reserved))
+    runner.threads = settings.model.threads or default_threads(runner, reserved)
+    torch.set_num_threads(runner.threads)
     folder = cost_folder(settings)
     finding = folder and folder / f"{machine_key(runner)}-rows.json"
     for each, pages in ((runner, plan.pages), (draft, draft_plan.pages)):
         if isinstance(each, ModelRunner) and each.in_pages:
             each.pages = pages
-    start_model(runner, settings.model.path, plan.context_tokens, settings.model.invariant, finding)
+    start_model(runner, settings.model.path, plan.context_tokens, settings.model.invariant, finding, tokenizer)
+    if runner.is_invariant:
+        # The library has threads of its own. Those of OpenMP would wait for work on the same cores after each small operation.
+        torch.set_num_threads(1)
     if isinstance(draft, HeadModel):
         draft.start(plan.context_tokens)
     elif draft is not None:
-        start_model(draft, str(settings.draft_model.path), draft_plan.context_tokens)
+        draft.threads = settings.draft_model.threads
+        start_model(draft, str(settings.draft_model.path), draft_plan.context_tokens, tokenizer=tokenizer)
     return plan.streams
 
 

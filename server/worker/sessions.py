@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from drafters.interface import Drafter, Ints
 from drafters.options import DrafterName
@@ -25,17 +27,20 @@ from drafters.registry import Resources, arrays_of, fork, make, restore
 from drafters.sequence import common_prefix
 from server.engine.messages import Reuse
 from server.worker.prefix_index import BLOCK_TOKENS, PrefixIndex
-from server.worker.session_files import DamagedSession, SessionFiles, StoredSession
+from server.worker.saver import Saver
+from server.worker.session_files import SessionFiles
+from server.worker.session_format import Contents, DamagedSession, StoredSession, contents_of
 from verify.model.cache.kv_cache import KVCache
 from verify.model.cache.paging import Rows, distinct_bytes
+from verify.model.memory import free_bytes
 from verify.model.runner import ModelRunner
 from verify.verifier import TreeVerifier
 
 # A prompt continues a conversation although its last tokens differ from the earlier prompt's: the end of a rendered
 # conversation changes when the next message follows.
 CHANGED_TOKENS = 32
+SESSIONS_SHARE = 0.25  # of the memory that is free after the weights, for the rows of all sessions, in slots or not
 log = logging.getLogger("outrider.worker")
-MEMORY_SHARE = 0.25  # of the machine's memory, for the rows of sessions
 
 
 class SessionKey(NamedTuple):
@@ -109,7 +114,7 @@ class SessionStore:
     ) -> None:
         """`slots` is the number of KV caches on the device; default: `capacity` + 1. With `automatic`, sessions are also
         found by their text, and kept for requests that name none. `kv_bytes` bounds the committed rows of all sessions,
-        of which shared pages count once; default: MEMORY_SHARE of the machine's memory. Sessions in `files` are restored.
+        of which shared pages count once; default: SESSIONS_SHARE of the free memory. Sessions in `files` are restored.
         `learn` gets the principal and the text of a kept session after each request."""
         self._runner = runner
         self._capacity = capacity
@@ -121,10 +126,12 @@ class SessionStore:
         self._numbers = itertools.count()
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()  # least recently used first
         self._index: PrefixIndex[SessionKey] = PrefixIndex()
+        self._saving: Session | None = None
         self._paused: list[Session] = []  # busy with a paused request; first paused first
         self.slots = capacity + 1 if slots is None else slots
         self._free = [runner.new_cache() for _ in range(self.slots)]
         self._files = files
+        self._saver = None if files is None else Saver(files)
         for stored in files.load() if files else ():
             self._restore(stored)
         self.expire()
@@ -143,8 +150,10 @@ class SessionStore:
 
         It waits while its session or every slot is busy, and while another request reads the beginning that both share.
         """
+        self._stop_saving()
         self.expire()
         while True:
+            self._load_changed(principal, name, prompt)
             try:
                 return self._find_or_create(principal, name, prompt)
             except DamagedSession as error:
@@ -203,7 +212,8 @@ class SessionStore:
             return None
         if source is None or min(shared, source.verifier.committed_rows) < BLOCK_TOKENS:
             return Session(TreeVerifier(self._runner, slot))
-        session = source.fork(slot, shared)
+        with self._returned_on_error(slot, source):
+            session = source.fork(slot, shared)
         session.reuse = "forked"
         return session
 
@@ -217,21 +227,39 @@ class SessionStore:
             if not self.fits([(slot, session.verifier.committed_rows)]):
                 self._free.append(slot)
                 return False
-            session.verifier.swap_in(slot)
+            with self._returned_on_error(slot, session):
+                session.verifier.swap_in(slot)
+            self._drop_copies(session)
         return True
+
+    @contextmanager
+    def _returned_on_error(self, slot: KVCache, source: Session) -> Iterator[None]:
+        """Returns a slot that a session's rows could not be copied to. Raises DamagedSession if they came from a file."""
+        try:
+            yield
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            slot.truncate(0)
+            self._free.append(slot)
+            if source.stored is None:
+                raise
+            raise DamagedSession(source.stored.path, f"does not fit this model: {error}") from None
 
     def _take_slot(self) -> KVCache | None:
         """A free slot; if there is none, that of a session that can be swapped out."""
+        self._stop_saving()
         if not self._free:
             self._swap_out()
         return self._free.pop() if self._free else None
 
     def _swap_out(self) -> bool:
         """Frees the slot of the session that needs it least; returns False if all are in use."""
+        self._stop_saving()
         idle = [session for session in self._sessions.values() if not session.busy]
         for session in (*idle, *self._paused):
             if not session.verifier.is_swapped_out:
-                self._free.append(session.verifier.swap_out())
+                self._give_back(session.verifier.swap_out())
                 return True
         return False
 
@@ -269,28 +297,67 @@ class SessionStore:
                 self.forget(session.key)  # too short to be found again
         self.expire()
 
-    def forget(self, key: SessionKey) -> None:
-        """Drops a session that is idle."""
+    def forget(self, key: SessionKey, remove: bool = True) -> None:
+        """Drops a session that is idle, and removes its file unless `remove` is False or another process has written it."""
         session = self._sessions.get(key)
         if session is not None and not session.busy:
+            self._stop_saving()
             self._index.remove(key)
             self._drop(self._sessions.pop(key))
-            if self._files is not None and session.file is not None:
+            if remove and self._files is not None and session.file is not None:
                 self._files.remove(session.file)
 
-    def save(self, all: bool = False) -> None:
-        """Saves an idle session that has changed since it was saved, or all of them."""
+    def save(self) -> None:
+        """Begins to save an idle session that has changed since it was saved, if none is being saved."""
+        if self._saver is not None and not self._saver.is_busy:
+            for key, session in self._sessions.items():
+                if not (session.busy or session.saved) and session.verifier.committed_rows:
+                    self._saver.start(*self._contents(key, session))
+                    session.saved = True  # if it is stopped or fails, the next request tries again
+                    self._saving = session
+                    return
+
+    def save_all(self, seconds: float) -> None:
+        """Saves all idle sessions that have changed, as far as the time allows; the most recently used first."""
+        if self._saver is None:
+            return
+        deadline = self._clock() + seconds
+        self._saver.wait(seconds)
+        self._stop_saving()
+        for key, session in reversed(self._sessions.items()):
+            if not (session.busy or session.saved) and session.verifier.committed_rows and self._clock() < deadline:
+                self._saver.start(*self._contents(key, session))
+                self._saver.wait(deadline - self._clock())
+                session.saved = True
+        self._saver.close()
+
+    def _contents(self, key: SessionKey, session: Session) -> tuple[Path, Contents]:
+        assert self._files is not None
+        name = key.name if isinstance(key.name, str) else None
+        session.file = session.file or self._files.path_of(key.principal, name, session.verifier.sequence.tokens)
+        learned = {drafter: arrays_of(state) for drafter, state in session.drafters.items()}
+        return session.file, contents_of(key.principal, name, session.verifier, learned)
+
+    def _stop_saving(self) -> None:
+        """Ends the reading of a session's rows, before any session changes. It takes as long as one chunk."""
+        if self._saver is not None and not self._saver.stop() and self._saving is not None:
+            self._saving.saved = False
+        self._saving = None
+
+    def _load_changed(self, principal: str, name: str | None, prompt: Ints) -> None:
+        """Restores the sessions that other processes have saved and this request may continue."""
         if self._files is None:
             return
-        for key, session in self._sessions.items():
-            if not (session.busy or session.saved) and session.verifier.committed_rows:
-                name = key.name if isinstance(key.name, str) else None
-                session.file = session.file or self._files.path_of(key.principal, name)
-                learned = {drafter: arrays_of(state) for drafter, state in session.drafters.items()}
-                self._files.save(session.file, key.principal, name, session.verifier, learned)
-                session.saved = True  # if it failed, the next request tries again
-                if not all:
-                    return
+        known = {session.file: key for key, session in self._sessions.items() if session.file}
+        for path in self._files.candidates(principal, name, prompt if self._automatic else None):
+            key = known.get(path)
+            session = None if key is None else self._sessions[key]
+            if session is not None and (session.busy or not session.saved or self._files.is_current(path)):
+                continue
+            if key is not None:
+                self.forget(key, remove=False)
+            if stored := self._files.open(path):
+                self._restore(stored)
 
     def _restore(self, stored: StoredSession) -> None:
         verifier = TreeVerifier.restored(self._runner, stored.text, stored.prompt_tokens, stored.rows)
@@ -306,27 +373,45 @@ class SessionStore:
             if not session.busy and now - session.released_at > self._ttl_seconds:
                 self.forget(key)
         while surplus := self._surplus():
-            self.forget(surplus)
+            self.forget(surplus, remove=False)
         return before - len(self._sessions)
 
     def _surplus(self) -> SessionKey | None:
-        """The session to evict, if any: the least recently used idle one of the principal that has the most."""
+        """The session to evict, if any: the least recently used idle one of the principal that has the most.
+
+        Busy sessions count, too; what they take is taken from idle ones of principals with more than an equal share only.
+        """
         owned: dict[str, list[Rows]] = {}
         for key, session in self._sessions.items():
             owned.setdefault(key.principal, []).append(session.verifier.rows)
-        sizes = {principal: len(sessions) for principal, sessions in owned.items()}
+        limit, sizes = self._capacity, {principal: len(sessions) for principal, sessions in owned.items()}
         if len(self._sessions) <= self._capacity:
             shape = self._runner.cache_shape  # principals share no pages
-            sizes = {principal: distinct_bytes(sessions, shape) for principal, sessions in owned.items()}
+            limit, sizes = self._max_bytes, {owner: distinct_bytes(sessions, shape) for owner, sessions in owned.items()}
             if sum(sizes.values()) <= self._max_bytes:
                 return None
-        idle = [key for key, session in self._sessions.items() if not session.busy]
-        return max(idle, key=lambda key: sizes[key.principal], default=None)  # the first of equals
+        evictable = [
+            key for key, session in self._sessions.items() if not session.busy and sizes[key.principal] * len(sizes) > limit
+        ]
+        return max(evictable, key=lambda key: sizes[key.principal], default=None)  # the first of equals
 
     def _drop(self, session: Session) -> None:
         slot = session.verifier.release()
         if slot is not None:
-            self._free.append(slot)
+            self._give_back(slot)
+
+    def _give_back(self, slot: KVCache) -> None:
+        slot.discard()
+        self._free.append(slot)
+
+    def _drop_copies(self, session: Session) -> None:
+        """Frees the copies of pages that a session's slot on a CPU holds as well, unless another session needs them."""
+        if self._runner.device.type == "cpu":
+            others = (each.verifier.rows for each in self._sessions.values() if each.verifier.is_swapped_out)
+            needed = {page for rows in others for page in rows.pages}
+            for page in session.verifier.rows.pages:
+                if page not in needed:
+                    page.rows = None
 
 
 def check_readable(session: Session) -> None:
@@ -336,5 +421,5 @@ def check_readable(session: Session) -> None:
 
 
 def default_bytes() -> int:
-    """The bytes that sessions may use by default: MEMORY_SHARE of the machine's memory."""
-    return int(MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    """The bytes that sessions may use by default: SESSIONS_SHARE of the free memory."""
+    return int(SESSIONS_SHARE * free_bytes(torch.device("cpu")))

@@ -20,7 +20,7 @@ def test_the_entry_point_adds_the_commands() -> None:
     assert "bench" in listed
     assert "verify-lossless" in listed and "verify-quality" in listed
     commands = CliRunner().invoke(app, ["bench", "--help"]).output
-    assert all(name in commands for name in ("decode", "api", "peers", "replay", "pearl", "serve", "datastore"))
+    assert all(name in commands for name in ("decode", "api", "live", "peers", "replay", "pearl", "serve", "datastore"))
 
 
 def test_nothing_heavy_is_imported_with_the_commands() -> None:
@@ -41,6 +41,8 @@ def test_nothing_heavy_is_imported_with_the_commands() -> None:
         (["bench", "peers", "--shape", "llama-9t"], "no shape 'llama-9t'"),
         (["bench", "peers", "--forced", "x.jsonl"], "--forced needs --shape and --tokenizer"),
         (["bench", "peers", "--model.quantize", "int8"], "leave out --model.quantize"),
+        (["bench", "live", "--prompts", "x", "--peers", "ollama"], "no peer ollama"),
+        (["bench", "live", "--prompts", "no-such-file", "--peers", ""], "Cannot read questions from no-such-file"),
         (["bench", "replay", "--stream", "x", "--tokenizer", "x", "--nodes", "many"], "--nodes takes whole numbers"),
         (["bench", "pearl", "--shape", "llama-1b"], "both --shape and --draft-shape"),
         (["bench", "pearl"], "Give a draft model"),

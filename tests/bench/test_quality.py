@@ -12,9 +12,10 @@ from bench import quality
 from bench.plan import BenchError
 from bench.quality import Scores, compare, read_windows, run, scores, show
 from server.settings import Settings
+from verify.model.cpu import native
 
 TEXT = Path(quality.__file__)  # code, which the embedded model knows
-vnni = pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="the CPU has no VNNI instructions")
+vnni = pytest.mark.skipif(native.library() is None, reason="the library was not compiled")
 
 
 def quantized(settings: Settings, quantize: str) -> Settings:

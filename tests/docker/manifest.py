@@ -103,20 +103,33 @@ SERVICE = fields(
 )
 SCHEMAS = {"Deployment": DEPLOYMENT, "Service": SERVICE}
 
+RAY_VOLUME: Schema = {
+    "secret": fields(secretName=TEXT, defaultMode={"type": "integer"}),
+    "configMap": fields(name=TEXT),
+    "emptyDir": fields(sizeLimit=QUANTITY),
+}
 RAY_POD = fields(
-    securityContext=fields(runAsNonRoot=FLAG, runAsUser=COUNT, runAsGroup=COUNT, fsGroup=COUNT),
+    {"automountServiceAccountToken": FLAG},
+    enableServiceLinks=FLAG,
+    securityContext=fields(
+        runAsNonRoot=FLAG,
+        runAsUser=COUNT,
+        runAsGroup=COUNT,
+        fsGroup=COUNT,
+        seccompProfile=fields(type=named("RuntimeDefault", "Localhost")),
+    ),
+    initContainers=items(INIT_CONTAINER),
     containers=items(
         fields(
             name=TEXT,
             image=IMAGE,
             env=items(fields(name=TEXT, value=TEXT)),
             resources=fields(requests=QUANTITIES, limits=QUANTITIES),
+            securityContext=CONFINED,
             volumeMounts=MOUNTS,
         )
     ),
-    volumes=items(
-        fields({"secret": fields(secretName=TEXT, defaultMode={"type": "integer"}), "configMap": fields(name=TEXT)}, name=TEXT)
-    ),
+    volumes=items(fields(RAY_VOLUME, name=TEXT)),
 )
 RAY_GROUP = {"rayStartParams": LABELS, "template": fields(spec=RAY_POD)}  # KubeRay takes the parameters as text
 RAY_SERVICE = fields(
@@ -127,9 +140,30 @@ RAY_SERVICE = fields(
         serveConfigV2=TEXT,
         rayClusterConfig=fields(
             rayVersion=TEXT,
+            authOptions=fields(mode=named("token", "disabled")),
             enableInTreeAutoscaling=FLAG,
             headGroupSpec=fields(**RAY_GROUP),
             workerGroupSpecs=items(fields(groupName=TEXT, replicas=COUNT, minReplicas=COUNT, maxReplicas=COUNT, **RAY_GROUP)),
+        ),
+    ),
+)
+SELECTOR = fields(
+    {"matchLabels": LABELS, "matchExpressions": items(fields({"values": TEXTS}, key=TEXT, operator=named("Exists", "In")))}
+)
+NETWORK_POLICY = fields(
+    apiVersion=named("networking.k8s.io/v1"),
+    kind=named("NetworkPolicy"),
+    metadata=METADATA,
+    spec=fields(
+        podSelector=SELECTOR,
+        policyTypes=items(named("Ingress", "Egress")),
+        ingress=items(
+            fields(
+                {
+                    "from": items(fields({"podSelector": SELECTOR, "namespaceSelector": SELECTOR})),
+                    "ports": items(fields(port=PORT)),
+                }
+            )
         ),
     ),
 )

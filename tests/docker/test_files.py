@@ -97,7 +97,8 @@ def test_package_data_is_installed() -> None:
     for package in ("server", "drafters", "verify", "models"):
         for file in (ROOT / package).rglob("*"):
             name = file.relative_to(ROOT / package).as_posix()
-            if file.is_file() and file.suffix != ".py" and "__pycache__" not in name:
+            is_code = file.suffix in (".py", ".cpp", ".h", ".so")
+            if file.is_file() and not is_code and "__pycache__" not in name:
                 assert any(fnmatch(name, pattern) for pattern in data.get(package, ())), f"{package}/{name} is not installed"
     assert "prompts.jsonl" in data["bench"]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 import transformers.models.llama.modeling_llama  # noqa: F401  # counts as idle memory
 
+from verify.model.cpu import native
 from verify.model.cpu.packing import PackedLayer, packed_layers
-from verify.model.cpu.quantized import quantized_layer
 from verify.model.loading import LoadOptions, load_weights
 from verify.model.quantization import Quantization, Quantize
 
@@ -49,7 +49,7 @@ class Peak(threading.Thread):
 
 def main(path: str, quantize: Quantize) -> None:
     for bits in (8, 4):  # loads kernels and libraries
-        quantized_layer(torch.nn.Linear(64, 64), bits)(torch.zeros(1, 1, 64))
+        native.quantized(torch.nn.Linear(64, 64), bits)(torch.zeros(1, 1, 64))
     idle = anonymous_bytes()
     peak = Peak()
     peak.start()

@@ -9,7 +9,8 @@ from drafters.interface import MAX_NODES, DraftTree, Draws, Source, chain
 from drafters.policy import Trust
 from tests.trees import check
 from verify.budget import FULL_NODES, PROBE_INTERVAL, FixedBudget, MeasuredBudget, Offer, Selection, outcome, share
-from verify.cost import NODES, CostCurve
+from verify.cost import CostCurve
+from verify.measurement import NODES
 
 
 def curve(per_node: float, fixed: float = 1.0) -> CostCurve:

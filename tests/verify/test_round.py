@@ -20,9 +20,10 @@ from drafters.none import NoDrafter
 from drafters.options import DrafterName
 from drafters.registry import Resources, make
 from verify.constraints.reasoning import ReasoningBudget
-from verify.cost import NODES, CostCurve
+from verify.cost import CostCurve
 from verify.decode import finish
 from verify.generation import DecodeOptions, Drafted, Generation, Step
+from verify.measurement import NODES
 from verify.model import invariance
 from verify.model.cache.kv_cache import KVCache
 from verify.model.loading import LoadOptions, load_weights
@@ -34,7 +35,16 @@ from verify.sampling_params import ReasoningLimit, SamplingParams
 from verify.verifier import PREFILL_CHUNK_TOKENS, TreeVerifier
 
 DRAFTERS: tuple[DrafterName, ...] = ("none", "lookup", "trigram", "lookahead", "fusion")
-CURVE = CostCurve(NODES, (64,), (tuple(1.0 + 0.02 * nodes for nodes in NODES),), 0.02, 0.1)
+
+
+class Fixed(CostCurve):
+    """A curve that steps do not correct."""
+
+    def observe(self, context: int, streams: int, rows: int, seconds: float) -> None:
+        pass
+
+
+CURVE = Fixed(NODES, (64,), (tuple(1.0 + 0.02 * nodes for nodes in NODES),), 0.02, 0.1)
 
 
 @pytest.fixture(scope="module", params=["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
@@ -229,6 +239,21 @@ def test_ten_thousand_rounds_of_joining_and_leaving_keep_the_memory_and_starve_n
                 caches.append(cache)
         memory.append(int(Path("/proc/self/statm").read_text().split()[1]))
     assert statistics.median(memory[-1000:]) < 1.02 * statistics.median(memory[2000:3000])
+
+
+@pytest.mark.parametrize(("prompts", "corrected"), [((1,), "points"), ((1, 1), "streams"), ((1, 60), ""), ((60,), "")])
+def test_rounds_of_steps_correct_the_curve(tiny_runner: ModelRunner, prompts: tuple[int, ...], corrected: str) -> None:
+    """The step of a stream alone corrects its points, steps in company what a stream costs, and prompts nothing."""
+    curve = CostCurve(NODES, (64,), [[1.0 + 0.02 * nodes for nodes in NODES]], 0.02, 0.1)
+    before = curve.state()
+    options = DecodeOptions(SamplingParams(temperature=0), 40, curve=curve)
+    verifiers = [TreeVerifier(tiny_runner, tiny_runner.new_cache()) for _ in prompts]
+    run_round(
+        [Generation(each, NoDrafter(), np.ones(n, np.int32), options) for each, n in zip(verifiers, prompts, strict=True)]
+    )
+    assert (curve.state()["seconds"] != before["seconds"]) == (corrected == "points")
+    assert (curve.stream_seconds != before["stream_seconds"]) == (corrected == "streams")
+    assert curve.is_corrected == bool(corrected)
 
 
 def test_rounds_are_measured(tiny_runner: ModelRunner) -> None:

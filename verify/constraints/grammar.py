@@ -6,8 +6,9 @@ grammar forces become a draft. Knows nothing about logits.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import llguidance.hf
@@ -20,6 +21,8 @@ from drafters.interface import DraftTree, Ints, Source, chain
 from verify.constraints.limits import LIMITS, first_line
 
 MAX_CACHED_GRAMMARS = 64
+MASKS_SECONDS = 0.02  # of processor time, for the masks of one step's nodes; an ordinary mask takes less than a millisecond
+SLOW_ROOTS = 8  # masks of the root that alone took longer, in consecutive steps, before the answer ends
 
 
 class GrammarError(ValueError):
@@ -62,7 +65,16 @@ class GrammarCompiler:
 class Grammar:
     """The matcher state of one answer."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: int, stop_ids: Collection[int]) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocabulary: int,
+        stop_ids: Collection[int],
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`clock` measures processor time, so that other programs make no grammar slow."""
+        self._clock = clock
+        self._slow_roots = 0  # in a row
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._stop_ids = frozenset(stop_ids)
@@ -70,18 +82,23 @@ class Grammar:
     def visit(self, draft: DraftTree, depth: int) -> tuple[DraftTree, NDArray[np.bool_]]:
         """The nodes of `draft` that the grammar allows, or a chain of up to `depth` forced tokens; and masks [N+1, V].
 
-        Row 0 masks the token after the last committed one, row i+1 the token after node i.
+        Row 0 masks the token after the last committed one, row i+1 the token after node i. Nodes are left out once
+        the masks have taken MASKS_SECONDS. Raises GrammarError if the root's mask alone does in SLOW_ROOTS steps in a row.
         """
+        started = self._clock()
         forced = self._matcher.compute_ff_tokens()[:depth]
         if forced:
             draft = chain(np.array(forced, np.int32), np.ones(len(forced), np.float32), Source.GRAMMAR)
         masks = [self._mask()]
+        self._judge_root(self._clock() - started)
         allowed = np.zeros(len(draft), np.bool_)
         row_of = {-1: 0}  # allowed node to its row in `masks`
         consumed = 0  # tokens that the matcher is ahead of the committed text; nodes are in depth-first order
         for node, (parent, token) in enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)):
             if parent not in row_of or not masks[row_of[parent]][token] or token in self._stop_ids:
                 continue  # verifying a stop token gains nothing, since no token follows it
+            if self._clock() - started > MASKS_SECONDS:
+                break
             parent_depth = int(draft.depths[node]) - 1
             if consumed > parent_depth:
                 self._matcher.rollback(consumed - parent_depth)
@@ -93,6 +110,12 @@ class Grammar:
         if consumed:
             self._matcher.rollback(consumed)
         return draft.keep(allowed), np.stack(masks)
+
+    def _judge_root(self, seconds: float) -> None:
+        """Counts slow masks of roots. Raises GrammarError."""
+        self._slow_roots = self._slow_roots + 1 if seconds > MASKS_SECONDS else 0
+        if self._slow_roots >= SLOW_ROOTS:
+            raise GrammarError("The grammar is too expensive to evaluate; simplify it: each token takes too long")
 
     def commit(self, tokens: Ints) -> None:
         """Advances by emitted tokens, int32 [A]; stop tokens are skipped. Raises GrammarError if the grammar forbids one."""

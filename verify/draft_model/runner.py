@@ -13,9 +13,9 @@ from weakref import ReferenceType, ref
 
 import torch
 
-from verify.cost import timed_forward
 from verify.draft_model.gathering import Gathering
 from verify.draft_model.session import SessionDraft
+from verify.measurement import timed_forward
 from verify.model.batch import ForwardBatch
 from verify.model.cache.kv_cache import KVCache
 from verify.model.cache.paging import OutOfPages

@@ -66,8 +66,11 @@ def start(runner: ModelRunner, context_tokens: int, invariant: Invariant, file: 
 
     The finding is saved in `file`, and read from it at the next start.
     """
+    runner.start(context_tokens)
+    if runner.is_invariant:
+        runner.invariance = "on, by construction"
+        return
     if invariant == "off":
-        runner.start(context_tokens)
         runner.invariance = "off"
         return
     found = _saved(file)
@@ -107,7 +110,7 @@ def classes(runner: ModelRunner) -> list[RowClass]:
     if runner.in_pages:
         with without_split_k():
             return row_classes([_products(shape, ROWS, runner.device) for shape in shapes])
-    bounds = common_range(shapes, min((layer.most_rows for layer in packed_layers(runner.model)), default=PROMPT_ROWS))
+    bounds = common_range(shapes)
     return [] if bounds is None else [RowClass(*bounds, queries) for queries in (4, 8, 16, QUERY_BLOCK)]
 
 
@@ -123,13 +126,13 @@ def linear_layers(model: torch.nn.Module) -> set[LinearShape]:
     return packed | plain
 
 
-def common_range(shapes: Iterable[LinearShape], most: int = PROMPT_ROWS) -> tuple[int, int] | None:
-    """The smallest and largest number of rows, at most `most`, between which all layers give each row the same bits.
+def common_range(shapes: Iterable[LinearShape]) -> tuple[int, int] | None:
+    """The smallest and largest number of rows between which all layers give each row the same bits.
 
     None if there is none.
     """
     products = [_products(shape, PROBED_ROWS, torch.device("cpu")) for shape in shapes]
-    for high in (high for high in HIGHEST if high <= most):
+    for high in HIGHEST:
         low = max((_lowest(outputs, high) for outputs in products), default=1)
         if low <= LARGEST_LOW:
             return low, high

@@ -17,13 +17,14 @@ from verify.checkpoint import DEFAULT_REVISION, Location, gguf_bits, locate
 from verify.errors import ModelError, first_sentence
 from verify.model.attention import NAME
 from verify.model.cache.codec import KVDtype
+from verify.model.cpu import native
 from verify.model.download import download_progress
 from verify.model.gpu.devices import Placement
 from verify.model.invariance import Invariant, start
 from verify.model.memory import free_bytes, return_freed_memory
 from verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization, loading_arguments
 from verify.model.runner import Compile, ModelRunner
-from verify.model.self_check import check_model
+from verify.model.self_check import SAMPLE, check_model
 from verify.model.sizes import context_limit
 
 log = logging.getLogger("outrider.worker")
@@ -48,6 +49,11 @@ class LoadOptions:
     compile: Compile = "auto"
     quantization: Quantization = UNQUANTIZED
     kv_dtype: KVDtype = "auto"
+
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether the blocks of a GGUF file are served as they are: unless the options name another precision."""
+        return self.dtype == "auto" and not self.quantization and self.pack and self.trace
 
 
 def load_model(options: LoadOptions) -> ModelRunner:
@@ -85,6 +91,10 @@ def load_weights(options: LoadOptions) -> ModelRunner:
 def read_model(options: LoadOptions, location: Location, device: torch.device) -> PreTrainedModel:
     """The model with its weights, those of a CPU quantised as the options say. Raises ModelError."""
     source: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
+    if location.gguf is not None and device.type == "cpu" and options.reads_blocks:
+        model = native.read_gguf(Path(str(cached_file(location.source, location.gguf, revision=options.revision))))
+        if model is not None:
+            return model
     try:
         config = AutoConfig.from_pretrained(location.source, **source, **location.arguments)
     except (OSError, ValueError) as error:
@@ -122,15 +132,28 @@ def check_layers(model: PreTrainedModel, path: str) -> None:
 
 
 def start_model(
-    runner: ModelRunner, path: str, context_tokens: int, invariant: Invariant = "off", finding: Path | None = None
+    runner: ModelRunner,
+    path: str,
+    context_tokens: int,
+    invariant: Invariant = "off",
+    finding: Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
     """Makes a loaded model ready for contexts of this length, and checks that it can be served. Raises ModelError.
 
-    `invariant` and `finding` as in `verify.model.invariance.start`.
+    `invariant` and `finding` as in `verify.model.invariance.start`. With `tokenizer`, the check reads real text.
     """
+    sample = () if tokenizer is None else tokenizer.encode(SAMPLE)
     prepare(runner.model, context_tokens)
     start(runner, context_tokens, invariant, finding)
-    check_model(runner, path)
+    try:
+        check_model(runner, path, sample)
+    except ModelError as error:
+        if not runner.leave_library():
+            raise
+        log.warning("%s is computed by PyTorch, since the check of its compiled forward failed: %s", path, error)
+        start(runner, context_tokens, invariant, finding)
+        check_model(runner, path, sample)
     torch.cuda.empty_cache()  # returns the check's slot to the device
 
 
@@ -177,10 +200,15 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
-    """The torch dtype for `name`. `auto` is the checkpoint's dtype, but float32 on a CPU without bfloat16 instructions."""
+    """The torch dtype for `name`. `auto` is the checkpoint's dtype.
+
+    But float32 on a CPU for float16, and for bfloat16 where neither the CPU nor the native library multiplies it.
+    """
     if name != "auto":
         return cast(torch.dtype, getattr(torch, name))
     stored = getattr(config, "dtype", None) or torch.float32
-    if device.type == "cpu" and (stored != torch.bfloat16 or not torch.backends.cpu.get_cpu_capability().startswith("AVX512")):
-        return torch.float32
-    return cast(torch.dtype, stored)
+    if device.type != "cpu" or stored == torch.float32:
+        return cast(torch.dtype, stored)
+    is_native = any(native.supports(each, config, stored) for each in getattr(config, "architectures", None) or ())
+    can_multiply = torch.backends.cpu.get_cpu_capability().startswith("AVX512") or is_native
+    return torch.bfloat16 if stored == torch.bfloat16 and can_multiply else torch.float32

@@ -1,6 +1,6 @@
 """Weights of fewer bits: which layers are quantised, to what, and how, one by one, while a model loads.
 
-On a CPU, the layers of `verify.model.cpu.quantized`; on a GPU, torchao's.
+On a CPU, the layers of `verify.model.cpu.native`; on a GPU, torchao's.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from transformers.utils.quantization_config import GgufConfig, QuantizationConfi
 
 from verify.checkpoint import Location, check_packages, quantization_method
 from verify.errors import ModelError
+from verify.model.cpu import native
 from verify.model.cpu.packing import is_plain, packed_layers
-from verify.model.cpu.quantized import check_processor, quantized_layer
 from verify.model.gpu.devices import Placement
 
 Quantize = Literal["none", "int8", "int4", "fp8"]
@@ -49,13 +49,15 @@ class Quantization:
             check_installed()
         elif self.layers not in BITS:
             raise ModelError(f"model.quantize: {self.layers} is for GPUs; on a CPU, set it to int8 or int4.")
-        else:
-            check_processor()
+        elif native.library() is None:
+            raise ModelError(
+                "model.quantize needs Outrider's compiled library; install a C++ compiler, and then Outrider again."
+            )
 
     def bits(self, model: PreTrainedModel, name: str) -> int | None:
         """The bits of a linear layer's weights on a CPU; None if the layer stays as it is."""
         module = model.get_submodule(name)
-        if not is_plain(module):
+        if not is_plain(module) or module.in_features % native.BLOCK:
             return None
         if module is model.get_output_embeddings():
             return HEAD_BITS if self.head else None
@@ -96,7 +98,7 @@ def quantize_layers(
 def _replace(model: PreTrainedModel, name: str, bits: int) -> None:
     linear = model.get_submodule(name)
     assert isinstance(linear, torch.nn.Linear)
-    layer = quantized_layer(linear, bits)
+    layer = native.quantized(linear, bits)
     layer.weight._is_hf_initialized = True  # type: ignore[attr-defined]  # no model initialises it after loading
     model.set_submodule(name, layer)
 

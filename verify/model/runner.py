@@ -17,6 +17,7 @@ from verify.model.batch import ForwardBatch
 from verify.model.cache.codec import STORED, KVDtype
 from verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
 from verify.model.cache.shape import CacheShape
+from verify.model.cpu import native
 from verify.model.cpu.latent import keep_latents
 from verify.model.cpu.linear import can_pack, pack_layers
 from verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention, padded, pieces
@@ -50,6 +51,11 @@ MAX_STREAMS, MAX_ROWS = 16, 1024  # in one forward without a backend
 Compile = Literal["auto", "on", "off"]
 
 
+def cache_dtype(model: PreTrainedModel) -> torch.dtype:
+    """The data type of keys and values: the model's, or the one that its configuration names where weights are packed."""
+    return cast(torch.dtype, model.config.dtype) if packed_layers(model) and model.config.dtype else model.dtype
+
+
 class Mode(NamedTuple):
     """How a runner computes steps."""
 
@@ -75,12 +81,16 @@ class ModelRunner:
         if compile == "on" and model.device.type != "cuda":
             raise ModelError("model.compile is for GPUs; on a CPU, set it to auto: packed layers and tracing replace it.")
         self.model = model.eval()
-        self.weight_bytes, weights = weight_size(model)  # read by each step
-        self.weight_bits = round(8 * self.weight_bytes / max(1, weights), 2)  # mean, scales included
         if model.device.type == "cpu":
             keep_latents(model)
-        if pack and can_pack(model):
+        dtype = cache_dtype(model)
+        self._is_native = pack and native.can_pack(model)
+        if self._is_native:
+            native.pack(model)
+        elif pack and can_pack(model):
             pack_layers(model)
+        self.weight_bytes, weights = weight_size(model)  # read by each step
+        self.weight_bits = round(8 * self.weight_bytes / max(1, weights), 2)  # mean, scales included
         self.device = model.device
         self.vocabulary = int(model.config.get_text_config().vocab_size)
         self.model_tokens = context_limit(model)
@@ -92,13 +102,14 @@ class ModelRunner:
         self._tap: HiddenTap | None = None
         self._crossings = Crossings(model)
         self._attention_probe = ShapeProbe()
-        self.cache_shape = replace(self._probe(self._attention_probe), coded=STORED[kv_dtype])
+        self.cache_shape = replace(self._probe(self._attention_probe), dtype=dtype, coded=STORED[kv_dtype])
         if self.in_pages:
             check_pages(self.cache_shape)
         self._backend: ForwardBackend | None = None
         self.row_class: RowClass | None = None  # if set, a row's logits have the same bits in every step
         self.invariance = "off"  # for people: whether `row_class` is set, and why
         self._inputs: AttentionInputs | None = None  # of the attention in order, on a CPU
+        self.threads: int | None = None  # of the native library; None = torch's
         self.pages: int | None = None  # of the pool on a GPU, from the memory plan; None = some contexts
         self._pool: PagePool | None = None
         if started:
@@ -117,9 +128,16 @@ class ModelRunner:
                 self._pool = None  # frees its memory first
                 self._pool = PagePool(self.cache_shape, self._pool_pages())
             self._backend = self._graphed(self._pool, self._compile)
+        elif self._is_native and self._traced and native.can_cache(self.cache_shape):
+            self._backend = native.build(self.model, self.cache_shape, self.threads or torch.get_num_threads(), self._tap)
         elif self._traced and self.cache_shape.is_uniform:
             how = self._attention_probe, self._delivery, self._untraced, self._inputs, self._tap
             self._backend = trace(self.model, self.cache_shape, *how)
+
+    def leave_library(self) -> bool:
+        """Computes forwards without the native library from the next `start` on; returns whether they were computed by it."""
+        was_native, self._is_native = self._is_native, False
+        return was_native
 
     def tap_hidden(self, layers: Sequence[int]) -> int:
         """Keeps hidden states in the caches, as `HiddenTap` takes them; returns their width. Call it before `start`."""
@@ -153,6 +171,11 @@ class ModelRunner:
     def use(self, mode: Mode) -> None:
         """Computes steps as when `mode` was read."""
         self.row_class, self._inputs, self._backend = mode
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether every row has the same bits beside any others, without a class of rows."""
+        return self._backend is not None and self._backend.is_invariant
 
     @property
     def can_be_ordered(self) -> bool:
@@ -241,7 +264,7 @@ class ModelRunner:
             segment.cache.release()
         if self._pool is not None:
             self._pool.reserve([(cast(PagedCache, each.cache), len(each.batch)) for each in segments])
-        if len(segments) == 1 and (self._is_apart(segments[0]) or (self.row_class is None and is_chunk(segments[0]))):
+        if len(segments) == 1 and (self._is_apart(segments[0]) or self._is_untraced_chunk(segments[0])):
             return [self._untraced(segments, in_order=False)]
         if len(segments) == 1 and self.row_class is None:
             return [self._together([segments[0]])]
@@ -288,6 +311,11 @@ class ModelRunner:
         if self._pool is not None:
             return len(segment.batch) > (min(ROWS, self.max_rows) if self._is_recurrent else self.max_rows)
         return self.row_class is not None and not self.row_class.has_prompts and is_chunk(segment)
+
+    def _is_untraced_chunk(self, segment: Segment) -> bool:
+        """Whether these rows are a part of a prompt that the backend does not read."""
+        reads_prompts = self._backend is not None and self._backend.reads_prompts
+        return self.row_class is None and is_chunk(segment) and not reads_prompts
 
     @property
     def max_rows(self) -> int:

@@ -3,12 +3,19 @@
 A prompt is read in one piece and in two, and a draft tree is compared with its paths, by the backends that serve requests; with
 recurrent layers, a long prompt is also read in steps, cut, and read again. A model fails if it has a state other than its
 cache, or if it ignores positions or the tree's mask, or counts positions differently. Knows nothing about architectures.
+
+Two ways to read the same tokens round differently, and a deep model in 8 or 16 bits amplifies rounding: a constant limit that
+one model keeps with ease, another exceeds without a fault. So a difference beyond the data type's own limit is compared with
+the model's sensitivity: with how far its logits move when the embeddings of the text and the weights of the norms are all
+rounded up or down in their last bit. That is what rounding does at the input and at each layer, in the model's own arithmetic,
+and it costs two more forwards. A lost state or a wrong position moves logits by as much as another text would.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 from typing import NamedTuple
@@ -31,12 +38,23 @@ DEPTHS = (1, 2, 3, 4, 5, 3, 4, 5)
 SHARED = 2
 LONG, CUT = ROWS + 8, ROWS - 15  # tokens of the long prompt, and where it is cut
 ATTEMPTS = 5  # texts
+TEXT_TOKENS = PREFIX + 1 + len(PARENTS)  # of each
+SENSITIVITY = 3.0  # multiples of the median row's sensitivity that rounding may reach in any row
+# What `check_model` reads, as the model's tokens: at least ATTEMPTS * TEXT_TOKENS of them, of several kinds.
+SAMPLE = (
+    "The old lighthouse keeper climbed the stairs every evening to light the lamp, and every morning he wrote down which ships"
+    " had passed. Water boils at one hundred degrees Celsius at sea level, and it freezes at zero degrees. def add(first,"
+    " second):\n    return first + second\n\nprint(add(2, 3))\nIn 1969, two people walked on the Moon while a third one"
+    " waited in orbit. Dear Ms. Miller, thank you for your letter of March 3; we will send your order soon."
+)
 ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")  # transformers' names of layers without a state
 
 
-def check_model(runner: ModelRunner, path: str) -> None:
+def check_model(runner: ModelRunner, path: str, sample: Sequence[int] = ()) -> None:
     """Raises ModelError if the model does not pass; `path` names it in the message. Takes five forwards of up to 13 rows, and
     four of up to LONG rows for recurrent layers.
+
+    `sample` has the tokens of SAMPLE: on text, a model is less chaotic than on the random tokens that are read without it.
 
     If a text fails, others are tried, and each row's smallest difference counts: in a mixture of experts, rounding can change
     a row's experts in some of the texts, but a lost state changes the same rows in all of them.
@@ -44,28 +62,32 @@ def check_model(runner: ModelRunner, path: str) -> None:
     tolerance = tolerance_of(torch.bfloat16 if is_quantized(runner) else runner.cache_shape.dtype)
     cache = runner.new_cache()
     smallest: Differences | None = None
-    for seed in range(ATTEMPTS):
-        found = differences(runner, cache, seed)
+    for text in texts(runner.vocabulary, sample):
+        found = differences(runner, cache, text)
         if any(each.isnan().any() for each in found):
             raise ModelError(
                 f"The model at {path!r} computes NaN in {str(runner.cache_shape.dtype).removeprefix('torch.')};"
                 " set another dtype, or check its weights."
             )
+        limit = tolerance
+        if max(float(each.max()) for each in found) > tolerance:
+            limit = max(tolerance, SENSITIVITY * sensitivity(runner, cache, text, tolerance))
+        found = Differences(*(each / limit for each in found))
         smallest = found if smallest is None else Differences(*map(torch.minimum, smallest, found))
-        if max(float(each.max()) for each in smallest) <= tolerance:
+        if max(float(each.max()) for each in smallest) <= 1:
             return
     assert smallest is not None
-    if smallest.pieces.max() > tolerance:
+    if smallest.pieces.max() > 1:
         raise ModelError(
             f"The model at {path!r} reads a prompt differently in two pieces than in one: {_suspects(runner)} a state outside"
             " the KV cache, which is not supported; serve another model."
         )
-    if smallest.tree.max() > tolerance:
+    if smallest.tree.max() > 1:
         raise ModelError(
             f"The model at {path!r} reads a draft tree differently than the tree's paths: its tokens probably depend on each"
             " other outside of attention, which is not supported; serve another model."
         )
-    if smallest.positions.max() > tolerance:
+    if smallest.positions.max() > 1:
         raise ModelError(
             f"The model at {path!r} does not count its tokens' positions from 0, which is not supported; serve another model."
         )
@@ -76,7 +98,7 @@ def check_model(runner: ModelRunner, path: str) -> None:
 
 
 class Differences(NamedTuple):
-    """`difference` of some rows."""
+    """`difference` of some rows, which `check_model` divides by the limit."""
 
     pieces: torch.Tensor  # [6], of the second piece
     tree: torch.Tensor  # [9]
@@ -84,9 +106,9 @@ class Differences(NamedTuple):
     steps: torch.Tensor  # of the long prompt in steps, and after a cut; [1] zero without recurrent layers
 
 
-def differences(runner: ModelRunner, cache: KVCache, seed: int) -> Differences:
-    """The differences for the texts of this seed."""
-    prefix, root, nodes = random_text(runner.vocabulary, seed)
+def differences(runner: ModelRunner, cache: KVCache, tokens: Sequence[int]) -> Differences:
+    """The differences for a text of TEXT_TOKENS tokens."""
+    prefix, root, nodes = list(tokens[:PREFIX]), tokens[PREFIX], list(tokens[PREFIX + 1 :])
     first, second = nodes[: DEPTHS[-1]], nodes[:SHARED] + nodes[DEPTHS[-1] :]
 
     def read(batch: ForwardBatch) -> torch.Tensor:
@@ -123,6 +145,53 @@ def _steps(runner: ModelRunner, cache: KVCache, text: list[int]) -> torch.Tensor
     return difference(torch.cat([*found, again]), torch.cat([whole, whole[start:]]))
 
 
+def sensitivity(runner: ModelRunner, cache: KVCache, tokens: Sequence[int], tolerance: float) -> float:
+    """How far the median row's logits move if embeddings and norms are rounded differently in their last bit.
+
+    0 if reading the same text twice gives different logits: then a state is lost, and the movement would be its.
+    """
+    text = torch.tensor(tokens[: PREFIX + 1 + DEPTHS[-1]])
+
+    def read() -> torch.Tensor:
+        cache.truncate(0)
+        return runner.read_alone(cache, text).to(torch.float32, copy=True)
+
+    read()  # so that what comes before the next two is the same
+    first, second = read(), read()
+    if float(difference(second, first).nan_to_num(torch.inf).max()) > tolerance:
+        return 0.0
+    with rounded_differently(runner, text, torch.finfo(torch.bfloat16).eps if is_quantized(runner) else 0.0):
+        moved = read()
+    return float(difference(moved, first).nan_to_num().median())
+
+
+@contextmanager
+def rounded_differently(runner: ModelRunner, text: torch.Tensor, least: float) -> Iterator[None]:
+    """Multiplies the text's embeddings and the model's vectors of weights by 1 plus or minus their precision, or `least`."""
+    ids = text.unique()
+    embeddings = runner.model.get_input_embeddings().weight
+    vectors = [each for each in runner.model.parameters() if each.ndim == 1 and each.is_floating_point()]
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        saved = [each.clone() for each in vectors]
+        rows = embeddings[ids.to(embeddings.device)].clone()
+        try:
+            for each in vectors:
+                each.mul_(_last_bits(each, generator, least))
+            embeddings[ids.to(embeddings.device)] = rows * _last_bits(rows, generator, least)
+            yield
+        finally:
+            for each, before in zip(vectors, saved, strict=True):
+                each.copy_(before)
+            embeddings[ids.to(embeddings.device)] = rows
+
+
+def _last_bits(values: torch.Tensor, generator: torch.Generator, least: float) -> torch.Tensor:
+    """Factors of the values' shape, each 1 plus or minus the precision of their type."""
+    signs = torch.randint(2, values.shape, generator=generator) * 2 - 1
+    return (1 + signs * max(least, torch.finfo(values.dtype).eps)).to(values)
+
+
 def tolerance_of(dtype: torch.dtype) -> float:
     """The largest difference that passes: the square root of the machine epsilon, so half of the digits must agree."""
     return math.sqrt(max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps))
@@ -142,11 +211,16 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return ((found - expected).abs().nanmedian(-1).values / spread.clamp_min(torch.finfo(spread.dtype).tiny)).cpu()
 
 
-def random_text(vocabulary: int, seed: int) -> tuple[list[int], int, list[int]]:
-    """Tokens of the prefix, the root and the nodes, from the middle of the vocabulary: special tokens are at its ends."""
-    random = Random(seed)
-    ids = random.choices(range(vocabulary // 4, vocabulary * 3 // 4 + 1), k=PREFIX + 1 + len(PARENTS))
-    return ids[:PREFIX], ids[PREFIX], ids[PREFIX + 1 :]
+def texts(vocabulary: int, sample: Sequence[int]) -> Iterator[list[int]]:
+    """ATTEMPTS texts of TEXT_TOKENS tokens: parts of the sample, and random ones if it is too short."""
+    for attempt in range(ATTEMPTS):
+        part = list(sample[attempt * TEXT_TOKENS : (attempt + 1) * TEXT_TOKENS])
+        yield part if len(part) == TEXT_TOKENS else random_text(vocabulary, attempt)
+
+
+def random_text(vocabulary: int, seed: int) -> list[int]:
+    """Tokens from the middle of the vocabulary: special tokens are at its ends."""
+    return Random(seed).choices(range(vocabulary // 4, vocabulary * 3 // 4 + 1), k=TEXT_TOKENS)
 
 
 def chain(tokens: Sequence[int]) -> ForwardBatch:

@@ -20,10 +20,10 @@ from typing import NamedTuple, cast
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from verify.cost import machine_key, timed_forward
 from verify.draft_model.runner import short_cache
 from verify.errors import ModelError
 from verify.findings import save_finding
+from verify.measurement import machine_key, timed_forward
 from verify.model.batch import ForwardBatch
 from verify.model.cache.kv_cache import KVCache
 from verify.model.runner import ModelRunner

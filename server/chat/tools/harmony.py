@@ -18,7 +18,7 @@ START, MESSAGE, CHANNEL = "<|start|>", "<|message|>", "<|channel|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 HEADER = re.compile(
     r"(?:<\|start\|>)?(?:assistant)?(?P<to> to=\S+?)?<\|channel\|>(?P<channel>analysis|commentary|final)(?P<then> to=[^\s<]+)?"
-    r"\s*(?:<\|constrain\|>)?\s*(?:json|code)?\s*<\|message\|>"
+    r"\s*+(?:<\|constrain\|>\s*+)?(?:(?:json|code)\s*+)?<\|message\|>"  # possessive: read once
 )
 
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from server.chat.prompt import PromptEncoder
 from server.chat.vocabulary import Vocabulary
 from server.http.errors import APIError
+from server.http.json_route import in_turn
 from server.openai.chat import ChatEndpoint
 from server.openai.generation import GenerationRunner, GenerationTask
 from server.openai.responses.formatter import ResponseFormatter
@@ -56,11 +57,12 @@ class ResponsesEndpoint:
             previous = self._store.get(body.previous_response_id, principal, "previous_response_id")
         new_session = response_id if body.stores else None  # nothing can continue a response that is not stored
         session = previous.session if previous else new_session
-        messages = body.messages(previous.messages if previous else [], self._referenced(body, principal))
+        earlier, stored = previous.messages if previous else [], self._referenced(body, principal)
+        messages = await in_turn(http, lambda: body.messages(earlier, stored))
         if not messages and body.instructions is None:
             raise APIError(400, "'input' has nothing that the model can read; give at least one message.", "input")
         try:
-            chat_body = body.to_chat(messages, session, self._prompts.takes_system_anywhere)
+            chat_body = await in_turn(http, lambda: body.to_chat(messages, session, self._prompts.takes_system_anywhere))
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from None
         chat = await self._chat.prepare(http, chat_body)

@@ -9,19 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from server.openai.conversation import INPUT, FunctionDefinition, FunctionName, NamedTool, Tool, tool_type
+from server.chat import grammar_job
+from server.chat.grammar_job import INPUT
+from server.chat.tools.lark_pattern import MAX_CHARACTERS
+from server.openai.conversation import FunctionDefinition, FunctionName, NamedTool, Tool, tool_type
 from server.openai.fields import MAX_PARTS, Body, Name, ToolMode
-from server.openai.tools.lark_pattern import MAX_CHARACTERS, lark_pattern
 
 
 class InputGrammar(Body):
     syntax: Literal["lark", "regex"]
     definition: Annotated[str, Field(max_length=MAX_CHARACTERS)]
-
-    @property
-    def pattern(self) -> str:
-        """The grammar as one regular expression. Raises ValueError if it has none."""
-        return self.definition if self.syntax == "regex" else lark_pattern(self.definition)
 
 
 class InputFormat(Body):
@@ -60,12 +57,14 @@ class CustomTool(Body):
 
     @property
     def enforced(self) -> Tool:
-        """The function whose calls a grammar enforces. Raises ValueError if the grammar of the input cannot be enforced."""
+        """The function whose calls a grammar enforces, together with `input_grammar`."""
+        return self._function({})
+
+    @property
+    def input_grammar(self) -> grammar_job.InputGrammar | None:
+        """The grammar of the input, as the client wrote it."""
         grammar = self.custom.format and self.custom.format.grammar
-        try:
-            return self._function({"pattern": f"^(?:{grammar.pattern})$"} if grammar else {})
-        except ValueError as error:
-            raise ValueError(f"the grammar of tool {self.name!r} cannot be enforced: {error}") from None
+        return grammar_job.InputGrammar(grammar.syntax, grammar.definition) if grammar else None
 
     def _function(self, extra: dict[str, Any]) -> Tool:
         parameters = {

@@ -200,10 +200,10 @@ let timer = null;
 async function look() {
   clearTimeout(timer);
   const seen = await api.status();
+  find("state").textContent = seen.words;
   if (seen.state !== state) {
     const changed = state !== "";
     state = seen.state;
-    find("state").textContent = seen.words;
     find("state").dataset.state = state;
     if (state === "ready") loadModels();
     const known = find("words").className === "problem"; // an answer that has failed says more

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import models
-from bench.model.gguf_file import convert, tensor_type
+from bench.model.gguf_file import convert, rewrite, tensor_type, unpack
 from bench.plan import BenchError
 from verify.model.batch import ForwardBatch
+from verify.model.cpu import native
 from verify.model.loading import LoadOptions, load_weights
 from verify.model.quantization import Quantization, Quantize
 from verify.model.runner import ModelRunner
@@ -37,7 +38,31 @@ def test_a_file_has_the_model_the_vocabulary_and_the_template(tmp_path: Path) ->
     assert (given.chat_template, given.eos_token_id) == (own.chat_template, own.eos_token_id)
 
 
-@pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="the CPU has no VNNI instructions")
+def test_a_rewritten_file_keeps_the_model_the_vocabulary_and_the_template(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    stored, file = tmp_path / "stored.gguf", tmp_path / "model.gguf"
+    convert(TARGET, stored, "F32")
+    rewrite(stored, file, "F16")
+    assert torch.allclose(logits(file), logits(stored), atol=0.02)
+    kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors if len(tensor.shape) > 1}
+    assert kinds == {"F16"}
+    given, own = load_tokenizer(str(file)), load_tokenizer(str(stored))
+    assert (given.get_vocab(), given.chat_template) == (own.get_vocab(), own.chat_template)
+    with pytest.raises(BenchError, match="no tensors of the type Q99"):
+        rewrite(stored, file, "Q99")
+
+
+def test_an_unpacked_file_is_a_folder_with_its_model_and_tokenizer(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    file, folder = tmp_path / "model.gguf", tmp_path / "folder"
+    convert(TARGET, file, "F32")
+    unpack(file, folder, "float32")
+    assert torch.allclose(logits(folder), logits(TARGET), atol=1e-4)
+    given, own = load_tokenizer(str(folder)), load_tokenizer(str(file))
+    assert (given.get_vocab(), given.chat_template) == (own.get_vocab(), own.chat_template)
+
+
+@pytest.mark.skipif(native.library() is None, reason="the library was not compiled")
 def test_a_quantised_file_is_quantised_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("gguf")
     expected, file = logits(TARGET), tmp_path / "model.gguf"

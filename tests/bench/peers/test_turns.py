@@ -18,9 +18,21 @@ def test_contenders_take_turns_item_by_item() -> None:
 
     contenders = {OURS: lambda item: run("a", item), PLAIN: lambda item: run("b", item)}
     tallies = take_turns(contenders, [1, 2, 3], 2, lambda: advanced.append(1))
-    assert calls == ["a1", "b1", "a2", "b2", *["a1", "b1", "a2", "b2", "a3", "b3"] * 2]
+    assert calls == ["a1", "b1", "b2", "a2", *["a1", "b1", "b2", "a2", "a3", "b3"] * 2]
     assert len(advanced) == count_items(3, 2) == 8
     assert [[answer.tokens for answer in repeat] for repeat in tallies[PLAIN]] == [[1, 2, 3]] * 2
+
+
+def test_other_items_may_warm_up() -> None:
+    asked: list[int] = []
+
+    def run(item: int) -> Answer:
+        asked.append(item)
+        return Answer(item, 1.0)
+
+    tallies = take_turns({OURS: run}, [1, 2], 1, lambda: None, warm_up=[9])
+    assert asked == [9, 1, 2]
+    assert [answer.tokens for answer in tallies[OURS][0]] == [1, 2]
 
 
 def test_ratios_are_medians_of_the_same_repeat() -> None:

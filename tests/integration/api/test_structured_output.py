@@ -15,8 +15,8 @@ from llguidance import LLMatcher
 
 import models
 from drafters.none import NoDrafter
+from server.chat.grammar_job import prefixed
 from server.chat.reasoning_parser import THINK, ReasoningParser
-from server.chat.structured_output import prefixed
 from server.chat.tools import FORMATS, calls_grammar, tool_parser
 from tests.grammars import json_grammar, nested_grammars, reference_chain, rule_chain, terminal_chain
 from tests.requests import MESSAGES, complete, text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -192,3 +193,16 @@ def test_without_files_there_is_no_repository() -> None:
     tokens = find_tokens({text: i for i, text in enumerate(FAMILIES["Qwen 2.5 Coder"][0])})
     assert tokens is not None
     assert assemble(tokens, FillInParts([10], [11], [12], (), [8], [9])) == [0, 10, 1, 11, 2, 12]
+
+
+def test_leaving_out_files_takes_time_linear_in_their_number() -> None:
+    def seconds(count: int) -> float:
+        given = FillInParts([1], [2], [3], [[7] * 2500] * count)
+        times = []
+        for _ in range(5):
+            started = time.perf_counter()
+            fit(given, 10_000)
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    assert seconds(400) < 3 * seconds(200) + 1e-4

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from server.chat import grammar_process
+from server.chat.grammar_job import Job, Structure
 from server.chat.grammar_process import CACHED_GRAMMARS, FATAL, GrammarProcess, GrammarValidator
-from tests.grammars import json_grammar, reference_chain, rule_chain, terminal_chain
+from tests.grammars import reference_chain, rule_chain, terminal_chain
 
 VALID = 'start: "a"'
 
@@ -25,19 +26,25 @@ def validator() -> Iterator[GrammarValidator]:
     validator.close()
 
 
-def validate(validator: GrammarValidator, grammar: str) -> str:
-    return asyncio.run(validator.validate(grammar))
+def job(value: Any, kind: str = "grammar") -> Job:
+    return Job(1 << 16, 1 << 16, structure=Structure(kind, value))
+
+
+def validate(validator: GrammarValidator, value: Any, kind: str = "grammar") -> str:
+    return asyncio.run(validator.build(job(value, kind))).reason
 
 
 @pytest.mark.parametrize(
-    "bomb", [rule_chain(2900), terminal_chain(3000), json_grammar(reference_chain(3000))], ids=["rules", "terminals", "schema"]
+    ("bomb", "kind"),
+    [(rule_chain(2900), "grammar"), (terminal_chain(3000), "grammar"), (reference_chain(3000), "json_schema")],
+    ids=["rules", "terminals", "schema"],
 )
-def test_a_grammar_that_ends_the_process_is_refused_and_the_next_one_is_validated(
-    validator: GrammarValidator, bomb: str
-) -> None:
-    assert validate(validator, bomb) == FATAL
+def test_a_grammar_that_ends_the_process_is_refused_and_the_next_one_is_validated(bomb: Any, kind: str) -> None:
+    validator = GrammarValidator(1 << 20)
+    assert validate(validator, bomb, kind) == FATAL
     assert validate(validator, VALID) == ""
     assert "unknown name" in validate(validator, "start: b")
+    validator.close()
 
 
 def test_no_process_is_started_before_the_first_grammar() -> None:
@@ -52,7 +59,7 @@ def test_the_process_is_kept_and_valid_grammars_are_validated_once(
     process = validator._process
     assert process is not None
     assert validate(validator, 'start: "b"') == "" and validator._process is process
-    monkeypatch.setattr(process, "validate", None)
+    monkeypatch.setattr(process, "build", None)
     assert validate(validator, VALID) == ""
 
 
@@ -74,7 +81,7 @@ def test_many_grammars_of_one_client_delay_another_by_one_at_most(validator: Gra
     done: list[str] = []
 
     async def send(number: int, principal: str) -> None:
-        await validator.validate(f'start: "{number}"', principal)
+        await validator.build(job(f'start: "{number}"'), principal)
         done.append(principal)
 
     async def run() -> None:
@@ -86,12 +93,12 @@ def test_many_grammars_of_one_client_delay_another_by_one_at_most(validator: Gra
 
 def test_a_client_that_hangs_up_gives_its_turn_away(validator: GrammarValidator) -> None:
     async def run() -> str:
-        tasks = [asyncio.create_task(validator.validate(f'start: "{number}"')) for number in range(5)]
+        tasks = [asyncio.create_task(validator.build(job(f'start: "{number}"'))) for number in range(5)]
         await asyncio.sleep(0)
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        return await validator.validate(VALID)
+        return (await validator.build(job(VALID))).reason
 
     assert asyncio.run(run()) == ""
 
@@ -99,7 +106,7 @@ def test_a_client_that_hangs_up_gives_its_turn_away(validator: GrammarValidator)
 def test_the_process_ends_with_its_front_end_and_ignores_ctrl_c() -> None:
     process = GrammarProcess()
     process._process.send_signal(signal.SIGINT)
-    assert process.validate(VALID) == ""
+    assert process.build(job(VALID).encode()).reason == ""
     process._answers.close()
     process._socket.close()  # as if the front end had died
     assert process._process.wait(20) == 0

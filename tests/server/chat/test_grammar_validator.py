@@ -14,6 +14,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from server.chat import grammar_validator
+from server.chat.grammar_job import Job, Structure
 from server.chat.grammar_validator import reason, serve, stack_bytes
 from tests.grammars import json_grammar, recursive_rules, reference_chain, rule_chain, terminal_chain
 
@@ -57,11 +58,12 @@ def test_answers_each_line_until_the_socket_closes() -> None:
     thread = threading.Thread(target=serve, args=(theirs,))
     thread.start()
     with ours, ours.makefile("rw", encoding="ascii") as lines:
-        assert json.loads(lines.readline()) == ""
+        assert json.loads(lines.readline()) == ["", "", ""]
         for grammar in ('start: "é\n"', 'start: "é"', "start: b"):
-            lines.write(json.dumps(grammar) + "\n")
+            lines.write(Job(64, 64, structure=Structure("grammar", grammar)).encode() + "\n")
             lines.flush()
-            assert bool(json.loads(lines.readline())) is (grammar != 'start: "é"')
+            built, why, _ = json.loads(lines.readline())
+            assert bool(why) is not bool(built) is (grammar == 'start: "é"')
     thread.join()
     theirs.close()
 
@@ -118,6 +120,6 @@ def test_a_grammar_that_takes_too_long_ends_the_process() -> None:
         program += f"v.main('{theirs.fileno()}')"
         process = subprocess.Popen([sys.executable, "-c", program], pass_fds=[theirs.fileno()])
         theirs.close()
-        slow = json_grammar({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(2000)}})
-        ours.sendall(json.dumps(slow).encode() + b"\n")
+        slow = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(2000)}}
+        ours.sendall(Job(64, 64, structure=Structure("json_schema", slow)).encode().encode() + b"\n")
         assert process.wait() == -signal.SIGPROF

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
@@ -12,9 +11,11 @@ import llguidance
 import pytest
 from llguidance import LLMatcher
 
-from server.chat import grammar_process
+from server.chat import grammar_job, grammar_process
+from server.chat.grammar_job import InputGrammar, Structure, prefixed
+from server.chat.grammar_job import to_grammar as to_grammar_of
 from server.chat.reasoning_parser import REASONING_FORMATS, ReasoningFormat
-from server.chat.structured_output import GrammarChecker, Structure, prefixed, to_grammar
+from server.chat.structured_output import GrammarChecker
 from server.chat.tools import FORMATS, tool_parser
 from server.http.errors import APIError
 from server.settings import Limits
@@ -22,6 +23,10 @@ from tests.grammars import json_grammar, nested_grammars, reference_chain, rule_
 
 BYTES = llguidance.LLTokenizer("byte")
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+
+
+def to_grammar(structure: Structure) -> str:
+    return to_grammar_of(structure, 256)
 
 
 def accepts(grammar: str, text: str) -> bool:
@@ -69,7 +74,6 @@ def test_at_most_one_structure() -> None:
         (Structure("grammar", rule_chain(2)), "too_deep"),
         (Structure("regex", "("), "invalid_grammar"),
         (Structure("json_schema", {"type": "array", "uniqueItems": True}), "invalid_grammar"),
-        (Structure("json_schema", {"const": math.nan}), "invalid_grammar"),
     ],
 )
 def test_invalid_structures_name_their_field(structure: Structure, code: str) -> None:
@@ -138,7 +142,6 @@ def test_malformed_parameters_are_refused() -> None:
                 {"properties": {"a": 5}},
                 {"required": "a"},
                 {"required": [["a"]]},
-                {"properties": {"a": math.nan}},
             ):
                 with pytest.raises(APIError) as raised:
                     asyncio.run(checker.tool_calls({"f": parameters}, format, {}))
@@ -212,3 +215,16 @@ def test_harmony_puts_a_structure_into_the_final_channel() -> None:
     assert accepts(calls, call)
     assert accepts(calls, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{call}")
     assert not accepts(calls, final)
+
+
+def test_no_grammar_is_converted_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise AssertionError("converted on the event loop")
+
+    for name in ("build", "to_lark", "rule_depth", "json_depth", "calls_grammar", "lark_pattern", "LLMatcher"):
+        monkeypatch.setattr(grammar_job, name, fail)
+    with closing(GrammarChecker(Limits())) as checker:
+        assert asyncio.run(checker.grammar({"grammar": Structure("grammar", 'root ::= "a"')}))
+        assert asyncio.run(checker.grammar({"field": Structure("json_schema", POINT)}))
+        inputs = {"f": InputGrammar("lark", 'start: "a"{1,2}')}
+        assert asyncio.run(checker.tool_calls({"f": None, "g": POINT}, "hermes", {}, inputs=inputs))

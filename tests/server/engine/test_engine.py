@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from server.engine import supervisor
+from server.engine import engine, supervisor
 from server.engine.engine import (
     MAX_UNREAD_EVENTS,
     DeadlineExceeded,
@@ -22,7 +22,7 @@ from server.engine.engine import (
     ShuttingDown,
     WorkerLost,
 )
-from server.engine.messages import Cancel, Failed, Forget, Pause, Refused, Request, Resume, TokenEvent, ToWorker
+from server.engine.messages import Cancel, Failed, Forget, Pause, Refused, Request, Resume, Status, TokenEvent, ToWorker
 from server.settings import load_settings
 from server.telemetry.metrics import Metrics
 from tests.server.engine.fakes import READY, FakeProcess, Launcher
@@ -248,6 +248,49 @@ def test_a_stalled_reader_pauses_its_request_and_nothing_is_lost() -> None:
     run(body, **{"scheduling.max_active": 1})
 
 
+def test_a_client_has_as_many_unread_streams_as_may_run() -> None:
+    """The first of too many is ended, and the worker gets its session back."""
+
+    async def body(rig: Rig) -> None:
+        await rig.start()
+        streams = [rig.engine.generate(request(id, principal="alice")) for id in "abc"]
+        reading = []
+        for id, stream in zip("abc", streams, strict=True):
+            reading.append(asyncio.ensure_future(anext(stream)))
+            await rig.received()
+            for number in range(MAX_UNREAD_EVENTS + 1):
+                rig.worker.send(event(id, str(number)))
+            assert await rig.received(2 if id == "c" else 1) == [Pause(id)] + [Cancel("a")] * (id == "c")  # two may run
+        await asyncio.gather(*reading)
+        with pytest.raises(engine.Unread):
+            async for _ in streams[0]:
+                pass
+        for stream in streams[1:]:
+            await stream.aclose()
+
+    run(body, **{"scheduling.max_active": 2})
+
+
+def test_a_stream_that_nobody_reads_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "HELD_SECONDS", 0.05)
+
+    async def body(rig: Rig) -> None:
+        await rig.start()
+        stream = rig.engine.generate(request("a"))
+        reading = asyncio.ensure_future(anext(stream))
+        await rig.received()
+        for number in range(MAX_UNREAD_EVENTS + 1):
+            rig.worker.send(event("a", str(number)))
+        assert await rig.received(2) == [Pause("a"), Cancel("a")]
+        await reading
+        with pytest.raises(engine.Unread, match="not read in time"):
+            async for _ in stream:
+                pass
+        assert not rig.engine._streams and not rig.engine._queue._places
+
+    run(body)
+
+
 def test_one_keys_many_requests_make_room_for_another_key() -> None:
     async def body(rig: Rig) -> None:
         await rig.start()
@@ -264,6 +307,25 @@ def test_one_keys_many_requests_make_room_for_another_key() -> None:
         assert (await first, await second) == (["a1"], ["a2"])
 
     run(body, **{"scheduling.max_active": 2})
+
+
+@pytest.mark.parametrize(("setting", "active"), [(None, 3), (2, 2)])
+def test_the_worker_may_allow_more_requests_than_at_its_start(setting: int | None, active: int) -> None:
+    """Unless their number is set."""
+
+    async def body(rig: Rig) -> None:
+        await rig.start()
+        answers = {id: asyncio.ensure_future(rig.answer(id)) for id in "abcd"}
+        assert len(await rig.received(2)) == READY.max_active == 2
+        rig.worker.send(Status(1, 0.5, max_active=3))
+        rig.worker.send(event("a", "x", last=True))
+        assert await answers.pop("a") == ["x"]
+        assert rig.engine._queue.active == active
+        for id in answers:
+            rig.worker.send(event(id, "x", last=True))
+        await asyncio.gather(*answers.values())
+
+    run(body, **{"scheduling.max_active": setting})
 
 
 def test_the_time_limit_begins_with_the_http_request() -> None:

@@ -41,6 +41,16 @@ def test_turns_come_in_order() -> None:
     assert rig.new_turns(rig.queue.leave, "a2") == []  # no effect the second time
 
 
+def test_more_requests_may_be_allowed_and_fewer() -> None:
+    rig = Rig(max_active=2)
+    rig.enter(["a1", "a2", "a3", "a4"])
+    rig.queue.allow(3)
+    assert rig.turns == ["a1", "a2", "a3"]
+    rig.queue.allow(1)
+    assert rig.queue.active == 3  # who runs goes on
+    assert rig.new_turns(rig.queue.leave, "a1") == []
+
+
 def test_the_queue_is_bounded() -> None:
     rig = Rig(max_active=1, max_waiting=1)
     rig.enter("ab")

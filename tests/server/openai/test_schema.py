@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.chat.structured_output import Structure
+from server.chat.grammar_job import Structure
 from server.openai.fields import MAX_ENTRIES, MAX_PARTS
 from server.openai.schema import MIN_TOP_P, ChatBody, CompletionBody
 from server.settings import Limits

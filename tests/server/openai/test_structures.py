@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from server.chat.structured_output import GrammarChecker, Structure
+from server.chat.gbnf import MAX_CHARACTERS, is_gbnf, to_lark
+from server.chat.grammar_job import Structure
+from server.chat.structured_output import GrammarChecker
+from server.http.errors import APIError
 from server.openai.schema import CompletionBody
-from server.openai.structures import MAX_GBNF_CHARACTERS, is_gbnf, to_lark
 from server.settings import Limits
 from tests.server.fakes import FakeEngine, post
 
@@ -79,8 +81,8 @@ def test_errors_name_the_field(fields: dict[str, Any], param: str) -> None:
 def test_gbnf_is_converted_to_lark() -> None:
     assert is_gbnf(GBNF) and not is_gbnf(LARK) and not is_gbnf('start: "a ::= b"')
     assert to_lark(LARK) == LARK
+    assert "start: " in to_lark(GBNF) and "::=" not in to_lark(GBNF)
     (structure,) = structures(grammar=GBNF).values()
-    assert "start: " in structure.value and "::=" not in structure.value
     assert asyncio.run(GrammarChecker(Limits()).grammar({"grammar": structure}))
 
 
@@ -93,9 +95,10 @@ def test_gbnf_is_converted_to_lark() -> None:
         'other ::= "a"',
         "root ::= missing",
         "root ::= " + "(" * 5000,
-        'root ::= "' + "a" * MAX_GBNF_CHARACTERS + '"',
+        'root ::= "' + "a" * MAX_CHARACTERS + '"',
     ],
 )
 def test_invalid_gbnf_is_an_error_of_the_field(grammar: str) -> None:
-    with pytest.raises(ValidationError):
-        structures(grammar=grammar)
+    with closing(GrammarChecker(Limits())) as checker, pytest.raises(APIError) as raised:
+        asyncio.run(checker.grammar(structures(grammar=grammar)))
+    assert (raised.value.status_code, raised.value.param) == (400, "grammar")

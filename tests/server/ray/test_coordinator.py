@@ -89,3 +89,21 @@ def test_the_page_has_the_samples_of_every_member_with_its_name() -> None:
 
 def test_members_without_metrics_have_no_samples() -> None:
     assert merged({"one": b""}) == b""
+
+
+def test_reports_correct_what_was_counted() -> None:
+    """A coordinator that is new, and asked before the first report; and one that has missed the end of a request."""
+
+    async def run() -> None:
+        coordinator = Coordinator(load_settings(None, {"auth.max_concurrent": 5}).auth)
+        assert await coordinator.admit("a", "alice", 1.0) is None
+        await coordinator.report("a", b"", {"alice": 5})
+        assert await coordinator.admit("a", "alice", 1.0) is not None
+        await coordinator.report("a", b"", {"alice": 1})
+        for _ in range(4):
+            assert await coordinator.admit("a", "alice", 1.0) is None
+        assert await coordinator.admit("b", "alice", 1.0) is not None
+        await coordinator.report("a", b"", {})
+        assert await coordinator.admit("b", "alice", 1.0) is None
+
+    asyncio.run(run())

@@ -60,3 +60,42 @@ def test_a_quota_of_all_keys_counts_for_each() -> None:
     quotas = SharedQuotas(load_settings(None, {"auth.requests_per_minute": 5}).auth, Metrics(), counts, lambda: 1.0)
     with pytest.raises(APIError):
         asyncio.run(quotas.admit("anyone"))
+
+
+class SlowCounts(FakeCounts):
+    """Takes some turns of the event loop before and after it counts."""
+
+    async def admit(self, principal: str, seconds_per_request: float) -> tuple[str, str, float] | None:
+        await asyncio.sleep(0)
+        refusal = await super().admit(principal, seconds_per_request)
+        if refusal is not None:
+            self.free += 1  # a refused request is not counted
+        await asyncio.sleep(0)
+        return refusal
+
+
+@pytest.mark.parametrize("free", [0, 1])
+@pytest.mark.parametrize("turns", range(8))
+def test_a_client_that_hangs_up_at_any_moment_leaves_no_place(turns: int, free: int) -> None:
+    async def run() -> None:
+        counts = SlowCounts(free)
+        auth = load_settings(None, {"auth.max_concurrent": 1}).auth
+        quotas = SharedQuotas(auth, Metrics(), counts, lambda: 1.0)
+
+        async def request() -> None:
+            await quotas.admit("alice")
+            try:
+                await asyncio.sleep(0)
+            finally:
+                quotas.release("alice")
+
+        running = asyncio.create_task(request())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (quotas.held["alice"], counts.free) == (0, free)
+
+    asyncio.run(run())

@@ -59,6 +59,7 @@ def test_every_drafter_gets_its_options() -> None:
         ({}, "outrider-embedded"),
         ({"model.path": "Qwen/Qwen3-8B"}, "Qwen3-8B"),
         ({"model.path": "./my-model/"}, "my-model"),
+        ({"model.path": "SmolLM2-135M-Instruct.Q4_1.gguf"}, "SmolLM2-135M-Instruct"),
         ({"model.path": "./my-model", "model.name": "mine"}, "mine"),
     ],
 )

@@ -113,12 +113,15 @@ def test_the_trace_has_the_tokens_of_its_step(runtime: Runtime) -> None:
     assert all(event.step is not None and event.step.trace is None for event in plain)
 
 
-def test_answers_without_kernels_are_not_drafted(runtime: Runtime) -> None:
-    drafted = events(runtime)
+def test_answers_without_kernels_are_drafted_from_their_text(runtime: Runtime) -> None:
+    """Or from the client's prediction, unless the request wants no drafts."""
+    expected = tokens_of(events(runtime))
     runtime.kernels.ready = False
-    plain = events(runtime)
-    assert tokens_of(plain) == tokens_of(drafted)
-    assert all(event.step is not None and not event.step.drafted for event in plain)
+    prediction: dict[str, Any] = {"prediction": expected}
+    for fields, sources in (({}, {"lookup"}), (prediction, {"prediction"}), ({"drafter": "none"}, set())):
+        found = events(runtime, **fields)
+        assert tokens_of(found) == expected
+        assert {source for event in found if event.step is not None for source in event.step.drafted} == sources
 
 
 def test_sources_are_counted_by_label() -> None:

@@ -37,10 +37,10 @@ class FakeProcess:
         """Returns at once."""
 
 
-def uncached() -> Callable[[Resources], None]:
+def uncached() -> Callable[..., None]:
     """A replacement for `warm` whose kernel has never been compiled."""
     compiled = njit(lambda value: value + 1)
-    return lambda _: compiled(1)
+    return lambda *_: compiled(1)
 
 
 def with_process(monkeypatch: pytest.MonkeyPatch, exit_code: int | None) -> tuple[Kernels, FakeProcess]:
@@ -64,7 +64,7 @@ def test_without_background_kernels_are_compiled_at_once(monkeypatch: pytest.Mon
 
 
 def test_cached_kernels_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "warm", lambda _: None)
+    monkeypatch.setattr(kernels, "warm", lambda *_: None)
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
     made = Kernels(load_settings())
     made.load([Resources()], TABLES)
@@ -79,13 +79,27 @@ def test_kernels_are_loaded_once_compiled(monkeypatch: pytest.MonkeyPatch, caplo
     made.poll()
     assert not made.ready
     process.returncode = 0
-    monkeypatch.setattr(kernels, "warm", lambda _: None)  # now in the cache
+    monkeypatch.setattr(kernels, "warm", lambda *_: None)  # now in the cache
     with caplog.at_level("INFO"):
         made.poll()
     assert made.ready
     assert "kernels are compiled after" in caplog.text
     made.close()
     assert not process.killed
+
+
+def test_the_default_drafter_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels are compiled by the first process; a second one compiles the others'."""
+    made, process = with_process(monkeypatch, None)
+    assert made.covers("none") and not made.covers("fusion")
+    refuse = uncached()
+    monkeypatch.setattr(kernels, "warm", lambda each, names: None if "fusion" in names else refuse())
+    process.returncode = 0
+    made.poll()
+    assert made.covers("fusion") and not made.covers("lookup") and not made.ready
+    monkeypatch.setattr(kernels, "warm", lambda *_: None)
+    made.poll()
+    assert made.covers("lookup") and made.ready
 
 
 @pytest.mark.parametrize("exit_code", [0, 1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from server.engine.transport import WorkerSide, framed
 from server.settings import load_settings
 from server.worker.loop import Worker
 from tests.server.worker.fakes import tiny_runtime
+from verify.cost import CostCurve, parse
+from verify.measurement import NODES
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 
@@ -119,6 +122,20 @@ def test_a_failed_step_ends_only_its_request(rig: Rig) -> None:
     assert len(rig.tokens("c")) == 4
 
 
+def test_a_session_that_cannot_be_acquired_fails_only_its_request(rig: Rig) -> None:
+    rig.send(request("a"))
+    rig.step(1)
+    acquire = rig.worker._sessions.acquire
+    rig.worker._sessions.acquire = raising(RuntimeError("rows of another shape"))  # type: ignore[method-assign]
+    rig.send(request("b"))
+    rig.step(1)
+    rig.worker._sessions.acquire = acquire  # type: ignore[method-assign]
+    rig.send(request("c"))
+    rig.step()
+    assert [message.id for message in rig.sent if isinstance(message, Failed)] == ["b"]
+    assert (len(rig.tokens("a")), len(rig.tokens("c"))) == (4, 4)
+
+
 def test_a_drafter_that_fails_at_the_end_fails_nobody(rig: Rig) -> None:
     rig.send(request("a", session="s"), request("b"))
     rig.step(1)
@@ -187,6 +204,25 @@ def test_paused_requests_hold_nothing_that_others_need(rig: Rig) -> None:
     rig.send(Resume("c"), Resume("a"), Resume("b"), Resume("unknown"))
     rig.step()
     assert rig.tokens("a") == rig.tokens("b") == rig.tokens("c") == rig.tokens("alone")
+
+
+def test_as_many_requests_as_pay_by_what_steps_take(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+    """A noisy first measurement allows two; their steps correct the curve, which is saved for the next start."""
+    rig = Rig(tiny_runner, **{"scheduling.max_active": None})
+    runtime = rig.worker._runtime
+    runtime.curve = CostCurve(NODES, (64,), [[1.0] * len(NODES)], stream_seconds=1.0)
+    runtime.curve_file, runtime.slots, runtime.max_active = tmp_path / "curve.json", 4, 2
+    assert runtime.curve.paying_streams(4) == 2
+    rig.send(*(request(id, max_tokens=40) for id in "ab"))
+    rig.step()
+    assert runtime.max_active == 4
+    assert [message.max_active for message in rig.sent if isinstance(message, Status)][-1] == 4
+    runtime.save_curve()
+    assert parse(runtime.curve_file.read_text()).stream_seconds == runtime.curve.stream_seconds < 0.5
+    runtime.curve_file.unlink()
+    runtime.save_curve()
+    assert not runtime.curve_file.exists()  # nothing new
+    rig.close()
 
 
 def test_rounds_of_half_the_requests_alternate(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:

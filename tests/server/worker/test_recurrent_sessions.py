@@ -12,6 +12,7 @@ from drafters.interface import Ints
 from drafters.none import NoDrafter
 from server.worker.memory_plan import MemoryFigures, MemoryWishes, plan_memory
 from server.worker.session_files import SessionFiles
+from server.worker.session_format import Fits
 from server.worker.sessions import SessionStore
 from tests.verify.model.families import build
 from verify.decode import decode, finish
@@ -77,12 +78,12 @@ def test_a_session_outlives_its_store(
     runner: ModelRunner, answer: Callable[..., tuple[str, int, Ints]], tmp_path: Path
 ) -> None:
     def store() -> SessionStore:
-        files = SessionFiles(tmp_path, "model", 1 << 30)
+        files = SessionFiles(tmp_path, "model", 1 << 30, Fits.of(runner))
         return SessionStore(runner, capacity=4, ttl_seconds=60, automatic=True, files=files)
 
     first = store()
     _, _, text = answer(first, LONG)
-    first.save(all=True)
+    first.save_all(60)
     assert answer(store(), extend(text, 7, 8))[:2] == ("continued", len(text) - 1)
     [file] = tmp_path.glob("*/*/*")
     content = bytearray(file.read_bytes())

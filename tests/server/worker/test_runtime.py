@@ -85,7 +85,7 @@ def test_the_models_start_with_the_context_that_fits(
 ) -> None:
     started: list[tuple[str, int]] = []
     monkeypatch.setattr(runtime, "plan_devices", lambda *_: MemoryPlan(1, 96, "It is short."))
-    monkeypatch.setattr(runtime, "start_model", lambda _, path, context, *rest: started.append((path, context)))
+    monkeypatch.setattr(runtime, "start_model", lambda _, path, context, *rest, **others: started.append((path, context)))
     settings = load_settings(None, {"model.path": "t", "draft_model.path": "d", "model.threads": 1})
     assert runtime.start_models(tiny_runner, tiny_runner, settings) == 1
     assert started == [("t", 96), ("d", 96)]

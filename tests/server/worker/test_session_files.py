@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import logging
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +20,15 @@ from safetensors.torch import save_file
 import models
 from drafters.registry import Resources, arrays_of
 from drafters.sequence import Ints
-from server.worker import session_files
+from server.worker import session_files, session_format
+from server.worker.saver import Saver
 from server.worker.session_files import SessionFiles, model_digest
-from server.worker.sessions import SessionStore
+from server.worker.session_format import Fits, rows_digest
+from server.worker.sessions import SessionKey, SessionStore
 from tests.hub import MODEL, cache_models, commit_of
-from verify.cost import machine_key
 from verify.decode import finish
 from verify.generation import DecodeOptions, Generation
+from verify.measurement import machine_key
 from verify.model.cache import paging
 from verify.model.cache.paging import distinct_rows
 from verify.model.runner import ModelRunner
@@ -38,7 +42,7 @@ OPTIONS = DecodeOptions(SamplingParams(temperature=0), max_tokens=6)
 def page_tokens(request: pytest.FixtureRequest) -> Iterator[int]:
     """Pages that a text has several of, or not one."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (paging, session_files):
+        for module in (paging, session_format):
             patch.setattr(module, "PAGE_TOKENS", request.param)
         yield request.param
 
@@ -46,7 +50,7 @@ def page_tokens(request: pytest.FixtureRequest) -> Iterator[int]:
 def new_store(
     runner: ModelRunner, folder: Path, model: str = "model", max_bytes: int = 1 << 30, **options: Any
 ) -> SessionStore:
-    files = SessionFiles(folder, model, max_bytes)
+    files = SessionFiles(folder, model, max_bytes, Fits.of(runner))
     return SessionStore(runner, **{"capacity": 4, "ttl_seconds": 60, "automatic": True, "files": files, **options})
 
 
@@ -62,6 +66,14 @@ def answer(
     text = np.concatenate([prompt, np.array(finish(generation).tokens, np.int32)])
     store.release(session)
     return generation.reused_tokens, text, tables
+
+
+def save(store: SessionStore) -> None:
+    """Saves all sessions that have changed."""
+    assert store._saver is not None
+    while any(not (session.busy or session.saved) for session in store._sessions.values()):
+        store.save()
+        store._saver.wait(60)
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -80,7 +92,7 @@ def test_a_session_outlives_its_store(tiny_runner: ModelRunner, tmp_path: Path, 
     _, text, _ = answer(first, LONG, name)
     session = next(iter(first._sessions.values()))
     learned = {key: array.copy() for key, array in arrays_of(session.drafters["trigram"]).items()}
-    first.save(all=True)
+    save(first)
     [file] = files_in(tmp_path)
     assert file.stat().st_mode & 0o777 == 0o600
     second = new_store(tiny_runner, tmp_path)
@@ -98,7 +110,7 @@ def test_restored_sessions_share_pages(tiny_runner: ModelRunner, tmp_path: Path,
     prompts = [LONG, np.concatenate([LONG[:40], [5, 5, 5]]).astype(np.int32)]
     texts = [answer(first, prompt)[1] for prompt in prompts]
     answer(first, LONG, principal="another")
-    first.save(all=True)
+    save(first)
     second = new_store(tiny_runner, tmp_path)
     for store in (first, second):
         rows = [session.verifier.rows for (owner, _), session in store._sessions.items() if owner == "p"]
@@ -118,19 +130,21 @@ def test_sessions_are_saved_one_by_one_and_only_after_a_change(tiny_runner: Mode
     answer(store, LONG[::-1].copy(), "b")
     for expected in (1, 2, 2):
         store.save()
+        assert store._saver is not None
+        store._saver.wait(60)
         assert len(files_in(tmp_path)) == expected
     times = [file.stat().st_mtime_ns for file in files_in(tmp_path)]
-    store.save(all=True)
+    save(store)
     assert [file.stat().st_mtime_ns for file in files_in(tmp_path)] == times
     answer(store, LONG, "a")
-    store.save(all=True)
+    save(store)
     assert [file.stat().st_mtime_ns for file in files_in(tmp_path)] != times
 
 
 def test_a_file_of_another_model_is_not_loaded(tiny_runner: ModelRunner, tmp_path: Path) -> None:
     store = new_store(tiny_runner, tmp_path)
     answer(store, LONG)
-    store.save(all=True)
+    save(store)
     assert len(new_store(tiny_runner, tmp_path, model="another")) == 0
     assert len(new_store(tiny_runner, tmp_path)) == 1
 
@@ -156,7 +170,7 @@ def test_a_damaged_file_costs_one_log_line(
 ) -> None:
     store = new_store(tiny_runner, tmp_path)
     _, text, _ = answer(store, LONG)
-    store.save(all=True)
+    save(store)
     [file] = files_in(tmp_path)
     content = bytearray(file.read_bytes())
     start = 8 + int.from_bytes(content[:8], "little")
@@ -186,7 +200,7 @@ def test_damaged_rows_are_noticed(tiny_runner: ModelRunner, tmp_path: Path) -> N
     assert session is not None
     finish(Generation(session.verifier, session.drafter("none", Resources()), LONG, OPTIONS))
     store.release(session)
-    store.save(all=True)
+    save(store)
     [file] = files_in(tmp_path)
     content = bytearray(file.read_bytes())
     content[-600] ^= 0xFF  # of the rows, because nothing else is as large
@@ -202,7 +216,7 @@ def test_parts_that_do_not_fit_together_are_noticed(tiny_runner: ModelRunner, tm
     """Another text, another number of rows or another type of the text, in a file that can be read."""
     store = new_store(tiny_runner, tmp_path)
     answer(store, LONG)
-    store.save(all=True)
+    save(store)
     [file] = files_in(tmp_path)
     tensors, labels = content_of(file)
     match change:
@@ -214,6 +228,40 @@ def test_parts_that_do_not_fit_together_are_noticed(tiny_runner: ModelRunner, tm
             tensors["text"] = tensors["text"].bfloat16()
     save_file(tensors, file, labels)
     assert len(new_store(tiny_runner, tmp_path)) == 0
+
+
+@pytest.mark.parametrize("change", ["shape", "type", "token", "missing"])
+def test_a_file_with_valid_digests_and_other_rows_is_ignored(
+    tiny_runner: ModelRunner, tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It costs one log line and that session."""
+    store = new_store(tiny_runner, tmp_path)
+    _, text, _ = answer(store, LONG, "a")
+    save(store)
+    [file] = files_in(tmp_path)
+    tensors, labels = content_of(file)
+    names = [name for name in tensors if name.startswith("rows.")]
+    match change:
+        case "shape":
+            for name in names:
+                layers, two, heads, length, width = tensors[name].shape
+                tensors[name] = tensors[name].reshape(layers, two, heads * 2, length, width // 2)
+        case "type":
+            for name in names:
+                tensors[name] = tensors[name].bfloat16()
+        case "token":
+            tensors["text"][3] = 1 << 30
+            labels["text"] = session_format.text_digest(tensors["text"].numpy())
+        case "missing":
+            del tensors[names[-1]]
+    if change != "missing":
+        labels["pages"] = " ".join(rows_digest(tensors[name]) for name in names)
+    save_file(tensors, file, labels)
+    with caplog.at_level(logging.WARNING, "outrider.worker"):
+        fresh = new_store(tiny_runner, tmp_path, slots=1)
+        reused, _, _ = answer(fresh, np.concatenate([text, [7]]).astype(np.int32), "a")
+    assert (reused, len(fresh._free) + len(fresh)) == (0, 1)
+    assert len(caplog.records) == 1
 
 
 def flip_byte(array: torch.Tensor) -> torch.Tensor:
@@ -231,7 +279,7 @@ def test_damaged_arrays_of_a_drafter_are_not_used(
     """The text and the rows are; numpy has no bfloat16."""
     store = new_store(tiny_runner, tmp_path)
     _, text, _ = answer(store, LONG, "a")
-    store.save(all=True)
+    save(store)
     [file] = files_in(tmp_path)
     tensors, labels = content_of(file)
     name = max((name for name in tensors if name.startswith("trigram:")), key=lambda name: tensors[name].numel())
@@ -247,21 +295,100 @@ def test_damaged_arrays_of_a_drafter_are_not_used(
 def test_the_folder_is_bounded(tiny_runner: ModelRunner, tmp_path: Path) -> None:
     store = new_store(tiny_runner, tmp_path)
     answer(store, LONG, "first")
-    store.save(all=True)
+    save(store)
     [first] = files_in(tmp_path)
     bounded = new_store(tiny_runner, tmp_path, max_bytes=first.stat().st_size + 100)
     answer(bounded, LONG[::-1].copy(), "second")
-    bounded.save(all=True)
+    save(bounded)
     [left] = files_in(tmp_path)
     assert left != first
 
 
-def test_an_evicted_session_leaves_no_file(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_an_evicted_session_stays_on_disk_and_is_found_there(tiny_runner: ModelRunner, tmp_path: Path) -> None:
     store = new_store(tiny_runner, tmp_path, capacity=1)
+    texts = []
     for number in range(3):
-        answer(store, LONG + number, str(number))
-        store.save(all=True)
+        texts.append(answer(store, LONG + number, str(number))[1])
+        save(store)
+    assert (len(store), len(files_in(tmp_path))) == (1, 3)
+    for number, text in enumerate(texts):
+        assert answer(store, np.concatenate([text, [7]]).astype(np.int32), str(number))[0] >= len(text) - 1
+
+
+@pytest.mark.parametrize("name", [None, "a"])
+def test_idle_sessions_move_between_servers_of_one_folder(tiny_runner: ModelRunner, tmp_path: Path, name: str | None) -> None:
+    """Each turn goes to the other server, which continues what the one before has saved."""
+    stores = [new_store(tiny_runner, tmp_path) for _ in range(2)]
+    text = LONG
+    for turn in range(4):
+        before = len(text) - 3 if turn else 0
+        reused, text, _ = answer(stores[turn % 2], text, name)
+        assert reused >= before
+        save(stores[turn % 2])
+        text = np.concatenate([text, [turn, 7]]).astype(np.int32)
     assert len(files_in(tmp_path)) == 1
+
+
+def test_servers_of_one_folder_leave_each_others_files(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+    """A server with room for less, and one whose sessions expire."""
+    now = [0.0]
+    a = new_store(tiny_runner, tmp_path, capacity=6)
+    texts = {name: answer(a, LONG + number, name)[1] for number, name in enumerate("abcdef")}
+    save(a)
+    small = new_store(tiny_runner, tmp_path, capacity=2, clock=lambda: now[0])
+    assert (len(small), len(files_in(tmp_path))) == (2, 6)
+    longer = np.concatenate([texts["f"], [7]]).astype(np.int32)
+    answer(a, longer, "f")
+    save(a)
+    now[0] = 61.0
+    small.expire()  # both of its sessions; f has changed since
+    assert len(small) == 0 and len(files_in(tmp_path)) == 5
+    assert answer(small, np.concatenate([longer, [8]]).astype(np.int32), "f")[0] >= len(longer) - 1
+
+
+def test_a_file_that_changes_while_it_is_known_is_read_again(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+    a = new_store(tiny_runner, tmp_path)
+    answer(a, LONG, "s")
+    save(a)
+    b = new_store(tiny_runner, tmp_path)
+    other = (LONG[::-1] + 3).astype(np.int32)
+    _, changed, _ = answer(a, other, "s")
+    save(a)
+    assert answer(b, np.concatenate([changed, [7]]).astype(np.int32), "s")[0] >= len(changed) - 1
+    assert len(files_in(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("suffix", [".tmpVVKlxA", ".session.abc.partial"])
+def test_what_an_interrupted_writer_left_is_removed(tiny_runner: ModelRunner, tmp_path: Path, suffix: str) -> None:
+    folder = tmp_path / "model" / "owner"
+    folder.mkdir(parents=True)
+    left, written = folder / suffix, folder / f"x{session_files.PARTIAL}"
+    left.write_bytes(b"x")
+    with open(written, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # another server is writing it
+        new_store(tiny_runner, tmp_path)
+    assert not left.exists() and written.exists()
+
+
+def test_nobody_waits_for_a_session_that_is_being_saved(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+    """Hundreds of MB; the bound is one chunk."""
+    rows = torch.zeros(4, 2, 2, 1 << 19, 8)  # 256 MB
+    contents = session_format.Contents("p", "s", 1, LONG, [rows] * 4, [], {})
+    saver = Saver(SessionFiles(tmp_path, "model", 1 << 40, Fits.of(tiny_runner)))
+    saver.start(tmp_path / "model" / "owner" / "s.session", contents)
+    time.sleep(0.1)
+    started = time.monotonic()
+    assert not saver.stop()
+    assert time.monotonic() - started < 0.05
+    saver.close()
+    assert files_in(tmp_path) == []
+
+
+def test_sessions_that_cannot_be_saved_in_time_are_left(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+    store = new_store(tiny_runner, tmp_path)
+    answer(store, LONG, "a")
+    store.save_all(0)
+    assert files_in(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be_written_costs_a_log_line(
@@ -271,8 +398,8 @@ def test_a_folder_that_cannot_be_written_costs_a_log_line(
     store = new_store(tiny_runner, tmp_path / "file")
     answer(store, LONG)
     with caplog.at_level(logging.WARNING, "outrider.worker"):
-        store.save(all=True)
-        store.save(all=True)
+        for _ in range(2):
+            save(store)
     assert len(caplog.records) == 1
 
 
@@ -284,11 +411,13 @@ def test_files_that_cannot_be_removed_cost_a_log_line_each(
 
     monkeypatch.setattr(Path, "unlink", refuse)
     store = new_store(tiny_runner, tmp_path, capacity=1)
-    for name in ("evicted", "kept"):
-        answer(store, LONG, name)
-        store.save(all=True)
-    assert len(store) == len(caplog.messages) == 1
-    SessionFiles(tmp_path, "model", max_bytes=0)._trim()
+    answer(store, LONG, "kept")
+    save(store)
+    answer(store, LONG, "forgotten")
+    save(store)
+    store.forget(SessionKey("p", "forgotten"))
+    assert len(caplog.messages) == 1
+    SessionFiles(tmp_path, "model", 0, Fits.of(tiny_runner))._trim()
     assert len(caplog.messages) == 3 and len(files_in(tmp_path)) == 2
 
 
@@ -297,10 +426,10 @@ def test_a_file_that_another_process_removes_is_left_out(
 ) -> None:
     store = new_store(tiny_runner, tmp_path)
     answer(store, LONG, "a")
-    store.save(all=True)
+    save(store)
     [file] = files_in(tmp_path)
     removed = file.with_name(f"removed{session_files.SUFFIX}")
     monkeypatch.setattr(Path, "glob", lambda *_: [removed, file])
     assert len(new_store(tiny_runner, tmp_path)) == 1
-    SessionFiles(tmp_path, "model", max_bytes=0)._trim()
+    SessionFiles(tmp_path, "model", 0, Fits.of(tiny_runner))._trim()
     assert not file.exists()

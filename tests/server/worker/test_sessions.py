@@ -1,12 +1,14 @@
 """Sessions are bounded in number, used by one request at a time, and never shared."""
 
 import numpy as np
+import pytest
 
 from drafters.none import NoDrafter
 from drafters.registry import Resources
 from server.worker.sessions import Session, SessionKey, SessionStore
 from verify.decode import decode, step
 from verify.generation import DecodeOptions, Generation
+from verify.model.cache import paging
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
@@ -139,6 +141,49 @@ def test_one_principals_sessions_do_not_evict_anothers(tiny_runner: ModelRunner)
         store.release(session)
     assert len(store) == 2
     assert store.acquire("quiet", "s", PROMPT) is quiet
+
+
+def test_busy_sessions_of_one_principal_do_not_evict_anothers(tiny_runner: ModelRunner) -> None:
+    store = SessionStore(tiny_runner, capacity=4, ttl_seconds=60, slots=12)
+    quiet = store.acquire("quiet", "s", PROMPT)
+    assert quiet is not None
+    store.release(quiet)
+    held = [store.acquire("busy", str(number), PROMPT) for number in range(8)]
+    store.expire()
+    assert store.acquire("quiet", "s", PROMPT) is quiet
+    store.release(quiet)
+    for session in held:
+        assert session is not None
+        store.release(session)
+    assert len(store) == 4 and store.acquire("quiet", "s", PROMPT) is quiet
+
+
+def test_the_rows_of_a_freed_slot_return_to_the_system(tiny_runner: ModelRunner) -> None:
+    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, slots=1)
+    session = store.acquire("p", "a", PROMPT)
+    assert session is not None
+    for keys, values in session.verifier.cache.layers:
+        keys.fill_(1.0)
+        values.fill_(1.0)
+    slot = session.verifier.cache
+    store.release(session)
+    assert (slot.tensor == 1).all()  # a kept session
+    store.forget(key("a"))
+    assert (slot.tensor == 0).float().mean() > 0.4  # whole pages of the system
+
+
+def test_a_session_in_a_slot_has_no_second_copy(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paging, "PAGE_TOKENS", 4)
+    store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, slots=1)
+    for name in ("a", "b", "a"):
+        session = store.acquire("p", name, PROMPT)
+        assert session is not None
+        decode(session.verifier, NoDrafter(), PROMPT, DecodeOptions(SamplingParams(temperature=0), 8, max_nodes=0))
+        store.release(session)
+    in_slot, swapped = store._sessions[key("a")].verifier.rows, store._sessions[key("b")].verifier.rows
+    assert [page.rows is None for page in (*in_slot.pages, *swapped.pages)] == [True] * len(in_slot.pages) + [False] * len(
+        swapped.pages
+    )
 
 
 def test_a_forgotten_session_frees_its_slot(tiny_runner: ModelRunner) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from drafters.interface import Ints
 from drafters.none import NoDrafter
-from server.worker import session_files
+from server.worker import session_format
 from server.worker.session_files import SessionFiles
+from server.worker.session_format import Fits
 from server.worker.sessions import SessionStore
 from tests.verify.model.test_architectures import make
 from verify.decode import decode, finish
@@ -34,7 +35,7 @@ LONG = np.arange(90, dtype=np.int32) * 7 % 90 + 3
 def small_pages() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paging, "PAGE_TOKENS", 4)
-        patch.setattr(session_files, "PAGE_TOKENS", 4)
+        patch.setattr(session_format, "PAGE_TOKENS", 4)
         patch.setattr(windows, "MARGIN_TOKENS", 8)
         patch.setattr(windows, "BATCH_PAGES", 1)
         yield
@@ -49,7 +50,7 @@ def runner(request: pytest.FixtureRequest) -> ModelRunner:
 
 
 def store_of(runner: ModelRunner, folder: Path, slots: int = 1) -> SessionStore:
-    files = SessionFiles(folder, "model", 1 << 30)
+    files = SessionFiles(folder, "model", 1 << 30, Fits.of(runner))
     return SessionStore(runner, capacity=4, ttl_seconds=60, slots=slots, automatic=True, files=files)
 
 
@@ -82,7 +83,7 @@ def test_sessions_continue_and_fork_after_releases(runner: ModelRunner, tmp_path
 def test_a_file_has_no_rows_that_were_released(runner: ModelRunner, tmp_path: Path) -> None:
     first, shape = store_of(runner, tmp_path), runner.cache_shape
     _, _, text = answer(runner, first, LONG)
-    first.save(all=True)
+    first.save_all(60)
     [rows] = [session.verifier.rows for session in first._sessions.values()]
     held = distinct_bytes([rows], shape)
     assert held < shape.bytes_for(len(text)) / 1.5
@@ -94,5 +95,5 @@ def test_a_file_has_no_rows_that_were_released(runner: ModelRunner, tmp_path: Pa
     assert distinct_bytes([restored], shape) == held
     assert answer(runner, second, extend(LONG[:70], 9, 9))[:2] == ("forked", 64)
     assert answer(runner, second, extend(text, 7, 8))[:2] == ("continued", len(text) - 1)
-    second.save(all=True)
+    second.save_all(60)
     assert answer(runner, store_of(runner, tmp_path), extend(LONG, 1))[1] >= 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from drafters.none import NoDrafter
 from drafters.options import LookaheadOptions
 from drafters.registry import Resources, make
 from tests.trees import check, trees
-from verify.constraints.grammar import MAX_CACHED_GRAMMARS, GrammarCompiler, GrammarError
+from verify.constraints.grammar import MASKS_SECONDS, MAX_CACHED_GRAMMARS, SLOW_ROOTS, GrammarCompiler, GrammarError
 from verify.decode import decode, step
 from verify.generation import DecodeOptions, Generation
 from verify.model.loading import LoadOptions, load_model
@@ -146,3 +147,57 @@ def test_a_grammar_overrides_rules_that_exclude_all_its_tokens(runner: ModelRunn
     grammar = compiler.compile(LLMatcher.grammar_from_regex("a"))
     found = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), np.array([5, 6], np.int32), options, grammar)
     assert found.tokens == [letter, STOP]
+
+
+AMBIGUOUS = LLMatcher.grammar_from_lark("start: s\ns: s s | w\nw: /[a-z ]/")
+
+
+def long_chain(nodes: int) -> DraftTree:
+    tokens = np.array(ids("a b c d e f g h " * nodes)[:nodes], np.int32)
+    return chain(tokens, np.ones(nodes, np.float32), Source.PREDICTION)
+
+
+class Ticks:
+    """A clock of which each reading is later by some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.now = seconds, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.seconds
+        return self.now
+
+
+def test_the_masks_of_a_step_have_a_budget() -> None:
+    """An ambiguous grammar, whose masks become slower with the text: the draft gets smaller, and in the end the answer ends."""
+    grammar = COMPILER.compile(AMBIGUOUS)
+    sizes = []
+    with pytest.raises(GrammarError, match="too expensive to evaluate"):
+        for _ in range(200):
+            started = time.thread_time()
+            tree, masks = grammar.visit(long_chain(64), 64)
+            assert time.thread_time() - started < 10 * MASKS_SECONDS
+            assert len(masks) == len(tree) + 1
+            sizes.append(len(tree))
+            grammar.commit(long_chain(3).tokens)
+    assert sizes[-1] == 0
+
+
+def test_nodes_beyond_the_budget_are_left_out() -> None:
+    grammar = COMPILER.compile(AMBIGUOUS)
+    grammar._clock = Ticks(MASKS_SECONDS / 8)
+    tree, masks = grammar.visit(long_chain(20), 64)
+    assert 0 < len(tree) < 10 and len(masks) == len(tree) + 1
+    assert tree.tokens.tolist() == long_chain(20).tokens[: len(tree)].tolist()
+    grammar._clock = Ticks(0.0)
+    assert len(grammar.visit(long_chain(20), 64)[0]) == 20  # the matcher is where it was
+
+
+def test_a_grammar_whose_root_is_too_slow_ends_its_answer() -> None:
+    grammar = COMPILER.compile(AMBIGUOUS)
+    slow, fast = Ticks(2 * MASKS_SECONDS), Ticks(0.0)
+    for clock in [*[slow] * (SLOW_ROOTS - 1), fast, *[slow] * (SLOW_ROOTS - 1)]:
+        grammar._clock = clock
+        grammar.visit(EMPTY, 64)
+    with pytest.raises(GrammarError, match="too expensive to evaluate"):
+        grammar.visit(EMPTY, 64)

@@ -1,73 +1,66 @@
-"""Memory does not grow with the number of steps, and is not mapped again for every tensor."""
+"""The free memory is that of the process: the machine's, or its container's."""
 
 from __future__ import annotations
 
-import platform
-import resource
+import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from drafters.registry import Resources, make
-from verify.decode import step
-from verify.generation import DecodeOptions, Generation
-from verify.model.memory import discard, keep_freed_memory, zeros
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from verify.model import memory
+from verify.model.memory import container_limits, free_bytes, system_bytes
 
-STATUS = Path("/proc/self/status")
-WARM_STEPS, STEPS = 2_000, 10_000
-
-
-def resident_kilobytes() -> int:
-    lines = STATUS.read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+GB = 1 << 30
+V2 = {"memory.max": "{limit}", "memory.current": "{used}", "memory.stat": "anon 5\ninactive_file {cached}\n"}
+V1 = {
+    "memory.limit_in_bytes": "{limit}",
+    "memory.usage_in_bytes": "{used}",
+    "memory.stat": "inactive_file 7\ntotal_inactive_file {cached}\n",
+}
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not STATUS.exists(), reason="needs /proc/self/status")
-def test_ten_thousand_steps_of_one_session(tiny_runner: ModelRunner) -> None:
-    """Greedy and sampled requests in one session, with a drafter that learns from them."""
-    verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
-    drafter = make("fusion", Resources(vocabulary=98))
-    steps, warm, turn = 0, 0, 0
-    while steps < STEPS:
-        prompt = np.random.default_rng(turn).integers(3, 97, 10).astype(np.int32)
-        params = SamplingParams(temperature=turn % 2, seed=turn, frequency_penalty=0.1 * (turn % 3), logprobs=turn % 5 or None)
-        generation = Generation(verifier, drafter, prompt, DecodeOptions(params, 100, max_nodes=8))
-        while step(generation).finish is None:
-            steps += 1
-        generation.close()
-        turn += 1
-        if not warm and steps > WARM_STEPS:
-            warm = resident_kilobytes()
-    assert resident_kilobytes() - warm < 8_000
+def write(folder: Path, files: dict[str, str], **values: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text.format(**values))
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
-def test_large_tensors_get_the_memory_of_freed_ones() -> None:
-    """A row of float32 logits over 150,000 tokens is larger than what glibc keeps by default."""
-    keep_freed_memory()
-
-    def page_faults() -> int:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(100):
-            row = torch.ones(150_000)
-            (row * 2, row + 1)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    page_faults()
-    assert page_faults() < 1000  # more than 10,000 if every row is mapped again
+def root_of(tmp_path: Path, cgroup: str) -> Path:
+    write(tmp_path / "proc/self", {"cgroup": cgroup})
+    write(tmp_path / "proc", {"meminfo": f"MemTotal: {64 << 20} kB\nMemFree: 10 kB\nMemAvailable: {48 << 20} kB\n"})
+    return tmp_path
 
 
-@pytest.mark.skipif(platform.system() != "Linux", reason="memory is returned on Linux only")
-def test_discarded_parts_are_zero_and_take_no_memory() -> None:
-    pages = zeros((4000, resource.getpagesize()), torch.uint8, torch.device("cpu"))
-    pages.fill_(1)
-    before = resident_kilobytes()
-    discard([pages[10:3990], pages[3995].flatten()[1:]])  # the second part contains no whole page
-    assert before - resident_kilobytes() > 3000 * resource.getpagesize() // 1024
-    assert pages[:, 0].nonzero()[:, 0].tolist() == [*range(10), *range(3990, 4000)]
+def test_the_free_memory_counts_the_page_cache(tmp_path: Path) -> None:
+    assert system_bytes(root_of(tmp_path, "")) == 48 * GB
+
+
+def test_the_memory_of_systems_without_meminfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.__getitem__)
+    assert system_bytes(tmp_path) == 4096000
+    assert container_limits(tmp_path) == []
+
+
+@pytest.mark.parametrize("path", ["", "kubepods/pod1"])
+def test_limits_of_version_2(tmp_path: Path, path: str) -> None:
+    root = root_of(tmp_path, "0::/kubepods/pod1\n")
+    write(root / "sys/fs/cgroup" / path, V2, limit=4 * GB, used=3 * GB, cached=GB)
+    assert container_limits(root) == [(4 * GB, 2 * GB)]
+    write(root / "sys/fs/cgroup/kubepods", V2, limit="max", used=9 * GB, cached=0)
+    assert container_limits(root) == [(4 * GB, 2 * GB)]
+
+
+@pytest.mark.parametrize("path", ["", "docker/1"])
+def test_limits_of_version_1(tmp_path: Path, path: str) -> None:
+    root = root_of(tmp_path, "5:devices:/docker/1\n4:memory:/docker/1\n0::/\n")
+    write(root / "sys/fs/cgroup/memory" / path, V1, limit=4 * GB, used=GB, cached=0)
+    assert container_limits(root) == [(4 * GB, GB)]
+
+
+def test_a_container_has_less_than_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "container_limits", lambda: [(4 * GB, 3 * GB), (1 << 63, 0)])
+    monkeypatch.setattr(memory, "system_bytes", lambda: 48 * GB)
+    assert free_bytes(torch.device("cpu")) == GB
+    monkeypatch.setattr(memory, "container_limits", list)
+    assert free_bytes(torch.device("cpu")) == 48 * GB

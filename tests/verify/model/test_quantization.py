@@ -21,24 +21,29 @@ from verify.errors import ModelError
 from verify.generation import DecodeOptions
 from verify.model import quantization
 from verify.model.batch import ForwardBatch
-from verify.model.cpu.packing import PackedLinear
-from verify.model.cpu.quantized import Int4Linear, Int8Linear
-from verify.model.invariance import classes
+from verify.model.cpu import native
+from verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
+from verify.model.cpu.native.weights import Kind
 from verify.model.loading import LoadOptions, load_model, load_weights
 from verify.model.quantization import Quantization, Quantize, quantize_layers
 from verify.model.runner import ModelRunner
-from verify.model.segment import Segment
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
-pytestmark = pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="the CPU has no VNNI instructions")
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the library was not compiled")
 PROMPT = np.arange(5, 40, dtype=np.int32)
 CPU = torch.device("cpu")
-KINDS = {"int8": Int8Linear, "int4": Int4Linear}
+KINDS = {"int8": Kind.INT8, "int4": Kind.INT4}
 
 
 def load(path: Path, quantize: Quantize, head: bool = True, dtype: str = "auto") -> ModelRunner:
     return load_weights(LoadOptions(str(path), dtype=dtype, device="cpu", quantization=Quantization(quantize, head)))
+
+
+def kind_of(module: torch.nn.Module) -> Kind:
+    """The kind of weights of a packed module."""
+    assert isinstance(module, NativeLinear | NativeEmbedding)
+    return module.weights.kind
 
 
 @pytest.fixture(params=["tied", "untied", "biased"])
@@ -65,7 +70,7 @@ def test_loading_gives_the_bits_of_quantising_the_loaded_model(saved: Path, quan
     other = LlamaForCausalLM if "llama" in type(whole.model).__name__.lower() else Qwen2ForCausalLM
     expected = other.from_pretrained(saved, attn_implementation=whole.model.config._attn_implementation)
     quantize_layers(expected, Quantization(quantize), CPU)
-    reference = ModelRunner(expected)
+    reference = ModelRunner(expected, pack=True, traced=True)
     batch = ForwardBatch.chain(torch.arange(3, 20))
     loaded.start(128)
     given = loaded.forward(loaded.new_cache(), batch)
@@ -79,9 +84,9 @@ def test_loading_gives_the_bits_of_quantising_the_loaded_model(saved: Path, quan
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_the_head_has_eight_bits_or_all(saved: Path, quantize: Quantize, head: bool) -> None:
     model = load(saved, quantize, head).model
-    assert type(model.lm_head) is (Int8Linear if head else PackedLinear)
-    assert type(model.model.layers[1].mlp.down_proj) is KINDS[quantize]
-    assert type(model.model.embed_tokens) is torch.nn.Embedding
+    assert kind_of(model.lm_head) is (Kind.INT8 if head else Kind.FLOAT32)
+    assert kind_of(model.model.layers[1].mlp.down_proj) is KINDS[quantize]
+    assert kind_of(model.model.embed_tokens) is Kind.FLOAT32
     assert not hasattr(model.config, "quantization_config")
 
 
@@ -125,26 +130,6 @@ def test_drafts_change_no_answer(quantize: Quantize) -> None:
         drafted = decode(TreeVerifier(runner, runner.new_cache()), drafter, PROMPT, wanted)
         assert drafted.tokens == plain.tokens
         assert len(drafted.steps) < len(plain.steps)
-
-
-def test_prompts_are_read_outside_of_the_class_of_rows_with_four_bits(tiny_config: LlamaConfig) -> None:
-    for chosen, prompts in ((Quantization("int8"), True), (Quantization("int4"), False)):
-        model = LlamaForCausalLM(tiny_config)
-        quantize_layers(model, chosen, CPU)
-        runner = ModelRunner(model, started=False)
-        assert [rows.has_prompts for rows in classes(runner)] == [prompts] * 4
-
-
-def test_a_quantised_model_is_traced(saved: Path) -> None:
-    runner = load(saved, "int4")
-    runner = ModelRunner(runner.model, pack=True, traced=True)
-    untraced = ModelRunner(runner.model)
-    assert runner.mode.backend is not None
-    for rows in (6, 70):
-        batch = ForwardBatch.chain(torch.arange(rows))
-        segments = [[Segment(each.new_cache(), batch), Segment(each.new_cache(), batch)] for each in (runner, untraced)]
-        traced, expected = runner.forward_all(segments[0]), untraced.forward_all(segments[1])
-        assert all(torch.equal(*pair) for pair in zip(traced, expected, strict=True))
 
 
 def test_bits_and_measurements_tell_models_apart(saved: Path) -> None:

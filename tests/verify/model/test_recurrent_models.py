@@ -24,6 +24,7 @@ from verify.model import self_check
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
 from verify.model.cache.kv_cache import KVCache
+from verify.model.cpu import native
 from verify.model.cpu.trace import TracedForward
 from verify.model.loading import LoadOptions, load_weights
 from verify.model.quantization import Quantization, Quantize, quantize_layers
@@ -185,7 +186,7 @@ def test_states_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gaps[-1] == 256 and gaps[0] >= 2048
 
 
-@pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="the CPU has no VNNI instructions")
+@pytest.mark.skipif(native.library() is None, reason="the library was not compiled")
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 @pytest.mark.parametrize("family", ALL)
 def test_a_quantised_model_passes_the_check_by_any_text(
@@ -198,7 +199,7 @@ def test_a_quantised_model_passes_the_check_by_any_text(
     check_model(ModelRunner(model, pack=True), family)
 
 
-@pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="the CPU has no VNNI instructions")
+@pytest.mark.skipif(native.library() is None, reason="the library was not compiled")
 @pytest.mark.parametrize("family", ALL)
 def test_loading_gives_the_bits_of_quantising_the_loaded_model(family: str, tmp_path: Path) -> None:
     """transformers initialises what a checkpoint lacks, which must not be the layers around replaced ones."""

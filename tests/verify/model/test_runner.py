@@ -95,6 +95,7 @@ def test_only_batches_of_a_step_use_the_backend(tiny_config: LlamaConfig, rows: 
     class Backend:
         calls = 0
         max_streams, max_rows = 2, 1000
+        reads_prompts = is_invariant = False
 
         def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
             self.calls += 1
@@ -172,6 +173,8 @@ def test_a_prompt_is_read_beside_steps(tiny_runner: ModelRunner) -> None:
 
 def test_streams_are_spread_over_several_forwards(tiny_config: LlamaConfig) -> None:
     class Backend:
+        reads_prompts = is_invariant = False
+
         def __init__(self) -> None:
             self.rows: list[list[int]] = []
             self.max_streams, self.max_rows = 3, 40

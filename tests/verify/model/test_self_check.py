@@ -15,7 +15,7 @@ from verify.model.batch import ForwardBatch
 from verify.model.cache.kv_cache import KVCache
 from verify.model.loading import prepare
 from verify.model.runner import ModelRunner
-from verify.model.self_check import check_model, difference, draft_tree, random_text
+from verify.model.self_check import check_model, difference, draft_tree, random_text, sensitivity, texts
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TWO_PIECES = r"'broken' reads a prompt differently in two pieces than in one: one of its layers probably keeps a state"
@@ -150,9 +150,9 @@ def test_the_difference_is_relative_and_ignores_masked_tokens() -> None:
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 97, 32000])
 def test_tokens_are_ordinary_and_the_same_each_time(vocabulary: int) -> None:
-    prefix, root, nodes = random_text(vocabulary, seed=1)
-    assert (prefix, root, nodes) == random_text(vocabulary, seed=1)
-    assert all(vocabulary // 4 <= token <= vocabulary * 3 // 4 < vocabulary for token in (*prefix, root, *nodes))
+    text = random_text(vocabulary, seed=1)
+    assert text == random_text(vocabulary, seed=1)
+    assert all(vocabulary // 4 <= token <= vocabulary * 3 // 4 < vocabulary for token in text)
 
 
 def test_the_draft_tree_has_two_paths_of_its_depth() -> None:
@@ -160,3 +160,96 @@ def test_the_draft_tree_has_two_paths_of_its_depth() -> None:
     assert tree.path(4) == [10, 11, 12, 13, 14]
     assert tree.path(7) == [10, 11, 15, 16, 17]
     assert tree.depths.tolist() == [len(tree.path(row)) for row in range(8)]
+
+
+class Rounded(torch.nn.Module):
+    """A linear layer with weights of 8 or 4 bits, in blocks of 32, and activations of 8 bits, by whole rows."""
+
+    def __init__(self, linear: torch.nn.Linear, bits: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(rounded(linear.weight.view(-1, 32), bits).view_as(linear.weight))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(rounded(inputs, 8), self.weight)
+
+
+def rounded(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """The values of the last dimension, rounded to multiples of one step."""
+    step = values.abs().amax(-1, keepdim=True).clamp_min(1e-9) / ((1 << (bits - 1)) - 1)
+    return (values / step).round() * step
+
+
+def deep_llama(dtype: torch.dtype, bits: int | None, outliers: bool) -> LlamaForCausalLM:
+    """A random Llama of 16 layers. With `outliers`, a few weights and norms are 30 times as large as the others."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=16,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        attn_implementation=NAME,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for values in model.parameters() if outliers else ():
+            values.view(-1)[torch.randperm(values.numel())[: max(1, values.numel() // 1000)]] *= 30
+    for layer in model.model.layers if bits else ():
+        for block in (layer.self_attn, layer.mlp):
+            for name, child in list(block.named_children()):
+                if isinstance(child, torch.nn.Linear):
+                    setattr(block, name, Rounded(child, bits or 8))
+    prepare(model, None)
+    return model.to(dtype)
+
+
+@pytest.mark.parametrize("outliers", [False, True], ids=["even", "outliers"])
+@pytest.mark.parametrize("bits", [None, 8, 4])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_model_that_amplifies_rounding_passes(dtype: torch.dtype, bits: int | None, outliers: bool) -> None:
+    check_model(ModelRunner(deep_llama(dtype, bits, outliers)), "deep")
+
+
+@pytest.mark.parametrize(("dtype", "outliers"), [(torch.bfloat16, False), (torch.float32, True)])
+@pytest.mark.parametrize(
+    ("sabotage", "message"),
+    [(keep_state, TWO_PIECES), (start_at_zero, TWO_PIECES), (count_rows, TREE)],
+)
+def test_a_deep_model_with_a_fault_is_refused(sabotage: Any, message: str, dtype: torch.dtype, outliers: bool) -> None:
+    """In bfloat16, a random model with outliers amplifies one bit to noise, in which no fault shows."""
+    model = deep_llama(dtype, None, outliers)
+    sabotage(model)
+    with pytest.raises(ModelError, match=message):
+        check_model(ModelRunner(model), "broken")
+
+
+def test_the_sensitivity_leaves_the_weights_as_they_were(llama: LlamaForCausalLM) -> None:
+    runner = ModelRunner(llama)
+    before = {name: values.clone() for name, values in llama.named_parameters()}
+    text = random_text(runner.vocabulary, 0)
+    found = sensitivity(runner, runner.new_cache(), text, 1.0)
+    assert 0 < found < 0.1
+    assert all(torch.equal(values, before[name]) for name, values in llama.named_parameters())
+
+
+def test_a_model_that_keeps_a_state_has_no_sensitivity(llama: LlamaForCausalLM) -> None:
+    """What it computes differs with each reading, which is no rounding."""
+    count = [0]
+
+    def hook(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        count[0] += 1
+        return output * count[0]
+
+    llama.model.layers[1].mlp.register_forward_hook(hook)
+    runner = ModelRunner(llama)
+    assert sensitivity(runner, runner.new_cache(), random_text(runner.vocabulary, 0), 0.01) == 0
+
+
+def test_the_texts_are_parts_of_the_sample() -> None:
+    sample = list(range(100, 140))
+    found = list(texts(97, sample))
+    assert found[:2] == [sample[:16], sample[16:32]]
+    assert found[2:] == [random_text(97, attempt) for attempt in (2, 3, 4)]

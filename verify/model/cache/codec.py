@@ -38,9 +38,9 @@ def encode(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def decode(stored: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """The inverse of `encode`: [..., D] of `dtype`, that of the rows before. Rows not in 8 bits are returned as they are."""
+    """The inverse of `encode`: [..., D] of `dtype`, that of the rows before."""
     if stored.element_size() > 1:
-        return stored
+        return stored.to(dtype)
     if width == 0:
         return stored.to(dtype)
     scale = torch.view_copy(stored[..., stored.size(-1) - 4 :], dtype=torch.float32)

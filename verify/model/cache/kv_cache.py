@@ -17,7 +17,7 @@ from verify.model.cache.codec import encode, noise_like
 from verify.model.cache.paging import Page, Rows, SwappedRows
 from verify.model.cache.shape import CacheShape
 from verify.model.cache.windows import WindowedRows, reachable
-from verify.model.memory import zeros
+from verify.model.memory import can_discard, discard, zeros
 from verify.model.recurrent.states import Snapshot
 from verify.model.transfer import to_device
 
@@ -54,6 +54,11 @@ class KVCache:
         if shape.window is not None and shape.releases:
             pairs = [pair for pair, layer in zip(self.layers, shape.layers, strict=True) if layer.window is not None]
             self.windowed = WindowedRows(shape.window, [plane for pair in pairs for plane in pair])
+
+    def discard(self) -> None:
+        """Returns the memory of an empty cache to the system."""
+        planes = [plane for layer in self.layers for plane in layer if can_discard(plane.device)]
+        discard(plane for plane in planes if plane.is_contiguous())
 
     @property
     def tensor(self) -> torch.Tensor:

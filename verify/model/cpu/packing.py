@@ -47,7 +47,6 @@ class PackedLayer(torch.nn.Module):
     """
 
     is_quantized = False
-    most_rows = 1 << 30  # for which the layer may give a row the same bits; more rows are computed in another way
 
     def __init__(self, multiply: Callable[..., torch.Tensor], linear: torch.nn.Linear, packed: torch.Tensor) -> None:
         super().__init__()

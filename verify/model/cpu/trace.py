@@ -197,6 +197,7 @@ class TracedForward:
 
     max_streams = STREAMS
     max_rows = MAX_ROWS
+    reads_prompts = is_invariant = False
 
     def __init__(
         self, forward: _Forward, packed: list[torch.Tensor], build: BuildInputs, least: int, example: Sequence[Segment]

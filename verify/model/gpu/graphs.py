@@ -54,6 +54,8 @@ class Forward(Protocol):
 class GraphedForward:
     """Forwards over the caches of one pool. Implements `verify.model.segment.ForwardBackend`."""
 
+    reads_prompts = is_invariant = False
+
     def __init__(
         self,
         forward: Forward,

@@ -131,6 +131,9 @@ class PagedCache(KVCache):
     def __del__(self) -> None:
         self.pool.drop(self.table)
 
+    def discard(self) -> None:
+        """Nothing: an empty cache holds no pages of the pool."""
+
     def missing_pages(self, rows: int) -> int:
         """Pages to take before `rows` more rows can be written."""
         new = page_count(self.length + rows, self.pool.page_tokens) - len(self.table)

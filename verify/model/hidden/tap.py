@@ -20,6 +20,7 @@ class HiddenTap:
 
         `bring` moves tensors to a device: the states are on the model's.
         """
+        self.layers = tuple(layers)
         self._bring = bring
         self._device = model.device
         self.width = int(model.config.get_text_config().hidden_size) * max(1, len(layers))

@@ -15,8 +15,8 @@ from llguidance import LLMatcher
 from transformers import AddedToken
 
 import models
+from server.chat.grammar_job import prefixed
 from server.chat.reasoning_parser import THINK
-from server.chat.structured_output import prefixed
 from server.chat.tools import FORMATS, calls_grammar, tool_parser
 from server.chat.tools.lark import Lark, length_pattern
 from server.chat.vocabulary import Vocabulary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.server.openai.tools.patch_grammar import PATCH, PATCH_GRAMMAR
+from tests.server.chat.tools.patch_grammar import PATCH, PATCH_GRAMMAR
 
 
 def message(role: str, text: str) -> dict[str, Any]:

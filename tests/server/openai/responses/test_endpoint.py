@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.server.chat.tools.patch_grammar import PATCH
 from tests.server.fakes import FakeEngine, app_with, events, fetch, post
 from tests.server.openai.responses.codex import REQUEST
-from tests.server.openai.tools.patch_grammar import PATCH
 
 PATH = "/v1/responses"
 CALL = f'<think>why</think><tool_call>\n{{"name": "apply_patch", "arguments": {json.dumps({"input": PATCH})}}}\n</tool_call>'

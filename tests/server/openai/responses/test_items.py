@@ -9,8 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from server.openai.conversation import Message, content_text
 from server.openai.responses.items import InputItems, OtherItem, input_item, references, to_messages, with_system
+from tests.server.chat.tools.patch_grammar import PATCH
 from tests.server.openai.responses.codex import INPUT
-from tests.server.openai.tools.patch_grammar import PATCH
 
 ITEMS: TypeAdapter[Any] = TypeAdapter(InputItems)
 

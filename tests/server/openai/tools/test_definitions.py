@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ from llguidance import LLMatcher, LLTokenizer
 from pydantic import ValidationError
 
 from server.chat.structured_output import GrammarChecker
+from server.http.errors import APIError
 from server.openai.schema import ChatBody
 from server.openai.tools.definitions import CustomTool
 from server.settings import Limits
-from tests.server.openai.tools.patch_grammar import PATCH, PATCH_GRAMMAR
+from tests.server.chat.tools.patch_grammar import PATCH, PATCH_GRAMMAR
 
 
 def custom(name: str = "patch", **format: Any) -> dict[str, Any]:
@@ -57,7 +59,8 @@ def test_the_model_sees_a_function_with_one_text() -> None:
 def test_the_grammar_of_a_required_call_is_enforced(syntax: str, definition: str, text: str, other: str) -> None:
     body = chat(custom(syntax=syntax, definition=definition), choice=named("patch", "custom"))
     functions = {tool.name: tool.function.parameters for tool in body.required_tools}
-    grammar = asyncio.run(GrammarChecker(Limits()).tool_calls(functions, "hermes", {}, single=True))
+    with closing(GrammarChecker(Limits())) as checker:
+        grammar = asyncio.run(checker.tool_calls(functions, "hermes", {}, single=True, inputs=body.required_inputs))
     tokenizer = LLTokenizer("byte")
 
     def accepted(value: str) -> bool:
@@ -72,8 +75,10 @@ def test_the_grammar_of_a_required_call_is_enforced(syntax: str, definition: str
 def test_a_grammar_that_cannot_be_enforced_is_an_error_only_of_a_required_call() -> None:
     recursive = custom(syntax="lark", definition='start: "(" start ")" | "x"')
     assert chat(recursive).enabled_tools
-    with pytest.raises(ValidationError, match="grammar of tool 'patch' cannot be enforced: its rule 'start' is recursive"):
-        chat(recursive, choice="required")
+    required = chat(recursive, choice="required").required_inputs
+    words = "grammar of tool 'patch' cannot be enforced: its rule 'start' is recursive"
+    with closing(GrammarChecker(Limits())) as checker, pytest.raises(APIError, match=words):
+        asyncio.run(checker.tool_calls({"patch": None}, "hermes", {}, inputs=required))
     assert chat(recursive, function("f"), choice=named("f")).required_tools[0].name == "f"
 
 

@@ -16,7 +16,6 @@ from verify.model.cache import paging
 from verify.model.cache.kv_cache import KVCache
 from verify.model.cache.paging import Rows, SwappedRows, distinct_rows
 from verify.model.cache.shape import CacheShape
-from verify.model.memory import free_bytes
 
 SHAPE = CacheShape.uniform(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
 
@@ -148,18 +147,6 @@ def test_holders_of_pages_do_not_change_each_other(operations: list[tuple[str, i
 
 def test_bytes_for_is_the_size_of_the_tensor() -> None:
     assert SHAPE.bytes_for(16) == KVCache(SHAPE, 16).tensor.nbytes
-
-
-def test_the_free_memory_counts_the_page_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable: 4000 kB\n"
-    monkeypatch.setattr(Path, "read_text", lambda _: text)
-    assert free_bytes(torch.device("cpu")) == 4000 * 1024
-
-
-def test_the_free_memory_of_systems_without_meminfo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda _: "")
-    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.__getitem__)
-    assert free_bytes(torch.device("cpu")) == 4096000
 
 
 def test_a_slot_takes_the_memory_of_its_text() -> None:

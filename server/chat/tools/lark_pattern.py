@@ -12,14 +12,15 @@ from server.http import json_body
 
 MAX_CHARACTERS = 1 << 16  # of a grammar, and of its regular expression
 MAX_EXPANDED_CHARACTERS = 1 << 20  # of the regular expressions of all rules
+# Quantifiers are possessive: a text that does not match is read once.
 TOKEN = re.compile(
-    r"""(?P<space>[ \t\f]+|//[^\n]*)
-    |(?P<newline>(?:\r?\n[ \t]*)+)
-    |(?P<string>"(?:[^"\\\n]|\\.)*"i?)
-    |(?P<regex>/(?!/)(?:[^/\\\n]|\\.)+/[imslux]*)
-    |(?P<name>[?!]?[A-Za-z_][A-Za-z0-9_]*)
-    |(?P<priority>\.-?\d+)
-    |(?P<repeat>~\s*\d+(?:\s*\.\.\s*\d+)?|\{\s*\d+\s*,?\s*\d*\s*\})
+    r"""(?P<space>[ \t\f]++|//[^\n]*+)
+    |(?P<newline>(?:\r?\n[ \t]*+)++)
+    |(?P<string>"(?:[^"\\\n]|\\.)*+"i?)
+    |(?P<regex>/(?!/)(?:[^/\\\n]|\\.)++/[imslux]*+)
+    |(?P<name>[?!]?[A-Za-z_][A-Za-z0-9_]*+)
+    |(?P<priority>\.-?\d++)
+    |(?P<repeat>~\s*+\d++(?:\s*+\.\.\s*+\d++)?|\{\s*+\d++\s*+(?:,\s*+(?:\d++\s*+)?)?\})
     |(?P<import>%import\b)
     |(?P<other>->|\.\.|[:|()\[\]*+?,.])""",
     re.VERBOSE,

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from server.openai.tools.lark_pattern import MAX_CHARACTERS, lark_pattern
-from tests.server.openai.tools.patch_grammar import PATCH, PATCH_GRAMMAR
+from server.chat.tools.lark_pattern import MAX_CHARACTERS, lark_pattern
+from tests.server.chat.tools.patch_grammar import PATCH, PATCH_GRAMMAR
 
 
 def test_the_grammar_of_a_patch() -> None:

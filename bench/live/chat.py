@@ -1,0 +1,71 @@
+"""A client of chat completions: streams an answer and times its chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import msgspec
+
+from bench.peers.peer import Answer, Question
+from bench.plan import BenchError
+
+
+def fields_of(question: Question) -> dict[str, Any]:
+    """The request fields that all servers understand."""
+    return {
+        "messages": [{"role": "user", "content": question.prompt}],
+        "max_tokens": question.max_tokens,
+        "temperature": question.temperature,
+        "seed": question.seed,
+    }
+
+
+def ask(client: httpx.Client, fields: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
+    """Streams an answer; parses it after its end, to disturb the server least. Raises BenchError if it is refused."""
+    body = {**fields, "stream": True, "stream_options": {"include_usage": True}}
+    started, arrived = time.perf_counter(), list[tuple[float, bytes]]()
+    try:
+        with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+            for data in response.iter_bytes():
+                arrived.append((time.perf_counter() - started, data))
+    except httpx.TransportError as error:
+        raise BenchError(f"A server did not answer: {error}.") from None
+    received = b"".join(data for _, data in arrived)
+    if response.status_code != 200:
+        raise BenchError(f"A server answered {response.status_code}: {received.decode()[:200]}")
+    return read(arrived)
+
+
+def read(arrived: list[tuple[float, bytes]]) -> Answer:
+    """The answer of a stream, from its pieces and the seconds at which they arrived. Raises BenchError if it holds an error."""
+    text, ids, first, usage, steps, rest = "", list[int](), None, dict[str, Any](), None, b""
+    for seconds, data in arrived:
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data: {"):
+                continue
+            chunk = msgspec.json.decode(line[6:])
+            if "error" in chunk:
+                raise BenchError(f"A server ended an answer with an error: {chunk['error']['message']}")
+            for choice in chunk["choices"]:
+                content, tokens = choice["delta"].get("content") or "", choice.get("token_ids") or []
+                text, ids = text + content, ids + tokens
+                first = seconds if first is None and (content or tokens) else first
+            usage = chunk.get("usage") or usage
+            steps = count_steps(chunk, usage) or steps
+    if not usage:
+        raise BenchError("A server ended an answer without its usage.")
+    total = arrived[-1][0]
+    return Answer(usage["completion_tokens"], total, ids or None, steps, first or total, usage["prompt_tokens"], text)
+
+
+def count_steps(chunk: Mapping[str, Any], usage: Mapping[str, Any]) -> int | None:
+    """Forwards that emitted tokens: Outrider reports them; of llama-server's tokens, those that were not drafted."""
+    if "speculation" in chunk:
+        return int(chunk["speculation"]["steps"])
+    if "timings" in chunk and usage:
+        return int(usage["completion_tokens"]) - int(chunk["timings"].get("draft_n_accepted", 0))
+    return None

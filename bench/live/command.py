@@ -1,0 +1,43 @@
+"""The command `outrider bench live`. Heavy imports happen inside it, to keep --help fast."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.options import Config, Drafters, MaxTokens, Out, Temperatures, errors_as_sentences
+
+
+def bench_live(
+    context: typer.Context,
+    prompts: Annotated[Path, typer.Option(help="Spec-Bench's question.jsonl.")],
+    questions: Annotated[int, typer.Option(help="Measured questions of each task; one more warms up.", min=1)] = 10,
+    drafter: Drafters = "none,fusion",
+    temperature: Temperatures = "0,0.8",
+    max_tokens: MaxTokens = 128,
+    peers: Annotated[
+        str, typer.Option(help="Other programs, separated by commas; empty for none.")
+    ] = "transformers,llama.cpp,vllm",
+    only: Annotated[str, typer.Option(help="Tasks, separated by commas; default: all. --out keeps the others.")] = "",
+    gguf: Annotated[
+        Path | None, typer.Option(help="llama.cpp's file; default: the model's own, or one converted from it.")
+    ] = None,
+    gguf_type: Annotated[str, typer.Option(help="Convert the file's matrices to this type, such as BF16.")] = "",
+    vllm: Annotated[str, typer.Option(help="Python of an environment that has vLLM.")] = sys.executable,
+    learn: Annotated[bool, typer.Option("--learn", help="Drafts learn from earlier questions.")] = False,
+    config: Config = None,
+    out: Out = None,
+) -> None:
+    """Measure a live model on Spec-Bench's tasks, beside other programs. Settings also work as flags."""
+    from bench.plan import parse_drafters, parse_numbers
+
+    with errors_as_sentences():
+        drafters, temperatures = parse_drafters(drafter), parse_numbers("--temperature", temperature)
+        from bench.live.run import Choice, parse_peers, run
+
+        chosen = parse_peers(peers)
+        choice = Choice(prompts, questions, drafters, temperatures, max_tokens, chosen, only, gguf, gguf_type, vllm, learn)
+        run(config, context.args, choice, out)

@@ -1,0 +1,74 @@
+"""What all contenders share: the model in the formats that they read, threads, and what Outrider is told."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from bench.model import gguf_file
+from bench.peers.peer import KINDS, Peer
+from bench.plan import BenchError
+from server.settings import Settings
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The model, and how it is run."""
+
+    settings: Settings  # Outrider's
+    flags: Sequence[str]  # the same settings for a server's command line
+    drafters: Sequence[str]
+    temperatures: Sequence[float]
+    threads: int
+    context_tokens: int
+    folder: Path  # for converted files
+    gguf: Path | None = None  # llama.cpp's file; None is the model's own, or one that is converted
+    gguf_type: str = ""  # type of its tensors; empty keeps the file's
+    vllm: str = ""  # the Python of an environment that has vLLM
+    learn: bool = False  # drafts learn from earlier questions
+
+    @property
+    def dtype(self) -> str:
+        """The data type of the weights of programs that read the model's folder."""
+        return "float32" if self.settings.model.dtype == "float32" else "bfloat16"
+
+    @cached_property
+    def gguf_path(self) -> Path:
+        """The model as a GGUF file, converted if it has to be. Raises BenchError."""
+        path = Path(self.settings.model.path)
+        source = self.gguf or (path if path.suffix == ".gguf" else None)
+        converted = self.folder / "model.gguf"
+        if source is None:
+            if not path.is_dir():
+                raise BenchError(f"{path} is no folder, and only folders are converted; give llama.cpp's file with --gguf.")
+            kind = next(kind.gguf for kind in KINDS.values() if kind.dtype == self.dtype and kind.quantize == "none")
+            gguf_file.convert(path, converted, self.gguf_type or kind)
+            return converted
+        if not source.exists():
+            raise BenchError(f"There is no file {source}; give another one with --gguf.")
+        if not self.gguf_type:
+            return source
+        gguf_file.rewrite(source, converted, self.gguf_type)
+        return converted
+
+    @cached_property
+    def model_folder(self) -> str:
+        """The model as a folder in `dtype`: what the settings name, or the GGUF file that they name, unpacked."""
+        path = Path(self.settings.model.path)
+        if path.suffix != ".gguf":
+            return self.settings.model.path
+        unpacked = self.folder / "model"
+        gguf_file.unpack(path, unpacked, self.dtype)
+        return str(unpacked)
+
+
+class LivePeer(Peer):
+    """A program that answers chats. Adding one is adding a class, and its name in `bench.live.run.PEERS`."""
+
+    @abstractmethod
+    def __init__(self, setup: Setup, stack: ExitStack) -> None:
+        """Loads the model or starts servers; closing the stack frees and ends them. Raises BenchError."""

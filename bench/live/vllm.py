@@ -1,0 +1,42 @@
+"""vLLM's server on a CPU, plain and with its n-gram and suffix speculation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from bench.live.chat import ask, fields_of
+from bench.live.setup import LivePeer, Setup
+from bench.peers.peer import Answer, Question
+from bench.peers.server import start
+
+NAME, PLAIN = "vllm", "plain"
+SPECULATION: Mapping[str, Mapping[str, Any]] = {
+    "ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
+    "suffix": {"method": "suffix"},
+}
+CACHE_GIB = "1"  # of keys and values; one answer at a time needs less
+
+
+class VllmChat(LivePeer):
+    """`vllm.entrypoints.openai.api_server`; a process for each method."""
+
+    name, transport = NAME, "HTTP"
+    methods: Sequence[str] = (PLAIN, *SPECULATION)
+
+    def __init__(self, setup: Setup, stack: ExitStack) -> None:
+        common = ["vllm.entrypoints.openai.api_server", "--model", setup.model_folder, "--served-model-name", NAME]
+        common += ["--dtype", setup.dtype, "--max-model-len", str(setup.context_tokens), "--max-num-seqs", "1"]
+        common += ["--no-enable-prefix-caching", "--generation-config", "vllm"]
+        cores = f"0-{setup.threads - 1}"
+        environment = {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": CACHE_GIB, "HF_HUB_OFFLINE": "1"}
+        flags = {method: ["--speculative-config", json.dumps(config)] for method, config in SPECULATION.items()}
+        self._clients = {
+            method: stack.enter_context(start("vLLM", [*common, *flags.get(method, ())], "/health", environment, setup.vllm))
+            for method in self.methods
+        }
+
+    def answer(self, method: str, question: Question) -> Answer:
+        return ask(self._clients[method], fields_of(question) | {"model": NAME})

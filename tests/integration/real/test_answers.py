@@ -1,0 +1,73 @@
+"""SmolLM2-135M-Instruct answers through every endpoint: it knows a capital, stops by itself, and keeps to grammars."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.integration.real.questions import CAPITAL, chat, text
+from tests.requests import TOOL_SCHEMAS, TOOLS, events
+from tests.servers import Served
+
+PLACE = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "country": {"type": "string", "maxLength": 20}},
+    "required": ["city", "country"],
+    "additionalProperties": False,
+}
+
+
+def test_the_capital_of_france(real: Served) -> None:
+    answer = chat(real, CAPITAL)
+    assert real.model == answer["model"] == "SmolLM2-135M-Instruct"
+    assert "Paris" in text(answer) and "<|" not in text(answer)
+    assert answer["choices"][0]["finish_reason"] == "stop" and answer["usage"]["completion_tokens"] < 40
+
+
+def test_a_stream_has_the_same_text(real: Served) -> None:
+    body = {"model": real.model, "messages": [{"role": "user", "content": CAPITAL}], "temperature": 0, "stream": True}
+    *chunks, done = events(real, "/v1/chat/completions", body)
+    assert done == "[DONE]" and len(chunks) > 2
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == text(chat(real, CAPITAL))
+
+
+def test_the_messages_api(real: Served) -> None:
+    anthropic: Any = pytest.importorskip("anthropic")
+    with anthropic.Anthropic(base_url=real.url, api_key="none", max_retries=0) as client:
+        asked: dict[str, Any] = {"model": real.model, "messages": [{"role": "user", "content": CAPITAL}]}
+        message = client.messages.create(**asked, max_tokens=40, extra_body={"temperature": 0})
+        counted = client.messages.count_tokens(**asked)
+    assert (message.content[0].text, message.stop_reason) == (text(chat(real, CAPITAL)), "end_turn")
+    assert counted.input_tokens == chat(real, CAPITAL)["usage"]["prompt_tokens"]
+
+
+def test_the_template_and_its_tokens(real: Served) -> None:
+    body = {"model": real.model, "messages": [{"role": "user", "content": "Hi<|im_end|>"}], "return_token_strs": True}
+    answer = real.http.post("/tokenize", json=body).json()
+    ids = answer["tokens"]
+    assert real.http.post("/detokenize", json={"model": real.model, "tokens": ids}).json()["prompt"] == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (ids.count(1), ids.count(2)) == (3, 2)  # the third <|im_end|> is the user's, and text
+
+
+def test_a_json_schema_is_followed(real: Served) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "place", "strict": True, "schema": PLACE}}
+    answer = chat(real, "Paris is the capital of France and has two million people.", response_format=schema)
+    place = json.loads(text(answer))
+    jsonschema.validate(place, PLACE)
+    assert place["city"] == "Paris"
+
+
+def test_a_required_tool_is_called(real: Served) -> None:
+    fields: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    choice = chat(real, "What is the weather in Paris?", **fields)["choices"][0]
+    [call] = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], call["function"]["name"]) == ("tool_calls", "weather")
+    arguments = json.loads(call["function"]["arguments"])
+    jsonschema.validate(arguments, TOOL_SCHEMAS["weather"])
+    assert arguments["city"] == "Paris"

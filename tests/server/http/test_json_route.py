@@ -1,0 +1,136 @@
+"""Large bodies are read off the event loop, in their principal's turn and once; small ones at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from server.anthropic.schema import MessagesBody
+from server.http import json_body, json_route
+from server.http.json_route import INLINE_BYTES, BodyPool
+from server.openai.conversation import Message
+from server.openai.schema import ChatBody
+from tests.server.fakes import FakeEngine, app_with, post
+
+TURN = {"role": "user", "content": [{"type": "text", "text": ""}, {"type": "text", "text": ""}]}
+
+
+def chat(size: int) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "x" * size}]}
+
+
+def long_engine() -> FakeEngine:
+    engine = FakeEngine("a")
+    engine.context_tokens = 1 << 20
+    return engine
+
+
+def readers(monkeypatch: pytest.MonkeyPatch, model: Any) -> list[str]:
+    """The names of the threads that validate a model."""
+    names: list[str] = []
+    validate = model.__pydantic_validator__.validate_python
+
+    class Validator:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(original, name)
+
+        def validate_python(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+            names.append(threading.current_thread().name)
+            return validate(value, *args, **kwargs)
+
+    original = model.__pydantic_validator__
+    monkeypatch.setattr(model, "__pydantic_validator__", Validator())
+    return names
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_a_large_body_is_decoded_off_the_event_loop(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    def decode(data: bytes) -> Any:
+        names.append(threading.current_thread().name)
+        return json_body.decode(data)
+
+    monkeypatch.setattr(json_route, "decode", decode)
+    for size in (1, INLINE_BYTES):
+        body = {"input": "x" * size} if path == "/v1/responses" else chat(size) | {"max_tokens": 1}
+        assert post(long_engine(), path, body).status_code == 200
+    assert [name.startswith("outrider-bodies") for name in names] == [False, True]
+
+
+def test_a_chat_of_messages_is_built_off_the_event_loop_and_validated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = readers(monkeypatch, ChatBody)
+    threads: list[str] = []
+    rendered = Message.rendered
+
+    def record(message: Message) -> Any:
+        threads.append(threading.current_thread().name)
+        return rendered(message)
+
+    monkeypatch.setattr(Message, "rendered", record)
+    body = chat(INLINE_BYTES) | {"max_tokens": 1}
+    assert post(long_engine(), "/v1/messages", body).status_code == 200
+    assert built == []
+    assert all(name.startswith("outrider-bodies") for name in threads) and threads
+
+
+def test_errors_of_large_bodies_name_the_field() -> None:
+    body = chat(INLINE_BYTES) | {"temperature": 5}
+    error = post(FakeEngine("a"), "/v1/chat/completions", body).json()["error"]
+    assert (error["param"], error["code"]) == ("temperature", "invalid_value")
+    body = chat(INLINE_BYTES) | {"max_tokens": 1, "tool_choice": {"type": "any"}}
+    assert "'tool_choice' needs 'tools'" in post(FakeEngine("a"), "/v1/messages", body).json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"])
+def test_messages_are_counted_before_they_are_validated(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ChatBody if path == "/v1/chat/completions" else MessagesBody
+    validated = readers(monkeypatch, model)
+    response = post(FakeEngine("a"), path, {"messages": [TURN] * 2049, "max_tokens": 1})
+    assert response.status_code == 400 and "at most 2048 messages" in response.json()["error"]["message"]
+    assert validated == []
+
+
+def test_principals_take_turns_and_the_event_loop_stays_free() -> None:
+    """One at a time per principal: the second of alice's bodies does not run before bob's."""
+    done: list[str] = []
+
+    async def run() -> None:
+        pool = BodyPool({})
+        started = threading.Event()
+
+        async def send(principal: str) -> None:
+            await pool.run(principal, lambda: started.wait(5))
+            done.append(principal)
+
+        tasks = [asyncio.create_task(send(principal)) for principal in ("alice", "alice", "alice", "bob")]
+        await asyncio.sleep(0)
+        started.set()  # the event loop runs while a body is processed
+        await asyncio.gather(*tasks)
+        pool.close()
+
+    asyncio.run(run())
+    assert "bob" in done[:2]
+
+
+def test_health_answers_while_large_bodies_wait() -> None:
+    async def run() -> tuple[int, bool]:
+        app = app_with(long_engine())
+        transport = httpx.ASGITransport(app=app)
+        gate = threading.Event()
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            held = asyncio.create_task(app.state.bodies.run("mallory", lambda: gate.wait(20)))
+            body = {"model": "outrider", **chat(INLINE_BYTES)}
+            waiting = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+            health = await client.get("/health")
+            early = waiting.done()
+            gate.set()
+            await held
+            await waiting
+        return health.status_code, early
+
+    assert asyncio.run(run()) == (200, False)

@@ -1,0 +1,126 @@
+"""Every regular expression that a client's text meets takes time linear in the text, and every use is known here."""
+
+from __future__ import annotations
+
+import ast
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.anthropic.conversion import BILLING_LINE, ignored_tools
+from server.chat import prompt
+from server.chat.grammar_depth import lark_rules
+from server.chat.tools.call_ids import HASHED
+from server.chat.tools.harmony import HEADER
+from server.chat.tools.lark import Lark
+from server.chat.tools.lark_pattern import escape, lark_pattern, tokenize
+from server.chat.tools.python_calls import INSIDE, OUTSIDE
+from server.chat.tools.source import DIGITS, NAME, QUOTED, SCALAR, SPACE, STRUCTURE
+from server.http.middleware import REQUEST_ID
+from server.openai.responses import endpoint as responses
+from server.openai.tools.custom_input import CHARACTERS, ESCAPE, OPENING, SURROGATES
+from server.telemetry.logs import CONTROLS
+
+SIZE = 800
+MAX_RATIO = 3.2  # of the times at twice the size and at the size: 2 if linear, 4 if quadratic, 8 if cubic
+HEADER_START = "<|start|>assistant to=a<|channel|>analysis"
+
+Use = Callable[[str], Any]
+# A use of `re`, what begins a text, what is repeated, and what ends it so that nothing matches.
+USES: list[tuple[str, Use, str, str, str]] = [
+    *(("server.chat.tools.lark_pattern", tokenize, "{1", part, "x") for part in (" ", "\t", "1", ",", "\n")),
+    *(("server.chat.tools.lark_pattern", tokenize, "{1,", part, "x") for part in (" ", "1", " 1")),
+    *(("server.chat.tools.lark_pattern", tokenize, "~1", part, "x") for part in (" ", "1", " .", ".. ")),
+    *(("server.chat.tools.lark_pattern", tokenize, begin, part, "\n$") for begin in '"/' for part in ("a", "\\a", "\\")),
+    *(
+        ("server.chat.tools.lark_pattern", tokenize, "", part, "$")
+        for part in (" ", "\r\n ", "a", ".1", "//", "?", "a.1:", '"a"i')
+    ),
+    *(("server.chat.tools.lark_pattern", lark_pattern, "start: ", part, "") for part in ("{1 ", "~ 1", '"a" ', "/a/ ", "( ")),
+    ("server.chat.tools.lark_pattern", escape, "", "\\", ""),
+    *(
+        ("server.chat.grammar_depth", lark_rules, "", part, "$")
+        for part in ('"', "/", "a[", "\na[", "\n!a.1 ", "a.1", " ", "\n a")
+    ),
+    *(("server.chat.tools.harmony", HEADER.fullmatch, HEADER_START, part, "x") for part in (" ", "\n", "a", "json ")),
+    ("server.chat.tools.harmony", HEADER.fullmatch, f"{HEADER_START}<|constrain|>", " ", "x"),
+    ("server.chat.tools.harmony", HEADER.fullmatch, " to=", "a<|channel|>analysis", "x"),
+    *(
+        ("server.chat.tools.source", each.search, "", part, "!")
+        for each in (NAME, DIGITS, SPACE, SCALAR)
+        for part in ("1", " ", "~")
+    ),
+    *(("server.chat.tools.source", each.search, "", "a", "") for each in (QUOTED, STRUCTURE)),
+    *(("server.chat.tools.python_calls", each.search, "", "a", "") for each in (OUTSIDE, *INSIDE.values())),
+    ("server.chat.tools.call_ids", HASHED.fullmatch, "", "a", "!"),
+    ("server.chat.tools.lark", Lark({"<a>": 1, "<ab>": 2}).text, "", "<a", ""),
+    *(("server.chat.prompt", lambda text: prompt.MARK.sub("", text), begin, "1", "x") for begin in ("", prompt.MARK_START)),
+    ("server.chat.prompt", lambda text: prompt.MARK.sub("", text), "", prompt.MARK_START, "x"),
+    ("server.anthropic.conversion", BILLING_LINE.match, "x-anthropic-billing-header:", "\n", "x"),
+    ("server.anthropic.conversion", BILLING_LINE.match, "x-anthropic-billing-header:", "a", ""),
+    ("server.anthropic.conversion", lambda text: ignored_tools([text]), "", "?", ""),
+    *(
+        ("server.openai.responses.endpoint", responses.NAME.fullmatch, "a", part, "!")
+        for part in (".", "a", ".a", "a" * 64 + ".")
+    ),
+    *(("server.openai.tools.custom_input", OPENING.match, begin, " ", "x") for begin in ("", "{", '{"input"', '{"input":')),
+    *(
+        ("server.openai.tools.custom_input", CHARACTERS.match, "", part, "\\")
+        for part in ("a", "\\u", "\\ud800", "\\\\", "\\u1")
+    ),
+    *(("server.openai.tools.custom_input", lambda text: ESCAPE.sub("", text), "", part, "\\") for part in ("\\u", "\\", "a")),
+    ("server.openai.tools.custom_input", SURROGATES.search, "", "a", ""),
+    ("server.http.middleware", lambda text: REQUEST_ID.fullmatch(text.encode()), "", "a", "!"),
+    ("server.telemetry.logs", lambda text: CONTROLS.sub("", text), "", "\n", ""),
+]
+# Patterns that no client's text meets, or only as alternatives of literals.
+OTHERS = {
+    "server.chat.plain_text": "alternatives of the model's tokens",
+    "server.chat.response_template": "the model's template",
+    "server.chat.vocabulary": "the model's tokens",
+    "server.chat.tools.formats": "the model's template",
+    "server.settings.devices": "settings",
+    "server.datastore_tree": "the operator's files",
+    "server.terminal.own_server": "the server's first line",
+    "server.ray.command": "an argument of the command",
+    "server.ray.coordinator": "the server's metrics",
+}
+
+
+def seconds(use: Use, text: str) -> float:
+    """The shortest of some times of one use."""
+    times = [1.0]
+    for _ in range(100):
+        started = time.perf_counter()
+        with suppress(ValueError):
+            use(text)
+        times.append(time.perf_counter() - started)
+        if sum(times) > 1.2:
+            break
+    return min(times[1:])
+
+
+@pytest.mark.parametrize(("use", "begin", "part", "end"), [each[1:] for each in USES])
+def test_twice_the_text_takes_about_twice_the_time(use: Use, begin: str, part: str, end: str) -> None:
+    ratio = 0.0
+    for _ in range(3):  # a pause of the machine is no proof
+        once, twice = (seconds(use, begin + part * (count * SIZE // len(part)) + end) for count in (1, 2))
+        ratio = twice / (once + 1e-6)  # without the cost of a call
+        if ratio < MAX_RATIO:
+            return
+    pytest.fail(f"twice the text takes {ratio:.1f} times as long")
+
+
+def test_every_use_of_re_is_known() -> None:
+    root = Path(__file__).parents[2]
+    found = set()
+    for path in sorted((root / "server").rglob("*.py")):
+        names = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
+        if any(isinstance(node.value, ast.Name) and node.value.id == "re" and node.attr in vars(re) for node in names):
+            found.add(".".join(path.relative_to(root).with_suffix("").parts))
+    assert found == {name for name, *_ in USES} | set(OTHERS)

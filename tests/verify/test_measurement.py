@@ -1,0 +1,82 @@
+"""The cost curve is measured once and saved; a damaged file is measured again, and a disturbed point as well."""
+
+from __future__ import annotations
+
+import logging
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from verify import measurement
+from verify.cost import CostCurve, parse
+from verify.measurement import MOST_ROUNDS, NODES, POINT_SECONDS, ROUNDS, Point, load_or_measure, measure, smallest
+from verify.model.runner import ModelRunner
+
+CURVE = CostCurve(NODES, (64,), [[0.1] * len(NODES)], 0.01, 0.02)
+POINTS = [Point(64, nodes) for nodes in NODES]
+
+
+def test_a_curve_is_measured_once_and_saved(tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "costs"
+    curve = load_or_measure(tiny_runner, folder)
+    assert (curve.seconds > 0).all()
+    assert curve.seconds.shape == (len(curve.contexts), len(NODES))
+    with monkeypatch.context() as patched:
+        patched.setattr(measurement, "measure", lambda _: pytest.fail("measured again"))
+        assert load_or_measure(tiny_runner, folder).state() == curve.state()
+
+
+def test_a_step_that_was_disturbed_does_not_count() -> None:
+    """Two of three times are three times too long."""
+    calls = count()
+    found = smallest(POINTS, lambda point: 0.001 * (1 + point.nodes) * (3 if next(calls) % 3 else 1))
+    assert found == {point: 0.001 * (1 + point.nodes) for point in POINTS}
+
+
+def test_points_whose_times_disagree_are_timed_again() -> None:
+    """The first rounds are disturbed; then the machine is quiet."""
+    timed: list[Point] = []
+
+    def seconds(point: Point) -> float:
+        timed.append(point)
+        busy = 1 + 2 / timed.count(point) if timed.count(point) <= ROUNDS and point.nodes > 7 else 1
+        return 0.001 * busy
+
+    assert smallest(POINTS, seconds) == dict.fromkeys(POINTS, 0.001)
+    assert {timed.count(point) for point in POINTS if point.nodes <= 7} == {ROUNDS}
+    assert {timed.count(point) for point in POINTS if point.nodes > 7} == {ROUNDS + 2}
+
+
+def test_a_slow_point_and_an_endless_disturbance_take_a_bounded_time() -> None:
+    timed: list[Point] = []
+
+    def seconds(point: Point) -> float:
+        timed.append(point)
+        return POINT_SECONDS if point.nodes else 1e-6 * 2 ** -timed.count(point)
+
+    smallest(POINTS, seconds)
+    assert timed.count(POINTS[0]) == MOST_ROUNDS
+    assert len(timed) == MOST_ROUNDS + len(POINTS) - 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", "[" * 100_000, '{"nodes": [], "contexts": [], "seconds": []}', "\udc80"]
+)
+def test_an_unusable_cost_file_is_measured_again(
+    tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    monkeypatch.setattr(measurement, "measure", lambda _: CURVE)
+    assert load_or_measure(tiny_runner, tmp_path).state() == CURVE.state()
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    with caplog.at_level(logging.WARNING):
+        assert load_or_measure(tiny_runner, tmp_path).state() == CURVE.state()
+    assert [record.getMessage().startswith(str(file)) for record in caplog.records] == [True]
+    assert parse(file.read_text()).state() == CURVE.state()
+
+
+def test_an_unwritable_folder_is_ignored(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert load_or_measure(tiny_runner, tmp_path / "file").contexts == measure(tiny_runner).contexts
+    assert load_or_measure(ModelRunner(tiny_runner.model, 16), None).contexts == (1,)

@@ -1,0 +1,176 @@
+"""Measures a model's steps on this machine: the cost curve that the budget starts with.
+
+Other work on the machine disturbs measurements and only adds time. So all points are timed in several rounds, the smallest time
+of each counts, and a point whose smallest times disagree is timed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from drafters.interface import MAX_NODES, Source, chain
+from verify.cost import CostCurve, parse
+from verify.findings import save_finding
+from verify.model.batch import ForwardBatch
+from verify.model.cache.kv_cache import KVCache
+from verify.model.runner import ModelRunner
+from verify.sampling_params import SamplingParams
+from verify.verifier import TreeVerifier
+
+log = logging.getLogger("outrider.worker")
+
+# With the root, powers of two: beyond them, matrix products need another tile.
+NODES = (0, 1, 3, 7, 15, 31, 63, MAX_NODES)
+STREAM_NODES = 63  # of each of several streams
+CONTEXTS = (64, 512, 2048, 8192, 32768)
+FEEDBACK = 8  # top tokens per row that drafters learn from by default
+ROUNDS, MOST_ROUNDS = 3, 12  # of all points, and of those whose times disagree
+POINT_SECONDS = 0.4  # no repeats of a point beyond this total
+AGREEMENT = 1.1  # the second smallest time over the smallest, at most
+STREAMS = 4  # of the steps of several streams
+
+
+class Point(NamedTuple):
+    """The size of a step that is timed."""
+
+    context: int
+    nodes: int
+
+
+def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
+    """Times steps of every size over a zeroed cache. Takes a second on a small model, a minute on a slow one.
+
+    Times whole steps, sampled and with feedback: on a small model, a node costs as much outside the forward as inside.
+    """
+    nodes = (*(count for count in nodes if count < runner.draft_nodes), runner.draft_nodes)
+    contexts = tuple(c for c in CONTEXTS if c + MAX_NODES < runner.context_tokens) or (1,)
+    streams = [started(runner, contexts[-1])]
+    found = smallest_seconds(streams, [Point(context, count) for context in contexts for count in nodes])
+    seconds = [[found[Point(context, count)] for count in nodes] for context in contexts]
+    streams.clear()  # its cache may have all pages
+    streams += [started(runner, contexts[0]) for _ in range(STREAMS)]
+    few, many = Point(contexts[0], 0), Point(contexts[0], STREAM_NODES)
+    has_room = runner.max_rows >= STREAMS * (STREAM_NODES + 1)
+    found = smallest_seconds(streams, [few, many] if has_room else [few])
+    one = np.interp(STREAMS - 1, nodes, seconds[0])  # the same rows in one stream
+    stream_seconds = max(0.0, (found[few] - float(one)) / (STREAMS - 1))
+    row_seconds = (seconds[0][-1] - seconds[0][-3]) / (nodes[-1] - nodes[-3])
+    if has_room:
+        more = STREAMS * (STREAM_NODES + 1) - (nodes[-1] + 1)  # rows than those of one stream's largest step
+        row_seconds = (found[many] - seconds[0][-1] - stream_seconds * (STREAMS - 1)) / more
+    return CostCurve(nodes, contexts, seconds, max(0.0, row_seconds), stream_seconds)
+
+
+def started(runner: ModelRunner, context: int) -> TreeVerifier:
+    """A verifier after `context` zeros, which steps may exceed by MAX_NODES."""
+    cache = runner.new_cache()
+    verifier = TreeVerifier(runner, cache)
+    verifier.begin(np.zeros(context + 1, np.int32), SamplingParams(), max_tokens=MAX_NODES + 1)
+    cache.fill(context)  # denormal numbers in fresh memory would be slow
+    return verifier
+
+
+def smallest_seconds(streams: list[TreeVerifier], points: Sequence[Point]) -> dict[Point, float]:
+    """Seconds of a step of all streams at each point."""
+    for point in points:
+        if point.context == points[0].context:
+            step_seconds(streams, point)  # the first step of a size allocates and chooses algorithms
+    return smallest(points, lambda point: step_seconds(streams, point))
+
+
+def smallest(points: Sequence[Point], seconds: Callable[[Point], float]) -> dict[Point, float]:
+    """The smallest time of each point. Rounds over all points spread a disturbance over points rather than times."""
+    times: dict[Point, list[float]] = {point: [] for point in points}
+    for _ in range(MOST_ROUNDS):
+        for point in points:
+            if not settled(times[point]):
+                times[point].append(seconds(point))
+    return {point: min(found) for point, found in times.items()}
+
+
+def settled(times: Sequence[float]) -> bool:
+    """Whether a point's times are enough."""
+    if len(times) < ROUNDS:
+        return sum(times) >= POINT_SECONDS
+    first, second = sorted(times)[:2]
+    return second <= AGREEMENT * first or sum(times) >= POINT_SECONDS
+
+
+def step_seconds(streams: Sequence[TreeVerifier], point: Point) -> float:
+    """Seconds of one step of all streams: the forward and the verdicts."""
+    tree = chain(np.zeros(point.nodes, np.int32), np.ones(point.nodes, np.float32), Source.NONE)
+    for stream in streams:
+        stream.sequence.begin(np.zeros(point.context + 1, np.int32))
+        stream.cache.assume(point.context)
+    started_at = time.perf_counter()
+    logits = streams[0].runner.forward_all([stream.segment(tree) for stream in streams])
+    verdicts = [stream.judge(tree, rows, FEEDBACK) for stream, rows in zip(streams, logits, strict=True)]
+    seconds = time.perf_counter() - started_at
+    for stream, verdict in zip(streams, verdicts, strict=True):
+        stream.commit(verdict)
+    return seconds
+
+
+def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
+    """Seconds of one forward over the root and a chain of `nodes`, including the greedy choice at each row."""
+    batch = ForwardBatch.chain(torch.zeros(nodes + 1, dtype=torch.long))
+    started = time.perf_counter()
+    runner.forward(cache, batch).max(-1).indices.cpu()
+    return time.perf_counter() - started
+
+
+def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:
+    """The curve of this model on this machine: loaded from `folder`, or measured and saved there."""
+    path = cost_file(runner, folder)
+    if path is None:
+        return measure(runner)
+    try:
+        return parse(path.read_text(), runner.draft_nodes)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        log.warning("%s is not a cost curve (%s), so the cost of a step is measured again", path, error)
+    curve = measure(runner)
+    save_finding(curve.state(), path)
+    return curve
+
+
+def cost_file(runner: ModelRunner, folder: Path | None) -> Path | None:
+    """Where the model's curve on this machine is saved."""
+    return folder and folder / f"{machine_key(runner)}.json"
+
+
+def processor_name() -> str:
+    """The processor's model name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def machine_key(runner: ModelRunner) -> str:
+    """A hash of what measurements depend on: model, dtype, machine, torch version and threads."""
+    device = runner.device
+    # No host name: every container has another one.
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{processor_name()} {os.cpu_count()}"
+    shape = runner.cache_shape
+    parts = [
+        f"smallest of {ROUNDS} rounds over {NODES} and of {STREAMS} streams, rows {runner.row_class}, {runner.backends}",
+        runner.model.config.to_json_string(),
+        f"{shape.dtype} {shape.stored_dtype}",
+        machine,
+        torch.__version__,
+        str(torch.get_num_threads()),
+    ]
+    return hashlib.sha256("\0".join([*parts, str(runner.context_tokens)]).encode()).hexdigest()[:16]

@@ -1,0 +1,68 @@
+"""Forwards of Llama-like models on a CPU by machine code of our own, compiled from C++ when the package is built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from verify.model.cache.shape import CacheShape
+from verify.model.cpu.native.decoder import Decoder, is_supported
+from verify.model.cpu.native.forward import STORED, NativeForward
+from verify.model.cpu.native.layers import NativeLinear, pack_model
+from verify.model.cpu.native.library import Engine, library
+from verify.model.cpu.native.weights import BLOCK, Kind, Weights
+from verify.model.cpu.packing import packed_layers
+from verify.model.hidden.tap import HiddenTap
+
+__all__ = ["BLOCK", "build", "can_cache", "can_pack", "library", "pack", "quantized", "read_gguf", "supports"]
+
+
+def supports(name: str, config: PreTrainedConfig, dtype: torch.dtype) -> bool:
+    """Whether the library was compiled for this CPU and computes models of the class `name` with this configuration.
+
+    Not weights of bfloat16 on a CPU that multiplies them by tile registers, which it does not use.
+    """
+    code = library()
+    if code is None or (dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()):
+        return False
+    return is_supported(name, config, code.outrider_lanes())
+
+
+def can_pack(model: PreTrainedModel) -> bool:
+    """Whether the library computes this model's forward. Layers that it has packed already are multiplied by it in any case."""
+    is_packed = any(isinstance(layer, NativeLinear) for layer in packed_layers(model))
+    dtype = torch.float32 if is_packed else model.dtype
+    return model.device.type == "cpu" and supports(type(model).__name__, model.config, dtype)
+
+
+def pack(model: PreTrainedModel) -> None:
+    """Packs the model's weights in place. Requires `can_pack`."""
+    pack_model(model, Engine.shared())
+
+
+def read_gguf(file: Path) -> PreTrainedModel | None:
+    """The model in a GGUF file with its blocks, packed; None if only transformers can load it. Raises ModelError."""
+    if library() is None:
+        return None
+    from verify.model.cpu.native.gguf import load_gguf  # imports a package that only such files need
+
+    return load_gguf(file, Engine.shared())
+
+
+def quantized(linear: torch.nn.Linear, bits: int) -> NativeLinear:
+    """The layer with weights of 8 or 4 bits, in blocks of BLOCK inputs. Requires `library`."""
+    kind = Kind.INT4 if bits == 4 else Kind.INT8
+    return NativeLinear(linear, Weights.of(Engine.shared(), kind, linear.weight.detach()))
+
+
+def can_cache(shape: CacheShape) -> bool:
+    """Whether the library reads and writes keys and values of this layout."""
+    return shape.is_uniform and shape.stored_dtype in STORED
+
+
+def build(model: PreTrainedModel, shape: CacheShape, threads: int, tap: HiddenTap | None = None) -> NativeForward:
+    """The forward of a packed model. With `tap`, hidden states are kept."""
+    windows = {index: layer.window for index, layer in enumerate(shape.layers)}
+    return NativeForward(Decoder(model, windows), Engine(threads), tap)

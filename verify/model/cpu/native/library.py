@@ -1,0 +1,137 @@
+"""The compiled library: its variants for kinds of CPUs, its structures, and threads that run it.
+
+Each variant is the same source, compiled for other instructions (setup.py). They compute the same values, but pack weights in
+layouts of their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import threading
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+# Flags of /proc/cpuinfo that a variant needs, the fastest variant first.
+VARIANTS = {
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
+    "avx2": {"avx2", "fma", "f16c"},
+    "portable": set[str](),
+}
+
+
+class Matrix(Structure):
+    """`Matrix` in matrix.h."""
+
+    _fields_ = (("kind", c_int32), ("outputs", c_int32), ("inputs", c_int32), ("data", c_void_p))
+
+
+class Linear(Structure):
+    """`Linear` in forward.cpp."""
+
+    _fields_ = (("matrix", Matrix), ("bias", c_void_p))
+
+
+class Layer(Structure):
+    """`Layer` in forward.cpp."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm", "query_norm", "key_norm")),
+        *((name, Linear) for name in ("query", "key", "value", "output", "gate", "up", "down")),
+        ("cached", c_int32),
+        ("window", c_int32),
+        ("rotary", c_int32),
+    )
+
+
+class Model(Structure):
+    """`Model` in forward.cpp."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "activation")),
+        *((name, c_float) for name in ("epsilon", "scaling", "rotary_scaling")),
+        *((name, c_float) for name in ("embedding_scale", "residual_scale", "logit_scale")),
+        ("layer", POINTER(Layer)),
+        ("embedding", Matrix),
+        ("head", Linear),
+        ("norm", c_void_p),
+        ("frequencies", c_void_p),
+    )
+
+
+class Tap(Structure):
+    """`Tap` in forward.cpp."""
+
+    _fields_ = (("count", c_int32), ("layers", c_void_p), ("states", c_void_p))
+
+
+class Stream(Structure):
+    """`Stream` in forward.cpp."""
+
+    _fields_ = (
+        ("cache", c_void_p),
+        *((name, c_int64) for name in ("layer_stride", "part_stride", "head_stride", "position_stride")),
+        *((name, c_int32) for name in ("stored", "rows", "start", "length")),
+        ("counts", c_void_p),
+        ("slots", c_void_p),
+    )
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The fastest variant for this CPU; None if none was compiled."""
+    flags = processor_flags()
+    for variant, needed in VARIANTS.items():
+        files = sorted(FOLDER.glob(f"_{variant}.*"))
+        if files and needed <= flags:
+            return load(files[0])
+    return None
+
+
+def load(file: Path) -> ctypes.CDLL:
+    """The library in a file, with the types of its functions."""
+    found = ctypes.CDLL(str(file))
+    found.outrider_engine_new.restype = c_void_p
+    found.outrider_matrix_bytes.restype = c_int64
+    return found
+
+
+def processor_flags() -> set[str]:
+    """What the CPU has, by the names of /proc/cpuinfo; empty for other machines than x86."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return set()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
+
+
+class Engine:
+    """Threads that run the library, one call at a time."""
+
+    def __init__(self, threads: int, code: ctypes.CDLL | None = None) -> None:
+        """Requires a compiled library."""
+        found = code or library()
+        assert found is not None
+        self.library, self.threads = found, threads
+        self._lock = threading.Lock()
+        self._handle = c_void_p(found.outrider_engine_new(threads))
+
+    @staticmethod
+    @cache
+    def shared() -> Engine:
+        """An engine with a thread for each core, for packing and for products outside of a forward."""
+        return Engine(os.cpu_count() or 1)
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Calls a function that takes the engine first."""
+        with self._lock:
+            getattr(self.library, name)(self._handle, *arguments)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            self.library.outrider_engine_delete(self._handle)

@@ -1,0 +1,155 @@
+// Vectors of float32, and the few operations that kernels need on them. Every operation is defined lane by lane, so that a value
+// has the same bits whichever instructions compute it. Products are added with one rounding (`fma`) and never contracted.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace outrider {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#else
+constexpr int LANES = 8;
+#endif
+constexpr int PANEL = 2 * LANES;  // outputs whose weights lie together
+
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+
+inline Floats all(float value) { return value - Floats{}; }
+inline Ints all_ints(int32_t value) { return value - Ints{}; }
+
+inline Floats load(const float* from) {
+  Floats found;
+  std::memcpy(&found, from, sizeof found);
+  return found;
+}
+inline void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
+inline Ints load_ints(const void* from) {
+  Ints found;
+  std::memcpy(&found, from, sizeof found);
+  return found;
+}
+
+inline void store_shorts(int16_t* to, Ints values) {
+  typedef int16_t Shorts __attribute__((vector_size(2 * LANES)));
+  const Shorts found = __builtin_convertvector(values, Shorts);
+  std::memcpy(to, &found, sizeof found);
+}
+
+inline Floats fma(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  for (int lane = 0; lane < LANES; lane++) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+  return c;
+#endif
+}
+
+inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats to_floats(Ints values) { return __builtin_convertvector(values, Floats); }
+
+// The sum of all lanes: halves are added until four values are left, then (0 + 1) + (2 + 3).
+inline float sum(Floats values) {
+  for (int width = LANES / 2; width >= 4; width /= 2)
+    for (int lane = 0; lane < width; lane++) values[lane] += values[lane + width];
+  return (values[0] + values[1]) + (values[2] + values[3]);
+}
+
+// `sum` of four vectors at once.
+inline void sum4(const Floats (&vectors)[4], float* sums) {
+#if defined(__AVX2__)
+  __m128 parts[4];
+  for (int i = 0; i < 4; i++) {
+#if defined(__AVX512F__)
+    const __m256 folded = _mm256_add_ps(_mm512_castps512_ps256((__m512)vectors[i]), _mm512_extractf32x8_ps((__m512)vectors[i], 1));
+#else
+    const __m256 folded = (__m256)vectors[i];
+#endif
+    parts[i] = _mm_add_ps(_mm256_castps256_ps128(folded), _mm256_extractf128_ps(folded, 1));
+  }
+  _mm_storeu_ps(sums, _mm_hadd_ps(_mm_hadd_ps(parts[0], parts[1]), _mm_hadd_ps(parts[2], parts[3])));
+#else
+  for (int i = 0; i < 4; i++) sums[i] = sum(vectors[i]);
+#endif
+}
+inline float largest(Floats values) {
+  float found = values[0];
+  for (int lane = 1; lane < LANES; lane++) found = values[lane] > found ? values[lane] : found;
+  return found;
+}
+
+// bfloat16 is the upper half of a float32.
+inline Floats load_bfloat16(const uint16_t* from) {
+  typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+  Halves found;
+  std::memcpy(&found, from, sizeof found);
+  return (Floats)(__builtin_convertvector(found, Ints) << 16);
+}
+inline uint16_t to_bfloat16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;  // NaN
+  return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+inline float from_bfloat16(uint16_t half) {
+  uint32_t bits = (uint32_t)half << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+inline float from_half(uint16_t half) {
+  _Float16 value;
+  std::memcpy(&value, &half, 2);
+  return (float)value;
+}
+inline uint16_t to_half(float value) {
+  _Float16 rounded = (_Float16)value;
+  uint16_t half;
+  std::memcpy(&half, &rounded, 2);
+  return half;
+}
+inline Floats load_half(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__AVX2__)
+  return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#else
+  Floats found;
+  for (int lane = 0; lane < LANES; lane++) found[lane] = from_half(from[lane]);
+  return found;
+#endif
+}
+
+// e to the power of each lane, to about one unit in the last place; 0 below -87.
+// 2^n * e^r with r in [-ln 2 / 2, ln 2 / 2]; the polynomial is Taylor's, whose error at that end is below 2^-25.
+inline Floats exponential(Floats x) {
+  const Floats low = all(-87.0f), high = all(88.0f);
+  const Ints tiny = x < low;
+  x = x < low ? low : x;
+  x = x > high ? high : x;
+  const Floats magic = all(12582912.0f);  // adding it rounds to an integer
+  Floats n = fma(x, all(1.44269504f), magic) - magic;
+  Floats r = fma(n, all(-0.693359375f), x);
+  r = fma(n, all(2.12194440e-4f), r);
+  Floats p = all(1.0f / 5040);
+  p = fma(p, r, all(1.0f / 720));
+  p = fma(p, r, all(1.0f / 120));
+  p = fma(p, r, all(1.0f / 24));
+  p = fma(p, r, all(1.0f / 6));
+  p = fma(p, r, all(0.5f));
+  p = fma(p, r, all(1.0f));
+  p = fma(p, r, all(1.0f));
+  Ints exponent = (__builtin_convertvector(n, Ints) + 127) << 23;
+  Floats found = p * (Floats)exponent;
+  return tiny ? all(0.0f) : found;
+}
+
+}  // namespace outrider
