@@ -55,9 +55,11 @@ def start(
     """Runs `python -m ARGUMENTS --port PORT` and yields the server once the path `ready` answers. Raises BenchError."""
     port = free_port()
     command = [python, "-m", *arguments, "--port", str(port)]
+    # A connection that is kept open ends when its server runs again, at the moment that the next request is sent.
+    unkept = httpx.Limits(max_keepalive_connections=0)
     with (
         tempfile.TemporaryFile("w+") as log,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_SECONDS) as client,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_SECONDS, limits=unkept) as client,
     ):
         # In a session of its own, Ctrl-C reaches this process only, which then ends the server.
         process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | environment, start_new_session=True)
