@@ -21,7 +21,7 @@ setup(
     ext_modules=[
         Extension(
             f"verify.model.cpu.native._{variant}",
-            sources=[f"{FOLDER}/forward.cpp"],
+            sources=[f"{FOLDER}/{name}.cpp" for name in ("forward", "sampling")],
             depends=[f"{FOLDER}/{name}.h" for name in ("attention", "matrix", "multiply", "team", "vector")],
             extra_compile_args=[*ARGUMENTS, *arguments],
             language="c++",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from verify.model.cpu import native
+
 GROUP_SIZE = 64
 GROUPS = 4  # at least this multiple of K
 
@@ -41,6 +43,8 @@ def likeliest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Ten
     """
     if not count:
         return torch.empty(len(logits), 0, dtype=torch.int32), torch.empty(len(logits), 0)
+    if native.can_read(logits):
+        return native.likeliest(logits, count)
     values, ids = _top(logits, count)
     top = values[:, :1]
     mass = (logits - top).exp_().sum(-1, keepdim=True, dtype=torch.float32)

@@ -20,6 +20,7 @@ import torch
 
 from verify.errors import ModelError
 from verify.largest import largest
+from verify.model.cpu import native
 from verify.model.transfer import to_device
 from verify.sampling_params import SamplingParams
 
@@ -39,12 +40,12 @@ def gumbel(seed: int, positions: Sequence[int], tokens: torch.Tensor) -> torch.T
 
 def uniform(seed: int, position: int, number: int) -> float:
     """A pseudo-random number in [0, 1) that depends only on the arguments."""
-    return (_mix(_mix(_mix(seed) ^ position * 0xD1B54A32D192ED03 & MASK) ^ (number + 1)) >> 11) / (1 << 53)
+    return (_mix(_key(seed, position) ^ (number + 1)) >> 11) / (1 << 53)
 
 
 def _random_bits(seed: int, positions: Sequence[int], tokens: torch.Tensor) -> torch.Tensor:
     """53 random bits for each of P positions and C tokens, int64 [P, C]: splitmix64 of (seed, position, token)."""
-    keys = [_signed(_mix(_mix(seed) ^ position * 0xD1B54A32D192ED03 & MASK)) for position in positions]
+    keys = [_signed(_key(seed, position)) for position in positions]
     x = tokens * _signed(0x9E3779B97F4A7C15) + to_device(torch.tensor(keys), tokens.device)[:, None]
     buffer = torch.empty_like(x)
     x ^= _shift(x, 30, buffer)
@@ -53,6 +54,11 @@ def _random_bits(seed: int, positions: Sequence[int], tokens: torch.Tensor) -> t
     x *= _signed(0x94D049BB133111EB)
     x ^= _shift(x, 31, buffer)
     return _shift(x, 11, buffer)
+
+
+def _key(seed: int, position: int) -> int:
+    """What a token's bits at a position are mixed with, below 2**64."""
+    return _mix(_mix(seed) ^ position * 0xD1B54A32D192ED03 & MASK)
 
 
 def _mix(x: int) -> int:
@@ -166,6 +172,9 @@ def contenders(logits: torch.Tensor, params: SamplingParams, position: int) -> t
     With u the uniform number behind a token's noise, its score exceeds s only if -log(u) < exp(weight - s), and 1 - u is at
     most -log(u). So a comparison excludes nearly all tokens, with s the best score of the likeliest ones.
     """
+    if native.can_read(logits):
+        ids = native.contenders(logits, params.temperature, _key(params.seed, position), SCORE_ROUNDING)
+        return ids, (logits[ids] - logits.amax()) / params.temperature
     weights = _log_weights(logits, params)
     likeliest = largest(logits, FIRST_CANDIDATES[0])
     best = (weights[likeliest] + gumbel(params.seed, [position], likeliest)[0]).max()

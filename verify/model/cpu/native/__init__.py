@@ -12,11 +12,25 @@ from verify.model.cpu.native.decoder import Decoder, is_supported
 from verify.model.cpu.native.forward import STORED, NativeForward
 from verify.model.cpu.native.layers import NativeLinear, pack_model
 from verify.model.cpu.native.library import Engine, compiled_library
+from verify.model.cpu.native.sampling import can_read, contenders, likeliest
 from verify.model.cpu.native.weights import BLOCK, Kind, Weights
 from verify.model.cpu.packing import packed_layers
 from verify.model.hidden.tap import HiddenTap
 
-__all__ = ["BLOCK", "build", "can_cache", "can_pack", "compiled_library", "pack", "quantized", "read_gguf", "supports"]
+__all__ = [
+    "BLOCK",
+    "build",
+    "can_cache",
+    "can_pack",
+    "can_read",
+    "compiled_library",
+    "contenders",
+    "likeliest",
+    "pack",
+    "quantized",
+    "read_gguf",
+    "supports",
+]
 
 
 def supports(name: str, config: PreTrainedConfig, dtype: torch.dtype) -> bool:
