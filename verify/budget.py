@@ -18,12 +18,13 @@ from drafters.interface import EMPTY, MAX_NODES, DraftTree, Ints
 from drafters.policy import Probe, Trust, ema
 from verify.cost import CostCurve
 
-REJECTED_DRAFTS = 8  # consecutive drafts without a node worth verifying; after them the drafter is only probed
-PROBE_INTERVAL = 4  # steps between two such probes
+HOPE = 1.2  # gain that drafting is assumed to have at first: it stops after some 20 drafts without any
+LEAST_GAIN = 1.02  # with which drafting goes on: choosing nodes and ranking the model's own candidates take time, too
+PROBE_INTERVAL = 4  # steps between two drafts while drafting does not pay; doubles up to LONGEST_INTERVAL
+LONGEST_INTERVAL = 8
 MIN_NODES = 3  # in the smallest draft that is requested
 FULL_NODES = 64  # requested at first; more only if a draft of as many clearly pays
 FULL_BUDGET_GAIN = 1.5  # gain over break-even that restores the full budget, and then doubles it
-MIN_PRUNING_GAIN = 1.02  # ratio of tokens per second; pruning takes time, too
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Selection:
 
     tree: DraftTree
     next_nodes: int | None = None  # number of nodes to request from the next step on; None = unchanged
+    gain: float = 1.0  # expected tokens per second of the round, drafting included, over those without drafts
 
 
 class Budget(Protocol):
@@ -67,8 +69,8 @@ class MeasuredBudget:
         self._has_drafted = False
         self._most = curve.nodes[-1]
         self._requested = min(FULL_NODES, self._most)
-        self._rejected = 0  # consecutive drafts without a node worth verifying
-        self._probe = Probe(PROBE_INTERVAL)
+        self._gain = HOPE  # of drafting (EMA)
+        self._probe = Probe(PROBE_INTERVAL, LONGEST_INTERVAL)
 
     @property
     def trust(self) -> float:
@@ -76,14 +78,17 @@ class MeasuredBudget:
         return self._trust.factor
 
     def nodes(self) -> int:
-        probe = self._probe.due()
-        return self._requested if self._rejected < REJECTED_DRAFTS or probe else 0
+        if self._gain >= LEAST_GAIN:
+            self._probe.reset()
+        elif not self._probe.due():
+            return 0
+        return self._requested
 
     def record(self, draft: DraftTree, selection: Selection, tokens: Ints, draft_seconds: float) -> None:
         if not len(draft):
             return
         self._requested = selection.next_nodes or self._requested
-        self._rejected = 0 if len(selection.tree) else self._rejected + 1
+        self._gain = ema(self._gain, selection.gain)
         if self._has_drafted:  # the first draft of a request includes the draft model's reading of the prompt
             self.draft_seconds = ema(self.draft_seconds, draft_seconds)
         self._has_drafted = True
@@ -144,13 +149,12 @@ def share(offers: Sequence[Offer], most: int | None = None) -> list[Selection]:
     kept[order[: best if most is None else max(fewest, min(best, most))]] = True
     most = max(drafted, FULL_NODES)
     break_even = rates[best] * (costs[most] - costs[0]) / most  # tokens that one more node must add
-    whole = most is None and rates[best] < MIN_PRUNING_GAIN * rates[-1]
+    gain = float(rates[best] * costs[0]) / roots
     selections, end = [], 0
     for offer in offers:
         start, end = end, end + len(offer.draft)
         next_nodes = requested(offer, worth[start:end], gains[start:end], break_even)
-        tree = offer.draft if whole else pruned(offer.draft, kept[start:end])
-        selections.append(Selection(tree, next_nodes))
+        selections.append(Selection(pruned(offer.draft, kept[start:end]), next_nodes, gain))
     return selections
 
 

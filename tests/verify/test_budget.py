@@ -8,7 +8,7 @@ import pytest
 from drafters.interface import MAX_NODES, DraftTree, Draws, Source, chain
 from drafters.policy import Trust
 from tests.trees import check
-from verify.budget import FULL_NODES, PROBE_INTERVAL, FixedBudget, MeasuredBudget, Offer, Selection, outcome, share
+from verify.budget import FULL_NODES, LONGEST_INTERVAL, FixedBudget, MeasuredBudget, Offer, Selection, outcome, share
 from verify.cost import CostCurve
 from verify.measurement import NODES
 
@@ -82,7 +82,7 @@ def test_accepted_drafts_continue() -> None:
 def test_nodes_that_cost_a_step_each_are_only_probed() -> None:
     budget = MeasuredBudget(curve(1.5))
     assert sum(verified(budget, draft(0.9, 0.9), [0, 1, 2], 50)) == 0
-    assert sum(budget.nodes() > 0 for _ in range(40)) == 40 // PROBE_INTERVAL
+    assert sum(budget.nodes() > 0 for _ in range(40)) == 40 // LONGEST_INTERVAL
 
 
 def step(budget: MeasuredBudget, tree: DraftTree) -> int:
