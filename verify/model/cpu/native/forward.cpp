@@ -106,9 +106,13 @@ struct Engine {
 namespace {
 
 void normalize(const float* from, const float* weights, int size, float epsilon, float* to) {
-  Floats squares{};
-  for (int i = 0; i < size; i += LANES) squares = fma(load(from + i), load(from + i), squares);
-  const float factor = 1 / std::sqrt(sum(squares) / size + epsilon);
+  Sums squares;
+  for (int i = 0; i < size; i += SUMMED)
+    for (int part = 0; part < SUMMED / LANES; part++) {
+      const Floats values = load(from + i + part * LANES);
+      squares.parts[part] = fma(values, values, squares.parts[part]);
+    }
+  const float factor = 1 / std::sqrt(total(squares) / size + epsilon);
   for (int i = 0; i < size; i += LANES) store(to + i, load(weights + i) * (load(from + i) * all(factor)));
 }
 
@@ -353,8 +357,6 @@ class Forward {
 }  // namespace
 
 extern "C" {
-
-int32_t outrider_lanes() { return LANES; }
 
 Engine* outrider_engine_new(int32_t threads) { return new Engine(threads); }
 void outrider_engine_delete(Engine* engine) { delete engine; }
