@@ -22,7 +22,7 @@ setup(
         Extension(
             f"verify.model.cpu.native._{variant}",
             sources=[f"{FOLDER}/{name}.cpp" for name in ("forward", "sampling")],
-            depends=[f"{FOLDER}/{name}.h" for name in ("attention", "matrix", "multiply", "team", "vector")],
+            depends=[f"{FOLDER}/{name}.h" for name in ("attention", "matrix", "multiply", "stored", "team", "vector")],
             extra_compile_args=[*ARGUMENTS, *arguments],
             language="c++",
             optional=True,

@@ -9,6 +9,7 @@
 
 #include "attention.h"
 #include "multiply.h"
+#include "stored.h"
 #include "team.h"
 
 using namespace outrider;
@@ -372,12 +373,12 @@ void outrider_matrix_pack(Engine* engine, const Matrix* matrix, int32_t first, i
   });
 }
 
-// The same for rows of a GGUF file's blocks.
-void outrider_matrix_pack_stored(Engine* engine, const Matrix* matrix, int32_t first, int32_t count, int32_t stored,
-                                 const uint8_t* blocks) {
-  const size_t bytes = matrix->inputs / BLOCK * stored_bytes(stored);
+// The same for rows of blocks of a GGUF file, whose type the matrix has.
+void outrider_matrix_pack_stored(Engine* engine, const Matrix* matrix, int32_t first, int32_t count, const uint8_t* blocks) {
+  const Format& format = format_of(matrix->kind);
+  const size_t bytes = (size_t)format.stored * (matrix->inputs / format.inputs());
   engine->team.run(false, [&](int) {
-    engine->team.share(count, [&](int i) { put_stored(*matrix, first + i, stored, blocks + i * bytes); });
+    engine->team.share(count, [&](int i) { put_stored(*matrix, first + i, blocks + i * bytes); });
   });
 }
 

@@ -35,10 +35,8 @@ from verify.model.cpu.native.weights import Kind, Weights
 CACHE_DTYPE = torch.bfloat16  # of keys and values
 F32, F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
 # Types that are packed as they are. Others are unpacked, and rounded to bfloat16.
-KINDS = {
-    GGMLQuantizationType.Q4_0: Kind.INT4,
-    GGMLQuantizationType.Q4_1: Kind.INT4,
-    GGMLQuantizationType.Q8_0: Kind.INT8,
+KINDS = {GGMLQuantizationType.Q8_0: Kind.INT8, GGMLQuantizationType.Q4_1: Kind.INT4} | {
+    GGMLQuantizationType[kind.name]: kind for kind in Kind if kind > Kind.INT4
 }
 LAYER = {  # names in the file, by those of modules in a layer
     "self_attn.q_proj": "attn_q",
@@ -201,7 +199,7 @@ def _weights(file: GgufFile, name: str, engine: Engine, order: Callable[[Any], A
     stored = GGMLQuantizationType(tensor.kind)
     if stored in KINDS:
         weights = Weights(engine, KINDS[stored], outputs, inputs)
-        weights.pack_blocks(0, int(stored), order(file.stored(name)))
+        weights.pack_blocks(order(file.stored(name)))
         return weights
     kind = Kind.FLOAT32 if stored in (F32, F16) else Kind.BFLOAT16
     return Weights.of(engine, kind, order(file.floats(name)))

@@ -1,8 +1,8 @@
 // Weights of a linear layer, packed for the kernels in multiply.h.
 //
 // Outputs are cut into panels of PANEL. A panel holds, input after input, the weights of all its outputs side by side, so that one
-// vector multiplies one input of a row. Quantised weights come in blocks of BLOCK inputs: the scales of all outputs, for 4 bits
-// also their minimums, and then the values. Outputs after the last one have weights of zero.
+// vector multiplies one input of a row. Quantised weights come in blocks of BLOCK inputs: the scales of all outputs, in some kinds
+// their minimums, and then the values. Outputs after the last one have weights of zero.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -11,92 +11,193 @@
 
 namespace outrider {
 
-constexpr int BLOCK = 32;  // inputs that share a scale
+constexpr int BLOCK = 32;        // inputs of a quantised block
+constexpr int SUPERBLOCK = 256;  // inputs that share the factor of their scales, in some kinds
 constexpr int LARGEST = 127;
 
+// Quantised kinds are those of GGUF files; INT8 and INT4 are also those that other weights are rounded to.
 enum Kind : int32_t {
-  FLOAT32 = 0,
-  BFLOAT16 = 1,  // pairs of inputs: an output's 32 bits hold the even input in the lower half
-  INT8 = 2,      // value * scale
-  INT4 = 3,      // value * scale + minimum, values 0 to 15
+  FLOAT32,
+  BFLOAT16,  // pairs of inputs: an output's 32 bits hold the even input in the lower half
+  INT8,      // Q8_0
+  INT4,      // Q4_1
+  Q4_0,
+  Q5_0,
+  Q5_1,
+  Q4_K,
+  Q5_K,
+  Q6_K,
+  IQ4_NL,
+  IQ4_XS,
 };
 
-// A pair of inputs is multiplied at once: the weights of an output are two 16-bit integers when they are multiplied. With 8 bits, a
-// pair lies in two bytes. With 4 bits, eight inputs lie in 32 bits, the even ones in the lower half.
-constexpr int PAIRS = BLOCK / 2;
-constexpr int NIBBLES = 8;  // in 32 bits
+// A quantised kind. A weight is (value - offset) * scale + minimum.
+struct Format {
+  int bits;            // of a value: 8 (signed), or 4 to 6
+  int offset;
+  int group;           // inputs that share a scale: BLOCK, or half of it
+  bool has_minimums;   // float16 like the scales, one per block
+  bool has_factors;    // scales and minimums are 8-bit integers; a superblock has float16 factors of both
+  bool is_table;       // values are indices of TABLE
+  int stored;          // bytes of a block, or of a superblock if it has factors, of one output in a file
+
+  constexpr int high() const { return bits == 8 ? 0 : bits - 4; }
+  constexpr int parts() const { return has_minimums ? 2 : 1; }
+  constexpr int groups() const { return BLOCK / group; }
+  constexpr int scale_bytes() const { return (has_factors ? 1 : 2) * groups() * PANEL; }  // as many for minimums
+  constexpr int block_bytes() const { return scale_bytes() * parts() + bits * BLOCK / 8 * PANEL; }
+  constexpr int factor_bytes() const { return has_factors ? 2 * parts() * PANEL : 0; }
+  constexpr int blocks() const { return has_factors ? SUPERBLOCK / BLOCK : 1; }  // that lie together, after their factors
+  constexpr int inputs() const { return blocks() * BLOCK; }
+  constexpr int bytes() const { return factor_bytes() + blocks() * block_bytes(); }
+};
+
+constexpr Format FORMATS[] = {
+    {8, 0, 32, false, false, false, 34},   // INT8
+    {4, 0, 32, true, false, false, 20},    // INT4
+    {4, 8, 32, false, false, false, 18},   // Q4_0
+    {5, 16, 32, false, false, false, 22},  // Q5_0
+    {5, 0, 32, true, false, false, 24},    // Q5_1
+    {4, 0, 32, true, true, false, 144},    // Q4_K
+    {5, 0, 32, true, true, false, 176},    // Q5_K
+    {6, 32, 16, false, true, false, 210},  // Q6_K
+    {4, 0, 32, false, false, true, 18},    // IQ4_NL
+    {4, 0, 32, false, true, true, 136},    // IQ4_XS
+};
+constexpr const Format& format_of(int kind) { return FORMATS[kind - INT8]; }
+
+constexpr int8_t TABLE[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 struct Matrix {
-  int32_t kind, outputs, inputs;  // inputs are even, and multiples of BLOCK if quantised
+  int32_t kind, outputs, inputs;  // inputs are even, and multiples of the format's if quantised
   void* data;
 
   int panels() const { return (outputs + PANEL - 1) / PANEL; }
   bool quantized() const { return kind >= INT8; }
-  size_t block_bytes() const { return kind == INT8 ? (2 + BLOCK) * PANEL : (4 + BLOCK / 2) * PANEL; }
   size_t panel_bytes() const {
-    if (quantized()) return block_bytes() * (inputs / BLOCK);
+    if (quantized()) return (size_t)format_of(kind).bytes() * (inputs / format_of(kind).inputs());
     return (size_t)inputs * PANEL * (kind == FLOAT32 ? 4 : 2);
   }
   size_t bytes() const { return panel_bytes() * panels(); }
   char* panel(int index) const { return (char*)data + panel_bytes() * index; }
 };
 
-// The parts of a quantised block.
-inline uint16_t* scales_of(char* block) { return (uint16_t*)block; }
-inline uint16_t* minimums_of(char* block) { return (uint16_t*)block + PANEL; }
-inline int8_t* bytes_of(char* block) { return (int8_t*)block + 2 * PANEL; }
-inline uint32_t* nibbles_of(char* block) { return (uint32_t*)(block + 4 * PANEL); }
+// The parts of a block.
+//
+// A pair of inputs is multiplied at once: the weights of an output are two 16-bit integers when they are multiplied. With 8 bits, a
+// pair lies in two bytes. Otherwise, the lower 4 bits of eight inputs lie in 32 bits, those of the even inputs in the lower half.
+// Further bits lie in 32 bits per group, in the same order.
+constexpr int PAIRS = BLOCK / 2;
+constexpr int NIBBLES = 8;  // in 32 bits
 
-// Where a value of a block lies.
-inline int byte_place(int input, int lane) { return (input / 2 * PANEL + lane) * 2 + input % 2; }
-inline int nibble_place(int input, int lane) { return input / NIBBLES * PANEL + lane; }
+struct PackedBlock {
+  uint16_t *factors, *minimum_factors;  // float16 [PANEL]
+  char *scales, *minimums;              // [groups, PANEL]: float16, or int8 with factors
+  int8_t* bytes;                        // [PAIRS, PANEL, 2]
+  uint32_t* nibbles;                    // [BLOCK / NIBBLES, PANEL]
+  uint32_t* high;                       // [groups, PANEL]
+};
+
+inline PackedBlock block_of(const Format& format, char* panel, int index) {
+  char* factors = panel + index / format.blocks() * format.bytes();
+  char* scales = factors + format.factor_bytes() + index % format.blocks() * format.block_bytes();
+  char* values = scales + format.scale_bytes() * format.parts();
+  return {(uint16_t*)factors, (uint16_t*)factors + PANEL, scales, scales + format.scale_bytes(),
+          (int8_t*)values,    (uint32_t*)values,          (uint32_t*)values + BLOCK / NIBBLES * PANEL};
+}
+
 inline int nibble_shift(int input) { return input % NIBBLES / 2 * 4 + input % 2 * 16; }
+inline int high_shift(const Format& format, int input) { return input % format.group / 2 * format.high() + input % 2 * 16; }
 
-inline void put_nibble(char* block, int input, int lane, uint32_t value) {
-  uint32_t& bits = nibbles_of(block)[nibble_place(input, lane)];
-  bits = (bits & ~(15u << nibble_shift(input))) | value << nibble_shift(input);
-}
-inline int take_nibble(char* block, int input, int lane) {
-  return nibbles_of(block)[nibble_place(input, lane)] >> nibble_shift(input) & 15;
+// One output's part of a block, as files have it.
+struct Values {
+  uint16_t factor, minimum_factor;  // float16
+  uint16_t scales[2], minimum;      // float16, or integers with factors
+  uint8_t values[BLOCK];
+};
+
+inline void put_scale(const Format& format, char* scales, int place, uint16_t scale) {
+  if (format.has_factors)
+    scales[place] = (char)scale;
+  else
+    ((uint16_t*)scales)[place] = scale;
 }
 
-// Quantises 32 weights of one output, and writes them to the block.
-inline void put_int8(char* block, int lane, const float* weights) {
-  float most = 0;
-  for (int i = 0; i < BLOCK; i++) most = std::max(most, std::fabs(weights[i]));
-  const uint16_t half = to_half(most / LARGEST);
-  const float scale = from_half(half);
-  scales_of(block)[lane] = half;
+inline void put_block(const Format& format, const PackedBlock& block, int lane, const Values& from) {
+  if (format.has_factors) block.factors[lane] = from.factor;
+  if (format.has_factors && format.has_minimums) block.minimum_factors[lane] = from.minimum_factor;
+  for (int group = 0; group < format.groups(); group++)
+    put_scale(format, block.scales, group * PANEL + lane, from.scales[group]);
+  if (format.has_minimums) put_scale(format, block.minimums, lane, from.minimum);
+  uint32_t nibbles[BLOCK / NIBBLES] = {}, high[2] = {};
   for (int i = 0; i < BLOCK; i++) {
-    const float value = scale > 0 ? std::nearbyint(weights[i] / scale) : 0;
-    bytes_of(block)[byte_place(i, lane)] = (int8_t)std::clamp(value, (float)-LARGEST, (float)LARGEST);
+    if (format.bits == 8) block.bytes[(i / 2 * PANEL + lane) * 2 + i % 2] = (int8_t)from.values[i];
+    nibbles[i / NIBBLES] |= (from.values[i] & 15u) << nibble_shift(i);
+    high[i / format.group] |= (uint32_t)(from.values[i] >> 4) << high_shift(format, i);
+  }
+  if (format.bits == 8) return;
+  for (int eight = 0; eight < BLOCK / NIBBLES; eight++) block.nibbles[eight * PANEL + lane] = nibbles[eight];
+  for (int group = 0; format.high() && group < format.groups(); group++) block.high[group * PANEL + lane] = high[group];
+}
+
+inline float take_scale(const Format& format, const char* scales, const uint16_t* factors, int place) {
+  if (format.has_factors) return from_half(factors[place % PANEL]) * ((const int8_t*)scales)[place];
+  return from_half(((const uint16_t*)scales)[place]);
+}
+
+// A block's weights of one output, float32 [BLOCK].
+inline void take_block(const Format& format, const PackedBlock& block, int lane, float* weights) {
+  const float minimum = format.has_minimums ? take_scale(format, block.minimums, block.minimum_factors, lane) : 0;
+  for (int i = 0; i < BLOCK; i++) {
+    const int group = i / format.group;
+    int value = block.nibbles[i / NIBBLES * PANEL + lane] >> nibble_shift(i) & 15;
+    if (format.bits == 8) value = block.bytes[(i / 2 * PANEL + lane) * 2 + i % 2];
+    if (format.high()) value |= (block.high[group * PANEL + lane] >> high_shift(format, i) & ((1 << format.high()) - 1)) << 4;
+    if (format.is_table) value = TABLE[value];
+    weights[i] = (value - format.offset) * take_scale(format, block.scales, block.factors, group * PANEL + lane) + minimum;
   }
 }
 
-// As `put_int8`. Narrower ranges round finer, but clip; the one with the smallest squared error is chosen.
-inline void put_int4(char* block, int lane, const float* weights) {
+// Rounds the weights of a block to 8 bits.
+inline Values to_int8(const float* weights) {
+  float most = 0;
+  for (int i = 0; i < BLOCK; i++) most = std::max(most, std::fabs(weights[i]));
+  Values found{};
+  found.scales[0] = to_half(most / LARGEST);
+  const float scale = from_half(found.scales[0]);
+  for (int i = 0; i < BLOCK; i++) {
+    const float value = scale > 0 ? std::nearbyint(weights[i] / scale) : 0;
+    found.values[i] = (uint8_t)(int8_t)std::clamp(value, (float)-LARGEST, (float)LARGEST);
+  }
+  return found;
+}
+
+// The same for 4 bits. Narrower ranges round finer, but clip; the one with the smallest squared error is chosen.
+inline Values to_int4(const float* weights) {
   float low = weights[0], high = weights[0], least = INFINITY;
   for (int i = 1; i < BLOCK; i++) low = std::min(low, weights[i]), high = std::max(high, weights[i]);
+  Values best{};
   for (float share : {1.0f, 0.94f, 0.88f, 0.82f}) {
-    const uint16_t scale_half = to_half((high - low) * share / 15);
-    const float scale = from_half(scale_half);
-    const uint16_t minimum_half = to_half((high + low) / 2 - 7.5f * scale);
-    const float minimum = from_half(minimum_half);
-    float values[BLOCK], error = 0;
+    Values tried{};
+    tried.scales[0] = to_half((high - low) * share / 15);
+    const float scale = from_half(tried.scales[0]);
+    tried.minimum = to_half((high + low) / 2 - 7.5f * scale);
+    const float minimum = from_half(tried.minimum);
+    float error = 0;
     for (int i = 0; i < BLOCK; i++) {
-      values[i] = scale > 0 ? std::clamp(std::nearbyint((weights[i] - minimum) / scale), 0.0f, 15.0f) : 0;
-      const float difference = values[i] * scale + minimum - weights[i];
+      const float value = scale > 0 ? std::clamp(std::nearbyint((weights[i] - minimum) / scale), 0.0f, 15.0f) : 0;
+      const float difference = value * scale + minimum - weights[i];
       error += difference * difference;
+      tried.values[i] = (uint8_t)value;
     }
     if (error >= least) continue;
     least = error;
-    scales_of(block)[lane] = scale_half;
-    minimums_of(block)[lane] = minimum_half;
-    for (int i = 0; i < BLOCK; i++) put_nibble(block, i, lane, (uint32_t)values[i]);
+    best = tried;
   }
+  return best;
 }
 
-// Packs the weights of one output, float32 [inputs].
+// Packs the weights of one output, float32 [inputs]. Of quantised kinds, only INT8 and INT4.
 inline void put_floats(const Matrix& matrix, int output, const float* weights) {
   char* panel = matrix.panel(output / PANEL);
   const int lane = output % PANEL;
@@ -106,56 +207,24 @@ inline void put_floats(const Matrix& matrix, int output, const float* weights) {
     for (int i = 0; i < matrix.inputs; i++) ((uint16_t*)panel)[(i / 2 * PANEL + lane) * 2 + i % 2] = to_bfloat16(weights[i]);
   else
     for (int b = 0; b < matrix.inputs / BLOCK; b++) {
-      char* block = panel + b * matrix.block_bytes();
-      (matrix.kind == INT8 ? put_int8 : put_int4)(block, lane, weights + b * BLOCK);
+      const Format& format = format_of(matrix.kind);
+      put_block(format, block_of(format, panel, b), lane, (matrix.kind == INT8 ? to_int8 : to_int4)(weights + b * BLOCK));
     }
-}
-
-// Blocks of a GGUF file that have the arithmetic of a packed matrix; their values are moved, not rounded.
-enum Stored : int32_t { Q4_0 = 2, Q4_1 = 3, Q8_0 = 8 };  // ggml's numbers
-
-inline size_t stored_bytes(int stored) { return stored == Q8_0 ? 34 : stored == Q4_1 ? 20 : 18; }
-
-// Packs the blocks of one output.
-inline void put_stored(const Matrix& matrix, int output, int stored, const uint8_t* from) {
-  const int lane = output % PANEL;
-  for (int b = 0; b < matrix.inputs / BLOCK; b++, from += stored_bytes(stored)) {
-    char* block = matrix.panel(output / PANEL) + b * matrix.block_bytes();
-    std::memcpy(&scales_of(block)[lane], from, 2);
-    if (stored == Q8_0) {
-      for (int i = 0; i < BLOCK; i++) bytes_of(block)[byte_place(i, lane)] = (int8_t)from[2 + i];
-      continue;
-    }
-    uint16_t minimum;
-    if (stored == Q4_1)
-      std::memcpy(&minimum, from + 2, 2);
-    else
-      minimum = to_half(-8 * from_half(scales_of(block)[lane]));  // exact
-    minimums_of(block)[lane] = minimum;
-    const uint8_t* nibbles = from + (stored == Q4_1 ? 4 : 2);
-    for (int i = 0; i < BLOCK; i++) put_nibble(block, i, lane, i < 16 ? nibbles[i] & 15 : nibbles[i - 16] >> 4);
-  }
 }
 
 // The weights of one output, float32 [inputs].
 inline void take(const Matrix& matrix, int output, float* weights) {
   char* panel = matrix.panel(output / PANEL);
   const int lane = output % PANEL;
-  for (int i = 0; i < matrix.inputs; i++) {
-    if (matrix.kind == FLOAT32) {
-      weights[i] = ((float*)panel)[i * PANEL + lane];
-    } else if (matrix.kind == BFLOAT16) {
-      weights[i] = from_bfloat16(((uint16_t*)panel)[(i / 2 * PANEL + lane) * 2 + i % 2]);
-    } else {
-      char* block = panel + i / BLOCK * matrix.block_bytes();
-      const float scale = from_half(scales_of(block)[lane]);
-      if (matrix.kind == INT8) {
-        weights[i] = bytes_of(block)[byte_place(i % BLOCK, lane)] * scale;
-      } else {
-        weights[i] = take_nibble(block, i % BLOCK, lane) * scale + from_half(minimums_of(block)[lane]);
-      }
+  if (matrix.kind == FLOAT32)
+    for (int i = 0; i < matrix.inputs; i++) weights[i] = ((float*)panel)[i * PANEL + lane];
+  else if (matrix.kind == BFLOAT16)
+    for (int i = 0; i < matrix.inputs; i++) weights[i] = from_bfloat16(((uint16_t*)panel)[(i / 2 * PANEL + lane) * 2 + i % 2]);
+  else
+    for (int b = 0; b < matrix.inputs / BLOCK; b++) {
+      const Format& format = format_of(matrix.kind);
+      take_block(format, block_of(format, panel, b), lane, weights + b * BLOCK);
     }
-  }
 }
 
 }  // namespace outrider

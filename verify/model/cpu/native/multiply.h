@@ -4,6 +4,10 @@
 // bits do not depend on its neighbours. Rows are multiplied in blocks that fit the registers, so that a weight is loaded and
 // unpacked once for all of them.
 #pragma once
+#include <array>
+#include <iterator>
+#include <utility>
+
 #include "matrix.h"
 
 namespace outrider {
@@ -132,71 +136,127 @@ inline Ints load_pairs(const int8_t* from) {
 #endif
 }
 
+// LANES 8-bit integers.
+inline Ints load_bytes(const void* from) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtepi8_epi32(_mm_loadu_si64(from));
+#else
+  typedef int8_t Bytes __attribute__((vector_size(LANES)));
+  Bytes found;
+  std::memcpy(&found, from, sizeof found);
+  return __builtin_convertvector(found, Ints);
+#endif
+}
+
+// The entries of TABLE that 16-bit integers name.
+inline Ints look_up(Ints places) {
+#if defined(__AVX512F__)
+  const __m512i table = _mm512_cvtepi8_epi16(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)TABLE)));
+  return (Ints)_mm512_permutexvar_epi16((__m512i)places, table);
+#elif defined(__AVX2__)
+  const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)TABLE));
+  const __m256i found = _mm256_shuffle_epi8(table, (__m256i)places);  // in the lower byte of 16 bits
+  return (Ints)_mm256_srai_epi16(_mm256_slli_epi16(found, 8), 8);
+#else
+  for (int lane = 0; lane < LANES; lane++)
+    places[lane] = (TABLE[places[lane] & 15] & 0xffff) | (int32_t)((uint32_t)TABLE[places[lane] >> 16] << 16);
+  return places;
+#endif
+}
+
+// The values of a pair of inputs as 16-bit integers. `low` has the lower bits of four pairs, and `high` begins with the others.
+template <const Format& FORMAT>
+inline Ints values_of(Ints low, Ints high, int pair) {
+  Ints values = low >> 4 * pair & 0x000f000f;
+  if constexpr (FORMAT.high() > 0) {
+    const int shift = pair * FORMAT.high() - 4;
+    values |= (shift < 0 ? high << -shift : high >> shift) & ((1 << FORMAT.high()) - 1) * 0x00100010;
+  }
+  if constexpr (FORMAT.is_table) values = look_up(values);
+  if constexpr (FORMAT.offset > 0) {
+    typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
+    values = (Ints)((Shorts)values - (int16_t)FORMAT.offset);
+  }
+  return values;
+}
+
 inline Ints pair_of(const int16_t* from) {
   int32_t pair;
   std::memcpy(&pair, from, 4);
   return all_ints(pair);
 }
 
-// Sums of products of a block's weights with R rows, of both halves of a panel.
-template <int R, bool IS_INT4>
-inline void sum_block(const char* block, const Rows& rows, size_t place, Ints (&sums)[R][2]) {
-  const int16_t* x = rows.integers + place;
-  if constexpr (IS_INT4) {
-    const uint32_t* weights = nibbles_of((char*)block);
-    for (int eight = 0; eight < BLOCK / NIBBLES; eight++, x += NIBBLES, weights += PANEL) {
-      const Ints both[2] = {load_ints(weights), load_ints(weights + LANES)};
-#pragma GCC unroll 4
-      for (int pair = 0; pair < NIBBLES / 2; pair++) {
-        const Ints w0 = both[0] >> 4 * pair & 0x000f000f, w1 = both[1] >> 4 * pair & 0x000f000f;
+// Adds the products of a pair of inputs of R rows with its weights, of both halves of a panel.
+template <int R>
+inline void add_pair(Ints w0, Ints w1, const int16_t* x, int inputs, Ints (&sums)[R][2]) {
 #pragma GCC unroll 16
-        for (int r = 0; r < R; r++) {
-          const Ints values = pair_of(x + (size_t)r * rows.inputs + 2 * pair);
-          sums[r][0] = add_pairs(sums[r][0], w0, values);
-          sums[r][1] = add_pairs(sums[r][1], w1, values);
-          settle(sums[r][0]);
-          settle(sums[r][1]);
-        }
-      }
-    }
-  } else {
-    const int8_t* weights = bytes_of((char*)block);
+  for (int r = 0; r < R; r++) {
+    const Ints values = pair_of(x + (size_t)r * inputs);
+    sums[r][0] = add_pairs(sums[r][0], w0, values);
+    sums[r][1] = add_pairs(sums[r][1], w1, values);
+    settle(sums[r][0]);
+    settle(sums[r][1]);
+  }
+}
+
+// Sums of products of a group's weights with R rows.
+template <const Format& FORMAT, int R>
+inline void sum_group(const PackedBlock& block, int group, const int16_t* x, int inputs, Ints (&sums)[R][2]) {
+  if constexpr (FORMAT.bits == 8) {
+    const int8_t* weights = block.bytes;
 #pragma GCC unroll 2
-    for (int pair = 0; pair < PAIRS; pair++, weights += 2 * PANEL) {
-      const Ints w0 = load_pairs(weights), w1 = load_pairs(weights + 2 * LANES);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; r++) {
-        const Ints values = pair_of(x + (size_t)r * rows.inputs + 2 * pair);
-        sums[r][0] = add_pairs(sums[r][0], w0, values);
-        sums[r][1] = add_pairs(sums[r][1], w1, values);
-        settle(sums[r][0]);
-        settle(sums[r][1]);
-      }
+    for (int pair = 0; pair < PAIRS; pair++, weights += 2 * PANEL)
+      add_pair<R>(load_pairs(weights), load_pairs(weights + 2 * LANES), x + 2 * pair, inputs, sums);
+  } else {
+    const uint32_t* weights = block.nibbles + group * FORMAT.group / NIBBLES * PANEL;
+    Ints high[2] = {};
+    if constexpr (FORMAT.high() > 0)
+      for (int part = 0; part < 2; part++) high[part] = load_ints(block.high + group * PANEL + part * LANES);
+    for (int eight = 0; eight < FORMAT.group / NIBBLES; eight++, x += NIBBLES, weights += PANEL) {
+      const Ints low[2] = {load_ints(weights), load_ints(weights + LANES)};
+#pragma GCC unroll 4
+      for (int pair = 0; pair < NIBBLES / 2; pair++)
+        add_pair<R>(values_of<FORMAT>(low[0], high[0], pair), values_of<FORMAT>(low[1], high[1], pair), x + 2 * pair, inputs, sums);
+      for (int part = 0; part < 2; part++) high[part] >>= NIBBLES / 2 * FORMAT.high();
     }
   }
 }
 
-template <int R, bool IS_INT4>
+// LANES scales or minimums.
+template <const Format& FORMAT>
+inline Floats load_scales(const char* scales, const uint16_t* factors, int place) {
+  if constexpr (FORMAT.has_factors) return to_floats(load_bytes(scales + place)) * load_half(factors + place % PANEL);
+  return load_half((const uint16_t*)scales + place);
+}
+
+template <const Format& FORMAT, int R>
 void multiply_blocks(const Matrix& matrix, const char* panel, const Rows& rows, int first, float* out) {
   for (int i = 0; i < R * PANEL; i += LANES) store(out + i, Floats{});
   const int blocks = matrix.inputs / BLOCK;
-  char* block = (char*)panel;
-  for (int b = 0; b < blocks; b++, block += matrix.block_bytes()) {
-    prefetch(block, matrix.block_bytes());
-    Ints sums[R][2] = {};
-    sum_block<R, IS_INT4>(block, rows, (size_t)first * rows.inputs + b * BLOCK, sums);
+  for (int b = 0; b < blocks; b++) {
+    const PackedBlock block = block_of(FORMAT, (char*)panel, b);
+    prefetch(block.scales, FORMAT.block_bytes());
+    for (int group = 0; group < FORMAT.groups(); group++) {
+      asm volatile("" ::: "memory");  // keeps totals in `out`: registers are for the sums
+      Ints sums[R][2] = {};
+      const size_t place = (size_t)first * rows.inputs + b * BLOCK + group * FORMAT.group;
+      sum_group<FORMAT, R>(block, group, rows.integers + place, rows.inputs, sums);
 #pragma GCC unroll 2
-    for (int part = 0; part < 2; part++) {
-      const Floats scales = load_half(scales_of(block) + part * LANES);
-      Floats minimums{};
-      if constexpr (IS_INT4) minimums = load_half(minimums_of(block) + part * LANES);
+      for (int part = 0; part < 2; part++) {
+        const Floats scales = load_scales<FORMAT>(block.scales, block.factors, group * PANEL + part * LANES);
+        Floats minimums{};
+        if constexpr (FORMAT.has_minimums)
+          minimums = load_scales<FORMAT>(block.minimums, block.minimum_factors, part * LANES);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; r++) {
-        const size_t number = (size_t)(first + r) * blocks + b;
-        float* total = out + r * PANEL + part * LANES;
-        Floats sum = fma(to_floats(sums[r][part]), scales * all(rows.scales[number]), load(total));
-        if constexpr (IS_INT4) sum = fma(minimums, all(rows.sums[number]), sum);
-        store(total, sum);
+        for (int r = 0; r < R; r++) {
+          const size_t number = (size_t)(first + r) * blocks + b;
+          float* total = out + r * PANEL + part * LANES;
+          Floats sum = fma(to_floats(sums[r][part]), scales * all(rows.scales[number]), load(total));
+          if constexpr (FORMAT.has_minimums) sum = fma(minimums, all(rows.sums[number]), sum);
+          store(total, sum);
+        }
       }
     }
   }
@@ -204,51 +264,33 @@ void multiply_blocks(const Matrix& matrix, const char* panel, const Rows& rows, 
 
 // Rows that are multiplied together: their sums, with a panel's weights, fill the registers.
 #if defined(__AVX512F__)
-constexpr int MOST_ROWS[] = {12, 12, 12, 12};  // by Kind
-#else
-constexpr int MOST_ROWS[] = {6, 5, 5, 5};
-#endif
 constexpr int MOST = 12;
-
-typedef void (*Multiply)(const Matrix&, const char*, const Rows&, int, float*);
-
-template <int R>
-Multiply kernel_of(int kind) {
-  return kind == FLOAT32    ? multiply_float32<R>
-         : kind == BFLOAT16 ? multiply_bfloat16<R>
-         : kind == INT8     ? multiply_blocks<R, false>
-                            : multiply_blocks<R, true>;
-}
-
-inline Multiply kernel_for(int kind, int rows) {
-  switch (rows) {
-    case 1: return kernel_of<1>(kind);
-    case 2: return kernel_of<2>(kind);
-    case 3: return kernel_of<3>(kind);
-    case 4: return kernel_of<4>(kind);
-    case 5: return kernel_of<5>(kind);
-    case 6: return kernel_of<6>(kind);
-#if defined(__AVX512F__)
-    case 7: return kernel_of<7>(kind);
-    case 8: return kernel_of<8>(kind);
-    case 9: return kernel_of<9>(kind);
-    case 10: return kernel_of<10>(kind);
-    case 11: return kernel_of<11>(kind);
-    case 12: return kernel_of<12>(kind);
+constexpr int MOST_ROWS[] = {12, 12, 12};  // float32, bfloat16, quantised
+#else
+constexpr int MOST = 6;
+constexpr int MOST_ROWS[] = {6, 5, 5};
 #endif
-  }
-  return nullptr;
+
+template <int R, size_t... FORMAT>
+constexpr auto kernels_of(std::index_sequence<FORMAT...>) {
+  return std::array{multiply_float32<R>, multiply_bfloat16<R>, multiply_blocks<FORMATS[FORMAT], R>...};
 }
+template <size_t... ROWS>
+constexpr auto kernels_for(std::index_sequence<ROWS...>) {
+  return std::array{kernels_of<ROWS + 1>(std::make_index_sequence<std::size(FORMATS)>())...};
+}
+// By rows - 1, and kind. No template has a static variable: processes that load several variants would share it.
+constexpr auto KERNELS = kernels_for(std::make_index_sequence<MOST>());
 
 // Multiplies all `count` rows with a panel, in blocks of nearly equal size, and calls `use(row, sums)` with float32 [PANEL].
 template <class Use>
 void multiply_panel(const Matrix& matrix, int panel, const Rows& rows, int count, const Use& use) {
-  const int most = MOST_ROWS[matrix.kind], parts = (count + most - 1) / most;
+  const int most = MOST_ROWS[std::min<int>(matrix.kind, INT8)], parts = (count + most - 1) / most;
   const char* weights = matrix.panel(panel);
   float out[MOST * PANEL];
   for (int part = 0, first = 0; part < parts; part++) {
     const int size = count / parts + (part < count % parts);
-    kernel_for(matrix.kind, size)(matrix, weights, rows, first, out);
+    KERNELS[size - 1][matrix.kind](matrix, weights, rows, first, out);
     for (int r = 0; r < size; r++) use(first + r, out + r * PANEL);
     first += size;
   }

@@ -7,6 +7,8 @@
 #include <cstring>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace outrider {
@@ -47,6 +49,14 @@ inline Floats fma(Floats a, Floats b, Floats c) {
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__AVX2__)
   return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  float32x4_t parts[3][LANES / 4];
+  std::memcpy(parts[0], &a, sizeof a);
+  std::memcpy(parts[1], &b, sizeof b);
+  std::memcpy(parts[2], &c, sizeof c);
+  for (int part = 0; part < LANES / 4; part++) parts[2][part] = vfmaq_f32(parts[2][part], parts[0][part], parts[1][part]);
+  std::memcpy(&c, parts[2], sizeof c);
+  return c;
 #else
   for (int lane = 0; lane < LANES; lane++) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
   return c;
@@ -115,13 +125,19 @@ inline float from_bfloat16(uint16_t half) {
   return value;
 }
 
+#if defined(__aarch64__)
+typedef __fp16 Half;  // GCC before 13 has no _Float16 there
+#else
+typedef _Float16 Half;
+#endif
+
 inline float from_half(uint16_t half) {
-  _Float16 value;
+  Half value;
   std::memcpy(&value, &half, 2);
   return (float)value;
 }
 inline uint16_t to_half(float value) {
-  _Float16 rounded = (_Float16)value;
+  Half rounded = (Half)value;
   uint16_t half;
   std::memcpy(&half, &rounded, 2);
   return half;

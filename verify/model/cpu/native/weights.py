@@ -1,4 +1,4 @@
-"""Packed weights of linear layers: float32, bfloat16, and blocks of 8 or 4 bits."""
+"""Packed weights of linear layers: float32, bfloat16, and the quantised types of GGUF files."""
 
 from __future__ import annotations
 
@@ -11,27 +11,43 @@ from numpy.typing import NDArray
 
 from verify.model.cpu.native.library import Engine, Linear, Matrix
 
-BLOCK = 32  # inputs that share a scale
+BLOCK = 32  # inputs of a quantised block
+SUPERBLOCK = 256  # inputs of a block of the types that ggml calls K, and of IQ4_XS
 ALIGNMENT = 64  # bytes
 CHUNK = 4096  # outputs that are converted to float32 at once
 
 
 class Kind(IntEnum):
-    """How weights are stored, as `Kind` in matrix.h."""
+    """How weights are stored, as `Kind` in matrix.h. Quantised kinds are types of GGUF files."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
-    INT8 = 2
-    INT4 = 3
+    INT8 = 2  # Q8_0; a float16 scale per block
+    INT4 = 3  # Q4_1; a float16 scale and minimum per block
+    Q4_0 = 4
+    Q5_0 = 5
+    Q5_1 = 6
+    Q4_K = 7
+    Q5_K = 8
+    Q6_K = 9
+    IQ4_NL = 10
+    IQ4_XS = 11
 
     @property
     def is_quantized(self) -> bool:
         """Whether rows are quantised, too."""
         return self >= Kind.INT8
 
+    @property
+    def inputs(self) -> int:
+        """The number that a layer's inputs must be a multiple of."""
+        if not self.is_quantized:
+            return 2
+        return SUPERBLOCK if self in (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_XS) else BLOCK
+
     def fits(self, inputs: int) -> bool:
         """Whether a layer with this many inputs can be packed."""
-        return inputs % (BLOCK if self.is_quantized else 2) == 0
+        return inputs % self.inputs == 0
 
 
 class Weights:
@@ -50,7 +66,7 @@ class Weights:
 
     @classmethod
     def of(cls, engine: Engine, kind: Kind, weights: torch.Tensor) -> Weights:
-        """The weights of a tensor, [outputs, inputs], rounded to `kind`."""
+        """The weights of a tensor, [outputs, inputs], rounded to `kind`: a float, INT8 or INT4."""
         found = cls(engine, kind, *weights.shape)
         for first in range(0, found.outputs, CHUNK):
             found.pack(first, weights[first : first + CHUNK].to(torch.float32).contiguous())
@@ -61,10 +77,10 @@ class Weights:
         arguments = (ctypes.byref(self.matrix), first, len(rows), ctypes.c_void_p(rows.data_ptr()))
         self.engine.call("outrider_matrix_pack", *arguments)
 
-    def pack_blocks(self, first: int, stored: int, blocks: NDArray[np.uint8]) -> None:
-        """Writes the outputs from `first` on from blocks of a GGUF file, [count, bytes], of ggml's type `stored`."""
+    def pack_blocks(self, blocks: NDArray[np.uint8]) -> None:
+        """Writes all outputs from blocks of a GGUF file, [outputs, bytes], of the type that the kind names."""
         blocks = np.ascontiguousarray(blocks)
-        arguments = (ctypes.byref(self.matrix), first, len(blocks), stored, ctypes.c_void_p(blocks.ctypes.data))
+        arguments = (ctypes.byref(self.matrix), 0, len(blocks), ctypes.c_void_p(blocks.ctypes.data))
         self.engine.call("outrider_matrix_pack_stored", *arguments)
 
     def unpack(self, outputs: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,100 @@
+// Prints a digest of the bits of products, for each kind of weights, of seeded inputs. Compiled for each kind of CPU and run under
+// emulation, it must print the same lines: arguments are seeds.
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "../../../../../verify/model/cpu/native/stored.h"
+#include "../../../../../verify/model/cpu/native/multiply.h"
+
+using namespace outrider;
+
+namespace {
+
+struct Shape {
+  int outputs, inputs;
+};
+constexpr Shape SHAPES[] = {{1, 256}, {31, 512}, {70, 768}};
+constexpr int MOST_COUNT = 17;  // rows
+
+// Marsaglia's xorshift.
+struct Random {
+  uint64_t state;
+  uint64_t next() {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return state;
+  }
+  // From -1 to 1, in steps that are exact.
+  float value() { return (float)((int64_t)(next() >> 40) - (1 << 23)) / (1 << 23); }
+};
+
+// Random blocks of a kind of files. Exponents of float16 lie in the middle of their range.
+std::vector<uint8_t> random_blocks(int kind, size_t count, Random& random) {
+  const Format& format = format_of(kind);
+  std::vector<uint8_t> blocks(count * format.stored);
+  for (size_t i = 0; i < blocks.size(); i++) blocks[i] = (uint8_t)random.next();
+  for (size_t i = 0; i < count; i++) {
+    uint8_t* block = blocks.data() + i * format.stored;
+    const int first = kind == Q6_K ? 208 : 0;
+    for (int place = first; place < first + 2 * format.parts(); place += 2) block[place + 1] = (block[place + 1] & 0x87) | 0x20;
+  }
+  return blocks;
+}
+
+uint64_t digest(uint64_t found, const float* values, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    uint32_t bits;
+    std::memcpy(&bits, values + i, 4);
+    found = (found ^ bits) * 0x100000001b3;  // FNV-1a, of words
+  }
+  return found;
+}
+
+uint64_t digest_of(int kind, Shape shape, Random& random) {
+  Matrix matrix{kind, shape.outputs, shape.inputs, nullptr};
+  matrix.data = std::aligned_alloc(64, (matrix.bytes() + 63) / 64 * 64);
+  std::memset(matrix.data, 0, matrix.bytes());
+  std::vector<float> weights(shape.inputs);
+  for (int output = 0; output < shape.outputs; output++) {
+    if (kind > INT4) {
+      put_stored(matrix, output, random_blocks(kind, shape.inputs / format_of(kind).inputs(), random).data());
+      continue;
+    }
+    for (float& weight : weights) weight = random.value();
+    put_floats(matrix, output, weights.data());
+  }
+  const size_t size = (size_t)MOST_COUNT * shape.inputs;
+  std::vector<float> floats(size), scales(size / BLOCK), sums(size / BLOCK);
+  std::vector<int16_t> integers(size);
+  for (float& value : floats) value = random.value();
+  Rows rows{shape.inputs, floats.data(), integers.data(), scales.data(), sums.data()};
+  for (int row = 0; row < MOST_COUNT && matrix.quantized(); row++) quantize(rows, row);
+  uint64_t found = 0xcbf29ce484222325;
+  for (int output = 0; output < shape.outputs; output++) {
+    take(matrix, output, weights.data());
+    found = digest(found, weights.data(), weights.size());
+  }
+  std::vector<float> out((size_t)MOST_COUNT * shape.outputs);
+  for (int count = 1; count <= MOST_COUNT; count++) {
+    for (int panel = 0; panel < matrix.panels(); panel++)
+      multiply_panel(matrix, panel, rows, count, [&](int row, const float* products) {
+        const int first = panel * PANEL;
+        std::copy(products, products + std::min(PANEL, shape.outputs - first), out.begin() + (size_t)row * shape.outputs + first);
+      });
+    found = digest(found, out.data(), (size_t)count * shape.outputs);
+  }
+  std::free(matrix.data);
+  return found;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  for (int i = 1; i < count; i++)
+    for (const Shape shape : SHAPES)
+      for (int kind = FLOAT32; kind < INT8 + (int)std::size(FORMATS); kind++) {
+        Random random{0x9e3779b97f4a7c15 * (std::strtoull(arguments[i], nullptr, 10) + 1)};
+        std::printf("%s %d %d %d %016llx\n", arguments[i], kind, shape.outputs, shape.inputs,
+                    (unsigned long long)digest_of(kind, shape, random));
+      }
+}

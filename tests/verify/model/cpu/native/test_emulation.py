@@ -1,0 +1,44 @@
+"""Kernels for other CPUs than this one, under user-mode emulation: they compute the bits of the portable form."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).with_name("digest.cpp")
+X86, ARM = "x86_64-linux-gnu-g++", "aarch64-linux-gnu-g++"
+# By name: the compiler, its flags, and the emulator's command.
+MACHINES = {
+    "Haswell": (X86, ("-mavx2", "-mfma", "-mf16c"), ("qemu-x86_64", "-cpu", "Haswell")),
+    "Nehalem": (X86, (), ("qemu-x86_64", "-cpu", "Nehalem")),
+    "ARM": (ARM, (), ("qemu-aarch64",)),
+}
+SEEDS = ("1", "2")
+
+
+def run(folder: Path, compiler: str, flags: tuple[str, ...], emulator: tuple[str, ...]) -> list[str]:
+    """The lines that the compiled program prints. Skips if a command is missing."""
+    for command in (compiler, *emulator[:1]):
+        if shutil.which(command) is None:
+            pytest.skip(f"{command} is not installed")
+    program = folder / "digest"
+    arguments = ["-O2", "-std=c++20", "-ffp-contract=off", "-Wno-psabi", "-static", *flags, str(SOURCE), "-o", str(program)]
+    subprocess.run([compiler, *arguments], check=True)
+    found = subprocess.run([*emulator, str(program), *SEEDS], check=True, capture_output=True, text=True)
+    return found.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def portable(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What the portable form prints on this machine."""
+    found = run(tmp_path_factory.mktemp("portable"), "g++", (), ())
+    assert len(set(found)) == len(found) > 0
+    return found
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_another_cpu_computes_the_same_bits(machine: str, portable: list[str], tmp_path: Path) -> None:
+    assert run(tmp_path, *MACHINES[machine]) == portable

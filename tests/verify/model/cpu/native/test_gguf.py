@@ -1,0 +1,104 @@
+"""GGUF files of every packed type: the logits of the same file with unpacked weights, and a row's bits alone and in company."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import quants
+from transformers import LlamaConfig
+
+from bench.model.gguf_file import add_shape
+from tests.verify.model.cpu.native.blocks import STORED, random_blocks
+from verify.model.batch import ForwardBatch
+from verify.model.cpu.native import compiled_library
+from verify.model.cpu.native.forward import NativeForward
+from verify.model.cpu.native.gguf import load_gguf
+from verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
+from verify.model.cpu.native.library import Engine
+from verify.model.cpu.native.weights import Kind
+from verify.model.loading import prepare
+from verify.model.runner import ModelRunner
+
+pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
+CONFIG = LlamaConfig(
+    vocab_size=100,
+    hidden_size=256,
+    intermediate_size=512,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=64,
+    max_position_embeddings=256,
+)
+SHAPES = {
+    "token_embd": (100, 256),
+    "output": (100, 256),
+    **{
+        f"blk.{layer}.{name}": shape
+        for layer in range(2)
+        for name, shape in {
+            "attn_q": (256, 256),
+            "attn_k": (128, 256),
+            "attn_v": (128, 256),
+            "attn_output": (256, 256),
+            "ffn_gate": (512, 256),
+            "ffn_up": (512, 256),
+            "ffn_down": (256, 512),
+        }.items()
+    },
+}
+NORMS = ["output_norm", *(f"blk.{layer}.{name}_norm" for layer in range(2) for name in ("attn", "ffn"))]
+
+
+def write(file: Path, kind: Kind, unpacked: bool) -> Path:
+    """A small Llama with random blocks; `unpacked` are their values in float32."""
+    writer = gguf.GGUFWriter(file, "llama")
+    add_shape(writer, CONFIG)
+    for name in NORMS:
+        writer.add_tensor(f"{name}.weight", np.ones(256, np.float32))
+    for seed, (name, shape) in enumerate(SHAPES.items()):
+        blocks = random_blocks(kind, *shape, seed=seed)
+        if unpacked:
+            writer.add_tensor(f"{name}.weight", quants.dequantize(blocks, STORED[kind]).astype(np.float32))
+        else:
+            writer.add_tensor(f"{name}.weight", blocks, raw_dtype=STORED[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def runner(file: Path) -> ModelRunner:
+    model = load_gguf(file, Engine.shared())
+    assert model is not None
+    prepare(model, None)
+    found = ModelRunner(model, pack=True, traced=True)
+    assert isinstance(found.mode.backend, NativeForward)
+    return found
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_logits_are_those_of_the_unpacked_weights(kind: Kind, tmp_path: Path) -> None:
+    tokens = ForwardBatch.chain(torch.arange(40))
+    packed = runner(write(tmp_path / "packed.gguf", kind, False))
+    plain = runner(write(tmp_path / "plain.gguf", kind, True))
+    modules = [each for each in packed.model.modules() if isinstance(each, NativeLinear | NativeEmbedding)]
+    assert {each.weights.kind for each in modules} == {kind}
+    expected = plain.forward(plain.new_cache(), tokens)
+    found = packed.forward(packed.new_cache(), tokens)
+    assert (found - expected).norm() < 2e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_single_steps_have_the_bits_of_a_prompt(kind: Kind, tmp_path: Path) -> None:
+    each, tokens = runner(write(tmp_path / "model.gguf", kind, False)), torch.arange(17)
+    whole = each.forward(each.new_cache(), ForwardBatch.chain(tokens)).clone()
+    cache = each.new_cache()
+    for row, token in enumerate(tokens):
+        assert torch.equal(each.forward(cache, ForwardBatch.chain(token[None]))[0], whole[row])
+        cache.length += 1

@@ -1,0 +1,96 @@
+// Blocks of GGUF files, which have the arithmetic of a packed kind: their values are moved, not rounded.
+#pragma once
+#include "matrix.h"
+
+namespace outrider {
+
+inline uint16_t half_at(const uint8_t* from) {
+  uint16_t half;
+  std::memcpy(&half, from, 2);
+  return half;
+}
+
+// Where a value of the block with this index in its superblock lies: the byte of its lower 4 bits, and their shift.
+struct Place {
+  int byte, shift;
+};
+
+inline Place place_of(int kind, int block, int i) {
+  switch (kind) {
+    case Q4_K:
+    case Q5_K: return {block / 2 * 32 + i, block % 2 * 4};
+    case Q6_K: return {block / 4 * 64 + block % 2 * 32 + i, block % 4 / 2 * 4};
+    default: return {block * 16 + i % 16, i / 16 * 4};
+  }
+}
+
+// Reads lower 4 bits, and higher ones, of a block.
+inline void read_values(int kind, int block, const uint8_t* low, const uint8_t* high, Values& to) {
+  for (int i = 0; i < BLOCK; i++) {
+    const Place place = place_of(kind, block, i);
+    int more = 0;
+    if (kind == Q5_0 || kind == Q5_1) more = high[i / 8] >> i % 8 & 1;
+    if (kind == Q5_K) more = high[i] >> block & 1;
+    if (kind == Q6_K) more = high[block / 4 * 32 + i] >> block % 4 * 2 & 3;
+    to.values[i] = (uint8_t)((low[place.byte] >> place.shift & 15) | more << 4);
+  }
+}
+
+// Reads scales and minimums of 6 bits, of Q4_K and Q5_K.
+inline void read_scales(const uint8_t* from, int block, Values& to) {
+  to.factor = half_at(from);
+  to.minimum_factor = half_at(from + 2) ^ 0x8000;  // minimums are subtracted there
+  const uint8_t* bits = from + 4;
+  to.scales[0] = block < 4 ? bits[block] & 63 : (bits[block + 4] & 15) | bits[block - 4] >> 6 << 4;
+  to.minimum = block < 4 ? bits[block + 4] & 63 : bits[block + 4] >> 4 | bits[block] >> 6 << 4;
+}
+
+// A block of 32 inputs in a stored block, which has several if the kind has factors.
+inline Values read_block(int kind, const uint8_t* from, int block) {
+  Values found{};
+  switch (kind) {
+    case INT8:
+      found.scales[0] = half_at(from);
+      std::memcpy(found.values, from + 2, BLOCK);
+      break;
+    case Q4_0:
+    case Q5_0:
+    case IQ4_NL:
+      found.scales[0] = half_at(from);
+      read_values(kind, 0, from + (kind == Q5_0 ? 6 : 2), from + 2, found);
+      break;
+    case INT4:
+    case Q5_1:
+      found.scales[0] = half_at(from);
+      found.minimum = half_at(from + 2);
+      read_values(kind, 0, from + (kind == Q5_1 ? 8 : 4), from + 4, found);
+      break;
+    case Q4_K:
+    case Q5_K:
+      read_scales(from, block, found);
+      read_values(kind, block, from + (kind == Q5_K ? 48 : 16), from + 16, found);
+      break;
+    case Q6_K:
+      found.factor = half_at(from + 208);
+      for (int group = 0; group < 2; group++) found.scales[group] = from[192 + 2 * block + group];
+      read_values(kind, block, from, from + 128, found);
+      break;
+    case IQ4_XS:
+      found.factor = half_at(from);
+      found.scales[0] = (uint16_t)((from[4 + block / 2] >> block % 2 * 4 & 15) + (half_at(from + 2) >> 2 * block & 3) * 16 - 32);
+      read_values(kind, block, from + 8, nullptr, found);
+      break;
+  }
+  return found;
+}
+
+// Packs the blocks of one output, of the file's type that the matrix has.
+inline void put_stored(const Matrix& matrix, int output, const uint8_t* from) {
+  const Format& format = format_of(matrix.kind);
+  for (int b = 0; b < matrix.inputs / BLOCK; b++) {
+    const Values values = read_block(matrix.kind, from + b / format.blocks() * format.stored, b % format.blocks());
+    put_block(format, block_of(format, matrix.panel(output / PANEL), b), output % PANEL, values);
+  }
+}
+
+}  // namespace outrider
