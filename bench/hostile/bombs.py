@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.hostile.encoding import encode, nested, raw
 from bench.hostile.endpoints import Endpoint, Place
-from bench.hostile.structures import GRAMMARS, REGEXES, schemas
+from bench.hostile.structures import AMBIGUOUS, GRAMMARS, REGEXES, schemas
 from bench.hostile.target import Target
 
 ELEMENTS: tuple[Any, ...] = ({}, 0, "")
@@ -33,7 +33,8 @@ class Bomb:
 
 def named_bombs() -> list[Bomb]:
     """Every named attack, once."""
-    return [*structures(), *tool_grammars(), *numbers(), *special_tokens(), *shares(), *stored(), *nesting()]
+    kinds = (structures, masks, large_bodies, tool_grammars, numbers, special_tokens, shares, stored, nesting)
+    return [bomb for kind in kinds for bomb in kind()]
 
 
 def filled_bombs(endpoints: Iterable[Endpoint]) -> list[Bomb]:
@@ -92,6 +93,33 @@ def structures() -> Iterator[Bomb]:
         yield message("schema", output_config={"format": {"type": "json_schema", "schema": schema}})
         yield message("schema", tools=[{"name": "f", "input_schema": schema, "strict": True}], tool_choice={"type": "any"})
         yield completion("schema", grammar="start: %json " + encode(schema).decode())
+
+
+def masks() -> Iterator[Bomb]:
+    """A grammar whose masks are slow, for every node of a long draft."""
+    letters = "".join(chr(ord("a") + number % 26) for number in range(1000))
+    draft: dict[str, Any] = {"prediction": {"type": "content", "content": letters}, "max_tokens": 1000, "ignore_eos": True}
+    speculation = {"drafter": "prediction", "max_nodes": 128}
+    yield completion("masks", grammar=AMBIGUOUS, **draft, speculation=speculation)
+    yield completion("masks", grammar=AMBIGUOUS, **draft, speculation=speculation, hangs_up=True)
+
+
+def large_bodies() -> Iterator[Bomb]:
+    """Bodies whose validation takes far longer than their transfer; most of them are not valid."""
+    empty = [{"type": "text", "text": ""}] * 2
+    turns = [{"role": role, "content": empty} for _ in range(5000) for role in ("user", "assistant")]
+    for _ in range(4):  # several at a time, since clients share these bombs
+        yield message("large body", messages=turns)
+        yield send("large body", "/v1/messages/count_tokens", messages=[{"role": "user", "content": empty * 10}] * 2040)
+        names = [
+            {"type": "namespace", "name": f"n{number}", "description": "", "tools": [{"type": "function", "name": "f"}] * 20}
+            for number in range(1000)
+        ]
+        yield response("large body", tools=names)
+        yield response("large body", [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * 16_384)
+        numbers = "[" + "1," * 20_000 + "1]"
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": numbers}}
+        yield chat("large body", messages=[{"role": "assistant", "content": "", "tool_calls": [call] * 60}])
 
 
 def tool_grammars() -> Iterator[Bomb]:
