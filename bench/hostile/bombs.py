@@ -107,19 +107,23 @@ def masks() -> Iterator[Bomb]:
 def large_bodies() -> Iterator[Bomb]:
     """Bodies whose validation takes far longer than their transfer; most of them are not valid."""
     empty = [{"type": "text", "text": ""}] * 2
-    turns = [{"role": role, "content": empty} for _ in range(5000) for role in ("user", "assistant")]
+    turns = [{"role": role, "content": empty} for role in ("user", "assistant")]
+    called = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    functions = [{"type": "function", "name": "f"}] * 20
+    space = {"type": "namespace", "name": "n", "description": "", "tools": functions}
+    numbers = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" + "1," * 20_000 + "1]"}}
     for _ in range(4):  # several at a time, since clients share these bombs
-        yield message("large body", messages=turns)
-        yield send("large body", "/v1/messages/count_tokens", messages=[{"role": "user", "content": empty * 10}] * 2040)
-        names = [
-            {"type": "namespace", "name": f"n{number}", "description": "", "tools": [{"type": "function", "name": "f"}] * 20}
-            for number in range(1000)
-        ]
-        yield response("large body", tools=names)
-        yield response("large body", [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * 16_384)
-        numbers = "[" + "1," * 20_000 + "1]"
-        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": numbers}}
-        yield chat("large body", messages=[{"role": "assistant", "content": "", "tool_calls": [call] * 60}])
+        yield message("large body", messages=copies(turns, 5000))
+        yield send("large body", "/v1/messages/count_tokens", messages=copies([{"role": "user", "content": empty * 10}], 2040))
+        yield response("large body", tools=copies([space], 1000))
+        yield response("large body", copies([called], 16_384))
+        messages = [{"role": "assistant", "content": "", "tool_calls": [numbers]}]
+        yield chat("large body", messages=copies(messages, 60))
+
+
+def copies(items: list[Any], most: int) -> Callable[[Target], list[Any]]:
+    """A list `most` times, or as often as a body has room for it."""
+    return lambda target: items * min(most, (target.body_bytes - 1000) // (len(encode(items)) + 1))
 
 
 def tool_grammars() -> Iterator[Bomb]:

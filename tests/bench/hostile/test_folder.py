@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE, Popen
 
@@ -40,7 +41,7 @@ def test_files_are_damaged_in_their_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_every_damage_changes_a_file(damage: folder.Callable[[bytes, random.Random], bytes]) -> None:
+def test_every_damage_changes_a_file(damage: Callable[[bytes, random.Random], bytes]) -> None:
     data = os.urandom(20_000)
     assert damage(data, random.Random(1)) != data
     damage(b"", random.Random(1))
