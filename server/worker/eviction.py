@@ -15,7 +15,7 @@ import torch
 from server.worker.memory_plan import RESERVED_SHARE
 from server.worker.session import Session
 from verify.model.cache import paging
-from verify.model.cache.paging import Rows, distinct_bytes
+from verify.model.cache.paging import Page, Rows, distinct_bytes
 from verify.model.cache.shape import CacheShape
 from verify.model.memory import free_bytes
 
@@ -87,7 +87,7 @@ class Eviction:
     def resident_bytes(self, sessions: Sequence[Session]) -> int:
         """The host's memory that the rows of sessions take: in slots, in pages that were swapped out, and in states."""
         total = 0
-        pages = set()
+        pages: set[Page] = set()
         for session in sessions:
             rows = session.verifier.rows
             pages.update(rows.pages)

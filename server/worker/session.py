@@ -58,6 +58,11 @@ class Session:
         last = self.verifier.sequence.prompt_length
         return len(prompt) > last and shared >= last - CHANGED_TOKENS
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether it is idle, and its file does not hold it as it is."""
+        return not (self.busy or self.saved) and self.verifier.committed_rows > 0
+
     def check_readable(self) -> None:
         """Raises DamagedSession if the session's rows are in a file that cannot be used."""
         if self.stored is not None and self.verifier.is_swapped_out:

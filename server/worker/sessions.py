@@ -15,19 +15,17 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
 from drafters.interface import Ints
-from drafters.registry import arrays_of
 from drafters.sequence import common_prefix
 from server.worker.eviction import Bounds, Eviction
 from server.worker.prefix_index import BLOCK_TOKENS, PrefixIndex
 from server.worker.saver import Saver
 from server.worker.session import Session, SessionKey
 from server.worker.session_files import SessionFiles
-from server.worker.session_format import Contents, DamagedSession, StoredSession, contents_of
+from server.worker.session_format import DamagedSession, StoredSession
 from verify.model.cache.kv_cache import KVCache
 from verify.model.runner import ModelRunner
 from verify.verifier import TreeVerifier
@@ -69,7 +67,6 @@ class SessionStore:
         self._numbers = itertools.count()
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()  # least recently used first
         self._index: PrefixIndex[SessionKey] = PrefixIndex()
-        self._saving: Session | None = None
         self._changes = 0  # after which a request that has to wait may find a session or a slot
         self._reading: list[tuple[Session, int]] = []  # sessions whose first rows requests wait for, and their number
         self._unnamed: list[Session] = []  # busy, and dropped after their request
@@ -77,7 +74,7 @@ class SessionStore:
         self.slots = capacity + 1 if slots is None else slots
         self._free = [runner.new_cache() for _ in range(self.slots)]
         self._files = files
-        self._saver = None if files is None else Saver(files)
+        self._saver = None if files is None else Saver(files, clock)
         for stored in files.load() if files else ():
             self._restore(stored)
         self.expire()
@@ -206,7 +203,6 @@ class SessionStore:
 
     def _take_slot(self) -> KVCache | None:
         """A free slot; if there is none, that of a session that can be swapped out."""
-        self._stop_saving()
         if not self._free:
             self._swap_out()
         return self._free.pop() if self._free else None
@@ -272,40 +268,18 @@ class SessionStore:
 
     def save(self) -> None:
         """Begins to save an idle session that has changed since it was saved, if none is being saved."""
-        if self._saver is not None and not self._saver.is_busy:
-            for key, session in self._sessions.items():
-                if not (session.busy or session.saved) and session.verifier.committed_rows:
-                    self._saver.start(*self._contents(key, session))
-                    session.saved = True  # if it is stopped or fails, the next request tries again
-                    self._saving = session
-                    return
+        if self._saver is not None:
+            self._saver.save_next(self._sessions.values())
 
     def save_all(self, seconds: float) -> None:
         """Saves all idle sessions that have changed, as far as the time allows; the most recently used first."""
-        if self._saver is None:
-            return
-        deadline = self._clock() + seconds
-        self._saver.wait(seconds)
-        self._stop_saving()
-        for key, session in reversed(self._sessions.items()):
-            if not (session.busy or session.saved) and session.verifier.committed_rows and self._clock() < deadline:
-                self._saver.start(*self._contents(key, session))
-                self._saver.wait(deadline - self._clock())
-                session.saved = True
-        self._saver.close()
-
-    def _contents(self, key: SessionKey, session: Session) -> tuple[Path, Contents]:
-        assert self._files is not None
-        name = key.name if isinstance(key.name, str) else None
-        session.file = session.file or self._files.path_of(key.principal, name, session.verifier.sequence.tokens)
-        learned = {drafter: arrays_of(state) for drafter, state in session.drafters.items()}
-        return session.file, contents_of(key.principal, name, session.verifier, learned)
+        if self._saver is not None:
+            self._saver.save_all(reversed(self._sessions.values()), seconds)
 
     def _stop_saving(self) -> None:
         """Ends the reading of a session's rows, before any session changes. It takes as long as one chunk."""
-        if self._saver is not None and not self._saver.stop() and self._saving is not None:
-            self._saving.saved = False
-        self._saving = None
+        if self._saver is not None:
+            self._saver.stop()
 
     def _load_changed(self, principal: str, name: str | None, prompt: Ints) -> None:
         """Restores the sessions that other processes have saved and this request may continue."""
@@ -345,8 +319,7 @@ class SessionStore:
             assert idle.key is not None
             self.forget(idle.key, remove=False)
         while (paused := self._eviction.paused(self._paused, self._all)) is not None:
-            if (slot := paused.verifier.drop_rows()) is not None:
-                self._give_back(slot)
+            self._give_back(paused.verifier.drop_rows())
 
     @property
     def is_short(self) -> bool:
@@ -358,13 +331,12 @@ class SessionStore:
         return [*self._sessions.values(), *self._unnamed]
 
     def _drop(self, session: Session) -> None:
-        slot = session.verifier.release()
-        if slot is not None:
-            self._give_back(slot)
+        self._give_back(session.verifier.release())
 
-    def _give_back(self, slot: KVCache) -> None:
-        slot.discard()
-        self._free.append(slot)
+    def _give_back(self, slot: KVCache | None) -> None:
+        if slot is not None:
+            slot.discard()
+            self._free.append(slot)
 
     def _drop_copies(self, session: Session) -> None:
         """Frees the copies of pages that a session's slot on a CPU holds as well, unless another session needs them."""

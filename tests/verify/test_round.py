@@ -29,8 +29,8 @@ from verify.model.cache.kv_cache import KVCache
 from verify.model.loading import LoadOptions, load_weights
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
-from verify.pace import READING_FACTOR, Pace
-from verify.round import MIN_CHUNK_TOKENS, OVERLAP_PROBE_INTERVAL, STEPS_SHARE, Member, Overlap, Round, plan_round, run_round
+from verify.pace import MIN_CHUNK_TOKENS, READING_FACTOR, Pace
+from verify.round import OVERLAP_PROBE_INTERVAL, STEPS_SHARE, Member, Overlap, Round, plan_round, run_round
 from verify.sampling_params import ReasoningLimit, SamplingParams
 from verify.verifier import PREFILL_CHUNK_TOKENS, TreeVerifier
 

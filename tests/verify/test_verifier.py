@@ -139,7 +139,8 @@ def test_dropped_rows_are_read_again(tiny_runner: ModelRunner, read: int, scores
     found = []
     for drops in (False, True):
         generation = Generation(verifier := TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), prompt, options)
-        tokens, rounds = [], 0
+        tokens: list[int] = []
+        rounds = 0
         while len(tokens) < 6:
             tokens += step(generation).tokens
             rounds += 1

@@ -11,6 +11,7 @@ import pytest
 from drafters.interface import Ints
 from drafters.registry import Resources, make
 from drafters.sequence import Sequence
+from drafters.tables.suffix import index
 from server.worker import learned
 from server.worker.learned import LearnedText, LearnedTexts
 from server.worker.resources import Stores
@@ -84,7 +85,7 @@ def test_the_least_recently_used_principals_are_dropped(monkeypatch: pytest.Monk
 def test_a_long_text_is_not_indexed_in_the_decode_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learned, "MAX_TOKENS_IN_LOOP", 10)
     threads: list[threading.Thread] = []
-    begin, index = threading.Event(), learned.index
+    begin = threading.Event()
 
     def slow(*arguments: Any) -> Any:
         threads.append(threading.current_thread())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import fcntl
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -449,7 +450,7 @@ def test_a_folder_of_another_user_is_refused(
     with pytest.raises(session_files.ForeignFolder, match="belongs to another user"):
         new_store(tiny_runner, tmp_path)
     (tmp_path / place).chmod(0o700)
-    monkeypatch.setattr(session_files.os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(session_files.ForeignFolder, match="belongs to another user"):
         new_store(tiny_runner, tmp_path)
 

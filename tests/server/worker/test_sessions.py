@@ -285,10 +285,10 @@ def test_all_rows_fit_the_memory_of_a_container(
     most = 0
     for number in range(40):
         shared = np.arange(24, dtype=np.int32) + number % 4
-        text = np.concatenate([shared, np.full(number % 30, 5 + number % 60, np.int32)])
-        session = store.acquire(f"principal {number % 4}", str(number) if number % 3 else None, text)
+        prompt = np.concatenate([shared, np.full(number % 30, 5 + number % 60, np.int32)])
+        session = store.acquire(f"principal {number % 4}", str(number) if number % 3 else None, prompt)
         assert session is not None
-        decode(session.verifier, NoDrafter(), text, options)
+        decode(session.verifier, NoDrafter(), prompt, options)
         if number % 5 == 0:
             store.pause(session)
             paused.append(session)
