@@ -229,7 +229,9 @@ class Attack:
             body = bystanders_body(self._target.model, prompt)
             answer = await read(client, "POST", f"{url}/v1/completions", json=body, headers=headers)
             self.record.add("bystander", answer, started, self._kills > 0, prompt)
-            if answer.status == "200" and expected and (text := text_of(answer.text)) != expected:
+            if answer.status == "400":
+                self.record.bad.append(f"bystander: {answer.text[:200]} ({prompt[:40]!r})")
+            elif answer.status == "200" and expected and (text := text_of(answer.text)) != expected:
                 self.record.bad.append(f"bystander: {text!r} for {expected!r} ({prompt!r} at {url or 'the first server'})")
             await asyncio.sleep(BYSTANDER_SECONDS)
 
@@ -245,7 +247,7 @@ class Attack:
 
 def bystanders_body(model: str, prompt: str) -> dict[str, Any]:
     """A greedy request, whose session both servers save."""
-    return {"model": model, "prompt": prompt, "max_tokens": 8, "temperature": 0, "session_id": f"conversation {prompt}"}
+    return {"model": model, "prompt": prompt, "max_tokens": 8, "temperature": 0, "session_id": f"conversation {len(prompt)}"}
 
 
 def text_of(answer: str) -> str:
