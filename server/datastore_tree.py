@@ -22,6 +22,8 @@ HEAD_CHARACTERS = 2000  # of a file, in which a generator leaves its mark
 GENERATED_NAMES = re.compile(
     r"(^|/)(package-lock\.json|npm-shrinkwrap\.json|pnpm-lock\.yaml|go\.sum|[^/]*\.(lock|map|svg|min\.js|min\.css))$"
 )
+# Secrets by convention, whether or not a .gitignore names them.
+SECRET_NAMES = re.compile(r"(^|/)(\.env(\.[^/]*)?|\.netrc|\.npmrc|\.pypirc|id_[a-z0-9]+|[^/]*\.(pem|key|p12|pfx))$")
 GENERATED_MARKS = re.compile(r"Code generated .* DO NOT EDIT|@generated\b")
 LIST = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
 
@@ -71,7 +73,7 @@ class WorkingTree:
                 found[path] = Stamp(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
     def _excludes(self, path: str) -> bool:
-        return path.startswith(self._store) or GENERATED_NAMES.search(path) is not None
+        return path.startswith(self._store) or any(names.search(path) for names in (GENERATED_NAMES, SECRET_NAMES))
 
     def _list(self, folder: Path) -> list[str]:
         """The paths that git lists in `folder`, without duplicates, in order."""
@@ -107,14 +109,37 @@ def git(arguments: Sequence[str], folder: Path) -> str:
     return os.fsdecode(done.stdout)
 
 
-def read_file(path: Path) -> tuple[bytes, str]:
-    """The file's content, and its text if it is worth indexing, otherwise "". Both are empty if it cannot be read."""
+def read_file(root: Path, path: str) -> tuple[bytes, str]:
+    """The content of a file below `root`, and its text if it is worth indexing, otherwise "".
+
+    Both are empty if it cannot be read, or if it or one of its folders has become a symbolic link.
+    """
     try:
-        data = path.read_bytes()
+        with open(path, "rb", opener=lambda name, flags: open_below(root, name, flags)) as file:
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError:
+        return b"", ""
+    if len(data) > MAX_FILE_BYTES:
         return b"", ""
     if b"\0" in data:
         return data, ""
     text = data.decode(errors="replace")
     is_minified = len(text) > MAX_MEAN_LINE * (text.count("\n") + 1)
     return data, "" if is_minified or GENERATED_MARKS.search(text[:HEAD_CHARACTERS]) else text
+
+
+def open_below(root: Path, path: str, flags: int) -> int:
+    """Opens a regular file below `root` without following symbolic links; returns the descriptor. Raises OSError."""
+    *folders, name = Path(path).parts
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for each in folders:
+            parent, folder = folder, os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(parent)
+        opened = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)  # a pipe would wait for its writer
+    finally:
+        os.close(folder)
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise OSError(f"{path} is not a regular file")
+    return opened

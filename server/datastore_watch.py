@@ -114,7 +114,7 @@ class WatchedStore:
     ) -> Iterator[tuple[Document, str]]:
         """The files with new content, and their text. Files that were only touched are added to `kept`."""
         for path in [path for path in files if path not in kept]:
-            data, text = read_file(Path(self._root, path))
+            data, text = read_file(Path(self._root), path)
             digest = blake2b(data, digest_size=16).hexdigest()
             if path in old and old[path].digest == digest:
                 kept[path] = old[path]._replace(stamp=files[path])

@@ -169,6 +169,8 @@ def new_config(app: FastAPI, settings: Settings, metrics: Metrics, grace_seconds
         log_config=None,
         timeout_graceful_shutdown=ceil(grace_seconds),
         server_header=False,
+        proxy_headers=bool(settings.server.trusted_proxies),
+        forwarded_allow_ips=list(settings.server.trusted_proxies),
     )
 
 

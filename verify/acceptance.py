@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from drafters.interface import DraftTree, Ints
 from verify.model.transfer import to_device, to_host
-from verify.sampling import Sampler, uniform, warp_logits
+from verify.sampling import Sampler, check_finite, uniform, warp_logits
 from verify.sampling_params import SamplingParams
 
 
@@ -37,6 +37,8 @@ class Rule(Protocol):
         self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[torch.Tensor] = ()
     ) -> tuple[Ints, Ints, list[Any]]:
         """Accepted rows (int32 [A]) and emitted tokens (int32 [A+1]), from the logits of the root and N nodes.
+
+        Raises ModelError if the logits at an accepted node are not finite.
 
         `first` is the output position of the next token. The tensors `extra` are copied to the host together with the
         result and returned as arrays.
@@ -60,10 +62,12 @@ class Keyed:
         positions = [first, *(tree.depths + first).tolist()]
         if logits.device.type == "cpu":
             return *walk(tree, lambda row: self._sampler.choose(logits[row], positions[row])), to_host(*extra)
-        choices = self._sampler.sample(logits[:], positions)
-        chosen, accepted, *others = to_host(choices.int(), accepted_rows(choices, tree).int(), *extra)
+        choices, largest = self._sampler.sample(logits[:], positions), logits[:].amax(-1)
+        chosen, accepted, most, *others = to_host(choices.int(), accepted_rows(choices, tree).int(), largest.float(), *extra)
         rows = np.flatnonzero(accepted[1:]).astype(np.int32)
-        return rows, chosen[[0, *(rows + 1).tolist()]], others
+        path = [0, *(rows + 1).tolist()]
+        check_finite(most[path])
+        return rows, chosen[path], others
 
 
 def accepted_rows(chosen: torch.Tensor, tree: DraftTree) -> torch.Tensor:
@@ -113,6 +117,7 @@ class Rejection:
         node = -1
         while True:
             target = warp_logits(logits[node + 1 : node + 2], self._params)[0].double().softmax(-1).cpu().numpy()
+            check_finite(target.sum())
             proposal = _proposed(tree, node, tokens)
             position = first + len(rows)
             count = len(proposal.drawn) + len(proposal.guesses)

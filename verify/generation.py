@@ -116,8 +116,8 @@ class Generation:
 
     @property
     def read_tokens(self) -> int:
-        """The number of the prompt's tokens that have been read."""
-        return self._sequence.prompt_length - self.verifier.unread
+        """The number of the text's tokens that have been read."""
+        return self.context - self.verifier.unread
 
     def draft(self) -> Drafted:
         """Asks the drafter for a step's draft. The prompt has been read."""

@@ -19,11 +19,10 @@ from drafters.policy import Probe, ema
 from verify.budget import Selection, share
 from verify.generation import Drafted, Generation, Plan, Step
 from verify.model.segment import Segment
-from verify.pace import Pace
+from verify.pace import MIN_CHUNK_TOKENS, Pace
 from verify.verifier import PREFILL_CHUNK_TOKENS
 
 T = TypeVar("T")
-MIN_CHUNK_TOKENS = 8  # of a prompt that is read beside steps
 UNMEASURED_CHUNK_TOKENS = 64  # without a cost curve
 OVERLAP_PROBE_INTERVAL = 64  # rounds
 # Of the time of a round that also reads a prompt; the prompt takes at most 1 / (1 - STEPS_SHARE) times as long for it.
@@ -137,7 +136,10 @@ class Round:
                     self.device_seconds = time.perf_counter() - self._started
             if not self._reads and not self._keeps:
                 observe(self._computed, time.perf_counter() - self._started)
-        self.host_seconds += time.perf_counter() - self._started - self.device_seconds
+        elapsed = time.perf_counter() - self._started
+        self.host_seconds += elapsed - self.device_seconds
+        if self._computed and all(member.plan is None for member in self._computed):
+            self._pace.record_chunk(sum(member.segment.rows for member in self._computed if member.segment), elapsed)
         if self._predicted and not self._keeps and self._logits is not None:
             self._pace.record(self._reads, self._predicted, self.host_seconds + self.device_seconds)
         return [member.outcome for member in self._members]
@@ -175,7 +177,7 @@ def plan_round(steps: Sequence[Member], readers: Sequence[Member], pace: Pace) -
     Returns how many tokens of the readers' prompts the round reads, and how many seconds it takes; 0 = unknown.
     """
     if not steps:
-        return PREFILL_CHUNK_TOKENS, 0.0
+        return pace.chunk(PREFILL_CHUNK_TOKENS), 0.0
     offers = [member.generation.offer(member.drafted) for member in steps if member.drafted]
     selections, tokens, seconds = share(offers), UNMEASURED_CHUNK_TOKENS, 0.0
     curve = next((member.generation.curve for member in steps if member.generation.curve), None)

@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from verify.errors import ModelError
 from verify.largest import largest
@@ -184,6 +187,12 @@ def contenders(logits: torch.Tensor, params: SamplingParams, position: int) -> t
     return ids, weights[ids]
 
 
+def check_finite(largest: float | NDArray[np.floating[Any]]) -> None:
+    """Raises ModelError unless the largest logit of each row is finite."""
+    if not np.isfinite(largest).all():
+        raise ModelError("The model computed NaN or infinite logits; set another model.dtype, such as bfloat16 or float32.")
+
+
 class Sampler:
     """Chooses one request's tokens. Caches the noise of recent positions, which consecutive steps share."""
 
@@ -198,8 +207,7 @@ class Sampler:
         Raises ModelError if the logits are not finite.
         """
         params = self._params
-        if not math.isfinite(logits.amax(-1)):
-            raise ModelError("The model computed NaN or infinite logits; set another model.dtype, such as bfloat16 or float32.")
+        check_finite(float(logits.amax(-1)))
         if params.greedy:
             return int(logits.max(-1).indices)  # three times faster than argmax in bfloat16
         if not params.filters and len(logits) <= SMALL_VOCABULARY:

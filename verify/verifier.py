@@ -22,7 +22,7 @@ from verify.largest import likeliest
 from verify.logits import LogitsProcessor, ProcessedLogits
 from verify.model.batch import ForwardBatch
 from verify.model.cache.kv_cache import KVCache
-from verify.model.cache.paging import Rows
+from verify.model.cache.paging import Rows, SwappedRows
 from verify.model.runner import ModelRunner
 from verify.model.segment import Forwards, Segment
 from verify.sampling_params import SamplingParams
@@ -62,13 +62,16 @@ class Verifier(Protocol):
 
     @property
     def unread(self) -> int:
-        """The number of the prompt's tokens that are not in the cache, without its last one, which is the first step's root."""
+        """The number of the text's tokens that are not in the cache, without its last one, which is the next step's root.
+
+        They are the prompt's, and after `drop_rows` the answer's, too.
+        """
 
     def chunk(self, tokens: int = PREFILL_CHUNK_TOKENS) -> Segment | None:
-        """The next part of the prompt, at most `tokens` long; None once the prompt is read."""
+        """The next unread part of the text, at most `tokens` long; None once all is read."""
 
     def read(self, chunk: Segment, logits: torch.Tensor) -> None:
-        """Records a part of the prompt as read, after its forward."""
+        """Records a part of the text as read, after its forward."""
 
     def segment(self, tree: DraftTree) -> Segment:
         """The rows of a step: the root and the tree."""
@@ -113,6 +116,15 @@ class TreeVerifier:
         assert self._swapped is not None
         slot.fork(self._swapped, self._swapped.length)
         self._slot, self._swapped, self.sequence.cache = slot, None, slot
+
+    def drop_rows(self) -> KVCache | None:
+        """Drops the committed rows between two steps; returns the slot, if there is one. `chunk` reads them after `swap_in`."""
+        slot, self._slot, self._swapped = self._slot, None, SwappedRows([], 0, [])
+        if self._is_scoring:
+            self._scores = []
+        if slot is not None:
+            slot.truncate(0)
+        return slot
 
     @classmethod
     def restored(cls, runner: ModelRunner, text: Ints, prompt_length: int, rows: Rows) -> TreeVerifier:
@@ -192,19 +204,20 @@ class TreeVerifier:
 
     @property
     def unread(self) -> int:
-        return max(0, self.sequence.prompt_length - 1 - self.cache.length)
+        return max(0, len(self.sequence) - 1 - self.cache.length)
 
     def chunk(self, tokens: int = PREFILL_CHUNK_TOKENS) -> Segment | None:
-        start, scores = self.cache.length, self._scores is not None
-        prompt = self.sequence.tokens[: self.sequence.prompt_length - 1]
-        part = prompt[start:][: min(tokens, SCORED_CHUNK_TOKENS) if scores else tokens]
+        start, scores = self.cache.length, self._is_scoring
+        end = self.sequence.prompt_length - 1 if scores else len(self.sequence) - 1
+        part = self.sequence.tokens[start:end][: min(tokens, SCORED_CHUNK_TOKENS) if scores else tokens]
         if not len(part):
             return None
         return Segment(self.cache, ForwardBatch.chain(torch.from_numpy(part.astype(np.int64))), logits=scores)
 
     def read(self, chunk: Segment, logits: torch.Tensor) -> None:
         start = self.cache.length
-        if self._scores is not None:
+        if chunk.logits:
+            assert self._scores is not None
             following = self.sequence.tokens[start + 1 :][: chunk.rows]
             self._scores.append(_logprobs(logits, following, self._params.logprobs or 0))
         self.cache.length += chunk.rows
@@ -213,6 +226,11 @@ class TreeVerifier:
         """Reads the whole prompt."""
         while (chunk := self.chunk()) is not None:
             self.read(chunk, self.runner.forward_all([chunk])[0])
+
+    @property
+    def _is_scoring(self) -> bool:
+        """Whether log-probabilities of the prompt's tokens are missing."""
+        return self._scores is not None and sum(len(part.chosen) for part in self._scores) < self.sequence.prompt_length - 1
 
     @property
     def prompt_logprobs(self) -> Logprobs | None:

@@ -6,9 +6,10 @@ import asyncio
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench import report
-from bench.hostile.attack import Attack
+from bench.hostile.attack import Attack, bystanders_body
+from bench.hostile.folder import FolderTrouble
 from bench.hostile.target import Target, survey
 from bench.hostile.verdict import Outcome, failed_criteria, growth
 from bench.http.client import metric, new_client, quantiles
@@ -26,6 +28,8 @@ from bench.http.process import ServerProcess, start_server
 from server.settings import load_settings
 
 CONFIG = Path(__file__).parents[1] / "hostile.yaml"
+LONG_TEXT = "".join(f"value_{number} = compute({number})\n" for number in range(40))
+BYSTANDERS_PROMPTS = ("def f(", "def read_file(path):", LONG_TEXT + "def g(", LONG_TEXT * 2 + "def h(")
 RECOVERY_SECONDS = 120.0  # for the right answer afterwards: a killed worker may still be loading
 
 
@@ -38,10 +42,14 @@ def main(
 ) -> None:
     """Start a server and attack it. Exit code 1 if it fails a criterion."""
     settings = load_settings(config, {})
-    with start_server(["--config", str(config)]) as server:
+    with tempfile.TemporaryDirectory(prefix="outrider-hostile-") as folder, ExitStack() as stack:
+        flags = ["--config", str(config), "--sessions.folder", folder]
+        server, other = (stack.enter_context(start_server(flags)) for _ in range(2))
         target = asyncio.run(survey(server.url, settings))
         expected = asyncio.run(right_answer(target))
-        attack = Attack(target, server, requests, kills, seed)
+        answers = {prompt: asyncio.run(right_answer(target, prompt)) for prompt in BYSTANDERS_PROMPTS}
+        trouble = FolderTrouble(Path(folder), [server.process.pid, other.process.pid], seed)
+        attack = Attack(target, server, requests, kills, seed, answers, [other.url], trouble)
         started = time.perf_counter()
         with probing(server.url) as health, Progress() as progress:
             task = progress.add_task("attacking", total=requests)
@@ -53,6 +61,7 @@ def main(
         "requests": requests,
         "seconds": round(seconds),
         **attack.record.figures(),
+        "folder": dict(trouble.counts),
         "health_ms": outcome.health_ms,
         "memory": {name: growth(samples) for name, samples in outcome.memory_mb.items()},
         "failed": failed,
@@ -91,9 +100,9 @@ def judge(attack: Attack, server: ServerProcess, target: Target, expected: str, 
     )
 
 
-async def right_answer(target: Target) -> str:
-    """The text of a greedy answer; the error if there is none."""
-    body = {"model": target.model, "prompt": "def read_file(path):", "max_tokens": 24, "temperature": 0}
+async def right_answer(target: Target, prompt: str = "def read_file(path):") -> str:
+    """The text of a greedy answer without drafts and without a session that is kept; the error if there is none."""
+    body = bystanders_body(target.model, prompt) | {"session_id": None, "speculation": {"drafter": "none"}}
     async with new_client(target.url) as client:
         headers = {"Authorization": f"Bearer {target.bystanders_key}"}
         response = await client.post("/v1/completions", json=body, headers=headers)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ import httpx
 from bench.hostile.answers import Answer, read
 from bench.hostile.bombs import Bomb, filled_bombs, named_bombs
 from bench.hostile.connections import HOLDS, HeldConnections, send_raw
+from bench.hostile.folder import FolderTrouble
 from bench.hostile.kills import SCENES, kill
 from bench.hostile.malformed import METHODS, broken_http, mutated, odd_headers, random_path
 from bench.hostile.stores import fill_stores
@@ -78,12 +80,27 @@ class Record:
 class Attack:
     """One run against one server. Call `run` once."""
 
-    def __init__(self, target: Target, server: ServerProcess, requests: int, kills: int, seed: int) -> None:
+    def __init__(
+        self,
+        target: Target,
+        server: ServerProcess,
+        requests: int,
+        kills: int,
+        seed: int,
+        answers: Mapping[str, str] | None = None,
+        others: Sequence[str] = (),
+        trouble: FolderTrouble | None = None,
+    ) -> None:
+        """`answers` are the right ones to the bystander's prompts, which it sends to the servers at `others`, too."""
+        self._answers = dict(answers or {"def f(": ""})
+        self._urls = ["", *others]
+        self._trouble = trouble
         self._target = target
         self._server = server
         self._requests = requests
         self._kills = kills
         self._rng = random.Random(seed)
+        self._rng_of_bystander = random.Random(seed + 1)
         self._held = HeldConnections(target)
         self._named, self._filled = self._endless(named_bombs()), self._endless(filled_bombs(target.endpoints))
         endpoints = [endpoint for endpoint in target.endpoints if endpoint.path != "/ready"]  # a 503 is its answer after a kill
@@ -119,7 +136,8 @@ class Attack:
                     await self._send_one(client)
                     on_progress()
 
-            async with self._in_background(self._stand_by(client), self._sample_memory()):
+            trouble = [] if self._trouble is None else [self._trouble.run()]
+            async with self._in_background(self._stand_by(client), self._sample_memory(), *trouble):
                 await asyncio.gather(*(run_attacker() for _ in range(CLIENTS)))
         self._held.close()
 
@@ -203,13 +221,18 @@ class Attack:
         self.record.add(kind, answer, started, self._kills > 0, described)
 
     async def _stand_by(self, client: httpx.AsyncClient) -> None:
-        """Another client, with its own key, that asks for one token at a time."""
+        """Another client, with its own key, that asks for a few tokens at a time, and knows what they should be."""
         headers = {"Authorization": f"Bearer {self._target.bystanders_key}", "Content-Type": "application/json"}
-        body = {"model": self._target.model, "prompt": "def f(", "max_tokens": 1}
         while True:
-            started = time.perf_counter()
-            answer = await read(client, "POST", "/v1/completions", json=body, headers=headers)
-            self.record.add("bystander", answer, started, self._kills > 0, "one token")
+            prompt, expected = self._rng_of_bystander.choice(list(self._answers.items()))
+            url, started = self._rng_of_bystander.choice(self._urls), time.perf_counter()
+            body = bystanders_body(self._target.model, prompt)
+            answer = await read(client, "POST", f"{url}/v1/completions", json=body, headers=headers)
+            self.record.add("bystander", answer, started, self._kills > 0, prompt)
+            if answer.status == "400":
+                self.record.bad.append(f"bystander: {answer.text[:200]} ({prompt[:40]!r})")
+            elif answer.status == "200" and expected and (text := text_of(answer.text)) != expected:
+                self.record.bad.append(f"bystander: {text!r} for {expected!r} ({prompt!r} at {url or 'the first server'})")
             await asyncio.sleep(BYSTANDER_SECONDS)
 
     async def _sample_memory(self) -> None:
@@ -220,3 +243,16 @@ class Attack:
                 if megabytes:
                     self.record.memory[name].append(megabytes)
             await asyncio.sleep(MEMORY_SECONDS)
+
+
+def bystanders_body(model: str, prompt: str) -> dict[str, Any]:
+    """A greedy request, whose session both servers save."""
+    return {"model": model, "prompt": prompt, "max_tokens": 8, "temperature": 0, "session_id": f"conversation {len(prompt)}"}
+
+
+def text_of(answer: str) -> str:
+    """The text of a completion; what the server sent if it is none."""
+    try:
+        return str(json.loads(answer)["choices"][0]["text"])
+    except (ValueError, LookupError, TypeError):
+        return answer

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.hostile.encoding import encode, nested, raw
 from bench.hostile.endpoints import Endpoint, Place
-from bench.hostile.structures import GRAMMARS, REGEXES, schemas
+from bench.hostile.structures import AMBIGUOUS, GRAMMARS, REGEXES, schemas
 from bench.hostile.target import Target
 
 ELEMENTS: tuple[Any, ...] = ({}, 0, "")
@@ -33,7 +33,8 @@ class Bomb:
 
 def named_bombs() -> list[Bomb]:
     """Every named attack, once."""
-    return [*structures(), *tool_grammars(), *numbers(), *special_tokens(), *shares(), *stored(), *nesting()]
+    kinds = (structures, masks, large_bodies, tool_grammars, numbers, special_tokens, shares, stored, nesting)
+    return [bomb for kind in kinds for bomb in kind()]
 
 
 def filled_bombs(endpoints: Iterable[Endpoint]) -> list[Bomb]:
@@ -92,6 +93,37 @@ def structures() -> Iterator[Bomb]:
         yield message("schema", output_config={"format": {"type": "json_schema", "schema": schema}})
         yield message("schema", tools=[{"name": "f", "input_schema": schema, "strict": True}], tool_choice={"type": "any"})
         yield completion("schema", grammar="start: %json " + encode(schema).decode())
+
+
+def masks() -> Iterator[Bomb]:
+    """A grammar whose masks are slow, for every node of a long draft."""
+    letters = "".join(chr(ord("a") + number % 26) for number in range(1000))
+    draft: dict[str, Any] = {"prediction": {"type": "content", "content": letters}, "max_tokens": 1000, "ignore_eos": True}
+    speculation = {"drafter": "prediction", "max_nodes": 128}
+    yield completion("masks", grammar=AMBIGUOUS, **draft, speculation=speculation)
+    yield completion("masks", grammar=AMBIGUOUS, **draft, speculation=speculation, hangs_up=True)
+
+
+def large_bodies() -> Iterator[Bomb]:
+    """Bodies whose validation takes far longer than their transfer; most of them are not valid."""
+    empty = [{"type": "text", "text": ""}] * 2
+    turns = [{"role": role, "content": empty} for role in ("user", "assistant")]
+    called = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    functions = [{"type": "function", "name": "f"}] * 20
+    space = {"type": "namespace", "name": "n", "description": "", "tools": functions}
+    numbers = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" + "1," * 20_000 + "1]"}}
+    for _ in range(4):  # several at a time, since clients share these bombs
+        yield message("large body", messages=copies(turns, 5000))
+        yield send("large body", "/v1/messages/count_tokens", messages=copies([{"role": "user", "content": empty * 10}], 2040))
+        yield response("large body", tools=copies([space], 1000))
+        yield response("large body", copies([called], 16_384))
+        messages = [{"role": "assistant", "content": "", "tool_calls": [numbers]}]
+        yield chat("large body", messages=copies(messages, 60))
+
+
+def copies(items: list[Any], most: int) -> Callable[[Target], list[Any]]:
+    """A list `most` times, or as often as a body has room for it."""
+    return lambda target: items * min(most, (target.body_bytes - 1000) // (len(encode(items)) + 1))
 
 
 def tool_grammars() -> Iterator[Bomb]:

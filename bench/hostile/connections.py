@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 from collections import deque
@@ -14,6 +15,7 @@ from bench.hostile.target import Target
 ANSWER_SECONDS = 1.0
 HELD = 64  # connections that stay open; the oldest is closed when another is opened
 SMALL_BUFFER = 4096  # bytes; the rest of an answer that nobody reads stays with the server
+NUMBERS = itertools.count()  # so that no session is used twice
 ENDLESS: dict[str, Any] = {"temperature": 1.5, "ignore_eos": True, "stream": True}
 
 
@@ -40,6 +42,9 @@ HOLDS: dict[str, Callable[[Target], bytes]] = {
     "half an upload without a key": lambda target: head(target, f"Content-Length: {target.body_bytes}", key="wrong-key") + b"{",
     "a chunk without end": lambda target: head(target, "Transfer-Encoding: chunked") + b'5\r\n{"a":\r\n',
     "unread stream": lambda target: whole(target, **ENDLESS),
+    "unread stream of a long text": lambda target: whole(
+        target, prompt=[5] * (target.context_tokens // 2), logprobs=20, session_id=f"unread {next(NUMBERS)}", **ENDLESS
+    ),
     "unread streams of many choices": lambda target: whole(target, n=16, **ENDLESS),
     "unread answer": lambda target: whole(target, prompt=[5] * (target.context_tokens // 2), echo=True, logprobs=20, n=4),
     "unread pipeline": lambda target: whole(target, max_tokens=1) * 50,

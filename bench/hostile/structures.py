@@ -7,6 +7,7 @@ from typing import Any
 
 from bench.hostile.encoding import nested, raw
 
+RUN = 30_000  # characters of a token without end
 RULES = 2900  # of a chain: 35 kB of grammar
 BRACKETS = 20_000
 LEVELS = (60, 600, 1500)
@@ -19,6 +20,7 @@ def chain(first: str, count: int = RULES) -> str:
     return f'start: {first}0\n{links}\n{first}{count}: "x"'
 
 
+AMBIGUOUS = "start: s\ns: s s | w\nw: /[a-z ]/"  # each mask takes longer than the one before
 GRAMMARS = (
     chain("a"),
     chain("A"),
@@ -29,6 +31,14 @@ GRAMMARS = (
     "start: start",
     "start: /" + "(" * BRACKETS + "x" + ")" * BRACKETS + "/",
     'start: "x"{1000000}',
+    'start: "x"{1' + " " * RUN + "!",
+    'start: "x"{' + "1" * RUN + ",",
+    'start: "' + '\\"' * (RUN // 2),
+    "start: /" + "\\/" * (RUN // 2),
+    "start: a" + " " * RUN + "\n" * RUN + "|",
+    "start: " + "[" * (RUN // 2) + "'" * RUN,
+    "// " + "*/ /*" * (RUN // 5) + "\nstart:",
+    AMBIGUOUS,
 )
 REGEXES = (
     "(" * BRACKETS + "a" + ")" * BRACKETS,

@@ -67,9 +67,9 @@ class MessagesEndpoint:
 
 
 def name_ignored_tools(response: Response, http: HTTPRequest, body: CountTokensBody) -> Response:
-    """The response; names the tools that were left out of the prompt in its header and in the log."""
+    """The response; names the tools that were left out of the prompt in its header. The log gets their number only."""
     if body.ignored_tools:
-        names = ignored_tools(body.ignored_tools)
-        response.headers[IGNORED_TOOLS] = names
-        log.info("tools left out of the prompt", extra={"fields": {"tools": names, "request_id": http.state.request_id}})
+        response.headers[IGNORED_TOOLS] = ignored_tools(body.ignored_tools)
+        fields = {"tools": len(body.ignored_tools), "request_id": http.state.request_id}
+        log.info("tools left out of the prompt", extra={"fields": fields})
     return response

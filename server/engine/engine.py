@@ -222,7 +222,8 @@ class Engine:
         request = stream.request
         self._streams[request.id] = stream
         try:
-            self._queue.enter(request.id, admitted, request.priority, request.principal, len(request.prompt))
+            tokens = len(request.prompt)
+            self._queue.enter(request.id, admitted, request.priority, request.principal, tokens, request.session)
         except QueueFull as full:
             del self._streams[request.id]
             self._metrics.rejected_requests.labels(full.reason).inc()

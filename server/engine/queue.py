@@ -1,7 +1,8 @@
 """The request queue: a bounded, fair queue in front of the worker. Knows nothing about the requests' content.
 
 Promises the next turn to the waiting principal with the fewest running requests; of equals, to the one whose last turn is
-oldest. Among one principal's requests, the lowest priority number runs first. While a principal waits, no other one keeps two
+oldest. Among one principal's requests, the lowest priority number runs first, and requests of one session
+run one after the other. While a principal waits, no other one keeps two
 places more than it has: its latest request is paused. So neither many requests, nor long ones, nor a high priority of one
 client delay another client's first request.
 """
@@ -35,6 +36,7 @@ class Place:
     principal: str
     tokens: int  # prompt length
     priority: int  # among the principal's own requests; lower runs first
+    session: str | None = None  # which one request uses at a time
     state: Literal["waiting", "running", "held"] = "waiting"  # a held request gets no turn until it is resumed
     started: bool = False  # it has had a turn, so the worker has its state
     since: float = 0.0  # the clock's time at the latest turn
@@ -86,12 +88,20 @@ class Queue:
         """Seconds until half of the waiting requests have had their turn, at the measured rate."""
         return self.seconds_per_request * max(1, math.ceil(self.waiting / 2)) / self._max_active
 
-    def enter(self, id: str, always: bool = False, priority: int = 0, principal: str = "", tokens: int = 0) -> None:
+    def enter(
+        self,
+        id: str,
+        always: bool = False,
+        priority: int = 0,
+        principal: str = "",
+        tokens: int = 0,
+        session: str | None = None,
+    ) -> None:
         """Adds a request. Always call `leave` afterwards. Raises QueueFull unless `always`."""
         free = self._open and self.active < self._max_active
         if not (always or free):
             self._check_bounds(tokens)
-        self._places[id] = Place(id, principal, tokens, priority)
+        self._places[id] = Place(id, principal, tokens, priority, session)
         self._grant()
 
     def _check_bounds(self, tokens: int) -> None:
@@ -152,7 +162,7 @@ class Queue:
 
     def _grant(self) -> None:
         """Gives turns to waiting requests while there are places for them."""
-        while self._open and (waiting := self._in_state("waiting")):
+        while self._open and (waiting := self._eligible()):
             running = Counter(place.principal for place in self._in_state("running"))
             next_place = min(waiting, key=lambda place: self._rank(place, running))  # the earliest of equals
             if running.total() >= self._max_active and not self._pause_for(next_place.principal, running):
@@ -161,6 +171,14 @@ class Queue:
             self._last_turn[next_place.principal] = self._turns
             next_place.state, next_place.started, next_place.since = "running", True, self._clock()
             self._on_run(next_place.id)
+
+    def _eligible(self) -> list[Place]:
+        """The waiting requests whose session no other request uses: in the worker, they would wait in a place."""
+        users: dict[tuple[str, str | None], str] = {}
+        for place in self._places.values():
+            if place.started and place.session is not None:
+                users[place.principal, place.session] = place.id
+        return [each for each in self._in_state("waiting") if users.get((each.principal, each.session), each.id) == each.id]
 
     def _rank(self, place: Place, running: Counter[str]) -> tuple[int, int, int]:
         return running[place.principal], self._last_turn.get(place.principal, 0), place.priority

@@ -30,6 +30,11 @@ class Server(Section):
         description="Host names that requests may use beside localhost, server.host and IP addresses; * allows every name. "
         "null allows every name if there are API keys, and no further names without.",
     )
+    trusted_proxies: tuple[str, ...] = Field(
+        (),
+        description="Addresses or networks of reverse proxies whose X-Forwarded-For names the client: without API keys, "
+        "clients are told apart by address. Empty ignores the header.",
+    )
     max_connections: int = Field(
         1024, ge=1, description="Maximum open connections; a further one replaces an idle one, or gets a 503 if none is idle."
     )

@@ -52,7 +52,9 @@ class TraceRequests:
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind, StatusCode
 
-        carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        # Not `tracestate` and `baggage`, in which a client may write anything.
+        parents = [value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"]
+        carrier = {"traceparent": parents[0]} if parents else {}
         with self._tracer.start_as_current_span("request", context=extract(carrier), kind=SpanKind.SERVER) as span:
 
             async def send_traced(message: Message) -> None:

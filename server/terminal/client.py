@@ -115,7 +115,8 @@ class Client:
     def _reason(self, response: http.client.HTTPResponse) -> str:
         """The sentence of an error response."""
         if response.status == 401:
-            return f"The server at {self.url} needs an API key that it knows; give it with --api-key or OPENAI_API_KEY."
+            needs = f"The server at {self.url} needs an API key that it knows"
+            return f"{needs}; give it with --api-key, or with --url and OPENAI_API_KEY."
         try:
             message = stated_error(json.loads(response.read(MAX_ERROR_BYTES))["error"])
         except (ValueError, LookupError, TypeError, RecursionError):

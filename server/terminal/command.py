@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from contextlib import AbstractContextManager, ExitStack
@@ -27,12 +28,14 @@ def register(outrider: typer.Typer) -> None:
 
 def chat(
     context: typer.Context,
-    url: Annotated[str, typer.Option(help="Address of a running server.")] = URL,
+    url: Annotated[str | None, typer.Option(help=f"Address of a running server; default: {URL}.")] = None,
     model: Annotated[
         str | None, typer.Option(help="Start a server with this model for the chat: a local folder or a Hugging Face id.")
     ] = None,
     config: ConfigOption = None,
-    api_key: Annotated[str | None, typer.Option(help="API key of the server at --url.", envvar="OPENAI_API_KEY")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="API key of the server; default: OPENAI_API_KEY, for a server that --url names.")
+    ] = None,
     drafter: Annotated[str | None, typer.Option(help="Drafter; default: the server's.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed, which repeats answers; default: a new one for each.")] = None,
     colours: Annotated[bool, typer.Option("--colours", help="Colour the text by the drafter that guessed it.")] = False,
@@ -48,7 +51,7 @@ def chat(
     try:
         with ExitStack() as stack:
             server = None if model is None else stack.enter_context(start(model, config, context.args))
-            client = server.wait_until_ready() if server else Client(url, api_key)
+            client = server.wait_until_ready() if server else Client(url or URL, api_key or own_key(url))
             conversation = Chat(client, client.model(), drafter=drafter, seed=seed, colours=colours)
             if server:
                 conversation.check = server.check
@@ -57,6 +60,11 @@ def chat(
         raise (fail(str(error)) if str(error) else typer.Exit(2)) from None  # the server has said why it cannot start
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+
+
+def own_key(url: str | None) -> str | None:
+    """The key in the environment, for the server that the user names: anybody may listen at the default address."""
+    return os.environ.get("OPENAI_API_KEY") if url else None
 
 
 def start(model: str, config: Path | None, arguments: list[str]) -> AbstractContextManager[OwnServer]:

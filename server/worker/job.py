@@ -12,7 +12,7 @@ from server.engine.messages import Request, StepReport, StepTrace, TokenEvent, T
 from server.settings import Settings
 from server.worker.detokenizer import AnswerText
 from server.worker.runtime import Runtime
-from server.worker.sessions import Session
+from server.worker.session import Session
 from verify.constraints.reasoning import Constraint, ReasoningBudget
 from verify.generation import DecodeOptions, Generation, Step
 

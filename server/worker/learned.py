@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from drafters.interface import Ints
 from drafters.tables.suffix import Corpus, index
 
 MAX_PRINCIPALS = 256  # with texts; the least recently used is dropped first
+MAX_TOKENS_IN_LOOP = 1 << 13  # whose index takes some milliseconds
+INDEXER = ThreadPoolExecutor(1, "outrider-index")  # starts no thread before its first use
 INDEXING_SHARE = 1 / 8  # new tokens, relative to the indexed ones, that make it worth indexing again
 
 
@@ -28,6 +31,7 @@ class LearnedText:
         self._texts: OrderedDict[Hashable, Ints] = OrderedDict()  # by session; the most recent last
         self._new_tokens = self._indexed_tokens = 0
         self._block = index(np.empty(0, np.int64), separator)
+        self._indexing: Future[Corpus] | None = None
 
     def __len__(self) -> int:
         """The number of blocks."""
@@ -44,11 +48,19 @@ class LearnedText:
             surplus -= len(self._texts.popitem(last=False)[1])
 
     def current(self) -> tuple[Corpus, ...]:
-        """The texts as one block, indexed again once they have grown enough to make a difference."""
-        if self._new_tokens > INDEXING_SHARE * self._indexed_tokens:
-            parts = [np.append(self._separator, text) for text in self._texts.values()]
-            tokens = np.concatenate(parts)
-            self._block, self._new_tokens, self._indexed_tokens = index(tokens, self._separator), 0, len(tokens)
+        """The texts as one block, indexed again once they have grown enough to make a difference.
+
+        A long text is indexed in a thread, because the decode loop calls this: until then, the block is the one before.
+        """
+        if self._indexing is not None and self._indexing.done():
+            self._block, self._indexing = self._indexing.result(), None
+        if self._indexing is None and self._new_tokens > INDEXING_SHARE * self._indexed_tokens:
+            tokens = np.concatenate([np.append(self._separator, text) for text in self._texts.values()])
+            self._new_tokens, self._indexed_tokens = 0, len(tokens)
+            if len(tokens) <= MAX_TOKENS_IN_LOOP:
+                self._block = index(tokens, self._separator)
+            else:
+                self._indexing = INDEXER.submit(index, tokens, self._separator)
         return (self._block,)
 
 

@@ -31,10 +31,11 @@ from server.engine.messages import (
 from server.engine.transport import WorkerSide
 from server.settings import Settings
 from server.worker.job import Job
-from server.worker.runtime import Runtime, max_active
-from server.worker.session_files import SessionFiles, model_digest
+from server.worker.runtime import Runtime, max_active, memory_bytes
+from server.worker.session import SessionKey
+from server.worker.session_files import ForeignFolder, SessionFiles, model_digest
 from server.worker.session_format import Fits
-from server.worker.sessions import SessionKey, SessionStore
+from server.worker.sessions import SessionStore
 from verify.constraints.grammar import GrammarError
 from verify.generation import PromptError, Step
 from verify.model.cache.kv_cache import KVCache
@@ -46,6 +47,7 @@ from verify.verifier import PREFILL_CHUNK_TOKENS
 
 log = logging.getLogger("outrider.worker")
 IDLE_SECONDS = 0.5  # to wait for messages when there is no work
+SILENT_SHARE = 0.1  # of scheduling.stall_seconds: the longest silence while a prompt is read
 REPORT_SECONDS = 0.5  # of silence during prefill, before a Status message shows that the worker is alive
 CLIENT_ERRORS = (PromptError, GrammarError)  # a request that fails to start with one of these leaves its session unchanged
 
@@ -65,15 +67,17 @@ class Worker:
             runtime.slots,
             automatic=settings.finds_sessions_by_text,
             kv_bytes=kept.kv_bytes,
+            memory_bytes=memory_bytes(settings),
             files=session_files(settings, runtime.runner),
             learn=runtime.learn,
         )
         self._waiting: deque[Request | Job] = deque()  # new requests, and jobs whose pause has ended
+        self._tried: dict[str, int] = {}  # by id of a waiting request: `SessionStore.changes` at its last try
         self._active: list[Job] = []
         self._running: tuple[list[Job], Round] | None = None  # a round whose forward has started, and its jobs
         self._overlap = Overlap()
         gap_ms = settings.scheduling.max_gap_ms
-        self._pace = Pace(None if gap_ms is None else gap_ms / 1e3)
+        self._pace = Pace(None if gap_ms is None else gap_ms / 1e3, SILENT_SHARE * settings.scheduling.stall_seconds)
         self._paused: dict[str, Request | Job] = {}  # by request id
         self._last_sent_at = 0.0  # time.monotonic()
 
@@ -116,11 +120,17 @@ class Worker:
         return True
 
     def _admit(self) -> None:
-        """Starts waiting requests in order, skipping those whose session is busy and those that no KV cache is free for."""
+        """Starts waiting requests in order, skipping those whose session is busy and those that no KV cache is free for.
+
+        A skipped request is tried again after a change only: each try looks for the session of its whole prompt.
+        """
         skipped: list[Request | Job] = []
         while self._waiting and len(self._active) < self._runtime.max_active:
             entry = self._waiting.popleft()
-            if not (self._continue(entry) if isinstance(entry, Job) else self._begin(entry)):
+            if self._tried.pop(entry.id, None) == self._sessions.changes or not (
+                self._continue(entry) if isinstance(entry, Job) else self._begin(entry)
+            ):
+                self._tried[entry.id] = self._sessions.changes
                 skipped.append(entry)
         self._waiting.extendleft(reversed(skipped))
 
@@ -172,6 +182,8 @@ class Worker:
 
     def _make_room(self) -> None:
         """Lets the requests that came last wait while the KV caches have no room for a round of all."""
+        if self._sessions.is_short:
+            self._sessions.trim()
         while not self._sessions.fits([round_rows(job) for job in self._active]) and len(self._active) > 1:
             if self._running is not None:
                 self._settle()
@@ -253,6 +265,7 @@ class Worker:
     def _remove(self, request_id: str) -> Request | Job | None:
         """Takes the request out of line, wherever it is; None if it has ended."""
         self._settle()
+        self._tried.pop(request_id, None)
         if request_id in self._paused:
             return self._paused.pop(request_id)
         for line in (self._active, self._waiting):
@@ -281,12 +294,16 @@ def round_rows(job: Job) -> tuple[KVCache, int]:
 
 
 def session_files(settings: Settings, runner: ModelRunner) -> SessionFiles | None:
-    """The folder of saved sessions, if one is set."""
+    """The folder of saved sessions, if one is set and is the user's own."""
     folder, model = settings.sessions.folder, settings.model
     if folder is None:
         return None
     digest = model_digest(model.path, runner, model.revision)
-    return SessionFiles(folder.expanduser(), digest, settings.sessions.folder_bytes, Fits.of(runner))
+    try:
+        return SessionFiles(folder.expanduser(), digest, settings.sessions.folder_bytes, Fits.of(runner))
+    except ForeignFolder as error:
+        log.error("%s", error)
+        return None
 
 
 def failure(request: Request, error: Exception) -> Failed:

@@ -18,6 +18,7 @@ from verify.model.cache.paging import PAGE_TOKENS, page_count
 from verify.model.cache.windows import held_positions
 
 MIN_CONTEXT_TOKENS = 8192  # a context is not shortened further, because agents' prompts would no longer fit
+RESERVED_SHARE = 0.2  # of the free memory, for activations
 ROUNDED_TOKENS = 1024  # a shortened context is a multiple, so that it is the same at the next start
 
 
@@ -28,7 +29,7 @@ class MemoryFigures:
     free_bytes: int  # after the weights
     token_bytes: int  # keys and values of one position, also those of a draft model on the same device
     model_tokens: int  # the longest context that the model supports
-    reserved_share: float = 0.2  # of the free memory, for activations
+    reserved_share: float = RESERVED_SHARE  # of the free memory
     slot_bytes: int = 0  # of one cache beside its positions: states of recurrent layers
     device: str = "the device"  # in messages
     is_lazy: bool = False  # a cache takes the memory of its text, as on a CPU; otherwise, caches are in pages

@@ -16,11 +16,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from drafters.interface import Ints
 from drafters.registry import Resources
+from server.http.body_budget import TOTAL_BYTES
 from server.settings import Settings
 from server.settings.tree import DEFAULT_MAX_ACTIVE
 from server.worker.kernels import Kernels
-from server.worker.learned import LearnedTexts
-from server.worker.memory_plan import MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
+from server.worker.learned import MAX_PRINCIPALS, LearnedTexts
+from server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
 from server.worker.resources import Stores, Tables, distinct, load_resources
 from verify.constraints.grammar import GrammarCompiler
 from verify.cost import CostCurve
@@ -43,6 +44,7 @@ from verify.tokenizer import check_pair, fingerprint, load_tokenizer
 
 log = logging.getLogger("outrider.worker")
 SMALL_MODEL_BYTES = 64_000_000
+LEARNED_TOKEN_BYTES = 16  # of a principal's earlier texts: the text itself, its index and their table
 
 
 class Budget(TypedDict):
@@ -216,7 +218,7 @@ def start_models(
 
     Raises ModelError if the settings do not fit.
     """
-    plan = plan_devices(memory_figures(runner, draft), memory_wishes(settings))
+    plan = plan_devices(memory_figures(runner, draft, stores=store_bytes(settings)), memory_wishes(settings))
     if plan.note:
         log.warning(plan.note)
     draft_plan = plan_draft(runner, draft, plan)
@@ -259,11 +261,11 @@ def plan_draft(runner: ModelRunner, draft: ModelRunner | HeadModel | None, plan:
 
 
 def memory_figures(
-    runner: ModelRunner, draft: ModelRunner | HeadModel | None, model_tokens: int | None = None
+    runner: ModelRunner, draft: ModelRunner | HeadModel | None, model_tokens: int | None = None, stores: int = 0
 ) -> list[MemoryFigures]:
     """The memory of each device of a model, on which the weights are; the draft model's caches may be on one of them.
 
-    The longest context is the model's unless `model_tokens` is given.
+    The longest context is the model's unless `model_tokens` is given. On a CPU, `stores` bytes are for something else.
     """
     models = [runner] if draft is None else [runner, draft]
     shapes = [part for model in models for part in model.cache_shape.parts]
@@ -272,7 +274,7 @@ def memory_figures(
         shared = [shape for shape in shapes if shape.device == device]
         found.append(
             MemoryFigures(
-                free_bytes=free_bytes(device),
+                free_bytes=free_bytes(device) - (stores if device.type == "cpu" else 0),
                 token_bytes=sum(shape.bytes_for(1) for shape in shared),
                 model_tokens=model_tokens or runner.model_tokens,
                 slot_bytes=sum(shape.slot_bytes for shape in shared),
@@ -288,6 +290,18 @@ def memory_wishes(settings: Settings) -> MemoryWishes:
     """The settings that need memory."""
     sessions = settings.sessions
     return MemoryWishes(settings.model.context_tokens, sessions.slots, settings.scheduling.max_active, sessions.capacity)
+
+
+def memory_bytes(settings: Settings) -> int:
+    """The host's memory for the rows of all sessions: the budget of the KV caches of a model on a CPU."""
+    return int((1 - RESERVED_SHARE) * max(0, free_bytes(torch.device("cpu")) - store_bytes(settings)))
+
+
+def store_bytes(settings: Settings) -> int:
+    """The memory that stored responses, bodies and earlier sessions' texts take when they are full."""
+    principals = len(settings.auth.keys) + 1 if settings.auth.keys else MAX_PRINCIPALS
+    learned = principals * settings.sessions.learned_tokens * LEARNED_TOKEN_BYTES if settings.learns_from_sessions else 0
+    return settings.responses.total_bytes + TOTAL_BYTES + learned
 
 
 def max_active(settings: Settings, slots: int, curve: CostCurve | None) -> int:

@@ -7,18 +7,24 @@ disk, needs no rows and goes on.
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
+from drafters.registry import arrays_of
+from server.worker.session import Session
 from server.worker.session_files import SessionFiles
-from server.worker.session_format import Contents
+from server.worker.session_format import Contents, contents_of
 
 
 class Saver:
     """Writes sessions. All methods are called by one thread."""
 
-    def __init__(self, files: SessionFiles) -> None:
+    def __init__(self, files: SessionFiles, clock: Callable[[], float] = time.monotonic) -> None:
         self._files = files
+        self._clock = clock
+        self._saving: Session | None = None
         self._executor = ThreadPoolExecutor(1, "outrider-saver")
         self._stopped, self._rows_read = threading.Event(), threading.Event()
         self._running: Future[bool] | None = None
@@ -28,6 +34,32 @@ class Saver:
         """Whether a session is being saved."""
         return self._running is not None and not self._running.done()
 
+    def save_next(self, sessions: Iterable[Session]) -> None:
+        """Begins to save the first session that has changed, if none is being saved."""
+        changed = (session for session in sessions if session.has_changed)
+        if not self.is_busy and (session := next(changed, None)) is not None:
+            self._begin(session)
+
+    def save_all(self, sessions: Iterable[Session], seconds: float) -> None:
+        """Saves the sessions that have changed, in this order and as far as the time allows. The last call."""
+        deadline = self._clock() + seconds
+        self.wait(seconds)
+        self.stop()
+        for session in sessions:
+            if session.has_changed and self._clock() < deadline:
+                self._begin(session)
+                self.wait(deadline - self._clock())
+        self.close()
+
+    def _begin(self, session: Session) -> None:
+        assert session.key is not None
+        principal, text = session.key.principal, session.verifier.sequence.tokens
+        name = session.key.name if isinstance(session.key.name, str) else None
+        session.file = session.file or self._files.path_of(principal, name, text)
+        learned = {drafter: arrays_of(state) for drafter, state in session.drafters.items()}
+        self.start(session.file, contents_of(principal, name, session.verifier, learned))
+        session.saved, self._saving = True, session  # if it is stopped or fails, the next request tries again
+
     def start(self, path: Path, contents: Contents) -> None:
         """Begins to save a session, after the one before it."""
         self.wait(None)
@@ -36,11 +68,14 @@ class Saver:
 
     def stop(self) -> bool:
         """Returns when no rows are read any more: whether all have been, so that the session will be saved."""
+        saving, self._saving = self._saving, None
         if self._running is None:
             return True
         complete = self._rows_read.is_set()
         self._stopped.set()
         self._rows_read.wait()
+        if saving is not None and not complete:
+            saving.saved = False
         return complete
 
     def wait(self, seconds: float | None) -> None:

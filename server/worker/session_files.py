@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import stat
 import uuid
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -32,8 +33,13 @@ from verify.model.runner import ModelRunner
 log = logging.getLogger("outrider.worker")
 SUFFIX, PARTIAL, TEMPORARY = ".session", ".partial", ".tmp*"  # safetensors writes the last ones
 LOCK = ".lock"
+ROOT = 0  # the user who may own the folder that is set, such as a mounted volume
 LAYOUT = 2  # of a file; another number is in another folder
 MAX_CANDIDATES = 16  # files that may continue one text
+
+
+class ForeignFolder(Exception):
+    """Somebody else may read or replace the files in a folder; the message says what to do."""
 
 
 class Identity(NamedTuple):
@@ -47,7 +53,12 @@ class SessionFiles:
     """The files of the sessions of one model, bounded in bytes; the least recently saved are removed first."""
 
     def __init__(self, folder: Path, model: str, max_bytes: int, fits: Fits) -> None:
-        """`model` identifies the weights, the dtype and the version. Removes what an interrupted writer has left."""
+        """`model` identifies the weights, the dtype and the version. Removes what an interrupted writer has left.
+
+        Raises ForeignFolder if the folder belongs to another user.
+        """
+        check_owner(folder, (os.geteuid(), ROOT))
+        check_owner(folder / model, (os.geteuid(),))
         self._folder = folder / model
         self._max_bytes = max_bytes
         self._fits = fits
@@ -69,7 +80,8 @@ class SessionFiles:
         partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}{PARTIAL}")
         complete = False
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for each in (self._folder.parent, self._folder, path.parent):
+                each.mkdir(parents=True, exist_ok=True, mode=0o700)  # of the last one
             with open(partial, "xb", opener=private) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, or its process has ended
                 complete = write_session(file, contents, stopped)
@@ -190,6 +202,20 @@ class SessionFiles:
                     self._known[path] = identity(path)
                 self.remove(path)
                 total -= size
+
+
+def check_owner(folder: Path, owners: tuple[int, ...]) -> None:
+    """Raises ForeignFolder if somebody else may read or replace what is in a folder. One that does not exist is made later."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return
+    is_shared = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+    if found.st_uid not in owners or is_shared:
+        raise ForeignFolder(
+            f"{folder} belongs to another user, or all users may write to it, so no sessions are saved in it; set"
+            " sessions.folder to a folder of your own."
+        )
 
 
 def identity(path: Path) -> Identity:

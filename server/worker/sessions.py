@@ -15,82 +15,22 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 
-from drafters.interface import Drafter, Ints
-from drafters.options import DrafterName
-from drafters.registry import Resources, arrays_of, fork, make, restore
+from drafters.interface import Ints
 from drafters.sequence import common_prefix
-from server.engine.messages import Reuse
+from server.worker.eviction import Bounds, Eviction
 from server.worker.prefix_index import BLOCK_TOKENS, PrefixIndex
 from server.worker.saver import Saver
+from server.worker.session import Session, SessionKey
 from server.worker.session_files import SessionFiles
-from server.worker.session_format import Contents, DamagedSession, StoredSession, contents_of
+from server.worker.session_format import DamagedSession, StoredSession
 from verify.model.cache.kv_cache import KVCache
-from verify.model.cache.paging import Rows, distinct_bytes
-from verify.model.memory import free_bytes
 from verify.model.runner import ModelRunner
 from verify.verifier import TreeVerifier
 
-# A prompt continues a conversation although its last tokens differ from the earlier prompt's: the end of a rendered
-# conversation changes when the next message follows.
-CHANGED_TOKENS = 32
-SESSIONS_SHARE = 0.25  # of the memory that is free after the weights, for the rows of all sessions, in slots or not
 log = logging.getLogger("outrider.worker")
-
-
-class SessionKey(NamedTuple):
-    """Names a session. Principals have separate names; sessions without a name are numbered."""
-
-    principal: str
-    name: str | int
-
-
-@dataclass(eq=False)
-class Session:
-    """The state of one conversation."""
-
-    verifier: TreeVerifier
-    drafters: dict[DrafterName, Drafter] = field(default_factory=dict)
-    key: SessionKey | None = None  # None = the session leaves no state
-    reuse: Reuse = "new"  # how the current request came by the session
-    stored: StoredSession | None = None  # what the session was restored from, until its first request
-    file: Path | None = None  # where the session is saved
-    saved: bool = False  # the file holds the session as it is
-    busy: bool = False
-    released_at: float = 0.0  # the clock's time at the last release
-
-    def drafter(self, name: DrafterName, resources: Resources) -> Drafter:
-        """The session's drafter of this name, made at first use."""
-        if name not in self.drafters:
-            drafter = self.drafters[name] = make(name, resources)
-            if self.stored is not None and (learned := self.stored.learned(name)):
-                drafter.begin(self.verifier.sequence)
-                drafter.end()
-                restore(drafter, learned)
-        return self.drafters[name]
-
-    def continues(self, prompt: Ints, shared: int) -> bool:
-        """Whether a prompt without a session name, whose first `shared` tokens are this text, is this session's next one."""
-        if self.busy or self.key is None or isinstance(self.key.name, str):
-            return False
-        last = self.verifier.sequence.prompt_length
-        return len(prompt) > last and shared >= last - CHANGED_TOKENS
-
-    def fork(self, slot: KVCache, length: int) -> Session:
-        """A session in `slot` with the first `length` tokens of this one's text, and what its drafters have learned."""
-        memo: dict[int, Any] = {}
-        verifier = self.verifier.fork(slot, length, memo)
-        return Session(verifier, {name: fork(drafter, memo) for name, drafter in self.drafters.items()})
-
-    def reset(self) -> None:
-        """Drops text and drafters, whose state is unknown after an error."""
-        self.verifier.truncate(0)
-        self.drafters.clear()
 
 
 class SessionStore:
@@ -108,30 +48,33 @@ class SessionStore:
         slots: int | None = None,
         automatic: bool = False,
         kv_bytes: int | None = None,
+        memory_bytes: int | None = None,
         files: SessionFiles | None = None,
         clock: Callable[[], float] = time.monotonic,
         learn: Callable[[str, SessionKey, Ints], None] = lambda principal, session, text: None,
     ) -> None:
         """`slots` is the number of KV caches on the device; default: `capacity` + 1. With `automatic`, sessions are also
         found by their text, and kept for requests that name none. `kv_bytes` bounds the committed rows of all sessions,
-        of which shared pages count once; default: SESSIONS_SHARE of the free memory. Sessions in `files` are restored.
+        of which shared pages count once, and `memory_bytes` what they take of the host's memory; defaults: shares of the free
+        memory. Sessions in `files` are restored.
         `learn` gets the principal and the text of a kept session after each request."""
         self._runner = runner
-        self._capacity = capacity
         self._ttl_seconds = ttl_seconds
         self._automatic = automatic
         self._clock = clock
         self._learn = learn
-        self._max_bytes = default_bytes() if kv_bytes is None else kv_bytes
+        self._eviction = Eviction(Bounds.of(capacity, kv_bytes, memory_bytes), runner.cache_shape)
         self._numbers = itertools.count()
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()  # least recently used first
         self._index: PrefixIndex[SessionKey] = PrefixIndex()
-        self._saving: Session | None = None
+        self._changes = 0  # after which a request that has to wait may find a session or a slot
+        self._reading: list[tuple[Session, int]] = []  # sessions whose first rows requests wait for, and their number
+        self._unnamed: list[Session] = []  # busy, and dropped after their request
         self._paused: list[Session] = []  # busy with a paused request; first paused first
         self.slots = capacity + 1 if slots is None else slots
         self._free = [runner.new_cache() for _ in range(self.slots)]
         self._files = files
-        self._saver = None if files is None else Saver(files)
+        self._saver = None if files is None else Saver(files, clock)
         for stored in files.load() if files else ():
             self._restore(stored)
         self.expire()
@@ -144,6 +87,15 @@ class SessionStore:
         """The share of the slots' positions that hold committed tokens."""
         used = sum(len(session.verifier.sequence) for session in self._sessions.values() if not session.verifier.is_swapped_out)
         return used / (self._runner.context_tokens * self.slots)
+
+    @property
+    def changes(self) -> int:
+        """A number that changes when a request that has to wait should try again."""
+        read = [each for each in self._reading if not each[0].busy or each[0].verifier.committed_rows >= each[1]]
+        if read:
+            self._reading.clear()
+            self._changes += 1
+        return self._changes
 
     def acquire(self, principal: str, name: str | None, prompt: Ints) -> Session | None:
         """The session for a request with this prompt, int32 [P]. Returns None while it has to wait.
@@ -177,8 +129,10 @@ class SessionStore:
             session.reuse = "continued"
         if session is None:
             return None
-        session.busy = True
-        if session.key is not None:
+        session.busy, session.principal = True, principal
+        if session.key is None:
+            self._unnamed.append(session)
+        else:
             self._sessions[session.key] = session
             self._sessions.move_to_end(session.key)
             self._index.put(session.key, principal, prompt)
@@ -202,8 +156,9 @@ class SessionStore:
         if source is not None:
             rows = source.verifier.committed_rows
             if rows < shared - 1 and source.busy and source not in self._paused:
-                return None  # the source is reading them
-            check_readable(source)
+                self._reading.append((source, shared - 1))
+                return None
+            source.check_readable()
         slot = self._take_slot()
         if slot is None:
             return None
@@ -220,7 +175,7 @@ class SessionStore:
     def _swap_in(self, session: Session) -> bool:
         """Gives the session a slot if it has none; returns False while every slot is busy."""
         if session.verifier.is_swapped_out:
-            check_readable(session)
+            session.check_readable()
             slot = self._take_slot()
             if slot is None:
                 return False
@@ -248,7 +203,6 @@ class SessionStore:
 
     def _take_slot(self) -> KVCache | None:
         """A free slot; if there is none, that of a session that can be swapped out."""
-        self._stop_saving()
         if not self._free:
             self._swap_out()
         return self._free.pop() if self._free else None
@@ -271,8 +225,10 @@ class SessionStore:
         return True
 
     def pause(self, session: Session) -> None:
-        """Lets others use the slot of a busy session until `resume`."""
+        """Lets others use the slot of a busy session until `resume`, and its memory if its principal has too much."""
         self._paused.append(session)
+        self._changes += 1
+        self.trim()
 
     def resume(self, session: Session) -> bool:
         """Gives a paused session a slot again; returns False while every slot is busy."""
@@ -283,12 +239,14 @@ class SessionStore:
 
     def release(self, session: Session) -> None:
         """Ends the use of `session` by a request."""
+        self._changes += 1
         session.busy = session.saved = False
         session.stored = None
         session.released_at = self._clock()
         if session in self._paused:
             self._paused.remove(session)
         if session.key is None:
+            self._unnamed.remove(session)
             self._drop(session)
         else:
             self._index.put(session.key, session.key.principal, session.verifier.sequence.tokens)
@@ -302,6 +260,7 @@ class SessionStore:
         session = self._sessions.get(key)
         if session is not None and not session.busy:
             self._stop_saving()
+            self._changes += 1
             self._index.remove(key)
             self._drop(self._sessions.pop(key))
             if remove and self._files is not None and session.file is not None:
@@ -309,40 +268,18 @@ class SessionStore:
 
     def save(self) -> None:
         """Begins to save an idle session that has changed since it was saved, if none is being saved."""
-        if self._saver is not None and not self._saver.is_busy:
-            for key, session in self._sessions.items():
-                if not (session.busy or session.saved) and session.verifier.committed_rows:
-                    self._saver.start(*self._contents(key, session))
-                    session.saved = True  # if it is stopped or fails, the next request tries again
-                    self._saving = session
-                    return
+        if self._saver is not None:
+            self._saver.save_next(self._sessions.values())
 
     def save_all(self, seconds: float) -> None:
         """Saves all idle sessions that have changed, as far as the time allows; the most recently used first."""
-        if self._saver is None:
-            return
-        deadline = self._clock() + seconds
-        self._saver.wait(seconds)
-        self._stop_saving()
-        for key, session in reversed(self._sessions.items()):
-            if not (session.busy or session.saved) and session.verifier.committed_rows and self._clock() < deadline:
-                self._saver.start(*self._contents(key, session))
-                self._saver.wait(deadline - self._clock())
-                session.saved = True
-        self._saver.close()
-
-    def _contents(self, key: SessionKey, session: Session) -> tuple[Path, Contents]:
-        assert self._files is not None
-        name = key.name if isinstance(key.name, str) else None
-        session.file = session.file or self._files.path_of(key.principal, name, session.verifier.sequence.tokens)
-        learned = {drafter: arrays_of(state) for drafter, state in session.drafters.items()}
-        return session.file, contents_of(key.principal, name, session.verifier, learned)
+        if self._saver is not None:
+            self._saver.save_all(reversed(self._sessions.values()), seconds)
 
     def _stop_saving(self) -> None:
         """Ends the reading of a session's rows, before any session changes. It takes as long as one chunk."""
-        if self._saver is not None and not self._saver.stop() and self._saving is not None:
-            self._saving.saved = False
-        self._saving = None
+        if self._saver is not None:
+            self._saver.stop()
 
     def _load_changed(self, principal: str, name: str | None, prompt: Ints) -> None:
         """Restores the sessions that other processes have saved and this request may continue."""
@@ -362,7 +299,8 @@ class SessionStore:
     def _restore(self, stored: StoredSession) -> None:
         verifier = TreeVerifier.restored(self._runner, stored.text, stored.prompt_tokens, stored.rows)
         key = SessionKey(stored.principal, next(self._numbers) if stored.name is None else stored.name)
-        session = Session(verifier, key=key, stored=stored, file=stored.path, saved=True, released_at=self._clock())
+        session = Session(verifier, principal=key.principal, key=key, stored=stored, file=stored.path, saved=True)
+        session.released_at = self._clock()
         self._sessions[key] = session
         self._index.put(key, key.principal, stored.text)
 
@@ -372,37 +310,33 @@ class SessionStore:
         for key, session in list(self._sessions.items()):
             if not session.busy and now - session.released_at > self._ttl_seconds:
                 self.forget(key)
-        while surplus := self._surplus():
-            self.forget(surplus, remove=False)
+        self.trim()
         return before - len(self._sessions)
 
-    def _surplus(self) -> SessionKey | None:
-        """The session to evict, if any: the least recently used idle one of the principal that has the most.
+    def trim(self) -> None:
+        """Evicts idle sessions beyond the bounds; then drops rows of paused ones, which read them again."""
+        while (idle := self._eviction.idle(self._all)) is not None:
+            assert idle.key is not None
+            self.forget(idle.key, remove=False)
+        while (paused := self._eviction.paused(self._paused, self._all)) is not None:
+            self._give_back(paused.verifier.drop_rows())
 
-        Busy sessions count, too; what they take is taken from idle ones of principals with more than an equal share only.
-        """
-        owned: dict[str, list[Rows]] = {}
-        for key, session in self._sessions.items():
-            owned.setdefault(key.principal, []).append(session.verifier.rows)
-        limit, sizes = self._capacity, {principal: len(sessions) for principal, sessions in owned.items()}
-        if len(self._sessions) <= self._capacity:
-            shape = self._runner.cache_shape  # principals share no pages
-            limit, sizes = self._max_bytes, {owner: distinct_bytes(sessions, shape) for owner, sessions in owned.items()}
-            if sum(sizes.values()) <= self._max_bytes:
-                return None
-        evictable = [
-            key for key, session in self._sessions.items() if not session.busy and sizes[key.principal] * len(sizes) > limit
-        ]
-        return max(evictable, key=lambda key: sizes[key.principal], default=None)  # the first of equals
+    @property
+    def is_short(self) -> bool:
+        """Whether the rows take more memory than they may, because requests have grown."""
+        return self._eviction.is_short(self._all)
+
+    @property
+    def _all(self) -> list[Session]:
+        return [*self._sessions.values(), *self._unnamed]
 
     def _drop(self, session: Session) -> None:
-        slot = session.verifier.release()
-        if slot is not None:
-            self._give_back(slot)
+        self._give_back(session.verifier.release())
 
-    def _give_back(self, slot: KVCache) -> None:
-        slot.discard()
-        self._free.append(slot)
+    def _give_back(self, slot: KVCache | None) -> None:
+        if slot is not None:
+            slot.discard()
+            self._free.append(slot)
 
     def _drop_copies(self, session: Session) -> None:
         """Frees the copies of pages that a session's slot on a CPU holds as well, unless another session needs them."""
@@ -412,14 +346,3 @@ class SessionStore:
             for page in session.verifier.rows.pages:
                 if page not in needed:
                     page.rows = None
-
-
-def check_readable(session: Session) -> None:
-    """Raises DamagedSession if the session's rows are in a file that cannot be used."""
-    if session.stored is not None and session.verifier.is_swapped_out:
-        session.stored.rows.read()
-
-
-def default_bytes() -> int:
-    """The bytes that sessions may use by default: SESSIONS_SHARE of the free memory."""
-    return int(SESSIONS_SHARE * free_bytes(torch.device("cpu")))

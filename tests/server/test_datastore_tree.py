@@ -107,5 +107,32 @@ def test_errors_are_sentences(repository: Path, tmp_path: Path, monkeypatch: pyt
 )
 def test_binary_and_generated_files_have_no_text(tmp_path: Path, data: bytes, text: str) -> None:
     (tmp_path / "file").write_bytes(data)
-    assert read_file(tmp_path / "file") == (data, text)
-    assert read_file(tmp_path / "missing") == (b"", "")
+    assert read_file(tmp_path, "file") == (data, text)
+    assert read_file(tmp_path, "missing") == (b"", "")
+
+
+@pytest.mark.parametrize("place", ["file", "folder"])
+def test_a_file_that_becomes_a_link_after_the_scan_is_not_read(tmp_path: Path, place: str) -> None:
+    root, outside = tmp_path / "tree", tmp_path / "outside"
+    for folder in (root / "folder", outside):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("secret" if folder is outside else "text")
+    assert read_file(root, "folder/file")[1] == "text"
+    replaced = root / "folder" / "file" if place == "file" else root / "folder"
+    replaced.rename(tmp_path / "moved")
+    replaced.symlink_to(outside / "file" if place == "file" else outside)
+    assert read_file(root, "folder/file") == (b"", "")
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert read_file(tmp_path, "pipe") == (b"", "")
+
+
+def test_files_of_secrets_are_left_out(tmp_path: Path) -> None:
+    kept = {"main.py", "environment.py", "keys.md", ".envrc.md"}
+    for name in (*kept, ".env", ".env.local", "id_ed25519", "server.pem", "private.key"):
+        (tmp_path / name).write_text("x\n")
+    tree = WorkingTree(tmp_path, tmp_path / "store")
+    assert set(tree.scan()) == kept
+    tree.close()

@@ -17,6 +17,7 @@ import httpx
 import pytest
 import uvicorn
 
+import models
 from server.engine.messages import Request, TokenEvent
 from server.front_end import DrainingServer, MetricsServer, allow_open_files, check_address, new_config
 from server.http.exposition import create_metrics_app
@@ -223,3 +224,15 @@ def test_a_disconnect_behind_a_pipelined_request_cancels_the_answer() -> None:
             connection.sendall(completion(stream=True) + GET)
             wait_until(lambda: engine.running, SOCKET_SECONDS)
         wait_until(lambda: engine.closed, SOCKET_SECONDS)
+
+
+@pytest.mark.parametrize(("proxies", "owner"), [((), "127.0.0.1"), (("127.0.0.1",), "10.9.8.7"), (("10.0.0.1",), "127.0.0.1")])
+def test_a_forwarded_address_counts_only_from_a_trusted_proxy(proxies: tuple[str, ...], owner: str) -> None:
+    """Without keys, sessions belong to addresses, which any client could write into the header."""
+    engine = FakeEngine("a")
+    with serving(engine, server__trusted_proxies=proxies) as port:
+        body = {"model": models.NAME, "prompt": "x", "session_id": "key"}
+        headers = {"X-Forwarded-For": "10.9.8.7"}
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert [request.session for request in engine.requests] == [f"{owner} key"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from drafters.interface import EMPTY, DraftTree
+from drafters.interface import EMPTY, DraftTree, Source, chain
 from tests.trees import trees
-from verify.acceptance import accepted_rows, descend, walk
+from verify.acceptance import accepted_rows, descend, rule_of, walk
+from verify.errors import ModelError
+from verify.sampling_params import SamplingParams
 
 ALMOST_ONE = float(np.nextafter(1.0, 0.0))
 Outcome = tuple[int | None, int]  # of `descend`
@@ -149,3 +152,35 @@ def test_logits_that_are_not_numbers_give_an_id_of_the_vocabulary() -> None:
     broken = np.full(4, np.nan)
     assert descend(broken, None, [], [2], [0.5, 0.5]) == (None, 0)
     assert descend(broken, broken, [2], [], [0.5, 0.5]) == (None, 0)
+
+
+class OnDevice:
+    """Logits that are on a device other than the CPU, as far as a rule can see."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self._logits = logits
+
+    def __getitem__(self, rows: int | slice, /) -> torch.Tensor:
+        return self._logits[rows]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("rule", ["keyed", "rejection"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_logits_that_are_not_finite_are_one_error_under_every_rule(
+    value: float, rule: Literal["keyed", "rejection"], temperature: float, on_device: bool
+) -> None:
+    logits = torch.tensor([[1.0, value, 2.0]])
+    params = SamplingParams(temperature=temperature, rule=rule)
+    with pytest.raises(ModelError, match="NaN or infinite"):
+        rule_of(params).decide(OnDevice(logits) if on_device else logits, EMPTY, 0)
+
+
+def test_logits_of_nodes_that_are_not_reached_do_not_matter() -> None:
+    tree = chain(np.array([1], np.int32), np.full(1, 0.5, np.float32), Source.LOOKUP)
+    logits = torch.tensor([[0.0, 0.0, 9.0], [torch.nan] * 3])
+    for each in (logits, OnDevice(logits)):
+        assert rule_of(SamplingParams(temperature=0)).decide(each, tree, 0)[1].tolist() == [2]

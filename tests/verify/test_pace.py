@@ -48,3 +48,16 @@ def test_a_round_that_something_else_delayed_counts_little() -> None:
     for reads in (False, True):
         pace.record(reads, 0.030, 10.0)
         assert READING_FACTOR * 0.030 / 1.2 <= pace.limit(0.030) <= READING_FACTOR * 0.030 * 1.2
+
+
+def test_a_slow_model_reads_a_prompt_in_small_parts() -> None:
+    """So that no part takes longer than the worker may be silent."""
+    pace = Pace(silent_seconds=12.0)
+    assert pace.chunk(512) < 512  # the first one, whose time is not known
+    pace.record_chunk(64, 32.0)
+    assert pace.chunk(512) == 24
+    pace.record_chunk(24, 240.0)
+    assert 0 < pace.chunk(512) <= 8
+    pace.record_chunk(8, 0.008)
+    assert pace.chunk(512) == 512
+    assert Pace().chunk(512) == 512

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import models
-from drafters.interface import Source, chain
+from drafters.interface import Ints, Source, chain
 from drafters.none import NoDrafter
 from drafters.options import DrafterName
 from drafters.registry import Resources, make
@@ -29,8 +29,8 @@ from verify.model.cache.kv_cache import KVCache
 from verify.model.loading import LoadOptions, load_weights
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
-from verify.pace import READING_FACTOR, Pace
-from verify.round import MIN_CHUNK_TOKENS, OVERLAP_PROBE_INTERVAL, STEPS_SHARE, Member, Overlap, Round, plan_round, run_round
+from verify.pace import MIN_CHUNK_TOKENS, READING_FACTOR, Pace
+from verify.round import OVERLAP_PROBE_INTERVAL, STEPS_SHARE, Member, Overlap, Round, plan_round, run_round
 from verify.sampling_params import ReasoningLimit, SamplingParams
 from verify.verifier import PREFILL_CHUNK_TOKENS, TreeVerifier
 
@@ -272,3 +272,22 @@ def test_rounds_are_measured(tiny_runner: ModelRunner) -> None:
     assert limit < READING_FACTOR  # the step took less than the second that the curve says
     Round([step, reader], pace).end()
     assert pace.limit(1.0) > limit
+
+
+def test_a_slow_prompt_is_read_in_parts_that_end_in_time(tiny_runner: ModelRunner) -> None:
+    """The worker reports between rounds, so no round may take longer than it may be silent."""
+    pace = Pace(silent_seconds=12.0)
+    pace.record_chunk(64, 64.0)
+    verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
+    prompt = np.arange(60, dtype=np.int32)
+    generation = Generation(verifier, NoDrafter(), prompt, DecodeOptions(SamplingParams(temperature=0), 2))
+    Round([generation], pace).end()
+    assert verifier.committed_rows == 12
+    while verifier.unread:
+        Round([generation], pace).end()
+    assert finish(generation).tokens == decode_alone(tiny_runner, prompt)
+
+
+def decode_alone(runner: ModelRunner, prompt: Ints) -> list[int]:
+    options = DecodeOptions(SamplingParams(temperature=0), 2)
+    return finish(Generation(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, options)).tokens

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from drafters.interface import EMPTY, DraftTree, Ints, Source, chain
+from drafters.none import NoDrafter
+from verify.decode import step
+from verify.generation import DecodeOptions, Generation
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
@@ -125,3 +128,26 @@ def test_a_released_verifier_has_no_text(tiny_runner: ModelRunner) -> None:
     assert slot is not None
     assert slot.length == len(verifier.sequence) == 0
     assert verifier.release() is None
+
+
+@pytest.mark.parametrize("read", [0, 1, 3])
+@pytest.mark.parametrize("scores", [False, True])
+def test_dropped_rows_are_read_again(tiny_runner: ModelRunner, read: int, scores: bool) -> None:
+    """During the prompt and after it; neither the answer nor the prompt's log-probabilities change."""
+    prompt = np.arange(tiny_runner.context_tokens - 20, dtype=np.int32) % 90
+    options = DecodeOptions(SamplingParams(temperature=0, logprobs=2), 6, scores_prompt=scores)
+    found = []
+    for drops in (False, True):
+        generation = Generation(verifier := TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), prompt, options)
+        tokens: list[int] = []
+        rounds = 0
+        while len(tokens) < 6:
+            tokens += step(generation).tokens
+            rounds += 1
+            if drops and rounds == 1 + read and (slot := verifier.drop_rows()) is not None:
+                verifier.swap_in(slot)
+                assert verifier.unread == len(verifier.sequence) - 1
+        scored = generation.prompt_logprobs
+        found.append((tokens, None if scored is None else (scored.chosen.tolist(), scored.top_ids.tolist())))
+    assert found[0] == found[1]
+    assert found[0][1] is None or len(found[0][1][0]) == len(prompt) - 1

@@ -116,4 +116,5 @@ def report_ignored(http: HTTPRequest, response: Response, names: Sequence[str]) 
         known = dict.fromkeys(name if NAME.fullmatch(name) else f"{name.partition('.')[0]}.unknown" for name in names)
         text = ", ".join(list(known)[:MAX_IGNORED])
         response.headers[IGNORED_HEADER] = text
-        log.info("ignored", extra={"fields": {"request_id": http.state.request_id, "ignored": text}})
+        fields = ", ".join(dict.fromkeys(name.partition(".")[0] for name in known))  # the types are the client's words
+        log.info("ignored", extra={"fields": {"request_id": http.state.request_id, "ignored": fields}})

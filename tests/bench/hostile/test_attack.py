@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections import deque
@@ -103,3 +104,22 @@ def test_bad_answers_are_described() -> None:
     record.add("list", Answer("400"), 0.0, True, "POST /")
     assert record.bad == ["list: 500 : oh (POST /)"]
     assert record.statuses["list"] == {"500": 1, "400": 1}
+
+
+def test_a_bystander_that_gets_another_answer_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def read(client: httpx.AsyncClient, method: str, path: str, on_data: Any = lambda: None, **_: Any) -> Answer:
+        on_data()
+        await asyncio.sleep(0)
+        text = "wrong" if path.startswith("http://other") else "right"
+        return Answer("200", text=json.dumps({"choices": [{"text": text}]}))
+
+    for module in (attack, kills, stores):
+        monkeypatch.setattr(module, "read", read)
+    monkeypatch.setattr(attack, "BYSTANDER_SECONDS", 0.0)
+    with Popen([sys.executable, "-c", "input()"], stdin=PIPE, stderr=PIPE, text=True) as process:
+        server = ServerProcess("http://127.0.0.1:1", process, deque())
+        made = Attack(target(), server, 200, 0, seed=0, answers={"x": "right"}, others=["http://other"])
+        asyncio.run(made.run())
+        process.communicate()
+    wrong = [each for each in made.record.bad if each.startswith("bystander")]
+    assert wrong and all("'wrong' for 'right'" in each and "http://other" in each for each in wrong)

@@ -20,6 +20,7 @@ from tests.bench.hostile.targets import endpoints, target
 FILLED = {"list", "longest list", "mapping", "text"}
 KINDS = {"grammar", "regex", "schema", "tool grammar", "float", "number", "stop ids"}
 KINDS |= {"special tokens", "special tokens, hang up", "choices", "prompts", "echo", "session", "store", "nesting"}
+KINDS |= {"masks", "large body"}
 
 
 def test_all_kinds_of_attack_are_there() -> None:

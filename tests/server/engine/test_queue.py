@@ -201,3 +201,17 @@ def test_a_priority_orders_one_principals_requests() -> None:
     for name in ("a", "b", "a2", "a1"):
         rig.queue.leave(name)
     assert rig.turns == ["a", "b", "a2", "a1", "a0"]
+
+
+def test_requests_of_one_session_take_one_place() -> None:
+    """They would wait for each other in the worker, in places that others need."""
+    rig = Rig(max_active=2)
+    rig.enter(["a1", "a2", "a3"], session="s")
+    rig.enter(["a4"])
+    rig.enter(["b1"], session="s")  # another principal's session
+    assert rig.turns == ["a1", "a4", "-a4", "b1"]
+    assert rig.new_turns(rig.queue.leave, "b1") == ["a4"]
+    assert rig.new_turns(rig.queue.hold, "a1") == ["-a1"]  # it still has the session
+    assert rig.new_turns(rig.queue.resume, "a1") == ["a1"]
+    assert rig.new_turns(rig.queue.leave, "a1") == ["a2"]
+    assert rig.new_turns(rig.queue.leave, "a2") == ["a3"]

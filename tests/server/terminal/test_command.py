@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from server.cli import app
 from server.terminal import command
 from server.terminal.chat import Chat
-from server.terminal.client import Client
+from server.terminal.client import ChatError, Client
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +49,18 @@ def test_control_characters_of_a_models_name_do_not_reach_the_terminal(
     with pytest.raises(StopIteration):
         command.talk(Chat(Client("http://127.0.0.1:1"), "a\x1b[2J\nb"))
     assert capsys.readouterr().out.startswith("a[2J b at http://127.0.0.1:1; /help")
+
+
+def test_a_key_of_the_environment_is_sent_only_to_a_server_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may listen at the default address."""
+    monkeypatch.setenv("OPENAI_API_KEY", "a-real-key")
+    clients: list[tuple[str, str | None]] = []
+
+    def refuse(url: str, key: str | None) -> None:
+        clients.append((url, key))
+        raise ChatError("enough")
+
+    monkeypatch.setattr("server.terminal.client.Client", refuse)
+    for arguments in ([], ["--url", "http://10.0.0.1"], ["--api-key", "own"]):
+        CliRunner().invoke(app, ["chat", *arguments])
+    assert clients == [(command.URL, None), ("http://10.0.0.1", "a-real-key"), (command.URL, "own")]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import numpy as np
 import pytest
 
 from drafters.interface import Ints
 from drafters.registry import Resources, make
 from drafters.sequence import Sequence
+from drafters.tables.suffix import index
 from server.worker import learned
 from server.worker.learned import LearnedText, LearnedTexts
 from server.worker.resources import Stores
@@ -76,3 +80,26 @@ def test_the_least_recently_used_principals_are_dropped(monkeypatch: pytest.Monk
     texts.of("c")
     assert texts.of("a") is first
     assert len(texts._by_principal) == 2
+
+
+def test_a_long_text_is_not_indexed_in_the_decode_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learned, "MAX_TOKENS_IN_LOOP", 10)
+    threads: list[threading.Thread] = []
+    begin = threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        begin.wait(60)
+        return index(*arguments)
+
+    monkeypatch.setattr(learned, "index", slow)
+    begin.set()
+    text = LearnedText(1000, VOCABULARY)
+    begin.clear()
+    text.add("a", TEXT)
+    assert tokens(text) == 0  # it does not wait
+    assert text._indexing is not None
+    begin.set()
+    text._indexing.result(60)
+    assert tokens(text) == len(TEXT)
+    assert threads[0] is threading.current_thread() and threads[1] is not threading.current_thread()

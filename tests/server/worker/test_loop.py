@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from drafters.interface import Ints
 from drafters.none import NoDrafter
 from server.engine import messages
 from server.engine.messages import (
@@ -29,6 +32,8 @@ from server.engine.messages import (
 from server.engine.transport import WorkerSide, framed
 from server.settings import load_settings
 from server.worker.loop import Worker
+from server.worker.session import Session
+from server.worker.session_format import CHUNK_BYTES, Contents
 from tests.server.worker.fakes import tiny_runtime
 from verify.cost import CostCurve, parse
 from verify.measurement import NODES
@@ -268,3 +273,68 @@ def test_an_invalid_request_fails_alone(rig: Rig) -> None:
 def test_a_shutdown_ends_the_loop(rig: Rig) -> None:
     assert rig.send(request("a"))
     assert not rig.send(Shutdown())
+
+
+def test_a_waiting_request_is_tried_again_after_a_change_only(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try hashes the whole prompt, in the time of everybody's round."""
+    tries: list[str | None] = []
+    acquire = rig.worker._sessions.acquire
+
+    def counted(principal: str, name: str | None, prompt: Ints) -> Session | None:
+        tries.append(name)
+        return acquire(principal, name, prompt)
+
+    monkeypatch.setattr(rig.worker._sessions, "acquire", counted)
+    rig.send(request("first", max_tokens=20, session="s"), request("second", session="s"))
+    rig.step(15)
+    assert tries == ["s", "s"]
+    rig.step()
+    assert tries == ["s", "s", "s"] and len(rig.tokens("second")) == 4
+
+
+def test_a_request_that_arrives_stops_the_saving_of_a_session(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+    """Between two parts of the file, so nobody waits for the rest of it."""
+    rig = Rig(tiny_runner, **{"sessions.folder": str(tmp_path)})
+    rig.send(request("a", session="s"))
+    rig.step()
+    saver = rig.worker._sessions._saver
+    assert saver is not None
+    reached, parts = threading.Event(), 0
+    save = saver._files.save
+
+    def in_parts(path: Path, contents: Contents, stopped: Callable[[], bool], rows_read: Callable[[], None]) -> bool:
+        def stopped_before_the_end() -> bool:
+            """The saver asks before each part; the session has more parts than can be written before the request arrives."""
+            nonlocal parts
+            parts += 1
+            if parts == 2:
+                reached.set()
+                assert saver._stopped.wait(60)
+            return stopped()
+
+        pages = [torch.zeros(1, 1, 1, 1, CHUNK_BYTES // 4)] * 50
+        return save(path, replace(contents, pages=pages), stopped_before_the_end, rows_read)
+
+    saver._files.save = in_parts  # type: ignore[method-assign]
+    rig.worker._sessions.save()
+    assert reached.wait(60)
+    rig.send(request("b", session="s"))
+    rig.step()
+    assert len(rig.tokens("b")) == 4 and parts == 2
+    assert not list(tmp_path.glob("*/*/*"))
+    rig.worker._sessions.save_all(60)
+    assert len(list(tmp_path.glob("*/*/*.session"))) == 1  # it is saved again after the request
+    rig.close()
+
+
+def test_a_folder_of_another_user_costs_a_log_line(
+    tiny_runner: ModelRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(0o777)
+    rig = Rig(tiny_runner, **{"sessions.folder": str(tmp_path)})
+    rig.send(request("a", session="s"))
+    rig.step()
+    rig.worker._sessions.save_all(60)
+    assert len(rig.tokens("a")) == 4 and not list(tmp_path.iterdir())
+    assert [record.message for record in caplog.records if "belongs to another user" in record.message]
+    rig.close()

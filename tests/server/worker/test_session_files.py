@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import fcntl
 import logging
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,9 +24,10 @@ from drafters.registry import Resources, arrays_of
 from drafters.sequence import Ints
 from server.worker import session_files, session_format
 from server.worker.saver import Saver
+from server.worker.session import SessionKey
 from server.worker.session_files import SessionFiles, model_digest
 from server.worker.session_format import Fits, rows_digest
-from server.worker.sessions import SessionKey, SessionStore
+from server.worker.sessions import SessionStore
 from tests.hub import MODEL, cache_models, commit_of
 from verify.decode import finish
 from verify.generation import DecodeOptions, Generation
@@ -433,3 +436,67 @@ def test_a_file_that_another_process_removes_is_left_out(
     assert len(new_store(tiny_runner, tmp_path)) == 1
     SessionFiles(tmp_path, "model", 0, Fits.of(tiny_runner))._trim()
     assert not file.exists()
+
+
+@pytest.mark.parametrize("place", [".", "model"])
+def test_a_folder_of_another_user_is_refused(
+    tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    store = new_store(tiny_runner, tmp_path)
+    answer(store, LONG, "s")
+    save(store)
+    new_store(tiny_runner, tmp_path)
+    (tmp_path / place).chmod(0o777)
+    with pytest.raises(session_files.ForeignFolder, match="belongs to another user"):
+        new_store(tiny_runner, tmp_path)
+    (tmp_path / place).chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(session_files.ForeignFolder, match="belongs to another user"):
+        new_store(tiny_runner, tmp_path)
+
+
+def test_every_folder_is_readable_by_the_owner_only(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+    store = new_store(tiny_runner, tmp_path / "made")
+    answer(store, LONG, "s")
+    save(store)
+    (file,) = files_in(tmp_path / "made")
+    made = (file.parent, file.parent.parent, file.parent.parent.parent)
+    assert [each.stat().st_mode & 0o777 for each in (file, *made)] == [0o600, 0o700, 0o700, 0o700]
+
+
+def test_servers_that_race_on_one_folder_leave_whole_files_only(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+    """Two servers with room for little save, read and remove the same sessions; whatever is in the folder can be read."""
+    texts = [((LONG + number) % 90).astype(np.int32) for number in range(4)]
+    first = new_store(tiny_runner, tmp_path)
+    answer(first, texts[0], "name 0")
+    save(first)
+    small = 3 * sum(file.stat().st_size for file in files_in(tmp_path))
+    failures: list[BaseException] = []
+
+    def serve(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        try:
+            store = new_store(tiny_runner, tmp_path, max_bytes=small, capacity=3)
+            for _ in range(12):
+                number = int(rng.integers(len(texts)))
+                answer(store, texts[number], f"name {number}")
+                if rng.random() < 0.2:
+                    store.forget(SessionKey("p", f"name {number}"))
+                save(store)
+            store.save_all(60)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=serve, args=(seed,)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    files = SessionFiles(tmp_path, "model", 1 << 30, Fits.of(tiny_runner))
+    found = files_in(tmp_path)
+    assert found and {file.suffix for file in found} == {".session"}
+    for file in found:
+        stored = files.open(file)
+        assert stored is not None
+        stored.rows.read()

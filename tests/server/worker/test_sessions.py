@@ -1,13 +1,18 @@
 """Sessions are bounded in number, used by one request at a time, and never shared."""
 
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from drafters.none import NoDrafter
 from drafters.registry import Resources
-from server.worker.sessions import Session, SessionKey, SessionStore
+from server.worker.session import Session, SessionKey
+from server.worker.sessions import SessionStore
 from verify.decode import decode, step
 from verify.generation import DecodeOptions, Generation
+from verify.model import memory
 from verify.model.cache import paging
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
@@ -219,4 +224,80 @@ def test_the_slot_of_a_paused_request_serves_others(tiny_runner: ModelRunner) ->
         while len(tokens) < len(expected):
             tokens += step(generation).tokens
         assert tokens == expected
+        store.release(session)
+
+
+def token_bytes(runner: ModelRunner) -> int:
+    return runner.cache_shape.bytes_for(1)
+
+
+def test_paused_streams_of_one_principal_take_no_more_than_its_share(tiny_runner: ModelRunner) -> None:
+    """Rows beyond it are dropped and read again; the answers and the other principal's session stay as they are."""
+    options, quiet_text = DecodeOptions(SamplingParams(temperature=0), max_tokens=8), np.arange(20, dtype=np.int32)
+    texts = [np.arange(start, start + 30, dtype=np.int32) for start in (2, 20, 40, 60)]
+    expected = [decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), text, options).tokens for text in texts]
+    for name in ("a", None):
+        bound = 100 * token_bytes(tiny_runner)
+        store = SessionStore(tiny_runner, capacity=4, ttl_seconds=60, slots=2, kv_bytes=bound)
+        quiet = store.acquire("quiet", "s", quiet_text)
+        assert quiet is not None
+        decode(quiet.verifier, NoDrafter(), quiet_text, options)
+        store.release(quiet)
+        paused: list[tuple[Session, Generation, list[int]]] = []
+        for number, text in enumerate(texts):
+            session = store.acquire("unread", name and f"{name}{number}", text)
+            assert session is not None
+            generation = Generation(session.verifier, NoDrafter(), text, options)
+            tokens: list[int] = []
+            while len(tokens) < 4:
+                tokens += step(generation).tokens
+            store.pause(session)
+            paused.append((session, generation, tokens))
+        rows = [session.verifier.committed_rows for session, _, _ in paused]
+        assert rows[0] == 0 and rows[-1] and sum(rows) * token_bytes(tiny_runner) <= bound
+        assert quiet.verifier.committed_rows > 20
+        for (session, generation, tokens), right in zip(paused, expected, strict=True):
+            assert store.resume(session)
+            while len(tokens) < len(right):
+                tokens += step(generation).tokens
+            assert tokens == right
+            store.release(session)
+        assert store.acquire("quiet", "s", quiet_text) is quiet
+
+
+def test_all_rows_fit_the_memory_of_a_container(
+    tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a small control group: slots, swapped-out pages and paused requests of several principals share one budget."""
+    monkeypatch.setattr(paging, "PAGE_TOKENS", 8)
+    limit = 400 * token_bytes(tiny_runner)
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    for file, text in (("memory.max", limit + 1000), ("memory.current", 1000), ("memory.stat", "inactive_file 0")):
+        (group / file).write_text(f"{text}\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    monkeypatch.setattr(memory, "container_limits", partial(memory.container_limits, tmp_path))
+    budget = int(0.8 * limit)
+    store = SessionStore(tiny_runner, capacity=50, ttl_seconds=60, slots=3, automatic=True, kv_bytes=1 << 40)
+    options = DecodeOptions(SamplingParams(temperature=0), max_tokens=4)
+    paused: list[Session] = []
+    most = 0
+    for number in range(40):
+        shared = np.arange(24, dtype=np.int32) + number % 4
+        prompt = np.concatenate([shared, np.full(number % 30, 5 + number % 60, np.int32)])
+        session = store.acquire(f"principal {number % 4}", str(number) if number % 3 else None, prompt)
+        assert session is not None
+        decode(session.verifier, NoDrafter(), prompt, options)
+        if number % 5 == 0:
+            store.pause(session)
+            paused.append(session)
+        else:
+            store.release(session)
+        held = store._eviction.resident_bytes(store._all)
+        assert held <= budget
+        most = max(most, held)
+    assert most > budget / 2  # it was filled
+    for session in paused:
+        assert store.resume(session)
         store.release(session)

@@ -15,12 +15,14 @@ from drafters.interface import Ints
 from drafters.none import NoDrafter
 from drafters.options import DrafterName, FusionOptions, LookupOptions, Options, TrigramOptions
 from drafters.registry import Resources
-from server.worker.sessions import Session, SessionStore
+from server.worker.session import Session
+from server.worker.sessions import SessionStore
 from verify.decode import decode, finish, step
 from verify.generation import DecodeOptions, Generation
 from verify.model.cache import paging
 from verify.model.cache.paging import distinct_rows
 from verify.model.runner import ModelRunner
+from verify.round import run_round
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
@@ -203,3 +205,18 @@ def test_answers_do_not_depend_on_reuse(tiny_runner: ModelRunner, data: st.DataO
         prompt = extend(text[:cut], *data.draw(st.lists(st.integers(0, 90), max_size=6)))[:100]
         principal, drafter = data.draw(st.sampled_from("pq")), data.draw(st.sampled_from(DRAFTERS))
         texts.append(rig.answer(prompt, principal, drafter_name=drafter)[2])
+
+
+def test_a_request_that_waits_for_a_shared_beginning_knows_when_it_is_read(tiny_runner: ModelRunner) -> None:
+    store = SessionStore(tiny_runner, capacity=4, ttl_seconds=60, automatic=True)
+    text = np.arange(60, dtype=np.int32)
+    first = store.acquire("p", None, text)
+    assert first is not None
+    generation = Generation(first.verifier, NoDrafter(), text, DecodeOptions(SamplingParams(temperature=0), 2))
+    assert store.acquire("p", None, text) is None
+    before = store.changes
+    assert store.changes == before
+    while first.verifier.unread:
+        run_round([generation])
+    assert store.changes != before
+    assert store.acquire("p", None, text) is not None

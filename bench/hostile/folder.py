@@ -1,0 +1,94 @@
+"""Trouble in the folder of saved sessions: damaged files, files of others, and a disk that is full at times.
+
+A full disk is imitated by a limit on the size of the files that the worker may write: `write` fails, as it does without space.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import resource
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.http.process import find_worker
+
+TROUBLE_SECONDS = 0.5  # between two damages
+FULL_SHARE = 0.3  # of the time
+FULL_BYTES = 4096  # that a file may have on a full disk
+PHASE_SECONDS = 10.0  # after which the disk may be full, or not any more
+
+
+def truncate(data: bytes, rng: random.Random) -> bytes:
+    return data[: rng.randrange(len(data) + 1)]
+
+
+def flip(data: bytes, rng: random.Random) -> bytes:
+    """A few changed bytes, most of them in the header."""
+    changed = bytearray(data)
+    for _ in range(4 if data else 0):
+        changed[rng.randrange(min(len(data), 4096 if rng.random() < 0.7 else len(data)))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def noise(data: bytes, rng: random.Random) -> bytes:
+    return rng.randbytes(min(len(data), 1 << 16))
+
+
+def grow(data: bytes, rng: random.Random) -> bytes:
+    return data + bytes(rng.randrange(1, 1 << 16))
+
+
+DAMAGES: tuple[Callable[[bytes, random.Random], bytes], ...] = (truncate, flip, noise, grow)
+
+
+class FolderTrouble:
+    """Disturbs the sessions that servers save in a folder. `counts` says what was done."""
+
+    def __init__(self, folder: Path, server_ids: list[int], seed: int) -> None:
+        self._folder = folder
+        self._server_ids = server_ids
+        self._rng = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        turns = int(PHASE_SECONDS / TROUBLE_SECONDS)
+        try:
+            while True:
+                self.limit(self._rng.random() < FULL_SHARE)
+                for _ in range(turns):
+                    await asyncio.sleep(TROUBLE_SECONDS)
+                    self.damage()
+        finally:
+            self.limit(False)
+
+    def damage(self) -> None:
+        """Changes one saved session in its place, or puts another one there."""
+        files = sorted(self._folder.glob("*/*/*.session"))
+        if not files:
+            return
+        file, rng = self._rng.choice(files), self._rng
+        with contextlib.suppress(OSError):
+            if rng.random() < 0.2:
+                file.write_bytes(rng.choice(files).read_bytes())
+                self.counts["swapped"] += 1
+            elif rng.random() < 0.1:
+                file.unlink()
+                self.counts["removed"] += 1
+            else:
+                change = rng.choice(DAMAGES)
+                file.write_bytes(change(file.read_bytes(), rng))
+                self.counts[change.__name__] += 1
+
+    def limit(self, is_full: bool) -> None:
+        """Fills the disk of all workers, or frees it."""
+        soft = FULL_BYTES if is_full else resource.RLIM_INFINITY
+        for server_id in self._server_ids:
+            worker = find_worker(server_id)
+            with contextlib.suppress(OSError, ValueError):  # it has ended
+                if worker is not None:
+                    resource.prlimit(worker, resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
+        self.counts["full"] += is_full

@@ -1,0 +1,80 @@
+"""One conversation's state between requests: its text and KV cache, and what its drafters have learned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from drafters.interface import Drafter, Ints
+from drafters.options import DrafterName
+from drafters.registry import Resources, fork, make, restore
+from server.engine.messages import Reuse
+from server.worker.session_format import StoredSession
+from verify.model.cache.kv_cache import KVCache
+from verify.verifier import TreeVerifier
+
+# A prompt continues a conversation although its last tokens differ from the earlier prompt's: the end of a rendered
+# conversation changes when the next message follows.
+CHANGED_TOKENS = 32
+
+
+class SessionKey(NamedTuple):
+    """Names a session. Principals have separate names; sessions without a name are numbered."""
+
+    principal: str
+    name: str | int
+
+
+@dataclass(eq=False)
+class Session:
+    """The state of one conversation."""
+
+    verifier: TreeVerifier
+    drafters: dict[DrafterName, Drafter] = field(default_factory=dict)
+    principal: str = ""  # whose memory it takes
+    key: SessionKey | None = None  # None = the session leaves no state
+    reuse: Reuse = "new"  # how the current request came by the session
+    stored: StoredSession | None = None  # what the session was restored from, until its first request
+    file: Path | None = None  # where the session is saved
+    saved: bool = False  # the file holds the session as it is
+    busy: bool = False
+    released_at: float = 0.0  # the clock's time at the last release
+
+    def drafter(self, name: DrafterName, resources: Resources) -> Drafter:
+        """The session's drafter of this name, made at first use."""
+        if name not in self.drafters:
+            drafter = self.drafters[name] = make(name, resources)
+            if self.stored is not None and (learned := self.stored.learned(name)):
+                drafter.begin(self.verifier.sequence)
+                drafter.end()
+                restore(drafter, learned)
+        return self.drafters[name]
+
+    def continues(self, prompt: Ints, shared: int) -> bool:
+        """Whether a prompt without a session name, whose first `shared` tokens are this text, is this session's next one."""
+        if self.busy or self.key is None or isinstance(self.key.name, str):
+            return False
+        last = self.verifier.sequence.prompt_length
+        return len(prompt) > last and shared >= last - CHANGED_TOKENS
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether it is idle, and its file does not hold it as it is."""
+        return not (self.busy or self.saved) and self.verifier.committed_rows > 0
+
+    def check_readable(self) -> None:
+        """Raises DamagedSession if the session's rows are in a file that cannot be used."""
+        if self.stored is not None and self.verifier.is_swapped_out:
+            self.stored.rows.read()
+
+    def fork(self, slot: KVCache, length: int) -> Session:
+        """A session in `slot` with the first `length` tokens of this one's text, and what its drafters have learned."""
+        memo: dict[int, Any] = {}
+        verifier = self.verifier.fork(slot, length, memo)
+        return Session(verifier, {name: fork(drafter, memo) for name, drafter in self.drafters.items()})
+
+    def reset(self) -> None:
+        """Drops text and drafters, whose state is unknown after an error."""
+        self.verifier.truncate(0)
+        self.drafters.clear()
