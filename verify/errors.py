@@ -8,5 +8,5 @@ class ModelError(ValueError):
 
 
 def first_sentence(error: Exception) -> str:
-    """The first line of an error's message, with at most 300 characters."""
-    return " ".join(str(error).split("\n")[0].split())[:300]
+    """The first line of an error's message that is not blank, with at most 300 characters."""
+    return " ".join(str(error).strip().split("\n")[0].split())[:300]

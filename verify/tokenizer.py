@@ -23,9 +23,15 @@ def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = D
         if location.gguf is not None:
             file = cached_file(location.source, location.gguf, revision=revision)
             return build_tokenizer(read_metadata(str(file)).entries, path)
-        tokenizer = AutoTokenizer.from_pretrained(location.source, trust_remote_code=trust_remote_code, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(
+            location.source,
+            trust_remote_code=trust_remote_code,
+            revision=revision,
+            mistral_format=False,  # mistral-common's own class, if installed, has neither chat templates nor added tokens
+        )
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(f"No tokenizer at {path!r}: {first_sentence(error)}") from None
+    tokenizer.clean_up_tokenization_spaces = False  # some models' files ask for it, but it changes code, such as `a ? b`
     return cast(PreTrainedTokenizerBase, tokenizer)
 
 

@@ -25,7 +25,10 @@ class PlainText:
         added = {str(token): int(id) for id, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
         template = str(tokenizer.chat_template or "")
         self._puts_space_in_front = any(piece.startswith(SPACE) for piece in pieces_of(tokenizer, "x")[:1])
-        markers = [text for text in added if text.strip(f" \t\r\n{SPACE}") and (text in MARKERS or text in template)]
+        # SentencePiece's unigram model finds special tokens in a text by itself.
+        special = set(map(str, tokenizer.all_special_tokens)) - {str(tokenizer.unk_token)}
+        known = [text for text in added if text in MARKERS or text in template or text in special]
+        markers = [text for text in known if text.strip(f" \t\r\n{SPACE}")]
         spelled = {
             spelling
             for text in markers

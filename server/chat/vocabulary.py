@@ -1,6 +1,7 @@
-"""Text and bytes of single tokens, for log-probabilities.
+"""Text and bytes of single tokens.
 
-The bytes of a token are exact. The text of a token that is only part of a character contains replacement characters.
+The bytes of an answer's tokens, joined, are the bytes of its text. The text of a token that is only part of a character
+contains replacement characters.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's tokens for single bytes
+SPACE = "\u2581"  # SentencePiece's character for a space
 ANGLE_BRACKETS = re.compile("<.*>", re.DOTALL)
 CACHED_TOKENS = 1 << 17
 
@@ -31,12 +33,21 @@ class Vocabulary:
         self._tokenizer = tokenizer
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._added = {int(id): str(token) for id, token in added.items()}
-        self.special = {str(token): int(id) for id, token in added.items() if getattr(token, "special", False)}  # ids by text
+        flagged = {str(token): int(id) for id, token in added.items() if getattr(token, "special", False)}
+        named = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+        self.special = flagged | {str(token): int(id) for token, id in named if id is not None}  # ids by text
+        self.special_ids = frozenset(self.special.values())
         # llguidance matches special tokens by id only, and takes every added token in angle brackets for one.
         self.grammar_tokens = self.special | {text: id for id, text in self._added.items() if ANGLE_BRACKETS.fullmatch(text)}
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-        self._alphabet = byte_level_alphabet() if backend is not None and "ByteLevel" in str(backend.decoder) else None
+        decoder = "" if backend is None else str(backend.decoder)
+        self._alphabet = byte_level_alphabet() if "ByteLevel" in decoder else None
+        self._is_sentencepiece = SPACE in decoder
+        self._anchor = [int(id) for id in tokenizer.encode("x", add_special_tokens=False)[:1]]
         self.bytes_of = lru_cache(CACHED_TOKENS)(self._bytes_of)
+        # SentencePiece may put a space in front of a text; then it leaves one out where it decodes a text.
+        first = "".join(map(self.text_of, self._anchor))
+        self.drops_first_space = first.startswith(" ") and not tokenizer.decode(self._anchor).startswith(" ")
 
     def text_of(self, token: int) -> str:
         """The text of a token on its own."""
@@ -45,9 +56,17 @@ class Vocabulary:
     def _bytes_of(self, token: int) -> bytes:
         if token in self._added:
             return self._added[token].encode()
-        piece = str(self._tokenizer.convert_ids_to_tokens(token))
-        if self._alphabet is not None and all(character in self._alphabet for character in piece):
-            return bytes(self._alphabet[character] for character in piece)
-        if found := BYTE_TOKEN.fullmatch(piece):
+        piece: Any = self._tokenizer.convert_ids_to_tokens(token)
+        if piece is None:  # the model may have more tokens than the tokenizer
+            return b""
+        if isinstance(piece, bytes):  # of tokenizers over bytes that are written in Python
+            return piece
+        if self._alphabet is not None:
+            known = all(character in self._alphabet for character in piece)
+            return bytes(self._alphabet[character] for character in piece) if known else str(piece).encode()
+        if found := BYTE_TOKEN.fullmatch(str(piece)):
             return bytes([int(found[1], 16)])
-        return piece.replace("\u2581", " ").encode()  # SentencePiece's character for a space
+        if self._is_sentencepiece:
+            return str(piece).replace(SPACE, " ").encode()
+        before, after = (str(self._tokenizer.decode([*self._anchor, *ids])) for ids in ([], [token]))
+        return after.removeprefix(before).encode()

@@ -39,6 +39,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     prediction: list[int] = []  # token ids of the client's predicted output
     stop_token_ids: list[int] = []  # in addition to the model's own
     skip_special_tokens: bool = True  # in the text
+    continues_prompt: bool = True  # the text continues the prompt's, so it keeps a space in front
     priority: int = 0  # in the queue; lower runs first
     grammar: str | None = None  # for the answer, in llguidance's format
     keep_stop: bool = False  # the text includes the stop string or token

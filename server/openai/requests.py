@@ -114,6 +114,7 @@ class RequestBuilder:
                 prediction=prediction[:context_tokens],
                 stop_token_ids=body.stop_token_ids or [],
                 skip_special_tokens=body.hides_special_tokens,
+                continues_prompt=body.continues_prompt,
                 priority=body.priority or 0,
                 grammar=grammar,
                 keep_stop=bool(body.include_stop_str_in_output),

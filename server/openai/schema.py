@@ -168,6 +168,11 @@ class GenerationBody(SamplingFields, StructureFields):
         return self.skip_special_tokens is not False
 
     @property
+    def continues_prompt(self) -> bool:
+        """Whether the answer's text continues the prompt's, instead of being a text of its own."""
+        return True
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(stop for stop in stops if stop)
@@ -278,6 +283,10 @@ class ChatBody(GenerationBody):
     def hides_special_tokens(self) -> bool:
         # The markers of tool calls may be special tokens.
         return not self.enabled_tools if self.skip_special_tokens is None else self.skip_special_tokens
+
+    @property
+    def continues_prompt(self) -> bool:
+        return bool(self.continue_final_message)
 
     @property
     def num_logprobs(self) -> int | None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 import models
@@ -28,6 +28,7 @@ from drafters.options import (
 from models import smollm2
 from server.settings.access import Auth, MetricsAccess, Section, Server, is_loopback
 from server.settings.devices import Devices, KVDtype, Quantize
+from server.settings.model_path import ModelPath
 from server.settings.tool_formats import ToolFormat
 from verify.checkpoint import DEFAULT_REVISION
 
@@ -41,7 +42,7 @@ class SettingsError(ValueError):
 class Model(Section):
     """The target model."""
 
-    path: str = Field(
+    path: ModelPath = Field(
         str(models.TARGET),
         description=f"Local folder, Hugging Face id or GGUF file; {smollm2.NAME} is the model that `make serve` installs.",
         json_schema_extra={"default": "the embedded model"},
@@ -94,14 +95,6 @@ class Model(Section):
     )
     trust_remote_code: bool = Field(False, description="Run code from the model's folder; enable only for trusted models.")
 
-    @field_validator("path")
-    @classmethod
-    def _locate_smollm2(cls, path: str) -> str:
-        try:
-            return str(smollm2.locate()) if path == smollm2.NAME else path
-        except FileNotFoundError as error:
-            raise ValueError(str(error)) from None
-
     @property
     def served_name(self) -> str:
         file = self.path.rstrip("/").rsplit("/", 1)[-1]
@@ -111,10 +104,11 @@ class Model(Section):
 class DraftModel(Section):
     """The draft model: a smaller model with the target's tokenizer, or a head that reads the target's hidden states."""
 
-    path: str | None = Field(
+    path: ModelPath | None = Field(
         None,
-        description="Local folder or Hugging Face id of a draft model or of a draft head; mtp is the multi-token prediction "
-        "layer in the target's own checkpoint, self is the target without some layers, and null drafts without a model.",
+        description="As model.path, for a draft model, or the folder or Hugging Face id of a draft head; mtp is the "
+        "multi-token prediction layer in the target's own checkpoint, self is the target without some layers, and null "
+        "drafts without a model.",
     )
     skip_layers: Literal["auto"] | tuple[Annotated[int, Field(ge=0)], ...] = Field(
         "auto",

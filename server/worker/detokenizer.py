@@ -1,76 +1,50 @@
 """Incremental detokenisation: from token ids to text, UTF-8 safe and cut exactly at stop strings.
 
-Promises that the pieces add up to the text of all tokens decoded at once, up to the stop. Knows nothing about models.
+Promises that the text depends on the tokens alone, not on how they are divided into steps. Knows nothing about models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import codecs
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from server.partial_match import overlap
-
-REPLACEMENT = "\ufffd"
-TAIL_TOKENS = 4  # a character has at most four bytes, so these tokens tell whether the text ends inside one
-
-
-class TokenDecoder(Protocol):
-    """The part of a tokenizer that detokenisation uses."""
-
-    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str: ...
 
 
 class Detokenizer:
     """Turns tokens into text; holds back an incomplete character until its last token."""
 
-    def __init__(self, tokenizer: TokenDecoder, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._ids: list[int] = []
-        self._start = 0  # decoding starts at this token, so that the tokenizer sees enough context for its spacing rules
-        self._done = 0  # number of tokens whose text has been returned
-        self._retry = 0  # many held-back tokens are not decoded before there are this many in all
+    def __init__(self, bytes_of: Callable[[int], bytes], hidden: Collection[int] = (), drops_first_space: bool = False) -> None:
+        """`bytes_of` returns the bytes of a token; `hidden` tokens have no text.
+
+        With `drops_first_space`, a space with which the text starts is left out.
+        """
+        self._bytes_of = bytes_of
+        self._hidden = hidden
+        self._at_space = drops_first_space  # the text has not started yet
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, tokens: Sequence[int]) -> str:
         """The text that `tokens` complete; empty if they end inside a character."""
-        held = len(self._ids) - self._done
-        self._ids.extend(tokens)
-        # Many held-back tokens are decoded only if the last few end with a complete character.
-        if held > TAIL_TOKENS and (len(self._ids) < self._retry or self._is_open(len(self._ids) - TAIL_TOKENS)):
-            return ""
-        before, now = self._decode(self._start, self._done), self._decode(self._start, len(self._ids))
-        if now.endswith(REPLACEMENT):
-            # Some tokenizers replace every byte around an invalid one. Waiting for as many tokens again bounds the work.
-            self._retry = 2 * len(self._ids) - self._done
-            return ""
-        if len(now) <= len(before):
-            return ""
-        self._start, self._done = self._done, len(self._ids)
-        return now[len(before) :]
-
-    def rollback(self, count: int, progress: tuple[int, int, int]) -> None:
-        """Removes the last `count` tokens; `progress` is its value before them."""
-        del self._ids[len(self._ids) - count :]
-        self._start, self._done, self._retry = progress
+        data = b"".join(self._bytes_of(token) for token in tokens if token not in self._hidden)
+        if data and self._at_space:
+            data, self._at_space = data.removeprefix(b" "), False
+        return self._decoder.decode(data)
 
     @property
-    def progress(self) -> tuple[int, int, int]:
-        """The state that `rollback` restores."""
-        return self._start, self._done, self._retry
+    def state(self) -> Any:
+        """What the next text depends on. Assign it to take back tokens."""
+        return self._at_space, self._decoder.getstate()
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._at_space, decoder = state
+        self._decoder.setstate(decoder)
 
     def flush(self) -> str:
         """The remaining text at the end of an answer; an incomplete character becomes U+FFFD."""
-        before, now = self._decode(self._start, self._done), self._decode(self._start, len(self._ids))
-        self._start, self._done = self._done, len(self._ids)
-        return now[len(before) :]
-
-    def _is_open(self, start: int) -> bool:
-        """Whether the text of the tokens from `start` is empty or ends inside a character."""
-        tail = self._decode(start, len(self._ids))
-        return not tail or tail.endswith(REPLACEMENT)
-
-    def _decode(self, start: int, stop: int) -> str:
-        return self._tokenizer.decode(self._ids[start:stop], skip_special_tokens=self._skip)
+        return self._decoder.decode(b"", final=True)
 
 
 class StopStrings:
@@ -117,14 +91,13 @@ class AnswerText:
 
     def __init__(
         self,
-        tokenizer: TokenDecoder,
+        detokenizer: Detokenizer,
         stops: Sequence[str],
-        skip_special_tokens: bool = True,
         keep_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
         """Stop strings count only after the first `min_tokens` tokens."""
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens)
+        self._detokenizer = detokenizer
         self._stops = StopStrings(stops, keep_stop)
         self._min_tokens = min_tokens
 
@@ -145,12 +118,11 @@ class AnswerText:
             text = self._detokenizer.feed(tokens[:exempt])
             rest, used = self.feed(tokens[exempt:]) if len(tokens) > exempt else ("", 0)
             return text + rest, exempt + used
-        progress = self._detokenizer.progress
+        state = self._detokenizer.state
         text = self._detokenizer.feed(tokens)
-        if text and not self._stops.would_stop(text):
+        if not self._stops.would_stop(text):
             return self._stops.feed(text), len(tokens)
-        # Token by token, to find the one that completes a stop string or leaves a character incomplete.
-        self._detokenizer.rollback(len(tokens), progress)
+        self._detokenizer.state = state  # token by token, to find the one that completes a stop string
         text = ""
         for used, token in enumerate(tokens, start=1):
             text += self._stops.feed(self._detokenizer.feed([token]))

@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 from drafters.interface import Logprobs, Source
 from drafters.registry import make_uncompiled
 from drafters.sequence import Finish
+from server.chat.vocabulary import Vocabulary
 from server.engine.messages import Request, StepReport, StepTrace, TokenEvent, TokenLogprobs
 from server.settings import Settings
-from server.worker.detokenizer import AnswerText
+from server.worker.detokenizer import AnswerText, Detokenizer
 from server.worker.runtime import Runtime
 from server.worker.session import Session
 from verify.constraints.reasoning import Constraint, ReasoningBudget
@@ -47,9 +48,8 @@ class Job:
             constraint = ReasoningBudget(request.reasoning, runtime.runner.vocabulary, grammar)
         self.generation = Generation(session.verifier, drafter, np.array(request.prompt, np.int32), options, constraint)
         self._text = AnswerText(
-            tokenizer=runtime.tokenizer,
+            detokenizer=make_detokenizer(request, runtime.tokens),
             stops=request.stop,
-            skip_special_tokens=request.skip_special_tokens,
             keep_stop=request.keep_stop,
             min_tokens=request.params.min_tokens,
         )
@@ -96,6 +96,13 @@ class Job:
     def close(self) -> None:
         """Ends the request for the drafter; the session keeps the KV cache."""
         self.generation.close()
+
+
+def make_detokenizer(request: Request, tokens: Vocabulary) -> Detokenizer:
+    """Of an answer that starts a text of its own, or continues the prompt's, if it has any."""
+    continues = request.continues_prompt and any(token not in tokens.special_ids for token in request.prompt)
+    hidden = tokens.special_ids if request.skip_special_tokens else ()
+    return Detokenizer(tokens.bytes_of, hidden, tokens.drops_first_space and not continues)
 
 
 def token_logprobs(logprobs: Logprobs, count: int) -> TokenLogprobs:

@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from drafters.interface import Ints
 from drafters.registry import Resources
+from server.chat.vocabulary import Vocabulary
 from server.http.body_budget import TOTAL_BYTES
 from server.settings import Settings
 from server.settings.tree import DEFAULT_MAX_ACTIVE
@@ -60,6 +61,7 @@ class Runtime:
 
     runner: ModelRunner
     tokenizer: PreTrainedTokenizerBase
+    tokens: Vocabulary  # of the tokenizer
     stop_ids: frozenset[int]
     resources: Resources
     own_resources: dict[str, Resources]  # by principal, for those with their own datastores
@@ -128,6 +130,7 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
     return Runtime(
         runner=runner,
         tokenizer=tokenizer,
+        tokens=Vocabulary(tokenizer),
         stop_ids=ends,
         resources=resources,
         own_resources=own,

@@ -17,7 +17,8 @@ from drafters.options import NAMES, NEED_A_MODEL, DrafterName, DraftTime, Fusion
 from drafters.registry import Resources, make
 from drafters.tables import ngram
 from drafters.tables.suffix import Corpus, index
-from server.worker.detokenizer import AnswerText
+from server.chat.vocabulary import Vocabulary
+from server.worker.detokenizer import AnswerText, Detokenizer
 from verify.decode import Decoded, decode, step
 from verify.draft_model.runner import DraftRunner
 from verify.generation import DecodeOptions, Generation
@@ -197,12 +198,13 @@ def test_fusion_is_lossless_whenever_the_draft_model_drafts(subject: Subject, ti
 def test_stop_strings_cut_the_same_text(subject: Subject, temperature: float) -> None:
     """A stop string inside accepted tokens gives the text and the token count of plain decoding."""
     stops = [" the", ")", "e "]
+    vocabulary = Vocabulary(subject.tokenizer)
 
     def answer(name: DrafterName, prompt: Ints, seed: int) -> tuple[str, int]:
         verifier = TreeVerifier(subject.runner, subject.runner.new_cache())
         options = DecodeOptions(SamplingParams(temperature, seed=seed), 32, subject.stop_ids)
         generation = Generation(verifier, make(name, subject.resources), prompt, options)
-        text, pieces, used = AnswerText(subject.tokenizer, stops), "", 0
+        text, pieces, used = AnswerText(Detokenizer(vocabulary.bytes_of), stops), "", 0
         while True:
             taken = step(generation)
             piece, count = text.feed(taken.tokens)

@@ -14,8 +14,14 @@ from verify.model.runner import ModelRunner
 class Letters:
     """Token n is the letter number n modulo 26."""
 
-    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
-        return "".join(chr(ord("a") + id % 26) for id in token_ids)
+    special_ids = frozenset[int]()
+    drops_first_space = False
+
+    def bytes_of(self, token: int) -> bytes:
+        return bytes([ord("a") + token % 26])
+
+    def text_of(self, tokens: list[int]) -> str:
+        return b"".join(map(self.bytes_of, tokens)).decode()
 
 
 def tiny_runtime(runner: ModelRunner, settings: Settings, stop_ids: frozenset[int] = frozenset()) -> Runtime:
@@ -24,7 +30,8 @@ def tiny_runtime(runner: ModelRunner, settings: Settings, stop_ids: frozenset[in
     kernels.ready = True
     return Runtime(
         runner=runner,
-        tokenizer=cast(Any, Letters()),
+        tokenizer=cast(Any, None),
+        tokens=cast(Any, Letters()),
         stop_ids=stop_ids,
         resources=Resources(),
         own_resources={},

@@ -1,7 +1,5 @@
 """Text is complete, however tokens split it, and ends exactly at the stop string."""
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,74 +7,42 @@ from hypothesis import strategies as st
 from server.worker.detokenizer import AnswerText, Detokenizer, StopStrings
 
 
-class Bytes:
-    """A tokenizer whose tokens are bytes: the worst case for UTF-8."""
-
-    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
-        return bytes(token_ids).decode(errors="replace")
+def of_bytes(hidden: tuple[int, ...] = (), drops_first_space: bool = False) -> Detokenizer:
+    """A detokenizer whose tokens are bytes: the worst case for UTF-8."""
+    return Detokenizer(lambda token: bytes([token]), hidden, drops_first_space)
 
 
-class ByteFallback(Bytes):
-    """Like SentencePiece: an invalid sequence of bytes is replaced byte by byte, up to the next text. 0 is a special token."""
-
-    def __init__(self) -> None:
-        self.decoded = 0  # tokens
-
-    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
-        self.decoded += len(token_ids)
-        text = ""
-        for is_text, group in itertools.groupby((token for token in token_ids if token), lambda token: token < 0x80):
-            data = bytes(group)
-            try:
-                text += data.decode()
-            except UnicodeDecodeError:
-                assert not is_text
-                text += "\ufffd" * len(data)
-        return text
+@given(
+    st.lists(st.sampled_from([0, 0x20, 0x41, 0x80, 0x9F, 0xE4, 0xBD, 0xA0, 0xF0, 0xFF]), max_size=40),
+    st.integers(1, 7),
+    st.lists(st.sampled_from(["A", " ", "\ufffdA", "\u4f60"]), max_size=2),
+)
+def test_text_does_not_depend_on_steps(tokens: list[int], block: int, stops: list[str]) -> None:
+    data = bytes(tokens)
+    answer = AnswerText(of_bytes(hidden=(0,)), [])
+    assert feed_blocks(answer, data, block)[0] + answer.finish() == data.replace(b"\0", b"").decode(errors="replace")
+    one, many = (AnswerText(of_bytes(hidden=(0,)), stops) for _ in range(2))
+    assert feed_blocks(many, data, block) == feed_blocks(one, data, 1)
+    assert many.stop_string == one.stop_string
 
 
-class Counting(Bytes):
-    """Counts the tokens that it decodes."""
-
-    def __init__(self) -> None:
-        self.decoded = 0
-
-    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
-        self.decoded += len(token_ids)
-        return super().decode([token for token in token_ids if token], skip_special_tokens)
-
-
-@given(st.lists(st.sampled_from([0, 0x41, 0x80, 0x9F, 0xE4, 0xBD, 0xA0, 0xF0, 0xFF]), max_size=40), st.integers(1, 7))
-def test_any_bytes_give_the_text_of_all_tokens_at_once(tokens: list[int], block: int) -> None:
-    answer = AnswerText(Counting(), [])
-    assert feed_blocks(answer, bytes(tokens), block)[0] + answer.finish() == Counting().decode(tokens, True)
-
-
-@pytest.mark.parametrize("tokens", [[0x80], [0xE4], [0], [0xF0, 0x9F], [0xFF, 0xF0, 0x9F, 0x98, 0x80]])
-@pytest.mark.parametrize("tokenizer", [Counting, ByteFallback])
-def test_half_characters_cost_as_much_as_other_tokens(tokenizer: type[Counting | ByteFallback], tokens: list[int]) -> None:
-    counting, count = tokenizer(), 4000
-    answer = AnswerText(counting, [])
-    garbage = (tokens * count)[:count]
-    text = feed_blocks(answer, bytes([*garbage, 0x41]), 1)[0] + answer.finish()
-    assert counting.decoded < 50 * count  # half of its square if every token decodes all that are held back
-    assert text == tokenizer().decode([*garbage, 0x41], True)
-
-
-@given(st.text(max_size=40))
-def test_pieces_add_up_to_the_text(text: str) -> None:
-    detokenizer = Detokenizer(Bytes())
-    pieces = [detokenizer.feed([byte]) for byte in text.encode()] + [detokenizer.flush()]
-    assert "".join(pieces) == text
+def test_only_the_first_space_is_dropped() -> None:
+    detokenizer = of_bytes(hidden=(0,), drops_first_space=True)
+    assert "".join(detokenizer.feed([byte]) for byte in b"\0  a b") == " a b"
+    before = of_bytes(drops_first_space=True)
+    state = before.state
+    assert before.feed(b" a") == "a"
+    before.state = state
+    assert before.feed(b" b") == "b"
 
 
 def test_a_character_is_held_until_it_is_complete() -> None:
-    detokenizer = Detokenizer(Bytes())
+    detokenizer = of_bytes()
     assert [detokenizer.feed([byte]) for byte in "aé€".encode()] == ["a", "", "é", "", "", "€"]
 
 
 def test_an_incomplete_character_is_replaced_at_the_end() -> None:
-    detokenizer = Detokenizer(Bytes())
+    detokenizer = of_bytes()
     assert detokenizer.feed([0xC3]) == ""
     assert detokenizer.flush() == "\ufffd"
 
@@ -124,7 +90,7 @@ def feed_blocks(answer: AnswerText, data: bytes, block: int) -> tuple[str, int]:
 
 @pytest.mark.parametrize("block", [1, 3, 50])
 def test_tokens_after_a_stop_string_are_unused(block: int) -> None:
-    answer = AnswerText(Bytes(), ["stop"])
+    answer = AnswerText(of_bytes(), ["stop"])
     data = b"hello stop and more"
     assert answer.stop_string is None
     assert feed_blocks(answer, data, block) == ("hello ", len(b"hello stop"))
@@ -138,7 +104,7 @@ def test_the_first_stop_string_ends_the_answer() -> None:
 
 
 def test_held_back_text_is_returned_at_the_end() -> None:
-    answer = AnswerText(Bytes(), ["stop"])
+    answer = AnswerText(of_bytes(), ["stop"])
     assert answer.feed(list(b"a sto")) == ("a ", 5)
     assert answer.finish() == "sto"
 
@@ -146,5 +112,5 @@ def test_held_back_text_is_returned_at_the_end() -> None:
 @pytest.mark.parametrize("block", [1, 3, 50])
 def test_stop_strings_are_ignored_before_min_tokens(block: int) -> None:
     data = b"stop, no stop and more"
-    answer = AnswerText(Bytes(), ["stop"], min_tokens=6)
+    answer = AnswerText(of_bytes(), ["stop"], min_tokens=6)
     assert feed_blocks(answer, data, block) == ("stop, no ", len(b"stop, no stop"))

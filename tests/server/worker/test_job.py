@@ -54,7 +54,7 @@ def text_of(found: list[TokenEvent]) -> str:
 def test_text_matches_tokens(runtime: Runtime) -> None:
     found = events(runtime)
     assert len(tokens_of(found)) == 12
-    assert text_of(found) == Letters().decode(tokens_of(found), True)
+    assert text_of(found) == Letters().text_of(tokens_of(found))
     assert [event.finish for event in found] == [None] * (len(found) - 1) + ["length"]
     assert all(event.step is not None for event in found)
 
@@ -78,7 +78,7 @@ def test_a_stop_token_counts_but_has_no_text(runtime: Runtime) -> None:
     found = events(runtime, params=replace(GREEDY, logprobs=1), stop_token_ids=[full[5]])
     assert tokens_of(found) == full[: end + 1]
     assert found[-1].finish == "stop"
-    assert text_of(found) == Letters().decode(full[:end], True)
+    assert text_of(found) == Letters().text_of(full[:end])
 
 
 def test_logprobs_of_tokens_and_prompt(runtime: Runtime) -> None:
