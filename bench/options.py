@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,13 +29,17 @@ Plot = Annotated[Path | None, typer.Option(help="Save a plot as PNG.")]
 
 @contextmanager
 def errors_as_sentences() -> Iterator[None]:
-    """Ends the command with exit code 2 and one sentence if a benchmark cannot run."""
+    """Ends the command with exit code 2 and one sentence if a benchmark cannot run; on SIGTERM, like on Ctrl-C, in order."""
     from bench.plan import BenchError
     from drafters.tables.array_file import ArrayFileError
     from server.settings import SettingsError
     from verify.errors import ModelError
 
+    # So that servers that it started end, too.
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield
     except (SettingsError, BenchError, ModelError, ArrayFileError) as error:
         raise fail(str(error)) from None
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -23,10 +23,11 @@ class LlamaChat(LivePeer):
     def __init__(self, setup: Setup, stack: ExitStack) -> None:
         common = ["bench.live.llama_server", "--model", str(setup.gguf_path)]
         common += ["--context", str(setup.context_tokens), "--threads", str(setup.threads)]
-        self._clients = {
+        self._servers = {
             method: stack.enter_context(start("llama-server", [*common, "--speculation", method], "/health", {}))
             for method in self.methods
         }
 
     def answer(self, method: str, question: Question) -> Answer:
-        return ask(self._clients[method], {**fields_of(question), **SAMPLING})
+        with self._servers[method].running() as client:
+            return ask(client, {**fields_of(question), **SAMPLING})

@@ -33,10 +33,11 @@ class VllmChat(LivePeer):
         cores = f"0-{setup.threads - 1}"
         environment = {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": CACHE_GIB, "HF_HUB_OFFLINE": "1"}
         flags = {method: ["--speculative-config", json.dumps(config)] for method, config in SPECULATION.items()}
-        self._clients = {
+        self._servers = {
             method: stack.enter_context(start("vLLM", [*common, *flags.get(method, ())], "/health", environment, setup.vllm))
             for method in self.methods
         }
 
     def answer(self, method: str, question: Question) -> Answer:
-        return ask(self._clients[method], fields_of(question) | {"model": NAME})
+        with self._servers[method].running() as client:
+            return ask(client, fields_of(question) | {"model": NAME})

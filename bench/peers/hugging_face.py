@@ -50,7 +50,7 @@ class TransformersServer(Peer):
         environment = {"OMP_NUM_THREADS": str(weights.threads), "HF_HUB_OFFLINE": "1"}
         self._model = weights.path
         self._end: int = load_tokenizer(weights.path).eos_token_id
-        self._client = stack.enter_context(start("transformers serve", arguments, "/health", environment))
+        self._server = stack.enter_context(start("transformers serve", arguments, "/health", environment))
 
     def answer(self, method: str, question: Question) -> Answer:
         options = GenerationConfig(
@@ -62,4 +62,5 @@ class TransformersServer(Peer):
             pad_token_id=self._end,
         )
         fields = {"model": self._model, "prompt": question.prompt, "max_tokens": question.max_tokens, "seed": question.seed}
-        return complete(self._client, fields | {"generation_config": options.to_json_string()})
+        with self._server.running() as client:
+            return complete(client, fields | {"generation_config": options.to_json_string()})

@@ -69,7 +69,7 @@ class LlamaServer(Peer):
             PLAIN: ["--logits_all", "false"],
             LOOKUP: ["--logits_all", "true", "--draft_model", "prompt-lookup-decoding"],
         }
-        self._clients = {
+        self._servers = {
             method: stack.enter_context(
                 start("llama_cpp.server", ["bench.peers.llama_server", *common, *flags[method]], "/v1/models", {})
             )
@@ -79,4 +79,5 @@ class LlamaServer(Peer):
     def answer(self, method: str, question: Question) -> Answer:
         fields = {"prompt": question.prompt, "max_tokens": question.max_tokens, "seed": question.seed}
         fields |= {"temperature": question.temperature, **SAMPLING}
-        return complete(self._clients[method], fields, counts_end=False)
+        with self._servers[method].running() as client:
+            return complete(client, fields, counts_end=False)

@@ -1,8 +1,12 @@
-"""Servers of other programs: starts one on a free port, waits until it answers, and sends it completion requests."""
+"""Servers of other programs: starts one on a free port, waits until it answers, and sends it completion requests.
+
+A server that waits is stopped: some poll, and six idle llama-servers would take a core from the program whose turn it is.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import IO, Any
 
 import httpx
@@ -21,23 +26,50 @@ from bench.plan import BenchError
 TIMEOUT_SECONDS = 600.0
 
 
+@dataclass(frozen=True)
+class PausedServer:
+    """A server that runs only inside of `running`."""
+
+    client: httpx.Client
+    process: subprocess.Popen[bytes]  # the leader of the group that all of its processes are in
+
+    @contextmanager
+    def running(self) -> Iterator[httpx.Client]:
+        """The client, as long as the server runs."""
+        self.signal(signal.SIGCONT)
+        try:
+            yield self.client
+        finally:
+            self.signal(signal.SIGSTOP)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to all of the server's processes, if they have not ended."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, number)
+
+
 @contextmanager
 def start(
     name: str, arguments: Sequence[str], ready: str, environment: Mapping[str, str], python: str = sys.executable
-) -> Iterator[httpx.Client]:
-    """Runs `python -m ARGUMENTS --port PORT` and yields its client once the path `ready` answers. Raises BenchError."""
+) -> Iterator[PausedServer]:
+    """Runs `python -m ARGUMENTS --port PORT` and yields the server once the path `ready` answers. Raises BenchError."""
     port = free_port()
     command = [python, "-m", *arguments, "--port", str(port)]
+    # A connection that is kept open ends when its server runs again, at the moment that the next request is sent.
+    unkept = httpx.Limits(max_keepalive_connections=0)
     with (
         tempfile.TemporaryFile("w+") as log,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_SECONDS) as client,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_SECONDS, limits=unkept) as client,
     ):
         # In a session of its own, Ctrl-C reaches this process only, which then ends the server.
         process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | environment, start_new_session=True)
+        server = PausedServer(client, process)
         try:
             wait_until_ready(client, ready, process, lambda: f"{name} did not start: {last_line(log)}")
-            yield client
+            server.signal(signal.SIGSTOP)
+            yield server
         finally:
+            server.signal(signal.SIGCONT)
             process.terminate()
             try:
                 process.wait(STOP_SECONDS)

@@ -15,7 +15,7 @@ from server.settings import Settings
 from verify.model.cpu import native
 
 TEXT = Path(quality.__file__)  # code, which the embedded model knows
-vnni = pytest.mark.skipif(native.library() is None, reason="the library was not compiled")
+vnni = pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
 
 
 def quantized(settings: Settings, quantize: str) -> Settings:

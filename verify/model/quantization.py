@@ -49,7 +49,7 @@ class Quantization:
             check_installed()
         elif self.layers not in BITS:
             raise ModelError(f"model.quantize: {self.layers} is for GPUs; on a CPU, set it to int8 or int4.")
-        elif native.library() is None:
+        elif native.compiled_library() is None:
             raise ModelError(
                 "model.quantize needs Outrider's compiled library; install a C++ compiler, and then Outrider again."
             )

@@ -62,7 +62,7 @@ def test_an_unpacked_file_is_a_folder_with_its_model_and_tokenizer(tmp_path: Pat
     assert (given.get_vocab(), given.chat_template) == (own.get_vocab(), own.chat_template)
 
 
-@pytest.mark.skipif(native.library() is None, reason="the library was not compiled")
+@pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
 def test_a_quantised_file_is_quantised_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("gguf")
     expected, file = logits(TARGET), tmp_path / "model.gguf"

@@ -25,3 +25,13 @@ def test_an_answer_is_counted_by_its_usage_and_a_refusal_is_reported() -> None:
     assert complete(client, {"prompt": "def f("}, counts_end=False).tokens == 8
     with pytest.raises(BenchError, match="503: loading"):
         complete(client, {"prompt": "def f("})
+
+
+def test_a_server_runs_only_while_it_is_asked() -> None:
+    with start("FastAPI", ["uvicorn", "fastapi:FastAPI", "--factory"], "/docs", {}) as server:
+        for _ in range(2):
+            with server.running() as client:
+                assert client.get("/docs").status_code == 200
+            with pytest.raises(httpx.TimeoutException):
+                server.client.get("/docs", timeout=0.1)
+    assert server.process.wait(0) is not None

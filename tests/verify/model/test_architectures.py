@@ -98,12 +98,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make(name: str, attention: str) -> Any:
-    """A random float32 model of the family."""
+def make(name: str, attention: str, **changes: Any) -> Any:
+    """A random float32 model of the family, of SIZES but for `changes`."""
     family, extra = ARCHITECTURES[name]
     label = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
     sizes = {key: value for key, value in SIZES.items() if family != "GPT2" or "_id" in key or key in ("vocab_size",)}
-    config = getattr(transformers, label)(**{**sizes, **extra}, attn_implementation=attention)
+    config = getattr(transformers, label)(**{**sizes, **extra, **changes}, attn_implementation=attention)
     return random_model(config, attention)
 
 

@@ -30,7 +30,7 @@ from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="the library was not compiled")
+pytestmark = pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
 PROMPT = np.arange(5, 40, dtype=np.int32)
 CPU = torch.device("cpu")
 KINDS = {"int8": Kind.INT8, "int4": Kind.INT4}
@@ -50,7 +50,7 @@ def kind_of(module: torch.nn.Module) -> Kind:
 def saved(request: pytest.FixtureRequest, tmp_path: Path, tiny_config: LlamaConfig) -> Path:
     """A model in two files."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 112}
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
     if request.param == "biased":
         model: PreTrainedModel = Qwen2ForCausalLM(Qwen2Config(**sizes, **heads, tie_word_embeddings=True))

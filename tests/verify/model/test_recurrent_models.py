@@ -186,7 +186,7 @@ def test_states_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gaps[-1] == 256 and gaps[0] >= 2048
 
 
-@pytest.mark.skipif(native.library() is None, reason="the library was not compiled")
+@pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 @pytest.mark.parametrize("family", ALL)
 def test_a_quantised_model_passes_the_check_by_any_text(
@@ -199,7 +199,7 @@ def test_a_quantised_model_passes_the_check_by_any_text(
     check_model(ModelRunner(model, pack=True), family)
 
 
-@pytest.mark.skipif(native.library() is None, reason="the library was not compiled")
+@pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
 @pytest.mark.parametrize("family", ALL)
 def test_loading_gives_the_bits_of_quantising_the_loaded_model(family: str, tmp_path: Path) -> None:
     """transformers initialises what a checkpoint lacks, which must not be the layers around replaced ones."""

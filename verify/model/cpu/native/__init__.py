@@ -11,12 +11,12 @@ from verify.model.cache.shape import CacheShape
 from verify.model.cpu.native.decoder import Decoder, is_supported
 from verify.model.cpu.native.forward import STORED, NativeForward
 from verify.model.cpu.native.layers import NativeLinear, pack_model
-from verify.model.cpu.native.library import Engine, library
+from verify.model.cpu.native.library import Engine, compiled_library
 from verify.model.cpu.native.weights import BLOCK, Kind, Weights
 from verify.model.cpu.packing import packed_layers
 from verify.model.hidden.tap import HiddenTap
 
-__all__ = ["BLOCK", "build", "can_cache", "can_pack", "library", "pack", "quantized", "read_gguf", "supports"]
+__all__ = ["BLOCK", "build", "can_cache", "can_pack", "compiled_library", "pack", "quantized", "read_gguf", "supports"]
 
 
 def supports(name: str, config: PreTrainedConfig, dtype: torch.dtype) -> bool:
@@ -24,10 +24,9 @@ def supports(name: str, config: PreTrainedConfig, dtype: torch.dtype) -> bool:
 
     Not weights of bfloat16 on a CPU that multiplies them by tile registers, which it does not use.
     """
-    code = library()
-    if code is None or (dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()):
+    if compiled_library() is None or (dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()):
         return False
-    return is_supported(name, config, code.outrider_lanes())
+    return is_supported(name, config)
 
 
 def can_pack(model: PreTrainedModel) -> bool:
@@ -44,7 +43,7 @@ def pack(model: PreTrainedModel) -> None:
 
 def read_gguf(file: Path) -> PreTrainedModel | None:
     """The model in a GGUF file with its blocks, packed; None if only transformers can load it. Raises ModelError."""
-    if library() is None:
+    if compiled_library() is None:
         return None
     from verify.model.cpu.native.gguf import load_gguf  # imports a package that only such files need
 
@@ -52,7 +51,7 @@ def read_gguf(file: Path) -> PreTrainedModel | None:
 
 
 def quantized(linear: torch.nn.Linear, bits: int) -> NativeLinear:
-    """The layer with weights of 8 or 4 bits, in blocks of BLOCK inputs. Requires `library`."""
+    """The layer with weights of 8 or 4 bits, in blocks of BLOCK inputs. Requires `compiled_library`."""
     kind = Kind.INT4 if bits == 4 else Kind.INT8
     return NativeLinear(linear, Weights.of(Engine.shared(), kind, linear.weight.detach()))
 

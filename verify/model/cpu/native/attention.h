@@ -78,14 +78,17 @@ inline void score(const float* query, const Block& block, int width, float scali
   for (int first = 0; first < block.count; first += KEYS) {
     const float* keys[KEYS];
     for (int k = 0; k < KEYS; k++) keys[k] = block.keys + std::min(first + k, block.count - 1) * block.stride;
-    Floats sums[KEYS] = {};
-    for (int i = 0; i < width; i += LANES) {
-      const Floats q = load(query + i);
+    Sums sums[KEYS];
+    for (int i = 0; i < width; i += SUMMED)
+#pragma GCC unroll 2
+      for (int part = 0; part < SUMMED / LANES; part++) {
+        const int place = i + part * LANES;
+        const Floats q = load(query + place);
 #pragma GCC unroll 4
-      for (int k = 0; k < KEYS; k++) sums[k] = fma(q, load(keys[k] + i), sums[k]);
-    }
+        for (int k = 0; k < KEYS; k++) sums[k].parts[part] = fma(q, load(keys[k] + place), sums[k].parts[part]);
+      }
     float found[KEYS];
-    sum4(sums, found);
+    totals(sums, found);
     for (int k = 0; k < KEYS && first + k < block.count; k++) scores[first + k] = found[k] * scaling;
   }
 }
@@ -121,29 +124,32 @@ struct Query {
 
 // Adds a block to a query: keys that many rows share, then the row's own. `hidden` leading positions are not attended to.
 inline void add_block(Query& query, const Block& shared, const Block& own, int hidden, int width, float scaling) {
-  alignas(64) float scores[POSITIONS + LANES];
+  alignas(64) float scores[POSITIONS + SUMMED];
   const int count = shared.count + own.count;
   score(query.query, shared, width, scaling, scores);
   score(query.query, own, width, scaling, scores + shared.count);
   for (int i = 0; i < hidden && i < count; i++) scores[i] = -INFINITY;
-  for (int i = count; i < (count + LANES - 1) / LANES * LANES; i++) scores[i] = -INFINITY;
+  const int padded = (count + SUMMED - 1) / SUMMED * SUMMED;
+  for (int i = count; i < padded; i++) scores[i] = -INFINITY;
   Floats most = all(-INFINITY);
-  for (int i = 0; i < count; i += LANES) most = larger(most, load(scores + i));
+  for (int i = 0; i < padded; i += LANES) most = larger(most, load(scores + i));
   const float largest_score = std::fmax(query.largest, largest(most));
   if (largest_score == -INFINITY) return;
-  Floats totals{};
-  for (int i = 0; i < count; i += LANES) {
-    const Floats weights = exponential(load(scores + i) - all(largest_score));
-    store(scores + i, weights);
-    totals += weights;
-  }
+  Sums weight_sums;
+  for (int i = 0; i < padded; i += SUMMED)
+    for (int part = 0; part < SUMMED / LANES; part++) {
+      float* place = scores + i + part * LANES;
+      const Floats weights = exponential(load(place) - all(largest_score));
+      store(place, weights);
+      weight_sums.parts[part] += weights;
+    }
   if (largest_score != query.largest) {
     const Floats kept = exponential(all(query.largest - largest_score));
     query.total *= kept[0];
     for (int i = 0; i < width; i += LANES) store(query.sums + i, load(query.sums + i) * kept);
     query.largest = largest_score;
   }
-  query.total += sum(totals);
+  query.total += total(weight_sums);
   add_values(scores, shared, width, query.sums);
   add_values(scores + shared.count, own, width, query.sums);
 }

@@ -19,18 +19,19 @@ from verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
 # Classes whose layers are: norm, attention, norm, gated feed-forward; with or without biases, and norms of queries and keys.
 CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_tanh": 1}
+SUMMED = 16  # sizes are multiples of this (vector.h)
 MOST_WIDTH = 256  # of a head
 MOST_GROUPS = 64  # query heads per key head
 
 
-def is_supported(name: str, config: Any, lanes: int) -> bool:
-    """Whether the library computes the forward of the class `name` with this configuration, in vectors of `lanes` values."""
+def is_supported(name: str, config: Any) -> bool:
+    """Whether the library computes the forward of the class `name` with this configuration."""
     if name not in CLASSES or config.hidden_act not in ACTIVATIONS:
         return False
     width = head_width(config)
     sizes = (config.hidden_size, config.intermediate_size, width)
     groups = config.num_attention_heads // config.num_key_value_heads
-    return all(size % lanes == 0 for size in sizes) and width <= MOST_WIDTH and groups <= MOST_GROUPS
+    return all(size % SUMMED == 0 for size in sizes) and width <= MOST_WIDTH and groups <= MOST_GROUPS
 
 
 def head_width(config: Any) -> int:

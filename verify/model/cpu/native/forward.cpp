@@ -1,9 +1,10 @@
 // The forward of a decoder of Llama's kind: embedding, layers of attention and a gated feed-forward part, norm and head.
 //
-// One call computes a whole step. Threads are woken once; between the phases of a layer they meet at a barrier. Activations are
+// One call computes a whole step. Threads, if several are faster, are woken once; between the phases of a layer they meet at a barrier. Activations are
 // float32. Everything is computed row by row in one order, so a row's logits have the same bits alone, in a draft tree, in a
 // prompt, and beside rows of other streams. The interface is plain C, called through ctypes; callers check all sizes.
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 
 #include "attention.h"
@@ -59,6 +60,7 @@ struct Stream {
 namespace {
 
 constexpr int ROW_BLOCK = 16;  // rows of a task of attention
+constexpr int FEW_ROWS = 32;   // from which on more threads always gain: arithmetic takes the time
 
 // Whether a product of these weights takes less time than threads take to meet: some 50 us.
 bool is_small(size_t weight_bytes, int rows) { return weight_bytes * std::max(rows / 4, 1) < (1 << 20); }
@@ -97,6 +99,7 @@ struct Engine {
   explicit Engine(int threads) : team(threads), spaces(threads) {}
   Team team;
   std::vector<AttentionSpace> spaces;
+  Habit habits[6];  // of forwards of fewer than FEW_ROWS, by the bits of their number of rows
   Buffer<float> residual, normed, queries, keys, values, attended, gated, angles;
   QuantizedBuffers quantized;
   std::vector<Text> texts;
@@ -105,9 +108,13 @@ struct Engine {
 namespace {
 
 void normalize(const float* from, const float* weights, int size, float epsilon, float* to) {
-  Floats squares{};
-  for (int i = 0; i < size; i += LANES) squares = fma(load(from + i), load(from + i), squares);
-  const float factor = 1 / std::sqrt(sum(squares) / size + epsilon);
+  Sums squares;
+  for (int i = 0; i < size; i += SUMMED)
+    for (int part = 0; part < SUMMED / LANES; part++) {
+      const Floats values = load(from + i + part * LANES);
+      squares.parts[part] = fma(values, values, squares.parts[part]);
+    }
+  const float factor = 1 / std::sqrt(total(squares) / size + epsilon);
   for (int i = 0; i < size; i += LANES) store(to + i, load(weights + i) * (load(from + i) * all(factor)));
 }
 
@@ -353,8 +360,6 @@ class Forward {
 
 extern "C" {
 
-int32_t outrider_lanes() { return LANES; }
-
 Engine* outrider_engine_new(int32_t threads) { return new Engine(threads); }
 void outrider_engine_delete(Engine* engine) { delete engine; }
 
@@ -402,10 +407,10 @@ void outrider_forward(Engine* engine, const Model* model, int32_t rows, const in
                       const Stream* streams, int32_t stream_count, const int64_t* kept, int32_t kept_count, float* logits,
                       const Tap* tap) {
   Forward forward(*engine, *model, rows, positions, streams, stream_count);
-  const Layer& layer = model->layer[0];
-  size_t bytes = model->head.matrix.bytes();
-  for (const Linear* each : {&layer.query, &layer.output, &layer.gate, &layer.up, &layer.down})
-    bytes += model->layers * each->matrix.bytes();
-  engine->team.run(is_small(bytes, rows), [&](int thread) { forward.run(thread, tokens, kept, kept_count, logits, *tap); });
+  const auto job = [&](int thread) { forward.run(thread, tokens, kept, kept_count, logits, *tap); };
+  if (rows < FEW_ROWS)
+    engine->team.run(engine->habits[std::bit_width((uint32_t)rows)], job);
+  else
+    engine->team.run(false, job);
 }
 }

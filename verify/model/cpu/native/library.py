@@ -81,7 +81,7 @@ class Stream(Structure):
 
 
 @cache
-def library() -> ctypes.CDLL | None:
+def compiled_library() -> ctypes.CDLL | None:
     """The fastest variant for this CPU; None if none was compiled."""
     flags = processor_flags()
     for variant, needed in VARIANTS.items():
@@ -115,7 +115,7 @@ class Engine:
 
     def __init__(self, threads: int, code: ctypes.CDLL | None = None) -> None:
         """Requires a compiled library."""
-        found = code or library()
+        found = code or compiled_library()
         assert found is not None
         self.library, self.threads = found, threads
         self._lock = threading.Lock()

@@ -29,7 +29,9 @@ inline void quantize(const Rows& rows, int row) {
       most = larger(most, larger(values, -values));
       zeros += values * all(0);  // but NaN where a value is NaN or infinite, which no integer can say
     }
-    const float scale = largest(most) / LARGEST_INPUT + sum(zeros), inverse = scale > 0 ? 1 / scale : 0;
+    float unusable = 0;
+    for (int lane = 0; lane < LANES; lane++) unusable += zeros[lane];
+    const float scale = largest(most) / LARGEST_INPUT + unusable, inverse = scale > 0 ? 1 / scale : 0;
     const size_t place = (size_t)row * rows.inputs + b * BLOCK;
     Ints totals{};
     for (int i = 0; i < BLOCK; i += LANES) {

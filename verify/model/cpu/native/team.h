@@ -1,5 +1,4 @@
-// Threads that run one job together, phase by phase. They are woken once per job and meet at a barrier after each phase. Where other
-// programs use the cores, threads wait for each other's turn at every barrier; then the caller's thread runs some jobs alone.
+// Threads that run one job together, phase by phase. They are woken once per job and meet at a barrier after each phase.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -20,6 +19,43 @@ inline void pause() {
 #endif
 }
 
+// How jobs of one kind end sooner: in all threads, or in the caller's alone. Where one core reads nearly as fast as the memory can be
+// read, or where other programs use the cores, so that threads wait for each other's turn at every barrier, more threads only
+// disturb. The other way is tried now and then, the less often the more it loses. Threads must gain more than they take from what
+// else the cores have to do between two jobs, such as sending tokens.
+class Habit {
+ public:
+  explicit Habit(bool is_alone = false) : is_alone_(is_alone) {}
+
+  bool is_alone() const { return is_alone_ != (trials_ > 0); }
+
+  void record(double seconds) {
+    if (trials_ == 0) {
+      usual_ += (seconds - usual_) / (usual_ ? 8 : 1);
+      if (--left_ == 0) trials_ = TRIALS;
+      return;
+    }
+    tried_ += seconds / TRIALS;
+    if (--trials_) return;
+    if (is_alone_ ? tried_ * GAIN < usual_ : tried_ < usual_ * GAIN) {
+      is_alone_ = !is_alone_;
+      usual_ = tried_;
+      wait_ = LEAST;
+    } else {
+      wait_ = std::min(2 * wait_, MOST);
+    }
+    left_ = wait_;
+    tried_ = 0;
+  }
+
+ private:
+  static constexpr int TRIALS = 3, LEAST = 8, MOST = 256;  // jobs
+  static constexpr double GAIN = 1.2;
+  bool is_alone_;
+  int wait_ = LEAST, left_ = LEAST, trials_ = 0;
+  double usual_ = 0, tried_ = 0;
+};
+
 class Team {
  public:
   explicit Team(int threads) : threads_(threads) {
@@ -34,26 +70,26 @@ class Team {
 
   int threads() const { return threads_; }
 
-  // Runs the job in every thread, and returns when all have ended. A small job runs in the caller's thread only.
+  // Runs the job in every thread, or in the caller's alone, and returns when it has ended.
   template <class Job>
-  void run(bool is_small, const Job& job) {
-    is_alone_ = threads_ == 1 || is_small || jobs_alone_ > 0;
+  void run(bool is_alone, const Job& job) {
+    is_alone_ = is_alone || threads_ == 1;
     next_.store(0);
-    if (is_alone_) {
-      jobs_alone_ = std::max(0, jobs_alone_ - 1);
-      return job(0);
-    }
+    if (is_alone_) return job(0);
     std::function<void(int)> called = [&](int thread) { job(thread); };
     job_ = &called;
-    waited_.store(0);
-    const auto started = Clock::now();
     start_.fetch_add(1);
     start_.notify_all();
     job(0);
     meet();
-    const int64_t all = std::chrono::nanoseconds(Clock::now() - started).count() * threads_;
-    again_ = waited_.load() * 4 > all ? std::min(2 * again_, MOST_ALONE) : 4;
-    if (again_ > 4) jobs_alone_ = again_;
+  }
+
+  // `run` as the habit says.
+  template <class Job>
+  void run(Habit& habit, const Job& job) {
+    const auto started = std::chrono::steady_clock::now();
+    run(habit.is_alone(), job);
+    habit.record(std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
   }
 
   // Inside a job: runs `task(i)` for each i below `count`, shared among the threads, and waits for all.
@@ -95,21 +131,15 @@ class Team {
       if (phase_.load(std::memory_order_acquire) != seen) return;
       pause();
     }
-    const auto started = Clock::now();
     while (phase_.load(std::memory_order_acquire) == seen) sched_yield();  // there are more threads than free cores
-    waited_.fetch_add(std::chrono::nanoseconds(Clock::now() - started).count());
   }
 
-  using Clock = std::chrono::steady_clock;
-  static constexpr int MOST_ALONE = 64;   // jobs, until the threads try again
   static constexpr int SPINS = 4000;  // some 50 us
   static constexpr int IDLE_SPINS = 50 * SPINS;
   const int threads_;
   std::vector<std::thread> others_;
   const std::function<void(int)>* job_ = nullptr;
   bool is_alone_ = true;
-  int jobs_alone_ = 0, again_ = 4;
-  std::atomic<int64_t> waited_{0};  // nanoseconds at barriers, of all threads
   std::atomic<int> start_{0};
   alignas(64) std::atomic<int> next_{0};
   alignas(64) std::atomic<int> arrived_{0};

@@ -1,5 +1,6 @@
-// Vectors of float32, and the few operations that kernels need on them. Every operation is defined lane by lane, so that a value
-// has the same bits whichever instructions compute it. Products are added with one rounding (`fma`) and never contracted.
+// Vectors of float32, and the few operations that kernels need on them. Every operation is defined lane by lane, and a sum over
+// lanes is always one of SUMMED partial sums in the same order, so that a value has the same bits whichever instructions compute
+// it. Products are added with one rounding (`fma`) and never contracted.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -55,28 +56,37 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats to_floats(Ints values) { return __builtin_convertvector(values, Floats); }
 
-// The sum of all lanes: halves are added until four values are left, then (0 + 1) + (2 + 3).
-inline float sum(Floats values) {
-  for (int width = LANES / 2; width >= 4; width /= 2)
+// Partial sums of a value that is summed over inputs: input i belongs to the sum i % SUMMED, however wide vectors are.
+constexpr int SUMMED = 16;
+struct Sums {
+  Floats parts[SUMMED / LANES] = {};
+};
+
+// The sum of all: halves are added until four values are left, then (0 + 1) + (2 + 3).
+inline float total(const Sums& sums) {
+  float values[SUMMED];
+  std::memcpy(values, sums.parts, sizeof values);
+  for (int width = SUMMED / 2; width >= 4; width /= 2)
     for (int lane = 0; lane < width; lane++) values[lane] += values[lane + width];
   return (values[0] + values[1]) + (values[2] + values[3]);
 }
 
-// `sum` of four vectors at once.
-inline void sum4(const Floats (&vectors)[4], float* sums) {
+// `total` of four at once.
+inline void totals(const Sums (&sums)[4], float* found) {
 #if defined(__AVX2__)
-  __m128 parts[4];
+  __m128 quarters[4];
   for (int i = 0; i < 4; i++) {
 #if defined(__AVX512F__)
-    const __m256 folded = _mm256_add_ps(_mm512_castps512_ps256((__m512)vectors[i]), _mm512_extractf32x8_ps((__m512)vectors[i], 1));
+    const __m512 whole = (__m512)sums[i].parts[0];
+    const __m256 folded = _mm256_add_ps(_mm512_castps512_ps256(whole), _mm512_extractf32x8_ps(whole, 1));
 #else
-    const __m256 folded = (__m256)vectors[i];
+    const __m256 folded = _mm256_add_ps((__m256)sums[i].parts[0], (__m256)sums[i].parts[1]);
 #endif
-    parts[i] = _mm_add_ps(_mm256_castps256_ps128(folded), _mm256_extractf128_ps(folded, 1));
+    quarters[i] = _mm_add_ps(_mm256_castps256_ps128(folded), _mm256_extractf128_ps(folded, 1));
   }
-  _mm_storeu_ps(sums, _mm_hadd_ps(_mm_hadd_ps(parts[0], parts[1]), _mm_hadd_ps(parts[2], parts[3])));
+  _mm_storeu_ps(found, _mm_hadd_ps(_mm_hadd_ps(quarters[0], quarters[1]), _mm_hadd_ps(quarters[2], quarters[3])));
 #else
-  for (int i = 0; i < 4; i++) sums[i] = sum(vectors[i]);
+  for (int i = 0; i < 4; i++) found[i] = total(sums[i]);
 #endif
 }
 inline float largest(Floats values) {

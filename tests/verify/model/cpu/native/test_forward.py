@@ -12,20 +12,20 @@ from tests.trees import trees
 from tests.verify.model.test_architectures import WINDOW, make
 from verify.model.attention import NAME
 from verify.model.batch import ForwardBatch
-from verify.model.cpu.native import library
+from verify.model.cpu.native import compiled_library
 from verify.model.cpu.native.forward import NativeForward
 from verify.model.loading import prepare
 from verify.model.quantization import Quantization, quantize_layers
 from verify.model.runner import ModelRunner
 from verify.model.segment import Segment
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the library was not compiled")
+pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 NAMES = ["llama", "mistral", "qwen2", "qwen3"]
 FORMATS = ["float32", "bfloat16", "int8", "int4", "int8 cache"]
 
 
 def runner(name: str, form: str = "float32") -> ModelRunner:
-    model = make(name, NAME)
+    model = make(name, NAME, head_dim=16)
     if form == "bfloat16":
         model.to(torch.bfloat16)
         model.config.dtype = torch.bfloat16
@@ -41,7 +41,7 @@ def runner(name: str, form: str = "float32") -> ModelRunner:
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_are_those_of_transformers(name: str) -> None:
     tokens = torch.arange(3, 60)
-    plain, ours = make(name, "eager").eval(), runner(name)
+    plain, ours = make(name, "eager", head_dim=16).eval(), runner(name)
     with torch.inference_mode():
         expected = plain(tokens[None]).logits[0]
     found = ours.forward(ours.new_cache(), ForwardBatch.chain(tokens))

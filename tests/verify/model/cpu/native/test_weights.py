@@ -11,11 +11,11 @@ from gguf import GGMLQuantizationType, quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verify.model.cpu.native import library
+from verify.model.cpu.native import compiled_library
 from verify.model.cpu.native.library import FOLDER, VARIANTS, Engine, load, processor_flags
 from verify.model.cpu.native.weights import Kind, Weights, product
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the library was not compiled")
+pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 # The largest relative error of a weight, in its block's range: half a step, and the rounding of the scale to float16.
 STEP = {Kind.FLOAT32: 0.0, Kind.BFLOAT16: 2**-8, Kind.INT8: 0.51 / 127, Kind.INT4: 0.16}
 
