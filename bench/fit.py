@@ -1,8 +1,8 @@
 """Fits the mixture's prior on held-out documents of a corpus: `python -m bench.fit --corpus FILE --tokenizer T`.
 
-One document in ten is held out and read like a session, with the others as the corpus. EM fits the trust table, then the
-ratio of measured to predicted frequencies gives the boost table. The result, drafters/tables/prior.safetensors, holds
-numbers per bucket and cell and no text, and serves every model and corpus.
+One document in ten is held out and read like a session, with the others as the corpus. Repeated passes fit the trust table,
+then the ratio of measured to predicted frequencies gives the boost table. The result, drafters/tables/prior.safetensors,
+holds numbers per bucket and cell and no text, and serves every model and corpus.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main(
 
 
 def initial_trust() -> NDArray[np.float64]:
-    """The trust that EM starts from, float64 [BUCKETS].
+    """The trust before the first pass, float64 [BUCKETS].
 
     0.5 for counts; for the table it grows with its likeliest token's probability, for a prediction and a copy
     with the tokens matched.

@@ -17,9 +17,11 @@ from drafters.options import FusionOptions
 from drafters.prediction import realign
 from drafters.sequence import Reader, Sequence
 from drafters.tables.adaptive import absorb, new_rows
+from drafters.tables.dice import LUCKY, MAX_FACTOR, MAX_PROBABILITY, Dice, lucky_row, new_dice, throw, weigh
 from drafters.tables.history import new_history
 from drafters.tables.kernel import kernel
 from drafters.tables.levels import (
+    LUCK,
     NODE_SOURCES,
     TABLE_ORDER,
     Contexts,
@@ -72,11 +74,13 @@ class FusionDrafter:
         self._sequence = Sequence()
         self._reader = Reader()
         self._expected_before = 0  # position in the prediction before the last step
+        self._dice = new_dice()
         self.feedback = options.feedback
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         expected = np.concatenate([[len(prediction)], prediction]).astype(np.int32)
         self._sources = self._sources._replace(corpora=tuple(self._corpora), expected=expected)
+        self._dice = throw(self._dice, sampling, sequence.tokens)
         self._sequence = sequence
         known = self._reader.begin(sequence)
         enter(self._sources, self._contexts, sequence.tokens[max(0, known - LONGEST_CONTEXT) : known])
@@ -87,7 +91,8 @@ class FusionDrafter:
         if budget <= 0 or not len(self._sequence):
             return EMPTY
         limit = min(budget, MAX_NODES)
-        size = _grow(self._sources, self._contexts, self._scratch, self._nodes, self._rank, limit, self._options.depth)
+        dice = self._dice._replace(position=self._sequence.emitted)
+        size = _grow(self._sources, self._contexts, self._scratch, self._nodes, self._rank, limit, self._options.depth, dice)
         return draft_tree(self._nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:
@@ -126,7 +131,14 @@ def _commit_all(sources: Sources, contexts: Contexts, scratch: Scratch, tokens: 
 
 @kernel
 def _grow(
-    sources: Sources, contexts: Contexts, scratch: Scratch, nodes: Nodes, rank: NDArray[np.int32], budget: int, depth: int
+    sources: Sources,
+    contexts: Contexts,
+    scratch: Scratch,
+    nodes: Nodes,
+    rank: NDArray[np.int32],
+    budget: int,
+    depth: int,
+    dice: Dice,
 ) -> int:
     """Marks the `budget` likeliest paths; returns the number of nodes, node 0 included.
 
@@ -138,7 +150,7 @@ def _grow(
     while True:
         worst = nodes.path[rank[size - 1]] if size == budget else MIN_PATH
         if nodes.depths[node] < depth:
-            size = _expand(sources, contexts, scratch, nodes, rank, node, at, size, budget)
+            size = _expand(sources, contexts, scratch, nodes, rank, node, at, size, budget, dice)
             worst = nodes.path[rank[size - 1]] if size == budget else MIN_PATH
         at += 1
         if at >= size:
@@ -161,33 +173,61 @@ def _expand(
     at: int,
     size: int,
     budget: int,
+    dice: Dice,
 ) -> int:
     """Adds the successors of `node` that are among the `budget` likeliest nodes; returns the number of nodes."""
-    path = nodes.path[node]
+    path, depth = nodes.path[node], nodes.depths[node]
     worst = nodes.path[rank[size - 1]] if size == budget else MIN_PATH
     found = predict(sources, contexts, node, scratch, max(MIN_MASS, MASS_MARGIN * worst / path if size == budget else 0.0))
+    tokens, probability = scratch.out, scratch.probability
+    most = MAX_BOOST * (MAX_FACTOR if dice.strength > 0.0 else 1.0)
     for x in range(found):
-        if MAX_BOOST * path * scratch.probability[x] <= worst:
-            continue
-        probability = path * min(0.999, scratch.probability[x] * sources.boost[cell(scratch, x)])
-        if probability <= worst:
-            continue
-        new = size + 1
-        if size == budget:
-            size -= 1
-            new = rank[size]  # replaces the least likely node
-        nodes.tokens[new] = scratch.out[x]
-        nodes.parents[new] = node
-        nodes.depths[new] = nodes.depths[node] + 1
-        nodes.path[new] = probability
-        nodes.source[new] = NODE_SOURCES[scratch.out_source[x]]
-        nodes.chosen[new] = True
-        place = size
-        while place > at + 1 and nodes.path[rank[place - 1]] < probability:
-            rank[place] = rank[place - 1]
-            place -= 1
-        rank[place] = new
-        size += 1
-        if size == budget:
-            worst = nodes.path[rank[size - 1]]
+        if most * path * probability[x] > worst:
+            probability[x] = min(MAX_PROBABILITY, probability[x] * sources.boost[cell(scratch, x)])
+    if dice.strength > 0.0:
+        unlisted = dice.luck * weigh(dice, depth, tokens, probability, found, worst / path)
+        if unlisted * path > worst:
+            found = _add_lucky(scratch, dice.lucky[lucky_row(dice, depth)], found, unlisted)
+    for x in range(found):
+        if path * probability[x] > worst:
+            size = _insert(nodes, rank, node, at, size, budget, tokens[x], path * probability[x], scratch.out_source[x])
+            worst = nodes.path[rank[size - 1]] if size == budget else MIN_PATH
     return size
+
+
+@kernel
+def _add_lucky(scratch: Scratch, lucky: NDArray[np.float64], found: int, unlisted: float) -> int:
+    """Adds the lucky tokens that no table lists to the predicted ones; returns their number."""
+    listed, index_of, out = found, scratch.index_of, scratch.out
+    for i in range(1, 1 + LUCKY):
+        token = np.int64(lucky[i])
+        if lucky[LUCKY + i] <= 0.0:
+            break
+        x = index_of[token]
+        if found < len(out) and (x >= listed or out[x] != token):
+            out[found], scratch.probability[found], scratch.out_source[found] = token, unlisted * lucky[LUCKY + i], LUCK
+            found += 1
+    return found
+
+
+@kernel
+def _insert(
+    nodes: Nodes, rank: NDArray[np.int32], node: int, at: int, size: int, budget: int, token: int, path: float, source: int
+) -> int:
+    """Adds a child of `node` to the ranked nodes after `at`; of `budget` nodes, it replaces the least likely one."""
+    new = size + 1
+    if size == budget:
+        size -= 1
+        new = rank[size]
+    nodes.tokens[new] = token
+    nodes.parents[new] = node
+    nodes.depths[new] = nodes.depths[node] + 1
+    nodes.path[new] = path
+    nodes.source[new] = NODE_SOURCES[source]
+    nodes.chosen[new] = True
+    place = size
+    while place > at + 1 and nodes.path[rank[place - 1]] < path:
+        rank[place] = rank[place - 1]
+        place -= 1
+    rank[place] = new
+    return size + 1

@@ -35,6 +35,7 @@ class Source(IntEnum):
     DRAFT = 6
     GRAMMAR = 7
     MERGED = 8  # a draft model's node, copied from another branch
+    NOISE = 9  # a token that no table lists, with large noise
 
     @property
     def label(self) -> str:
@@ -240,6 +241,23 @@ class Sampling(Protocol):
     @property
     def greedy(self) -> bool:
         """Whether the target always takes the likeliest token."""
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+    @property
+    def filters(self) -> bool:
+        """Whether unlikely tokens are excluded."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def rule(self) -> str:
+        """The acceptance rule: `keyed` or `rejection`."""
 
 
 class Drafter(Protocol):

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from drafters.noise import mix, position_key
 from verify.errors import ModelError
 from verify.largest import largest
 from verify.model.cpu import native
 from verify.model.transfer import to_device
 from verify.sampling_params import SamplingParams
 
-MASK = (1 << 64) - 1
 NOISE_NUMBERS = 1 << 16  # noise values computed at once; more would not fit into the CPU cache
 MASS_SCALE = 2.0**32  # masses are integers, so that their sums do not depend on the order
 SMALL_VOCABULARY = 8192  # the noise of all tokens is computed, for several positions at once
@@ -43,12 +43,12 @@ def gumbel(seed: int, positions: Sequence[int], tokens: torch.Tensor) -> torch.T
 
 def uniform(seed: int, position: int, number: int) -> float:
     """A pseudo-random number in [0, 1) that depends only on the arguments."""
-    return (_mix(_key(seed, position) ^ (number + 1)) >> 11) / (1 << 53)
+    return (mix(position_key(seed, position) ^ (number + 1)) >> 11) / (1 << 53)
 
 
 def _random_bits(seed: int, positions: Sequence[int], tokens: torch.Tensor) -> torch.Tensor:
     """53 random bits for each of P positions and C tokens, int64 [P, C]: splitmix64 of (seed, position, token)."""
-    keys = [_signed(_key(seed, position)) for position in positions]
+    keys = [_signed(position_key(seed, position)) for position in positions]
     x = tokens * _signed(0x9E3779B97F4A7C15) + to_device(torch.tensor(keys), tokens.device)[:, None]
     buffer = torch.empty_like(x)
     x ^= _shift(x, 30, buffer)
@@ -57,19 +57,6 @@ def _random_bits(seed: int, positions: Sequence[int], tokens: torch.Tensor) -> t
     x *= _signed(0x94D049BB133111EB)
     x ^= _shift(x, 31, buffer)
     return _shift(x, 11, buffer)
-
-
-def _key(seed: int, position: int) -> int:
-    """What a token's bits at a position are mixed with, below 2**64."""
-    return _mix(_mix(seed) ^ position * 0xD1B54A32D192ED03 & MASK)
-
-
-def _mix(x: int) -> int:
-    """One step of splitmix64, on Python integers."""
-    x = (x + 0x9E3779B97F4A7C15) & MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
 
 
 def _signed(x: int) -> int:
@@ -176,7 +163,7 @@ def contenders(logits: torch.Tensor, params: SamplingParams, position: int) -> t
     most -log(u). So a comparison excludes nearly all tokens, with s the best score of the likeliest ones.
     """
     if native.can_read(logits):
-        ids = native.contenders(logits, params.temperature, _key(params.seed, position), SCORE_ROUNDING)
+        ids = native.contenders(logits, params.temperature, position_key(params.seed, position), SCORE_ROUNDING)
         return ids, (logits[ids] - logits.amax()) / params.temperature
     weights = _log_weights(logits, params)
     likeliest = largest(logits, FIRST_CANDIDATES[0])

@@ -35,8 +35,10 @@ from drafters.tables.suffix import (
 )
 
 LENGTHS = LONGEST_CONTEXT + 1  # context lengths 0 to LONGEST_CONTEXT
-CORPUS, SESSION, TABLE, PREDICTION, COPY = range(5)  # sources
-NODE_SOURCES = np.array([Source.RETRIEVAL, Source.LOOKUP, Source.TRIGRAM, Source.PREDICTION, Source.LOOKUP], np.uint8)
+CORPUS, SESSION, TABLE, PREDICTION, COPY, LUCK = range(6)  # sources; luck is no level (`drafters.tables.dice`)
+NODE_SOURCES = np.array(
+    [Source.RETRIEVAL, Source.LOOKUP, Source.TRIGRAM, Source.PREDICTION, Source.LOOKUP, Source.NOISE], np.uint8
+)
 SIZE_EDGES = (1, 2, 3, 5, 9, 20, 100)  # trust buckets by occurrences of a context
 DIVERSITY_EDGES = (0.0, 0.125, 0.25, 0.5, 0.75)  # and by distinct successors per occurrence, if there are several
 SIZES, DIVERSITIES = len(SIZE_EDGES) + 1, len(DIVERSITY_EDGES) + 1

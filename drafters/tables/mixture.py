@@ -4,7 +4,7 @@ Over the levels i that `drafters.tables.levels` lists, longest context first,
 
     P(t) = sum_i  trust_i * prod_{j before i} (1 - trust_j) * q_i(t).
 
-`bench/fit.py` fits the trust table once by EM on held-out documents of a corpus; it holds no text. A session keeps
+`bench/fit.py` fits the trust table once on held-out documents of a corpus; it holds no text. A session keeps
 updating it with every committed token, drafted or not. A linear mixture gives no extra weight to a token on which two
 sources agree, so P(t) is multiplied by `boost`, the ratio of measured to predicted frequency in its cell, fitted on the
 same documents.
@@ -76,7 +76,10 @@ def cell(scratch: Scratch, x: int) -> int:
 
 @kernel
 def commit(sources: Sources, contexts: Contexts, scratch: Scratch, token: int) -> float:
-    """Appends a token to row 0 and the history, and updates the trust of every level by one step of online EM.
+    """Appends a token to row 0 and the history, and updates the trust of every level.
+
+    Trust is the mean of a level's responsibilities: the probability that it, and no shorter context, gave the token. All tokens
+    count, also those that a longer context gave; EM would weigh each by the probability that the level was reached.
 
     Returns the natural logarithm of the probability that the mixture gave the token.
     """

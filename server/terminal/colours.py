@@ -15,6 +15,7 @@ CODES = {  # ANSI colours by label of `drafters.interface.Source`
     "draft": "31",
     "grammar": "90",
     "merged": "91",
+    "noise": "95",
 }
 
 

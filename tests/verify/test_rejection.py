@@ -21,12 +21,15 @@ from drafters.model.union import UnionDrafter, merge
 from drafters.none import NoDrafter
 from drafters.options import DraftGraphOptions, DraftOptions, DraftTime, DraftTreeOptions, PearlOptions
 from drafters.pearl import PearlDrafter
+from drafters.sequence import Sequence
 from tests.drafts import Chaos, Driven
 from tests.language import ToyModel
-from verify.acceptance import Keyed, Rejection, rule_of
+from verify.acceptance import Keyed, Rejection, descend, rule_of
 from verify.decode import decode
+from verify.draft_model.runner import DraftRunner
 from verify.generation import DecodeOptions
 from verify.model.runner import ModelRunner
+from verify.sampling import uniform
 from verify.sampling_params import SamplingParams
 from verify.verifier import TreeVerifier
 
@@ -208,3 +211,28 @@ def test_rejection_respects_the_sampling_parameters(tiny_runner: ModelRunner) ->
     free = DecodeOptions(SamplingParams(seed=3, rule="rejection"), 30)
     answers = [decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), Chaos(97), prompt, free).tokens for _ in range(2)]
     assert answers[0] == answers[1]
+
+
+def test_a_draft_that_depends_on_unjudged_draws_keeps_the_distribution(tiny_runner: ModelRunner) -> None:
+    """The position after a rejection is drafted again only if its first draw, which was never judged, was a small id."""
+    session = DraftRunner(tiny_runner, tiny_runner.vocabulary).session()
+    text, other = np.array([5, 17, 42], np.int32), np.array([3], np.int32)
+    half = tiny_runner.vocabulary // 2
+    small, answers = 0, 0
+    for seed in range(300):
+        params, sequence = SamplingParams(temperature=20, seed=seed, rule="rejection"), Sequence(text)
+        session.begin(sequence, params)
+        drafted = session.root(1).tokens[0]
+        unjudged = int(session.expand(drafted.tolist(), [0], 1).tokens[0, 0])
+        sequence.append(other)  # the target rejects the first token
+        session.advance(other)
+        again = session.root(1)
+        if unjudged >= half or again.q is None:
+            continue
+        q = again.q[0].astype(np.float64)
+        target = np.where(np.arange(len(q)) < half, 0.3 * q / q[:half].sum(), 0.7 * q / q[half:].sum())
+        noise = [uniform(seed, 1, number) for number in range(2)]
+        small += descend(target, q / q.sum(), [int(again.tokens[0, 0])], [], noise)[1] < half
+        answers += 1
+    assert answers > 100
+    assert (small - 0.3 * answers) ** 2 / (0.3 * 0.7 * answers) < 10.83  # chi-square, 1 degree of freedom, p = 0.001

@@ -45,6 +45,7 @@ class SessionDraft:
         self._reader = Reader()
         self._params = SamplingParams(temperature=0)
         self._sampler = Sampler(self._params)
+        self._draws = 0  # rows that a request with rejection sampling has drawn after
         self._reading: Future[None] | None = None  # of the prompt, ahead of the first draft
         self._reads_ahead = False
         self._has_unknown_tokens = False  # the text has token ids outside the draft model's vocabulary
@@ -83,7 +84,7 @@ class SessionDraft:
         self._params = params = SamplingParams(temperature=0) if sampling is None else cast(SamplingParams, sampling)
         if params.rule == "rejection":  # requires drafts that are independent of the target's noise
             params = replace(params, seed=params.seed ^ INDEPENDENT_SEED)
-        self._sampler = Sampler(params)
+        self._sampler, self._draws = Sampler(params), 0
         self._text, self._length = text, len(text)
         self._has_unknown_tokens = self._any_unknown(text.tokens)
         self._drop_rows()
@@ -223,13 +224,24 @@ class SessionDraft:
             probability, tokens = logits.softmax(-1).topk(count, -1)
             return Candidates(as_ints(tokens), as_floats(probability))
         weights = warp_logits(logits, self._params)
-        first = self._length - self._text.prompt_length
-        tokens = self._sampler.scores(weights, [first + depth for depth in depths]).topk(count, -1).indices
+        tokens = self._sampler.scores(weights, self._noise_positions(depths)).topk(count, -1).indices
         probability = weights.softmax(-1)
         q: NDArray[np.float32] | None = None
         if self._params.rule == "rejection":
             q = as_floats(torch.nn.functional.pad(probability, (0, self._shared.vocabulary - probability.shape[-1])))
         return Candidates(as_ints(tokens), as_floats(probability.gather(-1, tokens)), q)
+
+    def _noise_positions(self, depths: Collection[int]) -> list[int]:
+        """The positions whose noise the rows at `depths` are sampled with.
+
+        For rejection sampling each row has noise of its own. Whether a position is drafted again may depend on earlier draws
+        for it that were never judged, so a draw with the same noise would be biased.
+        """
+        if self._params.rule == "rejection":
+            self._draws += len(depths)
+            return list(range(self._draws - len(depths), self._draws))
+        first = self._length - self._text.prompt_length
+        return [first + depth for depth in depths]
 
 
 def as_ints(values: torch.Tensor) -> Ints:

@@ -1,0 +1,146 @@
+"""The dice: noise equal to the target's, unchanged greedy drafts, equal answers and calibrated probabilities."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafters.fusion import FusionDrafter
+from drafters.interface import DraftTree, Ints, Source, Verdict
+from drafters.noise import mix
+from drafters.none import NoDrafter
+from drafters.options import FusionOptions
+from drafters.sequence import Sequence
+from drafters.tables.dice import LUCKY, exponential, lucky_row, new_dice, position_key, random_bits, throw
+from drafters.tables.ngram import empty_base
+from verify import sampling
+from verify.acceptance import walk
+from verify.decode import decode
+from verify.generation import DecodeOptions
+from verify.model.runner import ModelRunner
+from verify.sampling import Sampler
+from verify.sampling_params import SamplingParams
+from verify.verifier import TreeVerifier
+
+VOCABULARY = 97
+TEXT = np.random.default_rng(0).integers(0, VOCABULARY, 60).astype(np.int32)
+
+
+def fusion(vocabulary: int = VOCABULARY) -> FusionDrafter:
+    return FusionDrafter(empty_base(), [], FusionOptions(capacity=1024), vocabulary)
+
+
+def drafted(params: SamplingParams | None) -> DraftTree:
+    drafter = fusion()
+    drafter.begin(Sequence(TEXT), sampling=params)
+    return drafter.propose(48)
+
+
+@given(st.integers(0, (1 << 64) - 1), st.integers(0, 1 << 31), st.integers(0, (1 << 31) - 1))
+def test_the_noise_of_a_token_is_the_targets(seed: int, position: int, token: int) -> None:
+    key = np.uint64(position_key(np.uint64(mix(seed)), position))  # a kernel returns a Python integer
+    bits = np.uint64(random_bits(key, token))
+    assert int(bits) == int(sampling._random_bits(seed, [position], torch.tensor([token]))[0, 0])
+    noise = float(sampling.gumbel(seed, [position], torch.tensor([token]))[0, 0])
+    assert -np.log(exponential(bits)) == pytest.approx(noise, abs=1e-5)
+
+
+def test_lucky_tokens_are_the_frequent_ones_with_the_largest_noise() -> None:
+    dice = throw(new_dice(), SamplingParams(seed=3), np.array([1999, 5], np.int32))._replace(position=7)
+    row = dice.lucky[lucky_row(dice, 2)]
+    scores = sampling.gumbel(3, [9], torch.arange(2000))[0] - torch.log(torch.arange(2000) + 300.0)
+    assert row[0] == 9
+    assert row[1 : 1 + LUCKY].tolist() == scores.topk(LUCKY).indices.tolist()
+    assert row[1 + LUCKY :].tolist() == pytest.approx(scores.topk(LUCKY).values.softmax(0).tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(temperature=0, seed=5), SamplingParams(seed=5, rule="rejection"), SamplingParams(seed=5, top_k=1)],
+)
+def test_drafts_ignore_noise_that_decides_nothing(params: SamplingParams) -> None:
+    expected, found = drafted(None), drafted(params)
+    assert found.tokens.tolist() == expected.tokens.tolist()
+    assert found.probability.tolist() == expected.probability.tolist()
+
+
+def test_filters_leave_no_lucky_tokens() -> None:
+    assert Source.NOISE in drafted(SamplingParams(seed=5)).source
+    assert Source.NOISE not in drafted(SamplingParams(seed=5, top_p=0.9)).source
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([0.0, 0.3, 0.8, 1.0, 1.7]),
+    st.sampled_from([0.1, 0.9, 1.0]),
+    st.sampled_from([0, 1, 20]),
+    st.sampled_from([0.0, 0.05]),
+    st.sampled_from([0.0, 0.7]),
+    st.integers(0, (1 << 64) - 1),
+    st.integers(1, 64),
+)
+def test_answers_equal_plain_decoding(
+    tiny_runner: ModelRunner,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    min_p: float,
+    penalty: float,
+    seed: int,
+    nodes: int,
+) -> None:
+    params = SamplingParams(temperature, top_p, top_k, min_p, seed, presence_penalty=penalty)
+    options = DecodeOptions(params, 30, max_nodes=nodes)
+    expected = decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), TEXT, options)
+    drafter, verifier = fusion(tiny_runner.vocabulary), TreeVerifier(tiny_runner, tiny_runner.new_cache())
+    assert decode(verifier, drafter, TEXT, options).tokens == expected.tokens
+
+
+Noise = Literal["used", "ignored"]
+
+
+def simulate(noise: Noise, requests: int = 12) -> tuple[float, float]:
+    """Answers of a bi-gram model whose text the drafter has read: tokens per step, and expected per accepted token."""
+    random = np.random.default_rng(1)
+    table = torch.log(torch.from_numpy(random.dirichlet(np.full(VOCABULARY, 0.1), VOCABULARY)))
+    steps, tokens, expected, accepted = 0, 0, 0.0, 0
+    for seed in range(requests):
+        params = SamplingParams(seed=seed)
+        sampler, sequence = Sampler(params), Sequence(sampled(table, 100 + seed, 600))
+        drafter = fusion()
+        drafter.begin(sequence, sampling=params if noise == "used" else None)
+        while sequence.emitted < 100:
+            tree = drafter.propose(16)
+            rows, emitted = step(table, sampler, sequence, tree)
+            expected += float(tree.probability.sum())
+            steps, tokens, accepted = steps + 1, tokens + len(emitted), accepted + len(rows)
+            sequence.append(emitted)
+            drafter.observe(Verdict(tree, rows, emitted))
+    return tokens / steps, expected / accepted
+
+
+def step(table: torch.Tensor, sampler: Sampler, sequence: Sequence, tree: DraftTree) -> tuple[Ints, Ints]:
+    """The accepted rows and emitted tokens of one step."""
+    last = [int(sequence.tokens[-1]), *tree.tokens.tolist()]
+    depths = [0, *tree.depths.tolist()]
+    return walk(tree, lambda row: sampler.choose(table[last[row]], sequence.emitted + depths[row]))
+
+
+def sampled(table: torch.Tensor, seed: int, size: int) -> Ints:
+    """A text of the bi-gram model, int32 [size]."""
+    sampler, text = Sampler(SamplingParams(seed=seed)), [0]
+    while len(text) < size:
+        text.append(sampler.choose(table[text[-1]], len(text)))
+    return np.array(text, np.int32)
+
+
+def test_noise_adds_tokens_per_step_and_probabilities_do_not_become_too_high() -> None:
+    """The tables know this target nearly exactly, so noise decides more than it is trusted to."""
+    (without, _), (tokens_per_step, ratio) = simulate("ignored"), simulate("used")
+    assert tokens_per_step > 1.05 * without
+    assert 0.5 < ratio < 1.1
