@@ -22,6 +22,8 @@ HOPE = 1.2  # gain that drafting is assumed to have at first: it stops after som
 LEAST_GAIN = 1.02  # with which drafting goes on: choosing nodes and ranking the model's own candidates take time, too
 PROBE_INTERVAL = 4  # steps between two drafts while drafting does not pay; doubles up to LONGEST_INTERVAL
 LONGEST_INTERVAL = 8
+PLAIN_INTERVAL = 16  # steps between two without a draft while drafting pays a little: they show what it is compared with
+CLEAR_GAIN = 1.5  # with which no such steps are needed
 MIN_NODES = 3  # in the smallest draft that is requested
 FULL_NODES = 64  # requested at first; more only if a draft of as many clearly pays
 FULL_BUDGET_GAIN = 1.5  # gain over break-even that restores the full budget, and then doubles it
@@ -71,6 +73,7 @@ class MeasuredBudget:
         self._requested = min(FULL_NODES, self._most)
         self._gain = HOPE  # of drafting (EMA)
         self._probe = Probe(PROBE_INTERVAL, LONGEST_INTERVAL)
+        self._plain = Probe(PLAIN_INTERVAL)
 
     @property
     def trust(self) -> float:
@@ -80,9 +83,8 @@ class MeasuredBudget:
     def nodes(self) -> int:
         if self._gain >= LEAST_GAIN:
             self._probe.reset()
-        elif not self._probe.due():
-            return 0
-        return self._requested
+            return 0 if self._gain < CLEAR_GAIN and self._plain.due() else self._requested
+        return self._requested if self._probe.due() else 0
 
     def record(self, draft: DraftTree, selection: Selection, tokens: Ints, draft_seconds: float) -> None:
         if not len(draft):
