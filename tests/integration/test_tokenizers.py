@@ -34,7 +34,11 @@ class Family(NamedTuple):
         return str(self.tokenizer.decode(shown, skip_special_tokens=True))
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+FAST = ("llama", "qwen")  # a server each; `make soak` starts the others
+PARAMS = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
     folder: Path = tmp_path_factory.mktemp(request.param)
     write_model(folder, request.param)

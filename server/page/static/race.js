@@ -99,7 +99,7 @@ export class Race {
     const words = `Drafted ${seconds}, plain ${plainSeconds}: ${ratio} times as fast.`;
     this.verdict.textContent = equal
       ? `Equal texts. ${words}`
-      : `The texts differ. ${words} Drafts change no text in float32; other data types round differently.`;
+      : `The texts differ. ${words} GET /version says whether rows are invariant, so that drafts change no text.`;
   }
 
   replay() {

@@ -39,6 +39,7 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_another_cpu_computes_the_same_bits(machine: str, portable: list[str], tmp_path: Path) -> None:
     assert run(tmp_path, *MACHINES[machine]) == portable
