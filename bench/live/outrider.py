@@ -18,8 +18,7 @@ from bench.peers.outrider import NAME, SERVER_FLAGS
 from bench.peers.peer import Answer, Question
 from bench.peers.server import TIMEOUT_SECONDS
 
-DRAFTS_SECONDS = 180  # to wait for the drafters' kernels, which the first start on a machine compiles
-REPETITION = "Say this again: " + "one two three four five six seven eight. " * 8
+DRAFTERS_SECONDS = 180  # to wait for the drafters' kernels, which the first start on a machine compiles
 LEARNING_FLAGS = ("--model.generation_config", "none", "--sessions.automatic", "on", "--sessions.learn", "key")
 WARM_UP = "warm-up"
 
@@ -45,7 +44,7 @@ class OutriderChat(LivePeer):
         client = httpx.Client(base_url=server.url, timeout=TIMEOUT_SECONDS, headers=self._headers(WARM_UP))
         self._client = stack.enter_context(client)
         self._model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
-        self._wait_for_drafts()
+        self._wait_for_drafters()
 
     def answer(self, method: str, question: Question) -> Answer:
         report = {"drafter": method, "report": True}
@@ -55,20 +54,16 @@ class OutriderChat(LivePeer):
     def _headers(self, name: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._keys[name]}"} if self._keys else {}
 
-    def _wait_for_drafts(self) -> None:
-        """Asks for a repetition until its answer has drafts: the drafters' kernels are compiled then."""
-        drafter = next((name for name in self.methods if name != "none"), None)
-        if drafter is None:
-            return
-        body = {"model": self._model, "messages": [{"role": "user", "content": REPETITION}], "max_tokens": 32}
-        body |= {"temperature": 0, "speculation": {"drafter": drafter, "report": True}}
-        deadline = time.monotonic() + DRAFTS_SECONDS
-        while time.monotonic() < deadline:
-            answer = self._client.post("/v1/chat/completions", json=body).raise_for_status().json()
-            if any(answer["speculation"]["drafted_tokens"].values()):
+    def _wait_for_drafters(self) -> None:
+        """Waits until the drafters' kernels are compiled: until then, another drafter stands in, and compiling takes a core."""
+        deadline = time.monotonic() + DRAFTERS_SECONDS
+        while not self._client.get("/version").raise_for_status().json()["drafting"]:
+            if time.monotonic() > deadline:
+                Console(stderr=True).print(
+                    f"The drafters were not ready in {DRAFTERS_SECONDS} s; answers may have other drafts."
+                )
                 return
             time.sleep(1)
-        Console(stderr=True).print(f"{drafter} drafted nothing in {DRAFTS_SECONDS} s, so its answers may have no drafts.")
 
 
 def key_name(method: str, temperature: float) -> str:
