@@ -237,7 +237,7 @@ class Scheduling(Section):
     max_gap_ms: float | None = Field(
         None,
         gt=0,
-        description="Maximum time between tokens while another prompt is read; null allows twice the usual time.",
+        description="Maximum time between tokens while another prompt is read; null allows 1.8 times the usual time.",
     )
     max_waiting: int = Field(64, ge=0, description="Maximum queued requests; further ones get a 429.")
     max_waiting_tokens: int = Field(1 << 20, ge=1, description="Maximum prompt tokens of all queued requests.")
