@@ -1,6 +1,7 @@
 """The server with SmolLM2-135M-Instruct, shared by the tests of this folder: `make real` runs all, `make test` the quick ones.
 
-In float32 drafted answers equal plain decoding's. The number of nodes is fixed, so that no costs are measured.
+In float32 answers are compared with transformers' own; test_formats.py has the other formats. The number of nodes is fixed, so
+that no costs are measured.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 from models import smollm2
 from tests.servers import Served, serving
 
-FLAGS = ("--model.dtype", "float32", "--model.invariant", "off", "--speculation.max_nodes", "12")
+FLAGS = ("--model.dtype", "float32", "--speculation.max_nodes", "12")
 
 
 @pytest.hookimpl(tryfirst=True)  # before the hook that groups tests by their modules
