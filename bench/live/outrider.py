@@ -57,7 +57,7 @@ class OutriderChat(LivePeer):
     def _wait_for_drafters(self) -> None:
         """Waits until the drafters' kernels are compiled: until then, another drafter stands in, and compiling takes a core."""
         deadline = time.monotonic() + DRAFTERS_SECONDS
-        while not self._client.get("/version").raise_for_status().json()["drafting"]:
+        while not self._client.get("/version").raise_for_status().json().get("drafting"):
             if time.monotonic() > deadline:
                 Console(stderr=True).print(
                     f"The drafters were not ready in {DRAFTERS_SECONDS} s; answers may have other drafts."
