@@ -60,7 +60,7 @@ struct Stream {
 
 namespace {
 
-constexpr int ROW_BLOCK = 16;  // rows of a task of attention
+constexpr int ROW_BLOCK = 16, LEAST_ROW_BLOCK = 4;  // rows of a task of attention, which read keys and values together
 constexpr int FEW_ROWS = 32;   // from which on more threads always gain: arithmetic takes the time
 
 // Whether a product of these weights takes less time than threads take to meet: some 50 us.
@@ -109,7 +109,7 @@ struct Engine {
 namespace {
 
 void normalize(const float* from, const float* weights, int size, float epsilon, float* to) {
-  Sums squares;
+  Sums squares{};
   for (int i = 0; i < size; i += SUMMED)
     for (int part = 0; part < SUMMED / LANES; part++) {
       const Floats values = load(from + i + part * LANES);
@@ -327,11 +327,17 @@ class Forward {
             stream.position_stride, stream.stored};
   }
 
-  void attend_all(int thread, const Layer& layer) {
-    const int width = model_.head_dim, groups = model_.heads / model_.kv_heads;
-    const int block = std::max(1, std::min(ROW_BLOCK, MOST_QUERIES / groups));
+  int count_attention_tasks(int block) const {
     int tasks = 0;
     for (int s = 0; s < stream_count_; s++) tasks += (streams_[s].rows + block - 1) / block * model_.kv_heads;
+    return tasks;
+  }
+
+  void attend_all(int thread, const Layer& layer) {
+    const int width = model_.head_dim, groups = model_.heads / model_.kv_heads;
+    int block = std::max(1, std::min(ROW_BLOCK, MOST_QUERIES / groups)), tasks = count_attention_tasks(block);
+    // Few tasks are seldom divided evenly among the threads.
+    while (tasks < 3 * team_.working() && block > LEAST_ROW_BLOCK) tasks = count_attention_tasks(block /= 2);
     team_.share(tasks, [&](int task) {
       int first = 0, s = 0;
       for (int count; task >= (count = (streams_[s].rows + block - 1) / block * model_.kv_heads); s++) {

@@ -98,7 +98,7 @@ struct PackedBlock {
   uint32_t* high;                       // [groups, PANEL]
 };
 
-inline PackedBlock block_of(const Format& format, char* panel, int index) {
+ALWAYS_INLINE PackedBlock block_of(const Format& format, char* panel, int index) {
   char* factors = panel + index / format.blocks() * format.bytes();
   char* scales = factors + format.factor_bytes() + index % format.blocks() * format.block_bytes();
   char* values = scales + format.scale_bytes() * format.parts();

@@ -68,7 +68,8 @@ class Team {
     for (auto& other : others_) other.join();
   }
 
-  int threads() const { return threads_; }
+  // Threads that run the current job.
+  int working() const { return is_alone_ ? 1 : threads_; }
 
   // Runs the job in every thread, or in the caller's alone, and returns when it has ended.
   template <class Job>

@@ -11,6 +11,9 @@
 #include <arm_neon.h>
 #endif
 
+// For the parts of inner loops: the compiler's own choice depends on all else in the file.
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
 namespace outrider {
 
 #if defined(__AVX512F__)
@@ -69,7 +72,7 @@ inline Floats to_floats(Ints values) { return __builtin_convertvector(values, Fl
 // Partial sums of a value that is summed over inputs: input i belongs to the sum i % SUMMED, however wide vectors are.
 constexpr int SUMMED = 16;
 struct Sums {
-  Floats parts[SUMMED / LANES] = {};
+  Floats parts[SUMMED / LANES];
 };
 
 // The sum of all: halves are added until four values are left, then (0 + 1) + (2 + 3).
@@ -107,10 +110,16 @@ inline float largest(Floats values) {
 
 // bfloat16 is the upper half of a float32.
 inline Floats load_bfloat16(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
+#else
   typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
   Halves found;
   std::memcpy(&found, from, sizeof found);
   return (Floats)(__builtin_convertvector(found, Ints) << 16);
+#endif
 }
 inline uint16_t to_bfloat16(float value) {
   uint32_t bits;
