@@ -42,8 +42,8 @@ from server.worker.storage.session_format import (
     open_session,
     page_path,
     rows_digest,
-    write_tensors,
 )
+from server.worker.storage.tensor_file import write_tensors
 from verify.model.cache.paging import Page
 
 log = logging.getLogger("outrider.worker")
@@ -163,9 +163,10 @@ class SessionFiles:
             return None
         try:
             return open_session(path, self._fits, self._pages)
-        except (*UNREADABLE, KeyError, IndexError, ValueError) as error:
-            self._ignored[path] = found
-            log.warning("%s is not a session of this model and is ignored: %s", path, error)
+        except (*UNREADABLE, KeyError) as error:
+            if self.is_current(path):  # otherwise another process has just removed or replaced it
+                self._ignored[path] = found
+                log.warning("%s is not a session of this model and is ignored: %s", path, error)
             return None
 
     def candidates(self, principal: str, name: str | None, prompt: Ints | None) -> list[Path]:
@@ -207,7 +208,7 @@ class SessionFiles:
         """The pages that each session names; without the sessions whose files are damaged."""
         found: dict[Path, tuple[Identity, list[Path]]] = {}
         for path in self._folder.sizes(SESSION):
-            with contextlib.suppress(*UNREADABLE, KeyError, ValueError):
+            with contextlib.suppress(*UNREADABLE, KeyError):
                 version, before = identity(path), self._named.get(path)
                 is_same = before is not None and before[0] == version
                 found[path] = before if before and is_same else (version, named_pages(path, labels_of(path)))

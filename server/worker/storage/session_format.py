@@ -9,20 +9,19 @@ Promises that files whose parts are damaged, or are not those of the model, are 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from drafters.interface import Ints
 from server.worker.storage.session_folder import PAGE, hidden
+from server.worker.storage.tensor_file import TYPES, content_of, open_tensors
 from verify.model.cache import paging
 from verify.model.cache.paging import Page, SwappedRows
 from verify.model.cache.shape import CacheShape, LayerShape
@@ -32,24 +31,7 @@ from verify.model.runner import ModelRunner
 log = logging.getLogger("outrider.worker")
 TEXT, ROWS = "text", "rows"
 LEARNED = "learned."  # begins the label of a drafter's arrays
-TYPES = {  # safetensors' names
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-UNREADABLE = (OSError, SafetensorError, TypeError)  # the last one for a data type that numpy does not have
+UNREADABLE = (OSError, ValueError, TypeError)  # the last one for a data type that numpy does not have
 
 
 class DamagedSession(ValueError):
@@ -77,14 +59,14 @@ class StoredRows(SwappedRows):
                     assert page.digest is not None
                     is_whole = index < self.length // paging.PAGE_TOKENS
                     page.rows = read_rows(page_path(self.path.parent, page.digest) if is_whole else self.path, page.digest)
-        except (*UNREADABLE, ValueError) as error:
+        except UNREADABLE as error:
             raise DamagedSession(self.path, f"cannot be used: {error}") from None
 
     def _read_states(self) -> None:
         states = cast(list[Snapshot], self.snapshots)
-        with safe_open(self.path, "pt") as file:
+        with open_tensors(self.path) as file:
             for index in range(len(states), len(self.state_digests)):
-                length, matrices, windows = (file.get_tensor(name).clone() for name in state_names(index))
+                length, matrices, windows = (file.tensor(name) for name in state_names(index))
                 state = Snapshot(int(length), matrices, windows)
                 if state_digest(state) != self.state_digests[index]:
                     raise ValueError("its states are damaged")
@@ -92,9 +74,9 @@ class StoredRows(SwappedRows):
 
 
 def read_rows(path: Path, digest: str) -> torch.Tensor:
-    """The rows in a file. Raises one of UNREADABLE, or ValueError."""
-    with safe_open(path, "pt") as file:
-        rows: torch.Tensor = file.get_tensor(ROWS).clone()  # does not keep the file mapped
+    """The rows in a file. Raises one of UNREADABLE."""
+    with open_tensors(path) as file:
+        rows = file.tensor(ROWS)
     if rows_digest(rows) != digest:
         raise ValueError(f"{path.name} is damaged")
     return rows
@@ -117,9 +99,9 @@ class StoredSession:
         if drafter not in self.digests:
             return {}
         try:
-            with safe_open(self.path, "np") as file:
-                names = [name for name in file.keys() if name.startswith(f"{drafter}:")]  # noqa: SIM118
-                arrays = {name.partition(":")[2]: file.get_tensor(name) for name in names}
+            with open_tensors(self.path) as file:
+                names = [name for name in file.entries if name.startswith(f"{drafter}:")]
+                arrays = {name.partition(":")[2]: file.tensor(name).numpy() for name in names}
         except UNREADABLE as error:
             log.warning("what %s has learned cannot be read from %s: %s", drafter, self.path, error)
             return {}
@@ -164,14 +146,17 @@ def row_shape(shape: CacheShape, layers: Sequence[LayerShape]) -> tuple[int, ...
 def open_session(path: Path, fits: Fits, known: MutableMapping[Path, Page]) -> StoredSession:
     """The session in a file, with the pages in `known`, by their files, which receives the others.
 
-    Raises one of UNREADABLE, KeyError, IndexError or ValueError.
+    Raises one of UNREADABLE, or KeyError.
     """
-    with safe_open(path, "np") as file:
-        labels, text = file.metadata() or {}, file.get_tensor(TEXT)
+    with open_tensors(path) as file:
+        labels, tokens = file.labels, file.tensor(TEXT)
     length, prompt_tokens, principal = int(labels["length"]), int(labels["prompt_tokens"]), labels["principal"]
     if path.parent.name != hidden(principal):
         raise ValueError("it is in the folder of another principal")
-    if text.ndim != 1 or text.dtype != np.int32 or not 0 < prompt_tokens <= len(text) or not 0 <= length < len(text):
+    if tokens.ndim != 1 or tokens.dtype != torch.int32:
+        raise ValueError("its text is damaged")
+    text: Ints = tokens.numpy()
+    if not 0 < prompt_tokens <= len(text) or not 0 <= length < len(text):
         raise ValueError("its parts do not fit together")
     if text_digest(text) != labels["text"] or not ((text >= 0) & (text < fits.vocabulary)).all():
         raise ValueError("its text is damaged or not of this model")
@@ -190,12 +175,12 @@ def open_session(path: Path, fits: Fits, known: MutableMapping[Path, Page]) -> S
 def open_page(path: Path, fits: Fits, length: int, digest: str | None = None) -> Page:
     """The page of `length` rows in a file, not yet read. The name of a page's own file is its digest.
 
-    Raises one of UNREADABLE or ValueError.
+    Raises one of UNREADABLE.
     """
-    with safe_open(path, "np") as file:
-        rows = file.get_slice(ROWS)
-        shape, type = rows.get_shape(), rows.get_dtype()
-    if len(shape) != 5 or shape.pop(3) != length or type != fits.type:
+    with open_tensors(path) as file:
+        rows = file.entry(ROWS)
+    shape = list(rows.shape)
+    if len(shape) != 5 or shape.pop(3) != length or rows.dtype != fits.type:
         raise ValueError("its rows are not those of this model")
     return Page(is_whole=fits.is_whole(shape), digest=digest or path.stem)
 
@@ -215,8 +200,8 @@ def page_path(folder: Path, digest: str) -> Path:
 
 def labels_of(path: Path) -> dict[str, str]:
     """The labels of a session's file. Raises one of UNREADABLE."""
-    with safe_open(path, "np") as file:
-        return file.metadata() or {}
+    with open_tensors(path) as file:
+        return file.labels
 
 
 def state_names(index: int) -> tuple[str, str, str]:
@@ -247,12 +232,6 @@ def rows_digest(rows: torch.Tensor) -> str:
     return digest.hexdigest()
 
 
-def content_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor in host memory."""
-    content: memoryview = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-    return content
-
-
 def arrays_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     """A checksum of a drafter's arrays and their names, types and shapes."""
     digest = hashlib.blake2b(digest_size=16)
@@ -260,24 +239,3 @@ def arrays_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def write_tensors(file: BinaryIO, tensors: Mapping[str, torch.Tensor], labels: Mapping[str, str] | None = None) -> None:
-    """Writes tensors in safetensors' format, the widest types first, so that all are aligned. Raises OSError."""
-    layout = dict(sorted(tensors.items(), key=lambda each: -each[1].element_size()))
-    file.write(header(layout, labels or {}))
-    for tensor in layout.values():
-        file.write(content_of(tensor))
-
-
-def header(layout: Mapping[str, torch.Tensor], labels: Mapping[str, str]) -> bytes:
-    """The header of a file with these tensors one after the other."""
-    entries: dict[str, Any] = {"__metadata__": labels}
-    at = 0
-    for name, tensor in layout.items():
-        end = at + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text

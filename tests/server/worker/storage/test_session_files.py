@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ from server.worker.storage import session_files, session_format
 from server.worker.storage.contents import Contents
 from server.worker.storage.model_digest import model_digest
 from server.worker.storage.session_files import SessionFiles
-from server.worker.storage.session_folder import PAGE, PARTIAL, SESSION, ForeignFolder, hidden
+from server.worker.storage.session_folder import LOCK, PAGE, PARTIAL, SESSION, ForeignFolder, flush, hidden
 from server.worker.storage.session_format import Fits, page_path, rows_digest
 from tests.hub import MODEL, cache_models, commit_of
 from verify.decode import finish
@@ -431,6 +431,19 @@ def test_the_folder_is_bounded(tiny_runner: ModelRunner, tmp_path: Path) -> None
     assert answer(new_store(tiny_runner, tmp_path), LONG[::-1].copy(), "second")[0] >= len(LONG) - 1
 
 
+def test_what_is_removed_from_a_full_folder_is_no_page_that_another_session_names(
+    tiny_runner: ModelRunner, tmp_path: Path, page_tokens: int
+) -> None:
+    store = new_store(tiny_runner, tmp_path)
+    answer(store, LONG)
+    _, text, _ = answer(store, np.concatenate([LONG[:50], [5, 5]]).astype(np.int32))
+    save(store)
+    assert len(sessions_in(tmp_path)) == 2
+    SessionFiles(tmp_path, "model", bytes_in(tmp_path) - 1, Fits.of(tiny_runner))._trim()
+    assert len(sessions_in(tmp_path)) == 1 and len(pages_in(tmp_path)) == len(text) // page_tokens
+    assert answer(new_store(tiny_runner, tmp_path), np.concatenate([text, [7]]).astype(np.int32))[0] >= len(text) - 1
+
+
 def test_an_evicted_session_stays_on_disk_and_is_found_there(tiny_runner: ModelRunner, tmp_path: Path) -> None:
     store = new_store(tiny_runner, tmp_path, capacity=1)
     texts = []
@@ -615,6 +628,56 @@ def test_every_folder_is_readable_by_the_owner_only(tiny_runner: ModelRunner, tm
     files = files_in(tmp_path / "made")
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     assert {folder.stat().st_mode & 0o777 for folder in files[0].parents[:3]} == {0o700}
+
+
+def test_a_file_is_replaced_at_once_or_stays_as_it_was(
+    tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = new_store(tiny_runner, tmp_path)
+    _, text, _ = answer(store, LONG, "a")
+    save(store)
+    before = {file: file.read_bytes() for file in files_in(tmp_path)}
+
+    def fail(*_: Any) -> None:
+        raise OSError("the server ends here")
+
+    answer(store, np.concatenate([text, LONG]).astype(np.int32)[: len(text) + 10], "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        save(store)
+    assert {file: file.read_bytes() for file in files_in(tmp_path)} == before
+
+
+def test_a_session_gets_no_name_whose_pages_another_server_has_removed(
+    tiny_runner: ModelRunner, tmp_path: Path, page_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the writing of its pages and its name."""
+
+    def remove_pages(file: BinaryIO) -> None:
+        flush(file)
+        for page in pages_in(tmp_path):
+            page.unlink()
+
+    store = new_store(tiny_runner, tmp_path)
+    answer(store, LONG, "a")
+    monkeypatch.setattr(session_files, "flush", remove_pages)
+    save(store)
+    assert len(sessions_in(tmp_path)) == (page_tokens > len(LONG))
+
+
+def test_a_session_gets_its_name_under_the_lock(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+    store = new_store(tiny_runner, tmp_path)
+    answer(store, LONG, "a")
+    (tmp_path / "model").mkdir(mode=0o700)
+    saver = store._saver
+    assert saver is not None
+    with open(tmp_path / "model" / LOCK, "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another server removes what no session names
+        store.save()
+        saver.wait(0.5)
+        assert saver.is_busy and not sessions_in(tmp_path)
+    saver.wait(60)
+    assert len(sessions_in(tmp_path)) == 1
 
 
 def test_servers_that_race_on_one_folder_leave_whole_files_only(tiny_runner: ModelRunner, tmp_path: Path) -> None:
