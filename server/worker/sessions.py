@@ -123,6 +123,8 @@ class SessionStore:
             session = self._create(source, shared)
             if session is not None and (name is not None or self._automatic):
                 session.key = SessionKey(principal, next(self._numbers) if name is None else name)
+                if name is not None and self._files is not None:  # the same file for every server
+                    session.file = self._files.path_of(principal, name, prompt)
         elif session.busy or not self._swap_in(session):
             session = None
         else:

@@ -498,6 +498,24 @@ def test_a_file_that_changes_while_it_is_known_is_read_again(tiny_runner: ModelR
     assert len(sessions_in(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_what_another_server_saves_takes_no_session_from_memory_that_is_not_saved(
+    tiny_runner: ModelRunner, tmp_path: Path, is_busy: bool
+) -> None:
+    """A new session of a name that both servers use; replaced, it would keep its slot for ever."""
+    a, b = (new_store(tiny_runner, tmp_path, slots=2) for _ in range(2))
+    own = a.acquire("p", "s", LONG)
+    assert own is not None
+    answer(b, LONG[::-1].copy(), "s")
+    save(b)
+    if not is_busy:
+        finish(Generation(own.verifier, own.drafter("none", Resources()), LONG, OPTIONS))
+        a.release(own)
+    found = a.acquire("p", "s", LONG)
+    assert found is (None if is_busy else own) and list(a._sessions.values()) == [own]
+    assert len(a._free) == 1
+
+
 def test_files_that_a_paused_session_came_from_are_not_read_again(tiny_runner: ModelRunner, tmp_path: Path) -> None:
     """Its rows are its own since its request began, also where its new text is shorter than the saved one."""
     store = new_store(tiny_runner, tmp_path)
@@ -529,7 +547,8 @@ def test_what_an_interrupted_writer_left_is_removed(tiny_runner: ModelRunner, tm
 
 def test_nobody_waits_for_a_session_that_is_being_saved(tiny_runner: ModelRunner, tmp_path: Path, page_tokens: int) -> None:
     """Hundreds of MB; the bound is one page. What was written is not written again."""
-    pages = [paging.Page(torch.full((4, 2, 8, page_tokens, 1 << 22 >> 6), number, dtype=torch.float32)) for number in range(4)]
+    shape = (4, 2, 8, page_tokens, (16 << 20) // (64 * page_tokens))  # 64 MB
+    pages = [paging.Page(torch.full(shape, number, dtype=torch.float32)) for number in range(4)]
     rows = paging.SwappedRows(pages, 4 * page_tokens, [])
     path = tmp_path / "model" / "owner" / "s.session"
 
