@@ -7,6 +7,7 @@ server is restarted twice. Only requests that run on a killed worker may fail. N
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import tempfile
 from contextlib import closing
@@ -33,6 +34,7 @@ FLAGS = {"scheduling.max_active": "4", "scheduling.max_waiting": "8", "sessions.
 QUESTIONS = 48
 DAMAGE_SECONDS = 10.0  # between two damaged files, so that most sessions are found on the disk
 LOSS_SECONDS = 5.0  # after a kill, in which its requests fail
+LOSS = re.compile(r"estarting it|^\w+Error\b|^  File ")  # lines of the log: a lost worker, and the tracebacks before
 MAX_HEALTH_MS = 200.0  # p99
 
 
@@ -85,7 +87,7 @@ def main(
         "failed_at_seconds": [round(at, 1) for at in record.failed_at],
         "killed_at_seconds": [round(at, 1) for at in record.killed_at],
         "worker_restarts": restarts,
-        "worker_losses": [line for line in servers.log if "estarting it" in line],
+        "worker_losses": [line for line in servers.log if LOSS.search(line)],
         "health_ms": quantiles(health["seconds"]),
         "health_failures": health["failures"],
         "memory": {name: growth(samples) for name, samples in record.memory.items()},

@@ -47,7 +47,7 @@ class Servers:
     @property
     def log(self) -> list[str]:
         """The last lines of the running servers' logs."""
-        return [line.strip() for server in self._running for line in server.log]
+        return [line.rstrip() for server in self._running for line in server.log]
 
     def _start(self, index: int) -> ServerProcess:
         with joined(self._groups[index]):
