@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +18,7 @@ from rich.progress import Progress
 from bench import report
 from bench.hostile.attack import Attack, bystanders_body
 from bench.hostile.folder import FolderTrouble
+from bench.hostile.prober import probing
 from bench.hostile.target import Target, survey
 from bench.hostile.verdict import Outcome, failed_criteria, growth
 from bench.http.client import metric, new_client, quantiles
@@ -72,16 +70,6 @@ def main(
         print(f"failed: {sentence}", file=sys.stderr)
     if failed:
         raise typer.Exit(1)
-
-
-@contextmanager
-def probing(url: str) -> Iterator[dict[str, Any]]:
-    """Measures `/health` in a process of its own. The measurements are in the dictionary after the block."""
-    command = [sys.executable, "-m", "bench.hostile.prober", url]
-    measured: dict[str, Any] = {}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as prober:
-        yield measured
-        measured.update(json.loads(prober.communicate()[0]))
 
 
 def judge(attack: Attack, server: ServerProcess, target: Target, expected: str, health: dict[str, Any]) -> Outcome:

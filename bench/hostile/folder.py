@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.http.process import find_worker
 
-TROUBLE_SECONDS = 0.5  # between two damages
+TROUBLE_SECONDS = 0.5
 FULL_SHARE = 0.3  # of the time
 FULL_BYTES = 4096  # that a file may have on a full disk
 PHASE_SECONDS = 10.0  # after which the disk may be full, or not any more
@@ -47,27 +47,29 @@ DAMAGES: tuple[Callable[[bytes, random.Random], bytes], ...] = (truncate, flip, 
 class FolderTrouble:
     """Disturbs the sessions that servers save in a folder. `counts` says what was done."""
 
-    def __init__(self, folder: Path, server_ids: list[int], seed: int) -> None:
+    def __init__(self, folder: Path, server_ids: list[int], seed: int, seconds: float = TROUBLE_SECONDS) -> None:
+        """`seconds` are between two damages."""
         self._folder = folder
+        self._seconds = seconds
         self._server_ids = server_ids
         self._rng = random.Random(seed)
         self.counts: Counter[str] = Counter()
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        turns = int(PHASE_SECONDS / TROUBLE_SECONDS)
+        turns = int(PHASE_SECONDS / self._seconds)
         try:
             while True:
                 self.limit(self._rng.random() < FULL_SHARE)
                 for _ in range(turns):
-                    await asyncio.sleep(TROUBLE_SECONDS)
+                    await asyncio.sleep(self._seconds)
                     self.damage()
         finally:
             self.limit(False)
 
     def damage(self) -> None:
-        """Changes one saved session in its place, or puts another one there."""
-        files = sorted(self._folder.glob("*/*/*.session"))
+        """Changes a file of saved sessions in its place, or puts another one there."""
+        files = sorted(path for path in self._folder.glob("*/*/*") if path.suffix in (".session", ".page"))
         if not files:
             return
         file, rng = self._rng.choice(files), self._rng

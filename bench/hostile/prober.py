@@ -11,8 +11,11 @@ import http.client
 import json
 import os
 import select
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 INTERVAL_SECONDS = 0.05
@@ -36,6 +39,16 @@ def probe(host: str, port: int) -> tuple[float, bool]:
 def with_missed(seconds: float, interval: float = INTERVAL_SECONDS) -> list[float]:
     """The measurement, and those that it kept from being made: a probe per interval would have waited for the rest of it."""
     return [seconds - missed * interval for missed in range(max(1, int(seconds / interval)))]
+
+
+@contextlib.contextmanager
+def probing(url: str) -> Iterator[dict[str, Any]]:
+    """Measures `/health` in a process of its own. The measurements are in the dictionary after the block."""
+    command = [sys.executable, "-m", "bench.hostile.prober", url]
+    measured: dict[str, Any] = {}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as prober:
+        yield measured
+        measured.update(json.loads(prober.communicate()[0]))
 
 
 def main(url: str) -> None:

@@ -25,7 +25,7 @@ class InvalidJSON(ValueError):
         self.code = code
 
 
-def decode(text: bytes | str) -> Any:
+def decode(text: bytes | bytearray | str) -> Any:
     """The value of a JSON text. Raises InvalidJSON."""
     try:
         data = text.encode() if isinstance(text, str) else text
@@ -35,7 +35,7 @@ def decode(text: bytes | str) -> Any:
         raise InvalidJSON(f"is not valid JSON: {str(error).removeprefix('JSON is malformed: ')}", "invalid_json") from None
 
 
-def check_structure(data: bytes) -> None:
+def check_structure(data: bytes | bytearray) -> None:
     """Raises InvalidJSON if `data` is nested too deep or has too many containers and fields."""
     # Without escapes, every quote begins or ends a string. Only the quotes around structural characters are kept.
     marks = data.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, NOT_STRUCTURE).replace(b'""', b"")

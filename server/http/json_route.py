@@ -34,7 +34,7 @@ class BodyPool:
         """The result of `work`, which runs in the principal's turn."""
         return await self._pool.run(principal, lambda _: work())
 
-    def read(self, data: bytes, model: type[BaseModel]) -> BaseModel:
+    def read(self, data: bytearray, model: type[BaseModel]) -> BaseModel:
         """The validated body. Raises APIError."""
         body = self.decode(data)
         try:
@@ -43,7 +43,7 @@ class BodyPool:
             invalid = RequestValidationError(error.errors(include_url=False, include_input=False))
             raise from_validation(invalid) from None
 
-    def decode(self, data: bytes) -> Any:
+    def decode(self, data: bytearray) -> Any:
         """The decoded body. Raises APIError."""
         try:
             body = decode(data)
@@ -78,19 +78,29 @@ class JSONRequest(Request):
     """A request whose body is decoded by `decode`, and, if it is large, validated as `model`."""
 
     model: type[BaseModel] | None = None
-    _data: bytes | None = None
+    _data: bytearray | None = None
 
     async def body(self) -> bytes:
         """The first byte. The others are for `json` only, which does not keep them: an answer may take minutes."""
         if self._data is None:
-            self._data = await super().body()
-            self._body = self._data[:1]
+            self._data = await self._read()
+            self._body = bytes(self._data[:1])
         return self._body
+
+    async def _read(self) -> bytearray:
+        data = bytearray()
+        try:
+            async for chunk in self.stream():
+                data += chunk
+        except BaseException:
+            data.clear()  # the error's traceback refers to it, until the next garbage collection
+            raise
+        return data
 
     async def json(self) -> Any:
         """The decoded or validated body. Raises APIError."""
         await self.body()
-        data, self._data = self._data or b"", b""
+        data, self._data = self._data or bytearray(), bytearray()
         self.scope["body_bytes"] = len(data)
         bodies: BodyPool = self.app.state.bodies
         model = self.model

@@ -33,9 +33,11 @@ from server.settings import Settings
 from server.worker.job import Job
 from server.worker.runtime import Runtime, max_active, memory_bytes
 from server.worker.session import SessionKey
-from server.worker.session_files import ForeignFolder, SessionFiles, model_digest
-from server.worker.session_format import Fits
 from server.worker.sessions import SessionStore
+from server.worker.storage.model_digest import model_digest
+from server.worker.storage.session_files import SessionFiles
+from server.worker.storage.session_folder import ForeignFolder
+from server.worker.storage.session_format import Fits
 from verify.constraints.grammar import GrammarError
 from verify.generation import PromptError, Step
 from verify.model.cache.kv_cache import KVCache

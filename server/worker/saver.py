@@ -1,21 +1,21 @@
 """Saves one session at a time in a thread, so that nobody waits for a disk.
 
-Promises that `stop` returns when the rows are no longer read, after one chunk at most; what follows, such as the flush to the
+Promises that `stop` returns when no rows are read any more, after one page at most; what follows, such as the flush to the
 disk, needs no rows and goes on.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 from drafters.registry import arrays_of
 from server.worker.session import Session
-from server.worker.session_files import SessionFiles
-from server.worker.session_format import Contents, contents_of
+from server.worker.storage.contents import Contents
+from server.worker.storage.session_files import SessionFiles
 
 
 class Saver:
@@ -24,10 +24,9 @@ class Saver:
     def __init__(self, files: SessionFiles, clock: Callable[[], float] = time.monotonic) -> None:
         self._files = files
         self._clock = clock
-        self._saving: Session | None = None
+        self._saving: tuple[Contents, Session | None] | None = None  # its rows may be read
         self._executor = ThreadPoolExecutor(1, "outrider-saver")
-        self._stopped, self._rows_read = threading.Event(), threading.Event()
-        self._running: Future[bool] | None = None
+        self._running: Future[Any] | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -36,9 +35,13 @@ class Saver:
 
     def save_next(self, sessions: Iterable[Session]) -> None:
         """Begins to save the first session that has changed, if none is being saved."""
+        if self.is_busy:
+            return
         changed = (session for session in sessions if session.has_changed)
-        if not self.is_busy and (session := next(changed, None)) is not None:
+        if (session := next(changed, None)) is not None:
             self._begin(session)
+        elif self._files.sweep_is_due:
+            self._running = self._executor.submit(self._files.sweep)
 
     def save_all(self, sessions: Iterable[Session], seconds: float) -> None:
         """Saves the sessions that have changed, in this order and as far as the time allows. The last call."""
@@ -57,25 +60,23 @@ class Saver:
         name = session.key.name if isinstance(session.key.name, str) else None
         session.file = session.file or self._files.path_of(principal, name, text)
         learned = {drafter: arrays_of(state) for drafter, state in session.drafters.items()}
-        self.start(session.file, contents_of(principal, name, session.verifier, learned))
-        session.saved, self._saving = True, session  # if it is stopped or fails, the next request tries again
+        self.start(session.file, Contents.of(principal, name, session.verifier, learned), session)
+        session.saved = True  # if it is stopped or fails, the next request tries again
 
-    def start(self, path: Path, contents: Contents) -> None:
+    def start(self, path: Path, contents: Contents, session: Session | None = None) -> None:
         """Begins to save a session, after the one before it."""
         self.wait(None)
-        stopped, rows_read = self._stopped, self._rows_read = threading.Event(), threading.Event()
-        self._running = self._executor.submit(self._files.save, path, contents, stopped.is_set, rows_read.set)
+        self._saving = contents, session
+        self._running = self._executor.submit(self._files.save, path, contents)
 
     def stop(self) -> bool:
         """Returns when no rows are read any more: whether all have been, so that the session will be saved."""
-        saving, self._saving = self._saving, None
-        if self._running is None:
+        if self._saving is None:
             return True
-        complete = self._rows_read.is_set()
-        self._stopped.set()
-        self._rows_read.wait()
-        if saving is not None and not complete:
-            saving.saved = False
+        (contents, session), self._saving = self._saving, None
+        complete = contents.stop()
+        if session is not None and not complete:
+            session.saved = False
         return complete
 
     def wait(self, seconds: float | None) -> None:

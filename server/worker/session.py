@@ -10,7 +10,7 @@ from drafters.interface import Drafter, Ints
 from drafters.options import DrafterName
 from drafters.registry import Resources, fork, make, restore
 from server.engine.messages import Reuse
-from server.worker.session_format import StoredSession
+from server.worker.storage.session_format import StoredRows, StoredSession
 from verify.model.cache.kv_cache import KVCache
 from verify.verifier import TreeVerifier
 
@@ -64,9 +64,9 @@ class Session:
         return not (self.busy or self.saved) and self.verifier.committed_rows > 0
 
     def check_readable(self) -> None:
-        """Raises DamagedSession if the session's rows are in a file that cannot be used."""
-        if self.stored is not None and self.verifier.is_swapped_out:
-            self.stored.rows.read()
+        """Reads the session's rows if they are in files. Raises DamagedSession if these cannot be used."""
+        if isinstance(rows := self.verifier.rows, StoredRows):
+            rows.read()
 
     def fork(self, slot: KVCache, length: int) -> Session:
         """A session in `slot` with the first `length` tokens of this one's text, and what its drafters have learned."""

@@ -24,8 +24,8 @@ from server.worker.eviction import Bounds, Eviction
 from server.worker.prefix_index import BLOCK_TOKENS, PrefixIndex
 from server.worker.saver import Saver
 from server.worker.session import Session, SessionKey
-from server.worker.session_files import SessionFiles
-from server.worker.session_format import DamagedSession, StoredSession
+from server.worker.storage.session_files import SessionFiles
+from server.worker.storage.session_format import DamagedSession, StoredRows, StoredSession
 from verify.model.cache.kv_cache import KVCache
 from verify.model.runner import ModelRunner
 from verify.verifier import TreeVerifier
@@ -123,6 +123,8 @@ class SessionStore:
             session = self._create(source, shared)
             if session is not None and (name is not None or self._automatic):
                 session.key = SessionKey(principal, next(self._numbers) if name is None else name)
+                if name is not None and self._files is not None:  # the same file for every server
+                    session.file = self._files.path_of(principal, name, prompt)
         elif session.busy or not self._swap_in(session):
             session = None
         else:
@@ -197,9 +199,9 @@ class SessionStore:
         except Exception as error:
             slot.truncate(0)
             self._free.append(slot)
-            if source.stored is None:
+            if not isinstance(rows := source.verifier.rows, StoredRows):
                 raise
-            raise DamagedSession(source.stored.path, f"does not fit this model: {error}") from None
+            raise DamagedSession(rows.path, f"does not fit this model: {error}") from None
 
     def _take_slot(self) -> KVCache | None:
         """A free slot; if there is none, that of a session that can be swapped out."""
@@ -277,7 +279,7 @@ class SessionStore:
             self._saver.save_all(reversed(self._sessions.values()), seconds)
 
     def _stop_saving(self) -> None:
-        """Ends the reading of a session's rows, before any session changes. It takes as long as one chunk."""
+        """Ends the reading of a session's rows, before any session changes. It takes as long as one page."""
         if self._saver is not None:
             self._saver.stop()
 

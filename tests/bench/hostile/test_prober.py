@@ -9,8 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from bench.hostile.__main__ import probing
-from bench.hostile.prober import probe, with_missed
+from bench.hostile.prober import probe, probing, with_missed
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def test_bodies_that_never_end_are_read_only_as_far_as_there_is_room() -> None:
     """200 bodies of one client; another one's is answered meanwhile, and small ones always."""
 
     async def run() -> None:
-        budget = BodyBudget(total_bytes=40 << 20, client_bytes=16 << 20)
+        budget = BodyBudget()
         app, read, gate = app_of(budget), [0], asyncio.Event()
 
         def client(address: str) -> httpx.AsyncClient:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import tracemalloc
 from typing import Any
 
 import httpx
@@ -134,3 +136,46 @@ def test_health_answers_while_large_bodies_wait() -> None:
         return health.status_code, early
 
     assert asyncio.run(run()) == (200, False)
+
+
+def test_the_memory_of_a_body_whose_client_leaves_is_free_at_once() -> None:
+    """Without a garbage collection, which may come much later."""
+    app = app_with(FakeEngine("a"))
+    part = b"x" * (1 << 18)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"8000000"), (b"host", b"127.0.0.1")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "raw_path": b"", "query_string": b""}
+    scope |= {
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        "scheme": "http",
+        "http_version": "1.1",
+    }
+
+    async def leave() -> None:
+        parts = iter([b"[" + part[:-1]] + [bytes(bytearray(part)) for _ in range(20)])
+
+        async def receive() -> dict[str, Any]:
+            body = next(parts, None)
+            return {"type": "http.disconnect"} if body is None else {"type": "http.request", "body": body, "more_body": True}
+
+        async def send(message: Any) -> None:
+            pass
+
+        await app({**scope, "state": {}}, receive, send)
+
+    async def run() -> int:
+        await leave()
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(5):
+            await leave()
+        return tracemalloc.get_traced_memory()[0] - before
+
+    gc.disable()
+    tracemalloc.start()
+    try:
+        assert asyncio.run(run()) < 5 * 2 * len(part)  # of 5 * 21
+    finally:
+        tracemalloc.stop()
+        gc.enable()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -33,10 +32,11 @@ from server.engine.transport import WorkerSide, framed
 from server.settings import load_settings
 from server.worker.loop import Worker
 from server.worker.session import Session
-from server.worker.session_format import CHUNK_BYTES, Contents
+from server.worker.storage import session_files
 from tests.server.worker.fakes import tiny_runtime
 from verify.cost import CostCurve, parse
 from verify.measurement import NODES
+from verify.model.cache import paging
 from verify.model.runner import ModelRunner
 from verify.sampling_params import SamplingParams
 
@@ -292,38 +292,33 @@ def test_a_waiting_request_is_tried_again_after_a_change_only(rig: Rig, monkeypa
     assert tries == ["s", "s", "s"] and len(rig.tokens("second")) == 4
 
 
-def test_a_request_that_arrives_stops_the_saving_of_a_session(tiny_runner: ModelRunner, tmp_path: Path) -> None:
-    """Between two parts of the file, so nobody waits for the rest of it."""
+def test_a_request_that_arrives_stops_the_saving_of_a_session(
+    tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two pages, while the disk is busy with the first. So nobody waits for the rest, and it is saved afterwards."""
+    reached, released = threading.Event(), threading.Event()
+
+    def slow(file: BinaryIO) -> None:
+        reached.set()
+        assert released.wait(60)
+
+    monkeypatch.setattr(paging, "PAGE_TOKENS", 16)
+    monkeypatch.setattr(session_files, "flush", slow)
     rig = Rig(tiny_runner, **{"sessions.folder": str(tmp_path)})
-    rig.send(request("a", session="s"))
+    rig.send(request("a", session="s", prompt=list(range(64))))
     rig.step()
-    saver = rig.worker._sessions._saver
-    assert saver is not None
-    reached, parts = threading.Event(), 0
-    save = saver._files.save
-
-    def in_parts(path: Path, contents: Contents, stopped: Callable[[], bool], rows_read: Callable[[], None]) -> bool:
-        def stopped_before_the_end() -> bool:
-            """The saver asks before each part; the session has more parts than can be written before the request arrives."""
-            nonlocal parts
-            parts += 1
-            if parts == 2:
-                reached.set()
-                assert saver._stopped.wait(60)
-            return stopped()
-
-        pages = [torch.zeros(1, 1, 1, 1, CHUNK_BYTES // 4)] * 50
-        return save(path, replace(contents, pages=pages), stopped_before_the_end, rows_read)
-
-    saver._files.save = in_parts  # type: ignore[method-assign]
     rig.worker._sessions.save()
     assert reached.wait(60)
     rig.send(request("b", session="s"))
     rig.step()
-    assert len(rig.tokens("b")) == 4 and parts == 2
-    assert not list(tmp_path.glob("*/*/*"))
+    assert len(rig.tokens("b")) == 4
+    released.set()
+    saver = rig.worker._sessions._saver
+    assert saver is not None
+    saver.wait(60)
+    assert len(list(tmp_path.glob("*/*/*.page"))) == 1 and not list(tmp_path.glob("*/*/*.session"))
     rig.worker._sessions.save_all(60)
-    assert len(list(tmp_path.glob("*/*/*.session"))) == 1  # it is saved again after the request
+    assert len(list(tmp_path.glob("*/*/*.session"))) == 1
     rig.close()
 
 

@@ -11,9 +11,9 @@ import pytest
 from drafters.interface import Ints
 from drafters.none import NoDrafter
 from server.worker.memory_plan import MemoryFigures, MemoryWishes, plan_memory
-from server.worker.session_files import SessionFiles
-from server.worker.session_format import Fits
 from server.worker.sessions import SessionStore
+from server.worker.storage.session_files import SessionFiles
+from server.worker.storage.session_format import Fits
 from tests.verify.model.families import build
 from verify.decode import decode, finish
 from verify.generation import DecodeOptions, Generation

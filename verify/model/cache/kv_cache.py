@@ -157,10 +157,10 @@ class KVCache:
         self.pages += [Page(is_whole=index not in self.released) for index in range(len(self.pages), count)]
         return self.pages[:count]
 
-    def parts(self, length: int) -> Iterator[torch.Tensor]:
-        """The first `length` rows page by page, as in `Rows.parts`; views of a uniform layout."""
-        for start in range(0, length, paging.PAGE_TOKENS):
-            yield self._part(start, min(start + paging.PAGE_TOKENS, length))
+    def parts(self, length: int, start: int = 0) -> Iterator[torch.Tensor]:
+        """As in `Rows`; views of a uniform layout."""
+        for first in range(start, length, paging.PAGE_TOKENS):
+            yield self._part(first, min(first + paging.PAGE_TOKENS, length))
 
     def _part(self, start: int, end: int) -> torch.Tensor:
         """The rows of one page, as in `Rows.parts`."""

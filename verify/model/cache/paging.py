@@ -29,6 +29,7 @@ class Page:
 
     rows: torch.Tensor | None = None  # in host memory, once a slot with the page was swapped out; shape as in `Rows.parts`
     is_whole: bool = True  # the rows are those of all layers; otherwise of those without a window
+    digest: str | None = None  # of the rows, once they are in a file
     _reduced: Page | None = None
 
     @property
@@ -53,8 +54,8 @@ class Rows(Protocol):
     def share(self, count: int) -> list[Page]:
         """The first `count` whole pages, for another holder of the same rows."""
 
-    def parts(self, length: int) -> Iterator[torch.Tensor]:
-        """The first `length` rows page by page; may be views.
+    def parts(self, length: int, start: int = 0) -> Iterator[torch.Tensor]:
+        """The first `length` rows page by page, from a page's first row `start` on; may be views.
 
         [layers, 2, kv_heads, at most PAGE_TOKENS, stored width], or [1, 1, 1, at most PAGE_TOKENS, widths] if layers differ.
         Released pages have the layers without a window only.
@@ -98,11 +99,12 @@ class SwappedRows:
         """The first `count` whole pages, for another holder of the same rows."""
         return list(self.pages[:count])
 
-    def parts(self, length: int) -> Iterator[torch.Tensor]:
-        """The first `length` rows page by page, as in `Rows.parts`."""
-        for start, page in zip(range(0, length, PAGE_TOKENS), self.all_pages, strict=False):
-            assert page.rows is not None
-            yield page.rows[:, :, :, : length - start]
+    def parts(self, length: int, start: int = 0) -> Iterator[torch.Tensor]:
+        """As in `Rows`."""
+        for first in range(start, length, PAGE_TOKENS):
+            rows = self.all_pages[first // PAGE_TOKENS].rows
+            assert rows is not None
+            yield rows[:, :, :, : length - first]
 
 
 def distinct_rows(holders: Iterable[Rows]) -> int:

@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from bench.http.client import Outcome
-from bench.soak import Question, Sample, Soak, growth
+from bench.soak.clients import Sample, Soak, growth
+from bench.soak.questions import Question
+from bench.soak.servers import Servers
 
 QUESTION = Question({"prompt": "x", "seed": 4}, [1, 2, 3])
 
@@ -22,7 +24,7 @@ QUESTION = Question({"prompt": "x", "seed": 4}, [1, 2, 3])
     ],
 )
 def test_an_answer_is_compared_with_plain_decoding(outcome: Outcome, kind: str) -> None:
-    soak = Soak("http://server", 1, [QUESTION], 10.0)
+    soak = Soak(Servers([], 0), "key", [QUESTION], 10.0)
     asyncio.run(soak._check(QUESTION, outcome))
     assert soak.record.counts[kind] == 1
     assert not soak.record.wrong
@@ -30,7 +32,7 @@ def test_an_answer_is_compared_with_plain_decoding(outcome: Outcome, kind: str) 
 
 
 def test_a_wrong_answer_is_recorded() -> None:
-    soak = Soak("http://server", 1, [QUESTION], 10.0)
+    soak = Soak(Servers([], 0), "key", [QUESTION], 10.0)
     asyncio.run(soak._check(QUESTION, Outcome(200, tokens=[1, 2, 4])))
     assert soak.record.wrong == ["4: [1, 2, 4]... for [1, 2, 3]..."]
 

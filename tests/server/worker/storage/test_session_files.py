@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -22,12 +22,15 @@ from safetensors.torch import save_file
 import models
 from drafters.registry import Resources, arrays_of
 from drafters.sequence import Ints
-from server.worker import session_files, session_format
 from server.worker.saver import Saver
 from server.worker.session import SessionKey
-from server.worker.session_files import SessionFiles, model_digest
-from server.worker.session_format import Fits, rows_digest
 from server.worker.sessions import SessionStore
+from server.worker.storage import session_files, session_format
+from server.worker.storage.contents import Contents
+from server.worker.storage.model_digest import model_digest
+from server.worker.storage.session_files import SessionFiles
+from server.worker.storage.session_folder import LOCK, PAGE, PARTIAL, SESSION, ForeignFolder, flush, hidden
+from server.worker.storage.session_format import Fits, page_path, rows_digest
 from tests.hub import MODEL, cache_models, commit_of
 from verify.decode import finish
 from verify.generation import DecodeOptions, Generation
@@ -45,8 +48,7 @@ OPTIONS = DecodeOptions(SamplingParams(temperature=0), max_tokens=6)
 def page_tokens(request: pytest.FixtureRequest) -> Iterator[int]:
     """Pages that a text has several of, or not one."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (paging, session_format):
-            patch.setattr(module, "PAGE_TOKENS", request.param)
+        patch.setattr(paging, "PAGE_TOKENS", request.param)
         yield request.param
 
 
@@ -83,6 +85,18 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/*/*"))
 
 
+def sessions_in(folder: Path) -> list[Path]:
+    return [file for file in files_in(folder) if file.suffix == SESSION]
+
+
+def pages_in(folder: Path) -> list[Path]:
+    return [file for file in files_in(folder) if file.suffix == PAGE]
+
+
+def bytes_in(folder: Path) -> int:
+    return sum(file.stat().st_size for file in files_in(folder))
+
+
 def content_of(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """The tensors and the labels of a session's file."""
     with safe_open(file, "pt") as opened:
@@ -96,8 +110,7 @@ def test_a_session_outlives_its_store(tiny_runner: ModelRunner, tmp_path: Path, 
     session = next(iter(first._sessions.values()))
     learned = {key: array.copy() for key, array in arrays_of(session.drafters["trigram"]).items()}
     save(first)
-    [file] = files_in(tmp_path)
-    assert file.stat().st_mode & 0o777 == 0o600
+    assert len(sessions_in(tmp_path)) == 1
     second = new_store(tiny_runner, tmp_path)
     longer = np.concatenate([text, [7, 8]]).astype(np.int32)
     reused, continued, tables = answer(second, longer, name)
@@ -114,6 +127,7 @@ def test_restored_sessions_share_pages(tiny_runner: ModelRunner, tmp_path: Path,
     texts = [answer(first, prompt)[1] for prompt in prompts]
     answer(first, LONG, principal="another")
     save(first)
+    assert len(pages_in(tmp_path)) == (9 if page_tokens == 16 else 0)  # 4, and 3 of which 2 are the same, and 4 of another
     second = new_store(tiny_runner, tmp_path)
     for store in (first, second):
         rows = [session.verifier.rows for (owner, _), session in store._sessions.items() if owner == "p"]
@@ -135,13 +149,13 @@ def test_sessions_are_saved_one_by_one_and_only_after_a_change(tiny_runner: Mode
         store.save()
         assert store._saver is not None
         store._saver.wait(60)
-        assert len(files_in(tmp_path)) == expected
-    times = [file.stat().st_mtime_ns for file in files_in(tmp_path)]
+        assert len(sessions_in(tmp_path)) == expected
+    times = [file.stat().st_mtime_ns for file in sessions_in(tmp_path)]
     save(store)
-    assert [file.stat().st_mtime_ns for file in files_in(tmp_path)] == times
+    assert [file.stat().st_mtime_ns for file in sessions_in(tmp_path)] == times
     answer(store, LONG, "a")
     save(store)
-    assert [file.stat().st_mtime_ns for file in files_in(tmp_path)] != times
+    assert [file.stat().st_mtime_ns for file in sessions_in(tmp_path)] != times
 
 
 def test_a_file_of_another_model_is_not_loaded(tiny_runner: ModelRunner, tmp_path: Path) -> None:
@@ -174,7 +188,7 @@ def test_a_damaged_file_costs_one_log_line(
     store = new_store(tiny_runner, tmp_path)
     _, text, _ = answer(store, LONG)
     save(store)
-    [file] = files_in(tmp_path)
+    [file] = sessions_in(tmp_path)
     content = bytearray(file.read_bytes())
     start = 8 + int.from_bytes(content[:8], "little")
     match damage:
@@ -204,14 +218,14 @@ def test_damaged_rows_are_noticed(tiny_runner: ModelRunner, tmp_path: Path) -> N
     finish(Generation(session.verifier, session.drafter("none", Resources()), LONG, OPTIONS))
     store.release(session)
     save(store)
-    [file] = files_in(tmp_path)
+    [file] = sessions_in(tmp_path)
     content = bytearray(file.read_bytes())
     content[-600] ^= 0xFF  # of the rows, because nothing else is as large
     file.write_bytes(content)
     fresh = new_store(tiny_runner, tmp_path, slots=1)
     assert len(fresh) == 1
     assert answer(fresh, LONG, "a")[0] == 0
-    assert files_in(tmp_path) == []
+    assert sessions_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("change", ["text", "rows", "type"])
@@ -220,51 +234,159 @@ def test_parts_that_do_not_fit_together_are_noticed(tiny_runner: ModelRunner, tm
     store = new_store(tiny_runner, tmp_path)
     answer(store, LONG)
     save(store)
-    [file] = files_in(tmp_path)
+    [file] = sessions_in(tmp_path)
     tensors, labels = content_of(file)
     match change:
         case "text":
             tensors["text"] ^= 1
         case "rows":
-            tensors["rows.0"] = torch.cat([tensors["rows.0"]] * 30, 3)
+            tensors["rows"] = torch.cat([tensors["rows"]] * 30, 3)
         case "type":
             tensors["text"] = tensors["text"].bfloat16()
     save_file(tensors, file, labels)
     assert len(new_store(tiny_runner, tmp_path)) == 0
 
 
-@pytest.mark.parametrize("change", ["shape", "type", "token", "missing"])
-def test_a_file_with_valid_digests_and_other_rows_is_ignored(
-    tiny_runner: ModelRunner, tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
+def narrower(rows: torch.Tensor) -> torch.Tensor:
+    layers, two, heads, length, width = rows.shape
+    return rows.reshape(layers, two, heads * 2, length, width // 2)
+
+
+@pytest.mark.parametrize("change", [narrower, torch.Tensor.bfloat16])
+def test_files_with_valid_digests_and_other_rows_are_ignored(
+    tiny_runner: ModelRunner,
+    tmp_path: Path,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It costs one log line and that session."""
+    """They cost one log line and that session."""
     store = new_store(tiny_runner, tmp_path)
     _, text, _ = answer(store, LONG, "a")
     save(store)
-    [file] = files_in(tmp_path)
+    [file] = sessions_in(tmp_path)
     tensors, labels = content_of(file)
-    names = [name for name in tensors if name.startswith("rows.")]
+    for page in pages_in(tmp_path):
+        rows = change(content_of(page)[0]["rows"])
+        digest = rows_digest(rows)
+        save_file({"rows": rows}, page_path(file.parent, digest))
+        labels["pages"] = labels["pages"].replace(page.stem, digest)
+    tensors["rows"] = change(tensors["rows"])
+    save_file(tensors, file, labels | {"rest": rows_digest(tensors["rows"])})
+    check_is_ignored(tiny_runner, tmp_path, text, caplog)
+
+
+@pytest.mark.parametrize("change", ["token", "missing", "principal", "path"])
+def test_a_file_that_is_not_a_session_of_its_folder_is_ignored(
+    tiny_runner: ModelRunner, tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = new_store(tiny_runner, tmp_path)
+    _, text, _ = answer(store, LONG, "a")
+    save(store)
+    [file] = sessions_in(tmp_path)
+    tensors, labels = content_of(file)
     match change:
-        case "shape":
-            for name in names:
-                layers, two, heads, length, width = tensors[name].shape
-                tensors[name] = tensors[name].reshape(layers, two, heads * 2, length, width // 2)
-        case "type":
-            for name in names:
-                tensors[name] = tensors[name].bfloat16()
         case "token":
             tensors["text"][3] = 1 << 30
             labels["text"] = session_format.text_digest(tensors["text"].numpy())
         case "missing":
-            del tensors[names[-1]]
-    if change != "missing":
-        labels["pages"] = " ".join(rows_digest(tensors[name]) for name in names)
+            del tensors["rows"]
+        case "principal":
+            labels["principal"] = "another"
+        case "path":
+            labels["pages"] = " ".join(["../other"] * max(1, len(labels["pages"].split())))
     save_file(tensors, file, labels)
+    check_is_ignored(tiny_runner, tmp_path, text, caplog)
+
+
+def check_is_ignored(runner: ModelRunner, folder: Path, text: Ints, caplog: pytest.LogCaptureFixture) -> None:
+    """A session costs one log line, and is not continued."""
     with caplog.at_level(logging.WARNING, "outrider.worker"):
-        fresh = new_store(tiny_runner, tmp_path, slots=1)
+        fresh = new_store(runner, folder, slots=1)
         reused, _, _ = answer(fresh, np.concatenate([text, [7]]).astype(np.int32), "a")
-    assert (reused, len(fresh._free) + len(fresh)) == (0, 1)
+    used = sum(not session.verifier.is_swapped_out for session in fresh._sessions.values())
+    assert (reused, len(fresh._free) + used) == (0, 1)
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "removed", "another's"])
+def test_a_damaged_page_costs_the_sessions_that_name_it_and_is_written_again(
+    tiny_runner: ModelRunner, tmp_path: Path, page_tokens: int, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if page_tokens > len(LONG):
+        pytest.skip("the text has no whole page")
+    store = new_store(tiny_runner, tmp_path)
+    _, text, _ = answer(store, LONG, "a")
+    answer(store, LONG[::-1].copy(), "b")
+    save(store)
+    _, labels = content_of(page_of("a", tmp_path))
+    first, second = (page_path(page_of("a", tmp_path).parent, digest) for digest in labels["pages"].split()[:2])
+    content = bytearray(first.read_bytes())
+    content[-1] ^= 1
+    match damage:
+        case "changed":
+            first.write_bytes(content)
+        case "cut":
+            first.write_bytes(content[:-1])
+        case "removed":
+            first.unlink()
+        case "another's":
+            first.write_bytes(second.read_bytes())
+    check_is_ignored(tiny_runner, tmp_path, text, caplog)
+    healed = new_store(tiny_runner, tmp_path)
+    assert answer(healed, np.concatenate([LONG[::-1], [7]]).astype(np.int32), "b")[0] >= len(LONG) - 1  # the other session
+    answer(healed, LONG, "a")
+    save(healed)
+    assert answer(new_store(tiny_runner, tmp_path), np.concatenate([text, [7]]).astype(np.int32), "a")[0] >= len(text) - 1
+
+
+def page_of(name: str, folder: Path) -> Path:
+    """The file of a named session."""
+    return next(file for file in sessions_in(folder) if file.stem == hidden(name))
+
+
+def test_a_next_turn_writes_its_new_pages_and_its_own_file(tiny_runner: ModelRunner, tmp_path: Path, page_tokens: int) -> None:
+    store = new_store(tiny_runner, tmp_path)
+    _, text, _ = answer(store, LONG, "a")
+    save(store)
+    before = {file: file.stat().st_ino for file in pages_in(tmp_path)}
+    answer(store, np.concatenate([text, LONG[:32]]).astype(np.int32), "a")
+    save(store)
+    after = {file: file.stat().st_ino for file in pages_in(tmp_path)}
+    assert {file: after[file] for file in before} == before
+    assert len(after) - len(before) == (2 if page_tokens == 16 else 0)
+
+
+def test_pages_that_no_session_names_are_removed_once_they_are_old(
+    tiny_runner: ModelRunner, tmp_path: Path, page_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a server that is idle, or at the start; another server may be about to name a new one."""
+    store = new_store(tiny_runner, tmp_path)
+    other = LONG[::-1].copy()
+    for name, prompt in (("a", LONG), ("b", other), ("c", other)):
+        answer(store, prompt, name)
+    save(store)
+    kept = {page for page in pages_in(tmp_path) if page.stem in content_of(page_of("b", tmp_path))[1]["pages"]}
+    for name in ("a", "c"):
+        store.forget(SessionKey("p", name))
+    written = pages_in(tmp_path)
+    new_store(tiny_runner, tmp_path)
+    assert pages_in(tmp_path) == written and len(written) - len(kept) >= len(LONG) // page_tokens  # they are new
+    monkeypatch.setattr(session_files, "UNNAMED_SECONDS", 0.0)
+    store._files._sweep_at = 0.0  # type: ignore[union-attr]
+    store.save()
+    store._saver.wait(60)  # type: ignore[union-attr]
+    assert set(pages_in(tmp_path)) == kept
+
+
+def test_a_page_that_was_removed_meanwhile_is_written_again(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+    store = new_store(tiny_runner, tmp_path)
+    _, text, _ = answer(store, LONG, "a")
+    save(store)
+    for page in pages_in(tmp_path):
+        page.unlink()
+    _, text, _ = answer(store, np.concatenate([text, [7]]).astype(np.int32), "a")
+    save(store)
+    assert answer(new_store(tiny_runner, tmp_path), np.concatenate([text, [7]]).astype(np.int32), "a")[0] >= len(text) - 1
 
 
 def flip_byte(array: torch.Tensor) -> torch.Tensor:
@@ -283,7 +405,7 @@ def test_damaged_arrays_of_a_drafter_are_not_used(
     store = new_store(tiny_runner, tmp_path)
     _, text, _ = answer(store, LONG, "a")
     save(store)
-    [file] = files_in(tmp_path)
+    [file] = sessions_in(tmp_path)
     tensors, labels = content_of(file)
     name = max((name for name in tensors if name.startswith("trigram:")), key=lambda name: tensors[name].numel())
     tensors[name] = change(tensors[name])
@@ -299,12 +421,27 @@ def test_the_folder_is_bounded(tiny_runner: ModelRunner, tmp_path: Path) -> None
     store = new_store(tiny_runner, tmp_path)
     answer(store, LONG, "first")
     save(store)
-    [first] = files_in(tmp_path)
-    bounded = new_store(tiny_runner, tmp_path, max_bytes=first.stat().st_size + 100)
+    [first] = sessions_in(tmp_path)
+    size = bytes_in(tmp_path)
+    bounded = new_store(tiny_runner, tmp_path, max_bytes=size + 100)
     answer(bounded, LONG[::-1].copy(), "second")
     save(bounded)
-    [left] = files_in(tmp_path)
-    assert left != first
+    [left] = sessions_in(tmp_path)
+    assert left != first and bytes_in(tmp_path) <= size + 100
+    assert answer(new_store(tiny_runner, tmp_path), LONG[::-1].copy(), "second")[0] >= len(LONG) - 1
+
+
+def test_what_is_removed_from_a_full_folder_is_no_page_that_another_session_names(
+    tiny_runner: ModelRunner, tmp_path: Path, page_tokens: int
+) -> None:
+    store = new_store(tiny_runner, tmp_path)
+    answer(store, LONG)
+    _, text, _ = answer(store, np.concatenate([LONG[:50], [5, 5]]).astype(np.int32))
+    save(store)
+    assert len(sessions_in(tmp_path)) == 2
+    SessionFiles(tmp_path, "model", bytes_in(tmp_path) - 1, Fits.of(tiny_runner))._trim()
+    assert len(sessions_in(tmp_path)) == 1 and len(pages_in(tmp_path)) == len(text) // page_tokens
+    assert answer(new_store(tiny_runner, tmp_path), np.concatenate([text, [7]]).astype(np.int32))[0] >= len(text) - 1
 
 
 def test_an_evicted_session_stays_on_disk_and_is_found_there(tiny_runner: ModelRunner, tmp_path: Path) -> None:
@@ -313,7 +450,7 @@ def test_an_evicted_session_stays_on_disk_and_is_found_there(tiny_runner: ModelR
     for number in range(3):
         texts.append(answer(store, LONG + number, str(number))[1])
         save(store)
-    assert (len(store), len(files_in(tmp_path))) == (1, 3)
+    assert (len(store), len(sessions_in(tmp_path))) == (1, 3)
     for number, text in enumerate(texts):
         assert answer(store, np.concatenate([text, [7]]).astype(np.int32), str(number))[0] >= len(text) - 1
 
@@ -329,7 +466,7 @@ def test_idle_sessions_move_between_servers_of_one_folder(tiny_runner: ModelRunn
         assert reused >= before
         save(stores[turn % 2])
         text = np.concatenate([text, [turn, 7]]).astype(np.int32)
-    assert len(files_in(tmp_path)) == 1
+    assert len(sessions_in(tmp_path)) == 1
 
 
 def test_servers_of_one_folder_leave_each_others_files(tiny_runner: ModelRunner, tmp_path: Path) -> None:
@@ -339,13 +476,13 @@ def test_servers_of_one_folder_leave_each_others_files(tiny_runner: ModelRunner,
     texts = {name: answer(a, LONG + number, name)[1] for number, name in enumerate("abcdef")}
     save(a)
     small = new_store(tiny_runner, tmp_path, capacity=2, clock=lambda: now[0])
-    assert (len(small), len(files_in(tmp_path))) == (2, 6)
+    assert (len(small), len(sessions_in(tmp_path))) == (2, 6)
     longer = np.concatenate([texts["f"], [7]]).astype(np.int32)
     answer(a, longer, "f")
     save(a)
     now[0] = 61.0
     small.expire()  # both of its sessions; f has changed since
-    assert len(small) == 0 and len(files_in(tmp_path)) == 5
+    assert len(small) == 0 and len(sessions_in(tmp_path)) == 5
     assert answer(small, np.concatenate([longer, [8]]).astype(np.int32), "f")[0] >= len(longer) - 1
 
 
@@ -358,14 +495,49 @@ def test_a_file_that_changes_while_it_is_known_is_read_again(tiny_runner: ModelR
     _, changed, _ = answer(a, other, "s")
     save(a)
     assert answer(b, np.concatenate([changed, [7]]).astype(np.int32), "s")[0] >= len(changed) - 1
-    assert len(files_in(tmp_path)) == 1
+    assert len(sessions_in(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_what_another_server_saves_takes_no_session_from_memory_that_is_not_saved(
+    tiny_runner: ModelRunner, tmp_path: Path, is_busy: bool
+) -> None:
+    """A new session of a name that both servers use; replaced, it would keep its slot for ever."""
+    a, b = (new_store(tiny_runner, tmp_path, slots=2) for _ in range(2))
+    own = a.acquire("p", "s", LONG)
+    assert own is not None
+    answer(b, LONG[::-1].copy(), "s")
+    save(b)
+    if not is_busy:
+        finish(Generation(own.verifier, own.drafter("none", Resources()), LONG, OPTIONS))
+        a.release(own)
+    found = a.acquire("p", "s", LONG)
+    assert found is (None if is_busy else own) and list(a._sessions.values()) == [own]
+    assert len(a._free) == 1
+
+
+def test_files_that_a_paused_session_came_from_are_not_read_again(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+    """Its rows are its own since its request began, also where its new text is shorter than the saved one."""
+    store = new_store(tiny_runner, tmp_path)
+    long = np.concatenate([LONG, LONG[:40]])
+    answer(store, long, "a")
+    save(store)
+    fresh = new_store(tiny_runner, tmp_path, slots=1)
+    session = fresh.acquire("p", "a", long)
+    assert session is not None
+    session.verifier.truncate(50)
+    fresh.pause(session)
+    assert fresh._swap_out()
+    for file in files_in(tmp_path):
+        file.unlink()
+    assert answer(fresh, long)[0] == 49
 
 
 @pytest.mark.parametrize("suffix", [".tmpVVKlxA", ".session.abc.partial"])
 def test_what_an_interrupted_writer_left_is_removed(tiny_runner: ModelRunner, tmp_path: Path, suffix: str) -> None:
     folder = tmp_path / "model" / "owner"
     folder.mkdir(parents=True)
-    left, written = folder / suffix, folder / f"x{session_files.PARTIAL}"
+    left, written = folder / suffix, folder / f"x{PARTIAL}"
     left.write_bytes(b"x")
     with open(written, "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # another server is writing it
@@ -373,18 +545,31 @@ def test_what_an_interrupted_writer_left_is_removed(tiny_runner: ModelRunner, tm
     assert not left.exists() and written.exists()
 
 
-def test_nobody_waits_for_a_session_that_is_being_saved(tiny_runner: ModelRunner, tmp_path: Path) -> None:
-    """Hundreds of MB; the bound is one chunk."""
-    rows = torch.zeros(4, 2, 2, 1 << 19, 8)  # 256 MB
-    contents = session_format.Contents("p", "s", 1, LONG, [rows] * 4, [], {})
+def test_nobody_waits_for_a_session_that_is_being_saved(tiny_runner: ModelRunner, tmp_path: Path, page_tokens: int) -> None:
+    """Hundreds of MB; the bound is one page. What was written is not written again."""
+    shape = (4, 2, 8, page_tokens, (16 << 20) // (64 * page_tokens))  # 64 MB
+    pages = [paging.Page(torch.full(shape, number, dtype=torch.float32)) for number in range(4)]
+    rows = paging.SwappedRows(pages, 4 * page_tokens, [])
+    path = tmp_path / "model" / "owner" / "s.session"
+
+    def contents() -> Contents:
+        return Contents("p", "s", 1, LONG, pages, rows, rows.length, [], {})
+
     saver = Saver(SessionFiles(tmp_path, "model", 1 << 40, Fits.of(tiny_runner)))
-    saver.start(tmp_path / "model" / "owner" / "s.session", contents)
-    time.sleep(0.1)
+    saver.start(path, contents())
+    while not pages_in(tmp_path):
+        time.sleep(0.01)
     started = time.monotonic()
     assert not saver.stop()
     assert time.monotonic() - started < 0.05
+    saver.wait(60)
+    written = {page: page.stat().st_ino for page in pages_in(tmp_path)}
+    assert 0 < len(written) < 4 and written.keys() == set(files_in(tmp_path))
+    saver.start(path, contents())
+    saver.wait(60)
     saver.close()
-    assert files_in(tmp_path) == []
+    assert path.exists() and len(pages_in(tmp_path)) == 4
+    assert {page: page.stat().st_ino for page in written} == written
 
 
 def test_sessions_that_cannot_be_saved_in_time_are_left(tiny_runner: ModelRunner, tmp_path: Path) -> None:
@@ -421,7 +606,7 @@ def test_files_that_cannot_be_removed_cost_a_log_line_each(
     store.forget(SessionKey("p", "forgotten"))
     assert len(caplog.messages) == 1
     SessionFiles(tmp_path, "model", 0, Fits.of(tiny_runner))._trim()
-    assert len(caplog.messages) == 3 and len(files_in(tmp_path)) == 2
+    assert len(caplog.messages) == 3 and len(sessions_in(tmp_path)) == 2
 
 
 def test_a_file_that_another_process_removes_is_left_out(
@@ -430,8 +615,8 @@ def test_a_file_that_another_process_removes_is_left_out(
     store = new_store(tiny_runner, tmp_path)
     answer(store, LONG, "a")
     save(store)
-    [file] = files_in(tmp_path)
-    removed = file.with_name(f"removed{session_files.SUFFIX}")
+    [file] = sessions_in(tmp_path)
+    removed = file.with_name(f"removed{SESSION}")
     monkeypatch.setattr(Path, "glob", lambda *_: [removed, file])
     assert len(new_store(tiny_runner, tmp_path)) == 1
     SessionFiles(tmp_path, "model", 0, Fits.of(tiny_runner))._trim()
@@ -447,11 +632,11 @@ def test_a_folder_of_another_user_is_refused(
     save(store)
     new_store(tiny_runner, tmp_path)
     (tmp_path / place).chmod(0o777)
-    with pytest.raises(session_files.ForeignFolder, match="belongs to another user"):
+    with pytest.raises(ForeignFolder, match="belongs to another user"):
         new_store(tiny_runner, tmp_path)
     (tmp_path / place).chmod(0o700)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(session_files.ForeignFolder, match="belongs to another user"):
+    with pytest.raises(ForeignFolder, match="belongs to another user"):
         new_store(tiny_runner, tmp_path)
 
 
@@ -459,9 +644,59 @@ def test_every_folder_is_readable_by_the_owner_only(tiny_runner: ModelRunner, tm
     store = new_store(tiny_runner, tmp_path / "made")
     answer(store, LONG, "s")
     save(store)
-    (file,) = files_in(tmp_path / "made")
-    made = (file.parent, file.parent.parent, file.parent.parent.parent)
-    assert [each.stat().st_mode & 0o777 for each in (file, *made)] == [0o600, 0o700, 0o700, 0o700]
+    files = files_in(tmp_path / "made")
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    assert {folder.stat().st_mode & 0o777 for folder in files[0].parents[:3]} == {0o700}
+
+
+def test_a_file_is_replaced_at_once_or_stays_as_it_was(
+    tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = new_store(tiny_runner, tmp_path)
+    _, text, _ = answer(store, LONG, "a")
+    save(store)
+    before = {file: file.read_bytes() for file in files_in(tmp_path)}
+
+    def fail(*_: Any) -> None:
+        raise OSError("the server ends here")
+
+    answer(store, np.concatenate([text, LONG]).astype(np.int32)[: len(text) + 10], "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        save(store)
+    assert {file: file.read_bytes() for file in files_in(tmp_path)} == before
+
+
+def test_a_session_gets_no_name_whose_pages_another_server_has_removed(
+    tiny_runner: ModelRunner, tmp_path: Path, page_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the writing of its pages and its name."""
+
+    def remove_pages(file: BinaryIO) -> None:
+        flush(file)
+        for page in pages_in(tmp_path):
+            page.unlink()
+
+    store = new_store(tiny_runner, tmp_path)
+    answer(store, LONG, "a")
+    monkeypatch.setattr(session_files, "flush", remove_pages)
+    save(store)
+    assert len(sessions_in(tmp_path)) == (page_tokens > len(LONG))
+
+
+def test_a_session_gets_its_name_under_the_lock(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+    store = new_store(tiny_runner, tmp_path)
+    answer(store, LONG, "a")
+    (tmp_path / "model").mkdir(mode=0o700)
+    saver = store._saver
+    assert saver is not None
+    with open(tmp_path / "model" / LOCK, "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another server removes what no session names
+        store.save()
+        saver.wait(0.5)
+        assert saver.is_busy and not sessions_in(tmp_path)
+    saver.wait(60)
+    assert len(sessions_in(tmp_path)) == 1
 
 
 def test_servers_that_race_on_one_folder_leave_whole_files_only(tiny_runner: ModelRunner, tmp_path: Path) -> None:
@@ -470,7 +705,7 @@ def test_servers_that_race_on_one_folder_leave_whole_files_only(tiny_runner: Mod
     first = new_store(tiny_runner, tmp_path)
     answer(first, texts[0], "name 0")
     save(first)
-    small = 3 * sum(file.stat().st_size for file in files_in(tmp_path))
+    small = 3 * bytes_in(tmp_path)
     failures: list[BaseException] = []
 
     def serve(seed: int) -> None:
@@ -494,9 +729,8 @@ def test_servers_that_race_on_one_folder_leave_whole_files_only(tiny_runner: Mod
         thread.join()
     assert not failures
     files = SessionFiles(tmp_path, "model", 1 << 30, Fits.of(tiny_runner))
-    found = files_in(tmp_path)
-    assert found and {file.suffix for file in found} == {".session"}
-    for file in found:
+    assert sessions_in(tmp_path) and {file.suffix for file in files_in(tmp_path)} <= {SESSION, PAGE}
+    for file in sessions_in(tmp_path):
         stored = files.open(file)
         assert stored is not None
         stored.rows.read()

@@ -1,0 +1,1 @@
+"""Fifteen minutes of mixed requests to two servers, with trouble of every kind beside them."""

@@ -1,0 +1,40 @@
+"""Requests whose answers are known."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from bench.decode import encode
+from bench.plan import PROMPTS, read_prompts
+from drafters.none import NoDrafter
+from server.settings import Settings
+from server.worker.runtime import load
+from verify.decode import decode
+from verify.generation import DecodeOptions
+from verify.sampling_params import SamplingParams
+from verify.verifier import TreeVerifier
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request and its expected answer."""
+
+    fields: dict[str, Any]
+    tokens: list[int]  # ids
+
+
+def make_questions(settings: Settings, count: int) -> list[Question]:
+    """Random requests, with the tokens of plain decoding."""
+    rng = random.Random(1)
+    runtime = load(settings)
+    questions = []
+    for number, prompt in enumerate((read_prompts(PROMPTS) * count)[:count]):
+        temperature, limit = rng.choice((0.0, 0.7, 1.0)), rng.randint(8, 96)
+        params = SamplingParams(temperature=temperature, seed=number)
+        options = DecodeOptions(params, limit, runtime.stop_ids, 0)
+        verifier = TreeVerifier(runtime.runner, runtime.runner.new_cache())
+        tokens = decode(verifier, NoDrafter(), encode(runtime, prompt), options).tokens
+        questions.append(Question({"prompt": prompt, "temperature": temperature, "seed": number, "max_tokens": limit}, tokens))
+    return questions

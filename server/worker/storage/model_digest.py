@@ -1,0 +1,32 @@
+"""Which model a folder of saved sessions belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+
+from verify.checkpoint import DEFAULT_REVISION, GGUF, locate
+from verify.model.runner import ModelRunner
+
+LAYOUT = 3  # of the files; another number is in another folder
+
+
+def model_digest(path: str, runner: ModelRunner, revision: str = DEFAULT_REVISION) -> str:
+    """Identifies what determines a session's rows: the files of the weights, configuration, dtypes, shapes and versions."""
+    location = locate(path, revision)
+    folder = Path(location.source)
+    if not folder.is_dir():  # a hub id; the cache has a folder per commit
+        known = location.gguf or "config.json"
+        folder = Path(try_to_load_from_cache(location.source, known, revision=revision) or path).parent
+    weights = sorted(file for file in folder.glob("*") if file.suffix in (".safetensors", GGUF))
+    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weights]
+    shape = runner.cache_shape
+    parts = [LAYOUT, path, folder.name, files, runner.model.config.to_json_string(), str(shape.dtype), shape.device.type]
+    parts.append(str(shape.stored_dtype))
+    parts += [shape.layers, runner.weight_bytes, version("outrider"), torch.__version__]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
