@@ -66,4 +66,4 @@ format: install
 	$(BIN)/ruff check --fix .
 
 train: install
-	$(BIN)/python -m models.train $(ARGS)
+	$(BIN)/python -m training.train $(ARGS)

@@ -27,13 +27,13 @@ from bench.decode import encode
 from bench.http.client import Outcome, complete, metric, new_client, served_model, sleep_until, stream
 from bench.http.process import find_worker, resident_mb, start_server
 from bench.plan import PROMPTS, read_prompts
-from drafters.none import NoDrafter
-from server.settings import load_settings
-from server.worker.runtime import load
-from verify.decode import decode
-from verify.generation import DecodeOptions
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider.drafters.none import NoDrafter
+from outrider.server.settings import load_settings
+from outrider.server.worker.runtime import load
+from outrider.verify.decode import decode
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 CLIENTS, ACTIVE, WAITING = 8, 4, 4
 QUESTIONS = 48

@@ -10,11 +10,23 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Draws, Floats, Ints, Sampling, Source, Verdict, arrange
-from drafters.model.language_model import Candidates, LanguageModel
-from drafters.options import DraftTreeOptions
-from drafters.policy import Calibration, CostBenefit, ema
-from drafters.sequence import Sequence
+from outrider.drafters.interface import (
+    EMPTY,
+    MAX_NODES,
+    NOTHING,
+    DraftTree,
+    Draws,
+    Floats,
+    Ints,
+    Sampling,
+    Source,
+    Verdict,
+    arrange,
+)
+from outrider.drafters.model.language_model import Candidates, LanguageModel
+from outrider.drafters.options import DraftTreeOptions
+from outrider.drafters.policy import Calibration, CostBenefit, ema
+from outrider.drafters.sequence import Sequence
 
 
 @dataclass

@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.options import MAX_NODES as MAX_NODES
-from drafters.sequence import Sequence
+from outrider.drafters.options import MAX_NODES as MAX_NODES
+from outrider.drafters.sequence import Sequence
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]

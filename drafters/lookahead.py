@@ -15,11 +15,11 @@ from collections import OrderedDict
 
 import numpy as np
 
-from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
-from drafters.options import LookaheadOptions
-from drafters.sequence import Sequence
-from drafters.tables.nodes import draft_tree
-from drafters.tables.trie import child, new_trie, restart
+from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
+from outrider.drafters.options import LookaheadOptions
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.tables.nodes import draft_tree
+from outrider.drafters.tables.trie import child, new_trie, restart
 
 POOL_SHARE, WINDOW_SHARE = 0.6, 0.3  # factors of the path probability per token; pool n-grams are likelier
 POOL_TOKENS = 4096  # first tokens in the pool; the least recently used is evicted

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
-from drafters.options import LookupOptions
-from drafters.sequence import Reader, Sequence
-from drafters.tables.automaton import TOKENS, Automaton, append, new_automaton, repeated_suffix
-from drafters.tables.kernel import kernel
-from drafters.tables.nodes import Nodes, draft_tree, likeliest_unchosen, new_nodes, reset
+from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
+from outrider.drafters.options import LookupOptions
+from outrider.drafters.sequence import Reader, Sequence
+from outrider.drafters.tables.automaton import TOKENS, Automaton, append, new_automaton, repeated_suffix
+from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.tables.nodes import Nodes, draft_tree, likeliest_unchosen, new_nodes, reset
 
 BRANCHES = 16  # candidates per draft node that fit into the search, on average
 

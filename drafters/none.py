@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Verdict
-from drafters.sequence import Sequence
+from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Verdict
+from outrider.drafters.sequence import Sequence
 
 
 class NoDrafter:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from drafters.interface import Floats
+from outrider.drafters.interface import Floats
 
 DECAY = 0.9  # weight of earlier values in an EMA
 PROBE_INTERVAL = 16  # steps between two probes of an action that does not pay

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
-from drafters.options import PredictionOptions
-from drafters.sequence import Sequence
+from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
+from outrider.drafters.options import PredictionOptions
+from outrider.drafters.sequence import Sequence
 
 MAX_JUMP = 32  # tokens
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
-from drafters.sequence import Sequence
+from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
+from outrider.drafters.sequence import Sequence
 
 SHORTEST, LONGEST = 2, 8  # tokens of a match
 LENGTH = 10  # tokens of a draft

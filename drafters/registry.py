@@ -11,33 +11,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.draft import DraftDrafter
-from drafters.draft_graph import DraftGraphDrafter
-from drafters.draft_tree import DraftTreeDrafter
-from drafters.fusion import FusionDrafter
-from drafters.interface import Drafter, Verdict
-from drafters.lookahead import LookaheadDrafter
-from drafters.lookup import LookupDrafter
-from drafters.model.chain import ModelChain
-from drafters.model.language_model import LanguageModel
-from drafters.model.schedule import Schedules
-from drafters.model.union import UnionDrafter
-from drafters.none import NoDrafter
-from drafters.options import (
+from outrider.drafters.draft import DraftDrafter
+from outrider.drafters.draft_graph import DraftGraphDrafter
+from outrider.drafters.draft_tree import DraftTreeDrafter
+from outrider.drafters.fusion import FusionDrafter
+from outrider.drafters.interface import Drafter, Verdict
+from outrider.drafters.lookahead import LookaheadDrafter
+from outrider.drafters.lookup import LookupDrafter
+from outrider.drafters.model.chain import ModelChain
+from outrider.drafters.model.language_model import LanguageModel
+from outrider.drafters.model.schedule import Schedules
+from outrider.drafters.model.union import UnionDrafter
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import (
     NAMES,
     NEED_A_MODEL,
     DrafterName,
     DraftTime,
     Options,
 )
-from drafters.pearl import PearlDrafter
-from drafters.prediction import PredictionDrafter
-from drafters.prompt_lookup import PromptLookupDrafter
-from drafters.retrieval import RetrievalDrafter
-from drafters.sequence import Reader, Sequence
-from drafters.tables.ngram import BaseArrays, empty_base
-from drafters.tables.suffix import Corpus
-from drafters.trigram import TrigramDrafter
+from outrider.drafters.pearl import PearlDrafter
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.drafters.prompt_lookup import PromptLookupDrafter
+from outrider.drafters.retrieval import RetrievalDrafter
+from outrider.drafters.sequence import Reader, Sequence
+from outrider.drafters.tables.ngram import BaseArrays, empty_base
+from outrider.drafters.tables.suffix import Corpus
+from outrider.drafters.trigram import TrigramDrafter
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, NDArray[Any]]]:
     elif isinstance(value, list | tuple):
         for index, part in enumerate(value):
             yield from _walk(part, f"{path}.{index}")
-    elif type(value).__module__.startswith("drafters.") and not isinstance(value, Sequence | Reader):
+    elif type(value).__module__.startswith("outrider.drafters.") and not isinstance(value, Sequence | Reader):
         for name, part in vars(value).items() if hasattr(value, "__dict__") else ():
             yield from _walk(part, f"{path}.{name}")
 

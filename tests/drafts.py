@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from drafters.interface import EMPTY, NOTHING, Drafter, DraftTree, Ints, Sampling, Source, Verdict, arrange, chain
-from drafters.sequence import Sequence
+from outrider.drafters.interface import EMPTY, NOTHING, Drafter, DraftTree, Ints, Sampling, Source, Verdict, arrange, chain
+from outrider.drafters.sequence import Sequence
 
 
 class Oracle:

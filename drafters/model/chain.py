@@ -22,12 +22,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from drafters.interface import EMPTY, DraftTree, Draws, Floats, Ints, Sampling, Source, Verdict
-from drafters.model.language_model import Candidates, LanguageModel
-from drafters.model.ngram_predraft import NgramPredraft
-from drafters.options import MAX_WINDOW, PearlOptions
-from drafters.policy import Calibration, ema
-from drafters.sequence import Sequence
+from outrider.drafters.interface import EMPTY, DraftTree, Draws, Floats, Ints, Sampling, Source, Verdict
+from outrider.drafters.model.language_model import Candidates, LanguageModel
+from outrider.drafters.model.ngram_predraft import NgramPredraft
+from outrider.drafters.options import MAX_WINDOW, PearlOptions
+from outrider.drafters.policy import Calibration, ema
+from outrider.drafters.sequence import Sequence
 
 
 @dataclass

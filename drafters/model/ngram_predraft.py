@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drafters.interface import EMPTY, DraftTree
-from drafters.policy import Probe, ema
+from outrider.drafters.interface import EMPTY, DraftTree
+from outrider.drafters.policy import Probe, ema
 
 CAPACITY = 1 << 16  # contexts; the least recently updated is evicted
 MIN_PATH = 0.25  # nodes of a guide of lower path probability are no guesses

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from drafters.registry import arrays_of
-from server.worker.session import Session
-from server.worker.session_files import SessionFiles
-from server.worker.session_format import Contents, contents_of
+from outrider.drafters.registry import arrays_of
+from outrider.server.worker.session import Session
+from outrider.server.worker.session_files import SessionFiles
+from outrider.server.worker.session_format import Contents, contents_of
 
 
 class Saver:

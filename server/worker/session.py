@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from drafters.interface import Drafter, Ints
-from drafters.options import DrafterName
-from drafters.registry import Resources, fork, make, restore
-from server.engine.messages import Reuse
-from server.worker.session_format import StoredSession
-from verify.model.cache.kv_cache import KVCache
-from verify.verifier import TreeVerifier
+from outrider.drafters.interface import Drafter, Ints
+from outrider.drafters.options import DrafterName
+from outrider.drafters.registry import Resources, fork, make, restore
+from outrider.server.engine.messages import Reuse
+from outrider.server.worker.session_format import StoredSession
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.verifier import TreeVerifier
 
 # A prompt continues a conversation although its last tokens differ from the earlier prompt's: the end of a rendered
 # conversation changes when the next message follows.

@@ -23,12 +23,12 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 
-from drafters.interface import Ints
-from server.worker.prefix_index import block_hashes
-from server.worker.session_format import UNREADABLE, Contents, Fits, StoredSession, open_session, write_session
-from verify.checkpoint import DEFAULT_REVISION, GGUF, locate
-from verify.model.cache.paging import Page
-from verify.model.runner import ModelRunner
+from outrider.drafters.interface import Ints
+from outrider.server.worker.prefix_index import block_hashes
+from outrider.server.worker.session_format import UNREADABLE, Contents, Fits, StoredSession, open_session, write_session
+from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF, locate
+from outrider.verify.model.cache.paging import Page
+from outrider.verify.model.runner import ModelRunner
 
 log = logging.getLogger("outrider.worker")
 SUFFIX, PARTIAL, TEMPORARY = ".session", ".partial", ".tmp*"  # safetensors writes the last ones

@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from drafters.interface import Ints
-from drafters.options import DrafterName
-from verify.model.cache.paging import PAGE_TOKENS, Page, SwappedRows
-from verify.model.cache.shape import CacheShape, LayerShape
-from verify.model.recurrent.states import Snapshot
-from verify.model.runner import ModelRunner
-from verify.verifier import TreeVerifier
+from outrider.drafters.interface import Ints
+from outrider.drafters.options import DrafterName
+from outrider.verify.model.cache.paging import PAGE_TOKENS, Page, SwappedRows
+from outrider.verify.model.cache.shape import CacheShape, LayerShape
+from outrider.verify.model.recurrent.states import Snapshot
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.verifier import TreeVerifier
 
 log = logging.getLogger("outrider.worker")
 TEXT = "text"
@@ -69,7 +69,7 @@ class StoredRows(SwappedRows):
     state_digests: Sequence[str]  # of the snapshots, which `read` appends to the list in `snapshots`
 
     def states(self, length: int) -> Sequence[Snapshot]:
-        """As in `verify.model.cache.paging.Rows`. Raises DamagedSession."""
+        """As in `outrider.verify.model.cache.paging.Rows`. Raises DamagedSession."""
         self.read()
         return super().states(length)
 
@@ -158,7 +158,7 @@ class Fits:
 
 
 def row_shape(shape: CacheShape, layers: Sequence[LayerShape]) -> tuple[int, ...]:
-    """The shape of these layers' rows in a page, without its positions (`verify.model.cache.paging.Rows.parts`)."""
+    """The shape of these layers' rows in a page, without its positions (`outrider.verify.model.cache.paging.Rows.parts`)."""
     if shape.is_uniform:
         return len(layers), 2, shape.kv_heads, shape.stored_width(shape.head_dim)
     widths = (each.heads * (shape.stored_width(each.key_dim) + shape.stored_width(each.value_dim)) for each in layers)

@@ -21,11 +21,11 @@ import yaml
 from fastapi import FastAPI
 from starlette.datastructures import Headers
 
-from server.app import create_app
-from server.http.origins import OriginGuard
-from server.settings import Settings, load_settings
+from outrider.server.app import create_app
+from outrider.server.http.origins import OriginGuard
+from outrider.server.settings import Settings, load_settings
+from outrider.verify.tokenizer import load_tokenizer
 from tests.docker.manifest import SCHEMAS
-from verify.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 DOCKER = ROOT / "docker"

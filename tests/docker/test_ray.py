@@ -10,11 +10,11 @@ from typing import Any
 import jsonschema
 import yaml
 
-from server.ray.command import ENVIRONMENT, NAME
-from server.ray.coordinator import merged
-from server.ray.scale import Scale
-from server.settings import Settings
-from server.telemetry.metrics import Metrics
+from outrider.server.ray.command import ENVIRONMENT, NAME
+from outrider.server.ray.coordinator import merged
+from outrider.server.ray.scale import Scale
+from outrider.server.settings import Settings
+from outrider.server.telemetry.metrics import Metrics
 from tests.docker.manifest import NETWORK_POLICY, RAY_SERVICE
 from tests.docker.test_files import MANIFESTS
 

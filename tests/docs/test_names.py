@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from drafters.options import NAMES
-from server.settings.reference import sections, setting_names
+from outrider.drafters.options import NAMES
+from outrider.server.settings.reference import sections, setting_names
 from tests.docs.markdown import PAGE_NAMES, ROOT, anchors, inline_code, links, prose, read
 from tests.docs.routes import fields, matches, routes
 

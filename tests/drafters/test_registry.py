@@ -6,12 +6,12 @@ import numba
 import numpy as np
 import pytest
 
-from drafters.interface import NOTHING, Verdict
-from drafters.model.union import UnionDrafter
-from drafters.options import NAMES, NEED_A_MODEL, DrafterName, Options, PearlOptions
-from drafters.pearl import PearlDrafter
-from drafters.registry import Resources, arrays_of, fork, make, restore, warm
-from drafters.sequence import Sequence
+from outrider.drafters.interface import NOTHING, Verdict
+from outrider.drafters.model.union import UnionDrafter
+from outrider.drafters.options import NAMES, NEED_A_MODEL, DrafterName, Options, PearlOptions
+from outrider.drafters.pearl import PearlDrafter
+from outrider.drafters.registry import Resources, arrays_of, fork, make, restore, warm
+from outrider.drafters.sequence import Sequence
 from tests.drafts import Driven
 from tests.language import ToyModel
 from tests.trees import check

@@ -19,23 +19,23 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-import models
-from drafters.registry import Resources, arrays_of
-from drafters.sequence import Ints
-from server.worker import session_files, session_format
-from server.worker.saver import Saver
-from server.worker.session import SessionKey
-from server.worker.session_files import SessionFiles, model_digest
-from server.worker.session_format import Fits, rows_digest
-from server.worker.sessions import SessionStore
+from outrider import models
+from outrider.drafters.registry import Resources, arrays_of
+from outrider.drafters.sequence import Ints
+from outrider.server.worker import session_files, session_format
+from outrider.server.worker.saver import Saver
+from outrider.server.worker.session import SessionKey
+from outrider.server.worker.session_files import SessionFiles, model_digest
+from outrider.server.worker.session_format import Fits, rows_digest
+from outrider.server.worker.sessions import SessionStore
+from outrider.verify.decode import finish
+from outrider.verify.generation import DecodeOptions, Generation
+from outrider.verify.measurement import machine_key
+from outrider.verify.model.cache import paging
+from outrider.verify.model.cache.paging import distinct_rows
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
 from tests.hub import MODEL, cache_models, commit_of
-from verify.decode import finish
-from verify.generation import DecodeOptions, Generation
-from verify.measurement import machine_key
-from verify.model.cache import paging
-from verify.model.cache.paging import distinct_rows
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
 
 LONG = np.arange(64, dtype=np.int32) % 90
 OPTIONS = DecodeOptions(SamplingParams(temperature=0), max_tokens=6)
