@@ -34,7 +34,8 @@ def test_the_applications_are_built_by_this_code() -> None:
     for application in applications():
         module, function = application["import_path"].split(":")
         assert application["name"] == NAME
-        assert find_spec(module) and f"def {function}(" in (ROOT / f"{module.replace('.', '/')}.py").read_text()
+        found = find_spec(module)
+        assert found and found.origin and f"def {function}(" in Path(found.origin).read_text()
         Scale.model_validate({name: value for name, value in application["args"].items() if name != "config"})
 
 

@@ -138,5 +138,5 @@ def test_every_use_of_re_is_known() -> None:
     for path in sorted((root / "server").rglob("*.py")):
         names = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
         if any(isinstance(node.value, ast.Name) and node.value.id == "re" and node.attr in vars(re) for node in names):
-            found.add(".".join(path.relative_to(root).with_suffix("").parts))
+            found.add(".".join(["outrider", *path.relative_to(root).with_suffix("").parts]))
     assert found == {name for name, *_ in USES} | set(OTHERS)

@@ -16,7 +16,7 @@ from bench.peers.peer import Answer, Question, install_command
 from bench.plan import PROMPTS, Plan, read_prompts
 from outrider.verify.tokenizer import load_tokenizer
 
-MISSING = "This test needs llama-cpp-python; install it with pip install '.[peers]'."
+MISSING = "This test needs llama-cpp-python; install it with pip install './bench[peers]'."
 TOKENS = 48
 
 

@@ -92,6 +92,9 @@ def test_one_machine_serves_more_replicas_than_it_has_cores_until_a_signal(tmp_p
 
 @pytest.mark.slow
 def test_serving_on_one_machine_imports_nothing_of_ray() -> None:
-    program = "import sys, outrider.server.cli, outrider.server.front_end; print([n for n in sys.modules if n.startswith(('ray', 'outrider.server.ray.'))])"
+    program = (
+        "import sys, outrider.server.cli, outrider.server.front_end\n"
+        "print([name for name in sys.modules if name.startswith(('ray', 'outrider.server.ray.'))])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['outrider.server.ray.command']"
