@@ -34,6 +34,7 @@ from outrider.drafters.model.union import UnionDrafter
 from outrider.drafters.options import DraftOptions, DraftTime, PearlOptions
 from outrider.drafters.pearl import PearlDrafter
 from outrider.drafters.sequence import Sequence
+from outrider.drafters.state import Stateless
 from outrider.verify.acceptance import walk
 from outrider.verify.decode import finish
 from outrider.verify.generation import DecodeOptions, Generation
@@ -166,7 +167,7 @@ class SleepingModel:
         return Candidates(self._guesses[end - rows : end, None], np.full((rows, 1), 0.5, np.float32))
 
 
-class KnownRuns:
+class KnownRuns(Stateless):
     """Tables that know the answer in runs of RUN tokens, of which every second one, and nothing else. Implements `Drafter`."""
 
     feedback = 0

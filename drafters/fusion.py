@@ -16,6 +16,7 @@ from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, In
 from outrider.drafters.options import FusionOptions
 from outrider.drafters.prediction import realign
 from outrider.drafters.sequence import Reader, Sequence
+from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.adaptive import absorb, new_rows
 from outrider.drafters.tables.dice import LUCKY, MAX_FACTOR, MAX_PROBABILITY, Dice, lucky_row, new_dice, throw, weigh
 from outrider.drafters.tables.history import new_history
@@ -103,6 +104,20 @@ class FusionDrafter:
 
     def end(self) -> None:
         self._sources = self._sources._replace(corpora=(), expected=np.zeros(1, np.int32))
+
+    def state(self) -> State:
+        history, rows = self._sources.history._asdict(), self._sources.rows._asdict()
+        return {"known": numbers(self._reader.known), **self._trust, **join(history=history, rows=rows)}
+
+    def load(self, saved: State, text: Sequence) -> None:
+        restore(self._trust, saved)
+        restore(self._sources.history._asdict(), part(saved, "history"))
+        restore(self._sources.rows._asdict(), part(saved, "rows"))
+        self._reader.resume(text, int(array(saved, "known", np.float64, 1)[0]))
+
+    @property
+    def _trust(self) -> State:
+        return {"hits": self._sources.hits, "tries": self._sources.tries}
 
     def _commit(self, tokens: Ints) -> None:
         self._expected_before = int(self._contexts.expected[0, 0])

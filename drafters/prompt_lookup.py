@@ -9,12 +9,13 @@ import numpy as np
 
 from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
 from outrider.drafters.sequence import Sequence
+from outrider.drafters.state import Stateless
 
 SHORTEST, LONGEST = 2, 8  # tokens of a match
 LENGTH = 10  # tokens of a draft
 
 
-class PromptLookupDrafter:
+class PromptLookupDrafter(Stateless):
     """Prompt lookup in one request's text; learns nothing. Implements `Drafter`."""
 
     feedback = 0

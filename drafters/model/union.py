@@ -17,6 +17,7 @@ from outrider.drafters.model.chain import ModelChain
 from outrider.drafters.model.schedule import Choice, Schedule, Schedules
 from outrider.drafters.options import DraftTime
 from outrider.drafters.sequence import Sequence
+from outrider.drafters.state import State, join, part
 
 
 class UnionDrafter:
@@ -92,6 +93,13 @@ class UnionDrafter:
         self._tables.end()
         self._chain.end()
         self._table_tree = EMPTY
+
+    def state(self) -> State:
+        return join(tables=self._tables.state(), chain=self._chain.state())
+
+    def load(self, saved: State, text: Sequence) -> None:
+        self._tables.load(part(saved, "tables"), text)
+        self._chain.load(part(saved, "chain"), text)
 
     def _begin_chain(self) -> None:
         """Begins the chain, unless it has begun in this request."""

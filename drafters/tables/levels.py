@@ -8,7 +8,8 @@ q(t). A table gives the trust in a level by source, context length, number of oc
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import copy
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +69,13 @@ class Sources(NamedTuple):
     expected: NDArray[np.int32]  # [M+1]; the length M of the client's prediction, then its tokens
     hits: NDArray[np.float64]  # [BUCKETS]; trust = hits / tries
     tries: NDArray[np.float64]  # [BUCKETS]
-    boost: NDArray[np.float64]  # [CELLS]
+    boost: NDArray[np.float64]  # [CELLS]; read-only
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Sources:
+        """A copy of what the session has learned. It shares the boost: a copy of it would be writable, and kernels are
+        specialised on that.
+        """
+        return Sources._make([*copy.deepcopy(self[:-1], memo), self.boost])
 
 
 class Contexts(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -17,7 +18,6 @@ from outrider.drafters.model.schedule import LATELY, Schedules
 from outrider.drafters.model.union import UnionDrafter, merge
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import DraftTime, PearlOptions
-from outrider.drafters.registry import fork
 from outrider.verify.sampling_params import SamplingParams
 from tests.drafts import Driven, Oracle
 from tests.language import ToyModel
@@ -195,7 +195,7 @@ def test_a_fork_has_its_own_chain_and_the_same_schedule() -> None:
     drafter.begin(PROMPT)
     step(drafter, 1)
     union: UnionDrafter = drafter.drafter
-    copied = fork(union, {})
+    copied = copy.deepcopy(union)
     assert isinstance(copied, UnionDrafter)
     assert copied._schedules is union._schedules
     assert copied._chain is not union._chain

@@ -20,6 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from outrider import models
+from outrider.drafters.options import Options, PearlOptions
 from outrider.drafters.registry import Resources, arrays_of
 from outrider.drafters.sequence import Ints
 from outrider.server.worker import session_files, session_format
@@ -36,6 +37,7 @@ from outrider.verify.model.cache.paging import distinct_rows
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
 from tests.hub import MODEL, cache_models, commit_of
+from tests.language import ToyModel
 
 LONG = np.arange(64, dtype=np.int32) % 90
 OPTIONS = DecodeOptions(SamplingParams(temperature=0), max_tokens=6)
@@ -293,6 +295,39 @@ def test_damaged_arrays_of_a_drafter_are_not_used(
     _, _, unlearned = answer(new_store(tiny_runner, tmp_path / "empty"), longer)
     assert reused >= len(text) - 1 and len(caplog.messages) == 1
     assert all((tables[key] == unlearned[key]).all() for key in unlearned)
+
+
+def test_what_an_older_version_has_learned_is_refused_in_one_line(
+    tiny_runner: ModelRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text and the rows are used, and the drafter begins anew."""
+    store = new_store(tiny_runner, tmp_path)
+    _, text, _ = answer(store, LONG, "a")
+    save(store)
+    monkeypatch.setattr("outrider.drafters.registry.LAYOUT", 9)
+    longer = np.concatenate([text, [7]]).astype(np.int32)
+    reused, _, tables = answer(new_store(tiny_runner, tmp_path), longer, "a")
+    _, _, unlearned = answer(new_store(tiny_runner, tmp_path / "empty"), longer)
+    assert reused >= len(text) - 1
+    assert all((tables[key] == unlearned[key]).all() for key in unlearned)
+    [message] = caplog.messages
+    assert message.startswith("what trigram has learned in ")
+    assert message.endswith(" is not used: its layout is 1, and this version reads layout 9")
+
+
+def test_a_drafter_without_a_draft_is_restored(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+    """A chain of no tokens is false."""
+    options = Options(pearl=PearlOptions(thrifty=False))
+    resources = Resources(options, model=lambda: ToyModel(np.full((8, 8), 1 / 8)))
+    store = new_store(tiny_runner, tmp_path)
+    _, text, _ = answer(store, LONG, "a")
+    [session] = store._sessions.values()
+    drafter = session.drafter("pearl", resources)
+    drafter.load({**drafter.state(), "seconds": np.array([1.0, 2.0])}, session.verifier.sequence)
+    save(store)
+    session_again = new_store(tiny_runner, tmp_path).acquire("p", "a", text)
+    assert session_again is not None
+    assert session_again.drafter("pearl", resources).state()["seconds"].tolist() == [1, 2]
 
 
 def test_the_folder_is_bounded(tiny_runner: ModelRunner, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import NEED_A_MODEL, DrafterName
-from outrider.drafters.registry import Resources, fork, make
+from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.generation import DecodeOptions
@@ -31,7 +32,7 @@ def test_a_fork_reads_only_new_tokens(
     text = np.concatenate([PROMPT, decode(verifier, drafter, PROMPT, options).tokens]).astype(np.int32)
     memo: dict[int, Any] = {}
     forked = verifier.fork(tiny_runner.new_cache(), 15, memo)
-    copied = fork(drafter, memo)
+    copied = copy.deepcopy(drafter, memo)
     rows = count_rows(monkeypatch, shared.runner)
     edited = np.concatenate([PROMPT[:15], [60, 61]]).astype(np.int32)
     expected = decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), edited, options).tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,7 @@ from outrider import models
 from outrider.drafters.interface import EMPTY, Ints
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import NEED_A_MODEL, DrafterName
-from outrider.drafters.registry import Resources, fork, make
+from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.generation import DecodeOptions
@@ -185,7 +186,7 @@ def test_a_fork_goes_on_with_the_rows_of_the_shared_text(eagle: Pair, monkeypatc
     decode(verifier, drafter, PROMPT, options)
     memo: dict[int, Any] = {}
     forked = verifier.fork(target.new_cache(), 15, memo)
-    copied = fork(drafter, memo)
+    copied = copy.deepcopy(drafter, memo)
     edited = np.concatenate([PROMPT[:15], [60, 61]]).astype(np.int32)
     rows = counted(monkeypatch, head)
     assert decode(forked, copied, edited, options).tokens == answer(target, edited, tokens=6)

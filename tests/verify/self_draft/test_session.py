@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from outrider.drafters.model.chain import ModelChain
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import NEED_A_MODEL, DrafterName, PearlOptions
 from outrider.drafters.pearl import PearlDrafter
-from outrider.drafters.registry import Resources, fork, make, warm
+from outrider.drafters.registry import Resources, make, warm
 from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.decode import decode, finish
 from outrider.verify.generation import DecodeOptions, Generation
@@ -83,7 +84,7 @@ def test_answers_equal_plain_decoding(target: ModelRunner, shared: SelfRunner, n
         prompt = np.concatenate([prompt, expected[:-3], [40, 41]]).astype(np.int32)
     memo: dict[int, Any] = {}
     forked = drafted.fork(target.new_cache(), 15, memo)
-    copied = fork(drafter, memo)
+    copied = copy.deepcopy(drafter, memo)
     edited = np.concatenate([PROMPT[:15], [60, 61]]).astype(np.int32)
     assert decode(forked, copied, edited, options).tokens == answer(target, edited, options)
     assert decode(drafted, drafter, prompt, options).tokens == answer(target, prompt, options)
