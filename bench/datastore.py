@@ -15,15 +15,15 @@ import numpy as np
 
 from bench import report
 from bench.plan import BenchError, read_prompts
-from drafters.fusion import FusionDrafter
-from drafters.interface import Drafter, Ints, Verdict
-from drafters.options import FusionOptions, RetrievalOptions
-from drafters.retrieval import RetrievalDrafter
-from drafters.sequence import Sequence
-from drafters.tables import datastore
-from drafters.tables.ngram import empty_base
-from drafters.tables.suffix import Corpus, index
-from verify.tokenizer import fingerprint, load_tokenizer
+from outrider.drafters.fusion import FusionDrafter
+from outrider.drafters.interface import Drafter, Ints, Verdict
+from outrider.drafters.options import FusionOptions, RetrievalOptions
+from outrider.drafters.retrieval import RetrievalDrafter
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.tables import datastore
+from outrider.drafters.tables.ngram import empty_base
+from outrider.drafters.tables.suffix import Corpus, index
+from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
 DRAFTERS = ("retrieval", "fusion")
 FIGURES = {  # name to printed label
@@ -54,7 +54,7 @@ def run(paths: Collection[Path], tokenizer: str, prompts: Path, limit: int | Non
 
 def build(paths: Collection[Path], tokenizer: str, store: Path) -> dict[str, Any]:
     """Runs `outrider datastore build`; returns its figures, time and peak memory. Raises BenchError."""
-    command = [sys.executable, "-m", "server.cli", "datastore", "build", "--kind", "suffix"]
+    command = [sys.executable, "-m", "outrider.server.cli", "datastore", "build", "--kind", "suffix"]
     started = time.perf_counter()
     completed = subprocess.run([*command, "--tokenizer", tokenizer, "--out", str(store), *map(str, paths)])
     if completed.returncode:

@@ -20,15 +20,15 @@ from bench import report
 from bench.model.bandwidth import read_bytes_per_second
 from bench.model.peers import PEERS, PeerName, Transformers
 from bench.plan import Plan
-from drafters.interface import Ints
-from drafters.options import DrafterName
-from drafters.registry import make
-from server.settings import Settings
-from server.worker.runtime import Runtime, load
-from verify.decode import Decoded, finish
-from verify.generation import DecodeOptions, Generation
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider.drafters.interface import Ints
+from outrider.drafters.options import DrafterName
+from outrider.drafters.registry import make
+from outrider.server.settings import Settings
+from outrider.server.worker.runtime import Runtime, load
+from outrider.verify.decode import Decoded, finish
+from outrider.verify.generation import DecodeOptions, Generation
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 Contender = DrafterName | PeerName
 PHASES = ("draft", "verify", "commit")

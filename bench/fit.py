@@ -16,11 +16,11 @@ import typer
 from numpy.typing import NDArray
 
 from bench.recordings import load_corpus, load_encoder
-from drafters.tables import array_file
-from drafters.tables.adaptive import new_rows
-from drafters.tables.history import new_history
-from drafters.tables.kernel import kernel
-from drafters.tables.levels import (
+from outrider.drafters.tables import array_file
+from outrider.drafters.tables.adaptive import new_rows
+from outrider.drafters.tables.history import new_history
+from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.tables.levels import (
     BUCKETS,
     COPY,
     DIVERSITIES,
@@ -35,9 +35,9 @@ from drafters.tables.levels import (
     new_contexts,
     new_scratch,
 )
-from drafters.tables.mixture import CELLS, MAX_BOOST, MIN_MASS, PRIOR_FILE, STRENGTH, cell, commit, predict
-from drafters.tables.ngram import empty_base
-from drafters.tables.suffix import Corpus, index
+from outrider.drafters.tables.mixture import CELLS, MAX_BOOST, MIN_MASS, PRIOR_FILE, STRENGTH, cell, commit, predict
+from outrider.drafters.tables.ngram import empty_base
+from outrider.drafters.tables.suffix import Corpus, index
 
 PASSES = 2
 HELD_OUT = 10  # every tenth document is held out

@@ -23,16 +23,16 @@ from bench.model import gpu_streams
 from bench.model.bandwidth import read_bytes_per_second
 from bench.plan import PROMPTS, Plan, read_prompts
 from bench.recordings import Recordings
-from server.settings import Settings
-from verify.model.attention import Layer, TorchAttention
-from verify.model.batch import ForwardBatch
-from verify.model.cache import paging
-from verify.model.cache.kv_cache import KVCache
-from verify.model.cache.paging import page_count
-from verify.model.cache.shape import CacheShape
-from verify.model.gpu.device_rows import DeviceRows, pieces_of
-from verify.model.gpu.paged_cache import PagedCache, PagePool
-from verify.model.invariance import MAX_COST
+from outrider.server.settings import Settings
+from outrider.verify.model.attention import Layer, TorchAttention
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache import paging
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.paging import page_count
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
+from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
+from outrider.verify.model.invariance import MAX_COST
 
 TESTS = (
     "tests/verify/model/gpu/test_triton_attention.py",
@@ -73,7 +73,7 @@ def kernel_error(
     context: int, groups: int, head_dim: int, rows: int, dtype: torch.dtype, device: torch.device, heads: int = HEADS
 ) -> float:
     """Largest absolute difference between the kernel and the float32 reference, for a random tree of `rows` rows."""
-    from verify.model.gpu.triton_attention import KernelAttention
+    from outrider.verify.model.gpu.triton_attention import KernelAttention
 
     generator = torch.Generator(device).manual_seed(context + groups)
     shape = CacheShape.uniform(1, heads // groups, head_dim, dtype, device)
@@ -162,7 +162,7 @@ def lossless() -> dict[str, Any]:
 def memory() -> dict[str, Any]:
     """The number of memory segments that torch has allocated after each of several equal answers."""
     from bench.decode import answer, encode
-    from server.worker.runtime import load
+    from outrider.server.worker.runtime import load
 
     settings = Settings()
     runtime = load(settings)

@@ -16,13 +16,13 @@ from rich.progress import Progress
 from bench import report
 from bench.decode import answer, encode
 from bench.plan import Plan
-from drafters.interface import Ints
-from drafters.options import DrafterName
-from server.settings import Settings
-from server.worker.runtime import Runtime, load
-from verify.model.batch import ForwardBatch
-from verify.sampling import gumbel, warp_logits
-from verify.sampling_params import SamplingParams
+from outrider.drafters.interface import Ints
+from outrider.drafters.options import DrafterName
+from outrider.server.settings import Settings
+from outrider.server.worker.runtime import Runtime, load
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.sampling import gumbel, warp_logits
+from outrider.verify.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from server.command import fail
+from outrider.server.command import fail
 
 Config = Annotated[Path | None, typer.Option(help="YAML file of settings; configs/ has examples.")]
 Prompts = Annotated[Path, typer.Option(help="A .jsonl or .jsonl.gz file; every line has a `prompt` field.")]
@@ -31,9 +31,9 @@ Plot = Annotated[Path | None, typer.Option(help="Save a plot as PNG.")]
 def errors_as_sentences() -> Iterator[None]:
     """Ends the command with exit code 2 and one sentence if a benchmark cannot run; on SIGTERM, like on Ctrl-C, in order."""
     from bench.plan import BenchError
-    from drafters.tables.array_file import ArrayFileError
-    from server.settings import SettingsError
-    from verify.errors import ModelError
+    from outrider.drafters.tables.array_file import ArrayFileError
+    from outrider.server.settings import SettingsError
+    from outrider.verify.errors import ModelError
 
     # So that servers that it started end, too.
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -26,22 +26,23 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 
 from bench import report
-from drafters.interface import NOTHING, Drafter, DraftTree, Ints, Logprobs, Sampling, Source, Verdict, chain
-from drafters.model.chain import ModelChain
-from drafters.model.language_model import Candidates, LanguageModel
-from drafters.model.schedule import Schedules
-from drafters.model.union import UnionDrafter
-from drafters.options import DraftOptions, DraftTime, PearlOptions
-from drafters.pearl import PearlDrafter
-from drafters.sequence import Sequence
-from verify.acceptance import walk
-from verify.decode import finish
-from verify.generation import DecodeOptions, Generation
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.cache.shape import CacheShape
-from verify.model.segment import Segment
-from verify.sampling_params import SamplingParams
+from outrider.drafters.interface import NOTHING, Drafter, DraftTree, Ints, Logprobs, Sampling, Source, Verdict, chain
+from outrider.drafters.model.chain import ModelChain
+from outrider.drafters.model.language_model import Candidates, LanguageModel
+from outrider.drafters.model.schedule import Schedules
+from outrider.drafters.model.union import UnionDrafter
+from outrider.drafters.options import DraftOptions, DraftTime, PearlOptions
+from outrider.drafters.pearl import PearlDrafter
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.state import Stateless
+from outrider.verify.acceptance import walk
+from outrider.verify.decode import finish
+from outrider.verify.generation import DecodeOptions, Generation
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.segment import Segment
+from outrider.verify.sampling_params import SamplingParams
 
 T = TypeVar("T")
 RATIOS = (3, 5, 8)  # c
@@ -166,7 +167,7 @@ class SleepingModel:
         return Candidates(self._guesses[end - rows : end, None], np.full((rows, 1), 0.5, np.float32))
 
 
-class KnownRuns:
+class KnownRuns(Stateless):
     """Tables that know the answer in runs of RUN tokens, of which every second one, and nothing else. Implements `Drafter`."""
 
     feedback = 0
@@ -193,7 +194,7 @@ class KnownRuns:
 
 
 class SleepingVerifier:
-    """A target that sleeps for each step and emits a given answer. Implements `verify.verifier.Verifier`."""
+    """A target that sleeps for each step and emits a given answer. Implements `outrider.verify.verifier.Verifier`."""
 
     context_tokens = draft_depth = 1 << 30
     prompt_logprobs: Logprobs | None = None

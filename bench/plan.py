@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drafters.options import NAMES, DrafterName
+from outrider.drafters.options import NAMES, DrafterName
 
 PROMPTS = Path(__file__).parent / "prompts.jsonl"  # completions of Python code, for the embedded model
 

@@ -17,13 +17,13 @@ from rich.progress import track
 
 from bench import report
 from bench.plan import BenchError
-from drafters.interface import MAX_NODES
-from server.settings import Settings
-from server.worker.runtime import default_threads, load_target
-from verify.model.batch import ForwardBatch
-from verify.model.loading import start_model
-from verify.model.runner import ModelRunner
-from verify.tokenizer import load_tokenizer
+from outrider.drafters.interface import MAX_NODES
+from outrider.server.settings import Settings
+from outrider.server.worker.runtime import default_threads, load_target
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.loading import start_model
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.tokenizer import load_tokenizer
 
 ROWS = MAX_NODES + 1  # of a step
 

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.plan import BenchError
-from drafters.interface import Ints
-from drafters.options import Options
-from drafters.registry import Resources
-from drafters.tables import ngram, suffix
-from server.datastore_builder import DatastoreError, find_files, read_texts
-from verify.errors import ModelError
-from verify.tokenizer import load_tokenizer
+from outrider.drafters.interface import Ints
+from outrider.drafters.options import Options
+from outrider.drafters.registry import Resources
+from outrider.drafters.tables import ngram, suffix
+from outrider.server.datastore_builder import DatastoreError, find_files, read_texts
+from outrider.verify.errors import ModelError
+from outrider.verify.tokenizer import load_tokenizer
 
 
 class Encoder(Protocol):

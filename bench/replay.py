@@ -20,11 +20,11 @@ from rich.progress import Progress
 
 from bench import report
 from bench.recordings import Line, Recordings, load_encoder, load_resources, load_stream
-from drafters.interface import EMPTY, Drafter, Verdict
-from drafters.options import DrafterName, Options
-from drafters.registry import Resources, make, warm
-from drafters.sequence import Sequence
-from verify.acceptance import walk
+from outrider.drafters.interface import EMPTY, Drafter, Verdict
+from outrider.drafters.options import DrafterName, Options
+from outrider.drafters.registry import Resources, make, warm
+from outrider.drafters.sequence import Sequence
+from outrider.verify.acceptance import walk
 
 REFERENCE = "REST's own run"
 REFERENCE_NODES = 64

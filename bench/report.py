@@ -19,7 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from verify.measurement import processor_name
+from outrider.verify.measurement import processor_name
 
 RESULTS = Path(__file__).parent / "results"
 ABSENT = "-"  # printed for a figure that is missing in a row

@@ -19,7 +19,7 @@ from bench.options import Out, Repeats
 
 def start(flags: list[str]) -> dict[str, float]:
     """Starts a server once: seconds to /health and /ready, MiB of anonymous memory of both processes."""
-    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", *flags]
+    command = [sys.executable, "-m", "outrider.server.cli", "serve", "--port", "0", *flags]
     started = time.perf_counter()
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import drafters
-import models
-from server.datastore_builder import build_ngram, build_suffix
-from server.settings import load_settings
-from server.worker.kernels import Kernels
-from server.worker.resources import Tables, load_resources
-from server.worker.runtime import load
+from outrider import drafters, models
+from outrider.server.datastore_builder import build_ngram, build_suffix
+from outrider.server.settings import load_settings
+from outrider.server.worker.kernels import Kernels
+from outrider.server.worker.resources import Tables, load_resources
+from outrider.server.worker.runtime import load
 
 
 def main() -> None:

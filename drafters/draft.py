@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from drafters.draft_tree import DraftTreeDrafter
-from drafters.model.language_model import LanguageModel
-from drafters.options import DraftOptions
+from outrider.drafters.draft_tree import DraftTreeDrafter
+from outrider.drafters.model.language_model import LanguageModel
+from outrider.drafters.options import DraftOptions
 
 
 class DraftDrafter(DraftTreeDrafter):

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from drafters.draft_tree import DraftTreeDrafter
-from drafters.interface import DraftTree
-from drafters.model.language_model import LanguageModel
-from drafters.options import DraftGraphOptions
+from outrider.drafters.draft_tree import DraftTreeDrafter
+from outrider.drafters.interface import DraftTree
+from outrider.drafters.model.language_model import LanguageModel
+from outrider.drafters.options import DraftGraphOptions
 
 
 class DraftGraphDrafter(DraftTreeDrafter):

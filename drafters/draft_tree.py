@@ -10,11 +10,26 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Draws, Floats, Ints, Sampling, Source, Verdict, arrange
-from drafters.model.language_model import Candidates, LanguageModel
-from drafters.options import DraftTreeOptions
-from drafters.policy import Calibration, CostBenefit, ema
-from drafters.sequence import Sequence
+import numpy as np
+
+from outrider.drafters.interface import (
+    EMPTY,
+    MAX_NODES,
+    NOTHING,
+    DraftTree,
+    Draws,
+    Floats,
+    Ints,
+    Sampling,
+    Source,
+    Verdict,
+    arrange,
+)
+from outrider.drafters.model.language_model import Candidates, LanguageModel
+from outrider.drafters.options import DraftTreeOptions
+from outrider.drafters.policy import Calibration, CostBenefit, ema
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.state import State, array, join, numbers, part
 
 
 @dataclass
@@ -83,6 +98,15 @@ class DraftTreeDrafter:
 
     def end(self) -> None:
         self._nodes, self._q = [], None
+
+    def state(self) -> State:
+        parts = join(calibration=self._calibration.state(), level=self._level_benefit.state())
+        return {"first_gain": numbers(self._first_gain), **parts}
+
+    def load(self, saved: State, text: Sequence) -> None:
+        self._first_gain = float(array(saved, "first_gain", np.float64, 1)[0])
+        self._calibration.load(part(saved, "calibration"))
+        self._level_benefit.load(part(saved, "level"))
 
     def _choose(self, level: list[int], budget: int) -> list[int]:
         """The nodes of a level to expand; none if the next level does not pay.

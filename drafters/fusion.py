@@ -1,7 +1,7 @@
 """`fusion`: one tree of the likeliest paths from all sources.
 
 The session's own text, the corpora, the tri-gram table with the target's feedback and the client's prediction are levels of
-one mixture (`drafters.tables.mixture`), whose weights are learned. A path's probability is the product of its tokens'
+one mixture (`outrider.drafters.tables.mixture`), whose weights are learned. A path's probability is the product of its tokens'
 probabilities; the tree holds the `budget` likeliest paths, found best-first.
 """
 
@@ -12,15 +12,16 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict
-from drafters.options import FusionOptions
-from drafters.prediction import realign
-from drafters.sequence import Reader, Sequence
-from drafters.tables.adaptive import absorb, new_rows
-from drafters.tables.dice import LUCKY, MAX_FACTOR, MAX_PROBABILITY, Dice, lucky_row, new_dice, throw, weigh
-from drafters.tables.history import new_history
-from drafters.tables.kernel import kernel
-from drafters.tables.levels import (
+from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict
+from outrider.drafters.options import FusionOptions
+from outrider.drafters.prediction import realign
+from outrider.drafters.sequence import Reader, Sequence
+from outrider.drafters.state import State, array, join, numbers, part, restore
+from outrider.drafters.tables.adaptive import absorb, new_rows
+from outrider.drafters.tables.dice import LUCKY, MAX_FACTOR, MAX_PROBABILITY, Dice, lucky_row, new_dice, throw, weigh
+from outrider.drafters.tables.history import new_history
+from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.tables.levels import (
     LUCK,
     NODE_SOURCES,
     TABLE_ORDER,
@@ -32,11 +33,11 @@ from drafters.tables.levels import (
     new_contexts,
     new_scratch,
 )
-from drafters.tables.mixture import MAX_BOOST, MIN_MASS, STRENGTH, cell, commit, load_prior, predict
-from drafters.tables.ngram import BaseArrays
-from drafters.tables.nodes import Nodes, draft_tree, new_nodes, reset
-from drafters.tables.suffix import LONGEST_CONTEXT, Corpus, index
-from drafters.trigram import CONTEXT
+from outrider.drafters.tables.mixture import MAX_BOOST, MIN_MASS, STRENGTH, cell, commit, load_prior, predict
+from outrider.drafters.tables.ngram import BaseArrays
+from outrider.drafters.tables.nodes import Nodes, draft_tree, new_nodes, reset
+from outrider.drafters.tables.suffix import LONGEST_CONTEXT, Corpus, index
+from outrider.drafters.trigram import CONTEXT
 
 REALIGN_TOKENS = 8  # last tokens used to find the position in the prediction
 
@@ -103,6 +104,20 @@ class FusionDrafter:
 
     def end(self) -> None:
         self._sources = self._sources._replace(corpora=(), expected=np.zeros(1, np.int32))
+
+    def state(self) -> State:
+        history, rows = self._sources.history._asdict(), self._sources.rows._asdict()
+        return {"known": numbers(self._reader.known), **self._trust, **join(history=history, rows=rows)}
+
+    def load(self, saved: State, text: Sequence) -> None:
+        restore(self._trust, saved)
+        restore(self._sources.history._asdict(), part(saved, "history"))
+        restore(self._sources.rows._asdict(), part(saved, "rows"))
+        self._reader.resume(text, int(array(saved, "known", np.float64, 1)[0]))
+
+    @property
+    def _trust(self) -> State:
+        return {"hits": self._sources.hits, "tries": self._sources.tries}
 
     def _commit(self, tokens: Ints) -> None:
         self._expected_before = int(self._contexts.expected[0, 0])

@@ -14,8 +14,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.options import MAX_NODES as MAX_NODES
-from drafters.sequence import Sequence
+from outrider.drafters.options import MAX_NODES as MAX_NODES
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.state import State
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -263,7 +264,8 @@ class Sampling(Protocol):
 class Drafter(Protocol):
     """Proposes continuations. One drafter serves one session and keeps what it learns between requests.
 
-    Calls come in the order begin, (propose, observe)*, end, all from one thread.
+    Calls come in the order begin, (propose, observe)*, end, all from one thread. A copy (`copy.deepcopy`) is a drafter for
+    another session that has learned the same.
     """
 
     feedback: int  # number of the target's likeliest tokens per node that `observe` uses; 0 = none
@@ -286,3 +288,9 @@ class Drafter(Protocol):
 
     def end(self) -> None:
         """Ends the request, finished or cancelled."""
+
+    def state(self) -> State:
+        """What the drafter has learned, by which a new one goes on as this one would. The arrays may be its own: copy them."""
+
+    def load(self, saved: State, text: Sequence) -> None:
+        """Restores a state, once, in a new drafter of a session with this text. Raises StateError if it does not fit."""

@@ -15,11 +15,12 @@ from collections import OrderedDict
 
 import numpy as np
 
-from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
-from drafters.options import LookaheadOptions
-from drafters.sequence import Sequence
-from drafters.tables.nodes import draft_tree
-from drafters.tables.trie import child, new_trie, restart
+from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
+from outrider.drafters.options import LookaheadOptions
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.state import State, array, numbers
+from outrider.drafters.tables.nodes import draft_tree
+from outrider.drafters.tables.trie import child, new_trie, restart
 
 POOL_SHARE, WINDOW_SHARE = 0.6, 0.3  # factors of the path probability per token; pool n-grams are likelier
 POOL_TOKENS = 4096  # first tokens in the pool; the least recently used is evicted
@@ -75,6 +76,16 @@ class LookaheadDrafter:
 
     def end(self) -> None:
         self._levels = []
+
+    def state(self) -> State:
+        grams = [(first, *followers) for first, known in self._pool.items() for followers in known]
+        pool = np.array(grams, np.int32).reshape(-1, self._options.ngram)
+        return {"pool": pool, "refines": numbers(self._refines)}
+
+    def load(self, saved: State, text: Sequence) -> None:
+        self._refines = bool(array(saved, "refines", np.float64, 1)[0])
+        for first, *followers in array(saved, "pool", np.int32, None, self._options.ngram).tolist():
+            self._pool.setdefault(first, []).append(tuple(followers))
 
     @property
     def _width(self) -> int:

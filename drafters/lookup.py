@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
-from drafters.options import LookupOptions
-from drafters.sequence import Reader, Sequence
-from drafters.tables.automaton import TOKENS, Automaton, append, new_automaton, repeated_suffix
-from drafters.tables.kernel import kernel
-from drafters.tables.nodes import Nodes, draft_tree, likeliest_unchosen, new_nodes, reset
+from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
+from outrider.drafters.options import LookupOptions
+from outrider.drafters.sequence import Reader, Sequence
+from outrider.drafters.state import State, array, join, numbers, part, restore
+from outrider.drafters.tables.automaton import TOKENS, Automaton, append, new_automaton, repeated_suffix
+from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.tables.nodes import Nodes, draft_tree, likeliest_unchosen, new_nodes, reset
 
 BRANCHES = 16  # candidates per draft node that fit into the search, on average
 
@@ -45,6 +46,13 @@ class LookupDrafter:
 
     def end(self) -> None:
         pass
+
+    def state(self) -> State:
+        return {"known": numbers(self._reader.known), **join(automaton=self._automaton._asdict())}
+
+    def load(self, saved: State, text: Sequence) -> None:
+        restore(self._automaton._asdict(), part(saved, "automaton"))
+        self._reader.resume(text, int(array(saved, "known", np.float64, 1)[0]))
 
 
 @kernel

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Verdict
-from drafters.sequence import Sequence
+from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Verdict
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.state import Stateless
 
 
-class NoDrafter:
+class NoDrafter(Stateless):
     """Proposes nothing: one token per step. Implements `Drafter`."""
 
     feedback = 0

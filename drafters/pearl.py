@@ -7,9 +7,9 @@ checks the first draft token early (pre-verify).
 
 from __future__ import annotations
 
-from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling
-from drafters.model.chain import ModelChain
-from drafters.sequence import Sequence
+from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling
+from outrider.drafters.model.chain import ModelChain
+from outrider.drafters.sequence import Sequence
 
 
 class PearlDrafter(ModelChain):

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from drafters.interface import Floats
+from outrider.drafters.interface import Floats
+from outrider.drafters.state import State, array, join, numbers, part, restore
 
 DECAY = 0.9  # weight of earlier values in an EMA
 PROBE_INTERVAL = 16  # steps between two probes of an action that does not pay
@@ -54,6 +55,12 @@ class Probe:
         """Sets the interval to its first value."""
         self._interval = self._shortest
 
+    def state(self) -> State:
+        return {"calls": np.array([self._calls, self._interval])}
+
+    def load(self, saved: State) -> None:
+        self._calls, self._interval = array(saved, "calls", np.int64, 2).tolist()
+
 
 class CostBenefit:
     """Compares the time of an action with the time that its extra tokens would take without it."""
@@ -87,6 +94,13 @@ class CostBenefit:
         self._step_seconds = ema(self._step_seconds, bounded(self._step_seconds, seconds))
         self._step_tokens = ema(self._step_tokens, tokens)
 
+    def state(self) -> State:
+        return {"means": numbers(self.seconds, self._step_seconds, self._step_tokens), **join(probe=self._probe.state())}
+
+    def load(self, saved: State) -> None:
+        self.seconds, self._step_seconds, self._step_tokens = array(saved, "means", np.float64, 3).tolist()
+        self._probe.load(part(saved, "probe"))
+
 
 class Trust:
     """How far to trust a drafter's probabilities: the ratio of accepted to expected tokens."""
@@ -103,6 +117,12 @@ class Trust:
         """Records one draft: the sum of the probabilities of its next tokens, and the number of accepted ones."""
         self._expected = ema(self._expected, expected)
         self._accepted = ema(self._accepted, accepted)
+
+    def state(self) -> State:
+        return {"means": numbers(self._expected, self._accepted)}
+
+    def load(self, saved: State) -> None:
+        self._expected, self._accepted = array(saved, "means", np.float64, 2).tolist()
 
 
 class Calibration:
@@ -128,6 +148,12 @@ class Calibration:
             cell = rank, _bin(float(share))
             self._tried[cell] = CALIBRATION_DECAY * self._tried[cell] + 1
             self._accepted[cell] = CALIBRATION_DECAY * self._accepted[cell] + (index == accepted)
+
+    def state(self) -> State:
+        return {"tried": self._tried, "accepted": self._accepted}
+
+    def load(self, saved: State) -> None:
+        restore(self.state(), saved)
 
 
 def _bin(probability: float) -> int:

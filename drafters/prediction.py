@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
-from drafters.options import PredictionOptions
-from drafters.sequence import Sequence
+from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
+from outrider.drafters.options import PredictionOptions
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.state import Stateless
 
 MAX_JUMP = 32  # tokens
 
 
-class PredictionDrafter:
+class PredictionDrafter(Stateless):
     """Prediction for one session; drafts nothing in requests without a prediction. Implements `Drafter`."""
 
     feedback = 0

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
-from drafters.sequence import Sequence
+from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict, chain
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.state import Stateless
 
 SHORTEST, LONGEST = 2, 8  # tokens of a match
 LENGTH = 10  # tokens of a draft
 
 
-class PromptLookupDrafter:
+class PromptLookupDrafter(Stateless):
     """Prompt lookup in one request's text; learns nothing. Implements `Drafter`."""
 
     feedback = 0

@@ -1,43 +1,45 @@
-"""Creates drafters by name; saves and restores what they have learned, as arrays by name."""
+"""Creates drafters by name, new or with what was saved of them."""
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.draft import DraftDrafter
-from drafters.draft_graph import DraftGraphDrafter
-from drafters.draft_tree import DraftTreeDrafter
-from drafters.fusion import FusionDrafter
-from drafters.interface import Drafter, Verdict
-from drafters.lookahead import LookaheadDrafter
-from drafters.lookup import LookupDrafter
-from drafters.model.chain import ModelChain
-from drafters.model.language_model import LanguageModel
-from drafters.model.schedule import Schedules
-from drafters.model.union import UnionDrafter
-from drafters.none import NoDrafter
-from drafters.options import (
+from outrider.drafters.draft import DraftDrafter
+from outrider.drafters.draft_graph import DraftGraphDrafter
+from outrider.drafters.draft_tree import DraftTreeDrafter
+from outrider.drafters.fusion import FusionDrafter
+from outrider.drafters.interface import Drafter, Verdict
+from outrider.drafters.lookahead import LookaheadDrafter
+from outrider.drafters.lookup import LookupDrafter
+from outrider.drafters.model.chain import ModelChain
+from outrider.drafters.model.language_model import LanguageModel
+from outrider.drafters.model.schedule import Schedules
+from outrider.drafters.model.union import UnionDrafter
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import (
     NAMES,
     NEED_A_MODEL,
     DrafterName,
     DraftTime,
     Options,
 )
-from drafters.pearl import PearlDrafter
-from drafters.prediction import PredictionDrafter
-from drafters.prompt_lookup import PromptLookupDrafter
-from drafters.retrieval import RetrievalDrafter
-from drafters.sequence import Reader, Sequence
-from drafters.tables.ngram import BaseArrays, empty_base
-from drafters.tables.suffix import Corpus
-from drafters.trigram import TrigramDrafter
+from outrider.drafters.pearl import PearlDrafter
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.drafters.prompt_lookup import PromptLookupDrafter
+from outrider.drafters.retrieval import RetrievalDrafter
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.state import State, StateError, array
+from outrider.drafters.tables.ngram import BaseArrays, empty_base
+from outrider.drafters.tables.suffix import Corpus
+from outrider.drafters.trigram import TrigramDrafter
+
+LAYOUT = 1  # of the drafters' states; it increases when a name, a shape or a meaning changes
 
 
 @dataclass(frozen=True)
@@ -106,44 +108,18 @@ def _union(name: DrafterName, tables: Drafter, model: LanguageModel, resources: 
 
 
 def arrays_of(drafter: Drafter) -> dict[str, NDArray[Any]]:
-    """The writable arrays of a drafter by attribute path, without the text, draft models and tables that sessions share."""
-    arrays = {id(array): (path, array) for path, array in _walk(drafter, "") if array.flags.writeable}
-    return dict(arrays.values())
+    """What is saved of a drafter: its state, and the layout of all states."""
+    return {"layout": np.array([LAYOUT]), **drafter.state()}
 
 
-def fork(drafter: Drafter, memo: dict[int, Any]) -> Drafter:
-    """A copy of a drafter with everything it has learned. `memo` is that of `copy.deepcopy`.
-
-    Read-only arrays are shared: a copy would be writable, and kernels would be compiled again for its type.
-    """
-    memo |= {id(array): array for _, array in _walk(drafter, "") if not array.flags.writeable}
-    return copy.deepcopy(drafter, memo)
-
-
-def restore(drafter: Drafter, saved: Mapping[str, NDArray[Any]]) -> None:
-    """Copies saved arrays into a drafter that has read the same text. Does nothing unless all names, shapes and types agree."""
-    arrays = arrays_of(drafter)
-    same = arrays.keys() == saved.keys() and all(
-        (array.shape, array.dtype) == (saved[name].shape, saved[name].dtype) for name, array in arrays.items()
-    )
-    for name, array in arrays.items() if same else ():
-        array[...] = saved[name]
-
-
-def _walk(value: Any, path: str) -> Iterator[tuple[str, NDArray[Any]]]:
-    if isinstance(value, np.ndarray):
-        if value.dtype != object:
-            yield path, value
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        if not hasattr(value, "__deepcopy__"):  # else all sessions share it
-            for name, part in zip(value._fields, value, strict=True):
-                yield from _walk(part, f"{path}.{name}")
-    elif isinstance(value, list | tuple):
-        for index, part in enumerate(value):
-            yield from _walk(part, f"{path}.{index}")
-    elif type(value).__module__.startswith("drafters.") and not isinstance(value, Sequence | Reader):
-        for name, part in vars(value).items() if hasattr(value, "__dict__") else ():
-            yield from _walk(part, f"{path}.{name}")
+def load(name: DrafterName, resources: Resources, saved: State, text: Sequence) -> Drafter:
+    """A new drafter with saved arrays, for a session with this text. Raises StateError."""
+    layout = int(array(saved, "layout", np.int64, 1)[0]) if "layout" in saved else 0
+    if layout != LAYOUT:
+        raise StateError(f"its layout is {layout}, and this version reads layout {LAYOUT}")
+    drafter = make(name, resources)
+    drafter.load(saved, text)
+    return drafter
 
 
 def warm(resources: Resources, names: Collection[DrafterName] = NAMES) -> None:

@@ -12,14 +12,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
-from drafters.options import MAX_MATCH, RetrievalOptions
-from drafters.policy import Trust
-from drafters.sequence import Sequence
-from drafters.tables.kernel import kernel
-from drafters.tables.nodes import choose_likeliest, draft_tree
-from drafters.tables.suffix import Corpus, follow, position_at, token_at
-from drafters.tables.trie import Trie, child, new_trie, restart
+from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
+from outrider.drafters.options import MAX_MATCH, RetrievalOptions
+from outrider.drafters.policy import Trust
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.state import State, join, part
+from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.tables.nodes import choose_likeliest, draft_tree
+from outrider.drafters.tables.suffix import Corpus, follow, position_at, token_at
+from outrider.drafters.tables.trie import Trie, child, new_trie, restart
 
 
 class RetrievalDrafter:
@@ -71,6 +72,13 @@ class RetrievalDrafter:
 
     def end(self) -> None:
         self._blocks = ()
+
+    def state(self) -> State:
+        return join(**{f"trust.{length}": trust.state() for length, trust in enumerate(self._trust)})
+
+    def load(self, saved: State, text: Sequence) -> None:
+        for length, trust in enumerate(self._trust):
+            trust.load(part(saved, f"trust.{length}"))
 
     def _collect(self, match: int) -> int:
         """Fills the trie with the continuations of the last `match` tokens; returns its size, 1 if there are none."""

@@ -118,12 +118,22 @@ class Reader:
     def __init__(self) -> None:
         self._sequence: Sequence | None = None
         self._request = 0
+        self._most = UNLIMITED  # tokens that were processed, if they were before this reader was made
+
+    @property
+    def known(self) -> int:
+        """The length of the text's prefix that has been processed and has not changed since."""
+        return 0 if self._sequence is None else min(self._most, self._sequence.unchanged_since(self._request))
 
     def begin(self, sequence: Sequence) -> int:
         """Starts a request; returns the number of prompt tokens that need no processing."""
-        known = sequence.unchanged_since(self._request) if sequence is self._sequence else 0
-        self._sequence, self._request = sequence, sequence.request
+        known = self.known if sequence is self._sequence else 0
+        self._sequence, self._request, self._most = sequence, sequence.request, UNLIMITED
         return known
+
+    def resume(self, sequence: Sequence, known: int) -> None:
+        """Continues as a reader that has processed the first `known` tokens of a session's text."""
+        self._sequence, self._request, self._most = sequence, sequence.request, known
 
 
 def common_prefix(left: Ints, right: Ints) -> int:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict
-from drafters.options import TrigramOptions
-from drafters.sequence import Reader, Sequence
-from drafters.tables.adaptive import absorb, learn, new_rows
-from drafters.tables.ngram import BaseArrays
-from drafters.tables.nodes import draft_tree
-from drafters.tables.search import Trigrams, best_first, monte_carlo, new_pool
+from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict
+from outrider.drafters.options import TrigramOptions
+from outrider.drafters.sequence import Reader, Sequence
+from outrider.drafters.state import State, array, join, numbers, part, restore
+from outrider.drafters.tables.adaptive import absorb, learn, new_rows
+from outrider.drafters.tables.ngram import BaseArrays
+from outrider.drafters.tables.nodes import draft_tree
+from outrider.drafters.tables.search import Trigrams, best_first, monte_carlo, new_pool
 
 CONTEXT = 3  # context tokens of the longest n-gram
 
@@ -56,6 +57,13 @@ class TrigramDrafter:
 
     def end(self) -> None:
         pass
+
+    def state(self) -> State:
+        return {"known": numbers(self._reader.known), **join(rows=self._rows._asdict())}
+
+    def load(self, saved: State, text: Sequence) -> None:
+        restore(self._rows._asdict(), part(saved, "rows"))
+        self._reader.resume(text, int(array(saved, "known", np.float64, 1)[0]))
 
     def _search(self, budget: int) -> int:
         """Marks the nodes of a draft in the pool; returns the pool's size."""

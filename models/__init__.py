@@ -1,4 +1,4 @@
-"""The embedded models with their recipes: a target, a smaller draft model, an EAGLE head, and a base tri-gram table."""
+"""The embedded models: a target, a smaller draft model, an EAGLE head, and a base tri-gram table (training/ has the recipe)."""
 
 from pathlib import Path
 

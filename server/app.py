@@ -17,39 +17,39 @@ from fastapi.responses import JSONResponse
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 
-from server.anthropic.messages import MessagesEndpoint
-from server.anthropic.schema import CountTokensBody, MessagesBody
-from server.chat.prompt import PromptEncoder
-from server.chat.structured_output import GrammarChecker
-from server.chat.vocabulary import Vocabulary
-from server.engine.engine import Engine
-from server.engine.interface import EngineLike
-from server.engine.rules import AcceptanceRules
-from server.http import errors
-from server.http.auth import Authenticator
-from server.http.exposition import MetricsPage, add_metrics_route
-from server.http.json_route import BodyPool, JSONRoute
-from server.http.middleware import BodyLimit, CountRequests, LogRequests, ResponseHeaders
-from server.http.origins import OriginGuard
-from server.http.quotas import HoldQuota, QuotaKeeper, Quotas
-from server.http.sse import cancel_on_disconnect
-from server.llama.endpoint import InfillEndpoint
-from server.llama.schema import InfillBody
-from server.openai.chat import ChatEndpoint
-from server.openai.completions import CompletionsEndpoint
-from server.openai.fields import NO_DEFAULTS
-from server.openai.generation import GenerationRunner
-from server.openai.models import DetokenizeBody, ModelEndpoint, ModelNames, TokenizeBody
-from server.openai.requests import RequestBuilder
-from server.openai.responses.endpoint import ResponsesEndpoint
-from server.openai.responses.schema import ResponsesBody
-from server.openai.responses.store import ResponseStore
-from server.openai.sampling_defaults import load_sampling_defaults
-from server.openai.schema import ChatBody, CompletionBody
-from server.settings import Settings
-from server.telemetry import tracing
-from server.telemetry.metrics import Metrics
-from verify.tokenizer import load_tokenizer
+from outrider.server.anthropic.messages import MessagesEndpoint
+from outrider.server.anthropic.schema import CountTokensBody, MessagesBody
+from outrider.server.chat.prompt import PromptEncoder
+from outrider.server.chat.structured_output import GrammarChecker
+from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.engine.engine import Engine
+from outrider.server.engine.interface import EngineLike
+from outrider.server.engine.rules import AcceptanceRules
+from outrider.server.http import errors
+from outrider.server.http.auth import Authenticator
+from outrider.server.http.exposition import MetricsPage, add_metrics_route
+from outrider.server.http.json_route import BodyPool, JSONRoute
+from outrider.server.http.middleware import BodyLimit, CountRequests, LogRequests, ResponseHeaders
+from outrider.server.http.origins import OriginGuard
+from outrider.server.http.quotas import HoldQuota, QuotaKeeper, Quotas
+from outrider.server.http.sse import cancel_on_disconnect
+from outrider.server.llama.endpoint import InfillEndpoint
+from outrider.server.llama.schema import InfillBody
+from outrider.server.openai.chat import ChatEndpoint
+from outrider.server.openai.completions import CompletionsEndpoint
+from outrider.server.openai.fields import NO_DEFAULTS
+from outrider.server.openai.generation import GenerationRunner
+from outrider.server.openai.models import DetokenizeBody, ModelEndpoint, ModelNames, TokenizeBody
+from outrider.server.openai.requests import RequestBuilder
+from outrider.server.openai.responses.endpoint import ResponsesEndpoint
+from outrider.server.openai.responses.schema import ResponsesBody
+from outrider.server.openai.responses.store import ResponseStore
+from outrider.server.openai.sampling_defaults import load_sampling_defaults
+from outrider.server.openai.schema import ChatBody, CompletionBody
+from outrider.server.settings import Settings
+from outrider.server.telemetry import tracing
+from outrider.server.telemetry.metrics import Metrics
+from outrider.verify.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -127,7 +127,7 @@ def create_app(
     app.include_router(unversioned)
     add_status_routes(app, engine)
     if settings.server.page:
-        from server.page.routes import new_router  # a server without the page does not load it
+        from outrider.server.page.routes import new_router  # a server without the page does not load it
 
         app.include_router(new_router())
     if settings.metrics.port is None:

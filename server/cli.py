@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from server.command import EXTRA_FLAGS, ConfigOption, ModelOption, SettingsCommand, fail
-from server.ray import command as ray_command
-from server.terminal import command as chat_command
-from server.terminal.command import URL
+from outrider.server.command import EXTRA_FLAGS, ConfigOption, ModelOption, SettingsCommand, fail
+from outrider.server.ray import command as ray_command
+from outrider.server.terminal import command as chat_command
+from outrider.server.terminal.command import URL
 
 if TYPE_CHECKING:
-    from server.settings.sources import EffectiveSettings
+    from outrider.server.settings.sources import EffectiveSettings
 
 COMMANDS = "outrider.commands"  # entry point group: functions that add commands to the application
 CHECK_SECONDS = 1.0  # for the answer of whatever listens at the default address
@@ -61,7 +61,7 @@ def outrider(
 
 def next_step() -> str:
     """A sentence that says what to do first: start a server, or talk to the one that runs."""
-    from server.terminal.client import ChatError, Client
+    from outrider.server.terminal.client import ChatError, Client
 
     try:
         Client(URL, timeout_seconds=CHECK_SECONDS).check()
@@ -82,8 +82,8 @@ def with_settings(function: Callable[[EffectiveSettings], None]) -> Callable[...
         host: HostOption = None,
         port: PortOption = None,
     ) -> None:
-        from server.settings import SettingsError
-        from server.settings.sources import load_effective
+        from outrider.server.settings import SettingsError
+        from outrider.server.settings.sources import load_effective
 
         try:
             effective = load_effective(config, setting_flags(context))
@@ -101,7 +101,7 @@ def serve(effective: EffectiveSettings) -> None:
 
     Every setting below is a flag. It also works in a YAML file (--config), and in the environment: OUTRIDER_SERVER__PORT=9000.
     """
-    from server.serve import run  # after the flags are checked: importing it takes seconds
+    from outrider.server.serve import run  # after the flags are checked: importing it takes seconds
 
     raise typer.Exit(run(effective.settings))
 
@@ -112,7 +112,7 @@ def config(effective: EffectiveSettings) -> None:
 
     Takes the flags of `outrider serve`. The origin of a value is default, file, environment or flag; API keys are masked.
     """
-    from server.settings.printing import effective_yaml
+    from outrider.server.settings.printing import effective_yaml
 
     print(effective_yaml(effective), end="")
 
@@ -123,7 +123,7 @@ ray_command.register(app)
 
 def setting_flags(context: typer.Context) -> dict[str, Any]:
     """The settings given as flags, long (`--server.port`) and short (`--port`). Raises SettingsError."""
-    from server.settings import parse_flags
+    from outrider.server.settings import parse_flags
 
     short_names = {
         "model": "model.path",

@@ -24,7 +24,7 @@ class SettingsCommand(TyperCommand):
         super().format_help(ctx, formatter)
         from rich.console import Console
 
-        from server.settings.printing import print_reference
+        from outrider.server.settings.printing import print_reference
 
         print_reference(Console())
 
@@ -41,7 +41,7 @@ def fail(message: str) -> typer.Exit:
 
 def _completed_options() -> list[Any]:
     """The settings as options, with their choices. Only shell completion uses them: flags are parsed by `parse_flags`."""
-    from server.settings.reference import Setting, sections
+    from outrider.server.settings.reference import Setting, sections
 
     def choices(setting: Setting) -> Callable[[str], list[str]]:
         return lambda incomplete: [choice for choice in setting.choices if choice.startswith(incomplete)]

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
-from drafters.tables import array_file, datastore, ngram, suffix
-from drafters.tables.array_file import ArrayFileError
-from verify.errors import ModelError
-from verify.tokenizer import fingerprint, load_tokenizer
+from outrider.drafters.tables import array_file, datastore, ngram, suffix
+from outrider.drafters.tables.array_file import ArrayFileError
+from outrider.verify.errors import ModelError
+from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
 BLOCK_TOKENS = 32_000_000  # sorting a block takes about 80 bytes per token
 TEXT_SUFFIXES = {

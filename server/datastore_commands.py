@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from server.command import fail
-from server.imports import hide_torch
+from outrider.server.command import fail
+from outrider.server.imports import hide_torch
 
 if TYPE_CHECKING:
-    from server.datastore_watch import Update
+    from outrider.server.datastore_watch import Update
 
 NICENESS = 5  # of a watch; a server on the same machine runs first
 
@@ -40,10 +40,10 @@ def datastore_build(
     append: Annotated[bool, typer.Option(help="suffix: add to an existing datastore.")] = False,
 ) -> None:
     """Build a table from a corpus. Run the command again to resume an interrupted suffix build."""
-    import models
+    from outrider import models
 
     hide_torch()  # tokenizers need none
-    from server.datastore_builder import DatastoreError, build_ngram, build_suffix
+    from outrider.server.datastore_builder import DatastoreError, build_ngram, build_suffix
 
     tokenizer = tokenizer or str(models.TARGET)
     try:
@@ -68,11 +68,11 @@ def datastore_watch(
     once: Annotated[bool, typer.Option("--once", help="Build or update the datastore, then exit.")] = False,
 ) -> None:
     """Keep a suffix datastore equal to a working tree until Ctrl-C. Servers pick its updates up while they run."""
-    import models
+    from outrider import models
 
     hide_torch()  # tokenizers need none
-    from server.datastore_builder import DatastoreError
-    from server.datastore_watch import Watcher, watch
+    from outrider.server.datastore_builder import DatastoreError
+    from outrider.server.datastore_watch import Watcher, watch
 
     try:
         with closing(Watcher(directory, out, tokenizer or str(models.TARGET))) as watcher:
@@ -102,7 +102,7 @@ def datastore_merge(
 ) -> None:
     """Merge several suffix datastores into one."""
     hide_torch()  # tokenizers need none
-    from server.datastore_builder import DatastoreError, merge
+    from outrider.server.datastore_builder import DatastoreError, merge
 
     try:
         merged = merge(out, folders)
@@ -115,7 +115,7 @@ def datastore_merge(
 def datastore_info(path: Annotated[Path, typer.Argument(help="Suffix datastore or n-gram table.")]) -> None:
     """Describe a table."""
     hide_torch()  # tokenizers need none
-    from server.datastore_builder import DatastoreError, describe
+    from outrider.server.datastore_builder import DatastoreError, describe
 
     try:
         for name, value in describe(path).items():

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from server.datastore_builder import DatastoreError
+from outrider.server.datastore_builder import DatastoreError
 
 MAX_FILE_BYTES = 1_000_000
 MAX_MEAN_LINE = 400  # characters; minified code has longer lines

@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from drafters.tables import datastore
-from drafters.tables.array_file import ArrayFileError
-from drafters.tables.splice import splice
-from server.datastore_builder import BLOCK_TOKENS, DatastoreError, open_tokenizer
-from server.datastore_tree import Stamp, WorkingTree, read_file
-from verify.tokenizer import fingerprint
+from outrider.drafters.tables import datastore
+from outrider.drafters.tables.array_file import ArrayFileError
+from outrider.drafters.tables.splice import splice
+from outrider.server.datastore_builder import BLOCK_TOKENS, DatastoreError, open_tokenizer
+from outrider.server.datastore_tree import Stamp, WorkingTree, read_file
+from outrider.verify.tokenizer import fingerprint
 
 LOCK = "lock"  # file that is locked by the process that updates the store
 BATCH_CHARACTERS = 1_000_000  # tokenized at a time

@@ -16,15 +16,15 @@ import uvicorn
 from fastapi import FastAPI
 from transformers.utils.logging import disable_progress_bar
 
-from server.app import create_app
-from server.engine.engine import Engine
-from server.engine.worker_process import WorkerProcess
-from server.http.exposition import create_metrics_app
-from server.http.protocol import Connections
-from server.settings import Settings, SettingsError, is_loopback
-from server.telemetry.metrics import Metrics
-from server.telemetry.tracing import TracingError
-from verify.tokenizer import load_tokenizer
+from outrider.server.app import create_app
+from outrider.server.engine.engine import Engine
+from outrider.server.engine.worker_process import WorkerProcess
+from outrider.server.http.exposition import create_metrics_app
+from outrider.server.http.protocol import Connections
+from outrider.server.settings import Settings, SettingsError, is_loopback
+from outrider.server.telemetry.metrics import Metrics
+from outrider.server.telemetry.tracing import TracingError
+from outrider.verify.tokenizer import load_tokenizer
 
 SPARE_FILES = 256  # open files beside the connections
 GRACE_SECONDS = 2.0  # after the drain, for streams to send their error

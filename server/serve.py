@@ -8,11 +8,11 @@ import socket
 import sys
 from contextlib import ExitStack, closing
 
-from server.engine.worker_process import WorkerProcess
-from server.imports import frozen_imports, hide_torch
-from server.settings import Settings, SettingsError
-from server.telemetry.logs import configure
-from verify.errors import ModelError
+from outrider.server.engine.worker_process import WorkerProcess
+from outrider.server.imports import frozen_imports, hide_torch
+from outrider.server.settings import Settings, SettingsError
+from outrider.server.telemetry.logs import configure
+from outrider.verify.errors import ModelError
 
 # The kernel would hold megabytes of a stream whose client has stopped reading, so that the server noticed it too late.
 UNSENT_BYTES = 1 << 16
@@ -33,7 +33,7 @@ def run(settings: Settings) -> int:
             with frozen_imports():
                 if not settings.model.trust_remote_code:  # the tokenizer's code may need torch
                     hide_torch()
-                from server.front_end import serve
+                from outrider.server.front_end import serve
             return serve(settings, listener, worker, metrics_listener)
     except (SettingsError, ModelError, OSError) as error:
         print(f"outrider: {error}", file=sys.stderr)

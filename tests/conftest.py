@@ -15,10 +15,10 @@ if not torch.cuda.is_available():
 from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from server.settings import Settings, load_settings
+from outrider.server.settings import Settings, load_settings
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.runner import ModelRunner
 from tests.servers import SHARED_SERVERS, coalescing, crowded, guarded, served
-from verify.model.attention import NAME
-from verify.model.runner import ModelRunner
 
 __all__ = ["coalescing", "crowded", "guarded", "served"]
 

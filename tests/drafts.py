@@ -6,11 +6,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from drafters.interface import EMPTY, NOTHING, Drafter, DraftTree, Ints, Sampling, Source, Verdict, arrange, chain
-from drafters.sequence import Sequence
+from outrider.drafters.interface import EMPTY, NOTHING, Drafter, DraftTree, Ints, Sampling, Source, Verdict, arrange, chain
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.state import Stateless
 
 
-class Oracle:
+class Oracle(Stateless):
     """Drafts the known continuation `answer`, `length` tokens at a time, with every `wrong`-th token falsified."""
 
     feedback = 0
@@ -50,7 +51,7 @@ class Bush(Oracle):
         return arrange(tokens, parents, [0.5] * len(tokens), [Source.LOOKUP] * len(tokens))[0]
 
 
-class Chaos:
+class Chaos(Stateless):
     """Drafts random two-way trees over a small vocabulary."""
 
     feedback = 0

@@ -9,9 +9,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.interface import Ints, Sampling
-from drafters.model.language_model import Candidates
-from drafters.sequence import Sequence
+from outrider.drafters.interface import Ints, Sampling
+from outrider.drafters.model.language_model import Candidates
+from outrider.drafters.sequence import Sequence
 
 T = TypeVar("T")
 

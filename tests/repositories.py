@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from server.datastore_tree import git
+from outrider.server.datastore_tree import git
 
 
 def make_repository(root: Path, files: Mapping[str, str]) -> Path:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verify.generation import Generation
-from verify.round import Round, Together
+from outrider.verify.generation import Generation
+from outrider.verify.round import Round, Together
 
 
 def answers_in_rounds(generations: Sequence[Generation], together: Together) -> list[list[int]]:

@@ -22,8 +22,8 @@ import httpx
 import openai
 import pytest
 
-import models
-from drafters.tables.kernel import CACHE_FOLDER
+from outrider import models
+from outrider.drafters.tables.kernel import CACHE_FOLDER
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 180
@@ -64,7 +64,7 @@ def compile_kernels() -> None:
             note.write("yes")
 
 
-def start(*flags: str, program: str = "server.cli") -> tuple[subprocess.Popen[str], str]:
+def start(*flags: str, program: str = "outrider.server.cli") -> tuple[subprocess.Popen[str], str]:
     """Starts `outrider serve` on a free port. Returns the process and its address. `program` is its module."""
     compile_kernels()
     command = [sys.executable, "-m", program, "serve", "--port", "0", "--model.threads", "1"]
@@ -101,7 +101,7 @@ def worker_of(server: Served) -> int:
     """The process id of the server's worker."""
     threads = Path(f"/proc/{server.process.pid}/task").glob("*/children")
     for child in (int(child) for children in threads for child in children.read_text().split()):
-        if b"server.worker.main" in Path(f"/proc/{child}/cmdline").read_bytes():
+        if b"outrider.server.worker.main" in Path(f"/proc/{child}/cmdline").read_bytes():
             return child
     raise AssertionError("no worker")
 
@@ -117,7 +117,7 @@ def clients(url: str, key: str) -> Iterator[tuple[httpx.Client, openai.OpenAI]]:
 
 
 @contextmanager
-def serving(*flags: str, key: str = "none", program: str = "server.cli") -> Iterator[Served]:
+def serving(*flags: str, key: str = "none", program: str = "outrider.server.cli") -> Iterator[Served]:
     """A ready server process, and clients that send `key`. `program` as in `start`."""
     process, url = start(*flags, program=program)
     log: list[str] = []
@@ -148,7 +148,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
     Alice has a datastore, Carol a request quota.
     """
-    from server.datastore_builder import build_suffix
+    from outrider.server.datastore_builder import build_suffix
 
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "text.py").write_text(PECULIAR)

@@ -15,8 +15,8 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from verify.gguf_tokenizer import QWEN2, TEKKEN
-from verify.tokenizer import load_tokenizer
+from outrider.verify.gguf_tokenizer import QWEN2, TEKKEN
+from outrider.verify.tokenizer import load_tokenizer
 
 SENTENCES = [
     "Hello world, what's new? The capital of France is Paris.",

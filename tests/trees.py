@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from drafters.interface import MAX_NODES, DraftTree, Source
+from outrider.drafters.interface import MAX_NODES, DraftTree, Source
 
 
 @st.composite

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drafters.interface import DraftTree, Ints
-from verify.model.transfer import to_device, to_host
-from verify.sampling import Sampler, check_finite, uniform, warp_logits
-from verify.sampling_params import SamplingParams
+from outrider.drafters.interface import DraftTree, Ints
+from outrider.verify.model.transfer import to_device, to_host
+from outrider.verify.sampling import Sampler, check_finite, uniform, warp_logits
+from outrider.verify.sampling_params import SamplingParams
 
 
 class NodeLogits(Protocol):

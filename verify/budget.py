@@ -14,9 +14,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.interface import EMPTY, MAX_NODES, DraftTree, Ints
-from drafters.policy import Probe, Trust, ema
-from verify.cost import CostCurve
+from outrider.drafters.interface import EMPTY, MAX_NODES, DraftTree, Ints
+from outrider.drafters.policy import Probe, Trust, ema
+from outrider.verify.cost import CostCurve
 
 HOPE = 1.2  # gain that drafting is assumed to have at first: it stops after some 20 drafts without any
 LEAST_GAIN = 1.02  # with which drafting goes on: choosing nodes and ranking the model's own candidates take time, too

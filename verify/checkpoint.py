@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from verify.errors import ModelError
-from verify.gguf_metadata import read_metadata
+from outrider.verify.errors import ModelError
+from outrider.verify.gguf_metadata import read_metadata
 
 DEFAULT_REVISION = "main"  # the hub's default branch
 GGUF = ".gguf"

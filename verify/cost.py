@@ -1,7 +1,7 @@
 """The cost of a step on this machine: seconds by draft nodes, by context length and by number of streams.
 
 A tree of 64 nodes is nearly free on a large GPU and costs ten steps on a laptop; the budget follows this curve. It is measured
-once (`verify.measurement`), and what steps take corrects it from then on. Knows nothing about models and files.
+once (`outrider.verify.measurement`), and what steps take corrects it from then on. Knows nothing about models and files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.interface import MAX_NODES
+from outrider.drafters.interface import MAX_NODES
 
 KEPT_SHARE = 0.25
 # Other work on the machine only adds time, so a step that took less than expected says more than one that took longer.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drafters.interface import Drafter, Ints
-from drafters.sequence import Finish
-from verify.constraints.reasoning import Constraint
-from verify.generation import DecodeOptions, Generation, Step
-from verify.round import run_round
-from verify.verifier import Verifier
+from outrider.drafters.interface import Drafter, Ints
+from outrider.drafters.sequence import Finish
+from outrider.verify.constraints.reasoning import Constraint
+from outrider.verify.generation import DecodeOptions, Generation, Step
+from outrider.verify.round import run_round
+from outrider.verify.verifier import Verifier
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """One request from its prompt to its last token, step by step.
 
-A step has phases, so that `verify.round` computes the forward of several requests' steps at once. Works on token ids; knows
-nothing about text.
+A step has phases, so that `outrider.verify.round` computes the forward of several requests' steps at once. Works on token ids;
+knows nothing about text.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drafters.interface import Drafter, DraftTree, Ints, Logprobs, Verdict
-from drafters.sequence import Finish
-from verify.budget import FixedBudget, MeasuredBudget, Offer, Selection
-from verify.constraints.reasoning import Constraint
-from verify.cost import CostCurve
-from verify.sampling_params import SamplingParams
-from verify.verifier import Verifier
+from outrider.drafters.interface import Drafter, DraftTree, Ints, Logprobs, Verdict
+from outrider.drafters.sequence import Finish
+from outrider.verify.budget import FixedBudget, MeasuredBudget, Offer, Selection
+from outrider.verify.constraints.reasoning import Constraint
+from outrider.verify.cost import CostCurve
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import Verifier
 
 
 class PromptError(ValueError):
@@ -73,7 +73,7 @@ class Step:
 
 
 class Generation:
-    """One answer. Take part in rounds (`verify.round`) until a step has a `finish`, and call `close` in any case."""
+    """One answer. Take part in rounds (`outrider.verify.round`) until a step has a `finish`, and call `close` in any case."""
 
     def __init__(
         self, verifier: Verifier, drafter: Drafter, prompt: Ints, options: DecodeOptions, grammar: Constraint | None = None

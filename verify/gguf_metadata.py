@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from verify.errors import ModelError
+from outrider.verify.errors import ModelError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

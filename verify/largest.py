@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from verify.model.cpu import native
+from outrider.verify.model.cpu import native
 
 GROUP_SIZE = 64
 GROUPS = 4  # at least this multiple of K

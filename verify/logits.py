@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drafters.interface import DraftTree, Ints
-from verify.model.transfer import to_device
-from verify.sampling_params import SamplingParams
+from outrider.drafters.interface import DraftTree, Ints
+from outrider.verify.model.transfer import to_device
+from outrider.verify.sampling_params import SamplingParams
 
 MIN_FACTOR, MAX_FACTOR = 1e-30, 1e30  # of a repetition penalty; logits over or times factors beyond these overflow float32
 

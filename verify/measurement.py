@@ -18,14 +18,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from drafters.interface import MAX_NODES, Source, chain
-from verify.cost import CostCurve, parse
-from verify.findings import save_finding
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider.drafters.interface import MAX_NODES, Source, chain
+from outrider.verify.cost import CostCurve, parse
+from outrider.verify.findings import save_finding
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 log = logging.getLogger("outrider.worker")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from drafters.policy import bounded, ema
+from outrider.drafters.policy import bounded, ema
 
 FIRST_CHUNK_TOKENS = 64  # of a prompt that is read alone, until the time of its tokens is known
 MIN_CHUNK_TOKENS = 8  # of a prompt that is read beside steps, or alone but slowly

@@ -15,12 +15,12 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from drafters.policy import Probe, ema
-from verify.budget import Selection, share
-from verify.generation import Drafted, Generation, Plan, Step
-from verify.model.segment import Segment
-from verify.pace import MIN_CHUNK_TOKENS, Pace
-from verify.verifier import PREFILL_CHUNK_TOKENS
+from outrider.drafters.policy import Probe, ema
+from outrider.verify.budget import Selection, share
+from outrider.verify.generation import Drafted, Generation, Plan, Step
+from outrider.verify.model.segment import Segment
+from outrider.verify.pace import MIN_CHUNK_TOKENS, Pace
+from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
 
 T = TypeVar("T")
 UNMEASURED_CHUNK_TOKENS = 64  # without a cost curve

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drafters.noise import mix, position_key
-from verify.errors import ModelError
-from verify.largest import largest
-from verify.model.cpu import native
-from verify.model.transfer import to_device
-from verify.sampling_params import SamplingParams
+from outrider.drafters.noise import mix, position_key
+from outrider.verify.errors import ModelError
+from outrider.verify.largest import largest
+from outrider.verify.model.cpu import native
+from outrider.verify.model.transfer import to_device
+from outrider.verify.sampling_params import SamplingParams
 
 NOISE_NUMBERS = 1 << 16  # noise values computed at once; more would not fit into the CPU cache
 MASS_SCALE = 2.0**32  # masses are integers, so that their sums do not depend on the order

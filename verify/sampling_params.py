@@ -19,7 +19,7 @@ class SamplingParams:
     top_k: int = 0  # keep the k most likely tokens; 0 = all
     min_p: float = 0.0  # keep tokens with at least this fraction of the top token's probability
     seed: int = 0
-    rule: Literal["keyed", "rejection"] = "keyed"  # acceptance rule, see verify.acceptance
+    rule: Literal["keyed", "rejection"] = "keyed"  # acceptance rule, see outrider.verify.acceptance
     presence_penalty: float = 0.0  # subtracted from the logits of tokens that occur in the answer
     frequency_penalty: float = 0.0  # subtracted once per occurrence
     repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt or answer, multiplies negative ones

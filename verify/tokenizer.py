@@ -10,10 +10,10 @@ from typing import Any, cast
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from verify.checkpoint import DEFAULT_REVISION, locate
-from verify.errors import ModelError, first_sentence
-from verify.gguf_metadata import read_metadata
-from verify.gguf_tokenizer import build_tokenizer
+from outrider.verify.checkpoint import DEFAULT_REVISION, locate
+from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.gguf_metadata import read_metadata
+from outrider.verify.gguf_tokenizer import build_tokenizer
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = DEFAULT_REVISION) -> PreTrainedTokenizerBase:

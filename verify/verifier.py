@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drafters.interface import DraftTree, Ints, Logprobs, Verdict
-from drafters.sequence import Reader, Sequence
-from verify.acceptance import rule_of
-from verify.largest import likeliest
-from verify.logits import LogitsProcessor, ProcessedLogits
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.cache.paging import Rows, SwappedRows
-from verify.model.runner import ModelRunner
-from verify.model.segment import Forwards, Segment
-from verify.sampling_params import SamplingParams
+from outrider.drafters.interface import DraftTree, Ints, Logprobs, Verdict
+from outrider.drafters.sequence import Reader, Sequence
+from outrider.verify.acceptance import rule_of
+from outrider.verify.largest import likeliest
+from outrider.verify.logits import LogitsProcessor, ProcessedLogits
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.paging import Rows, SwappedRows
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Forwards, Segment
+from outrider.verify.sampling_params import SamplingParams
 
 PREFILL_CHUNK_TOKENS = 512
 SCORED_CHUNK_TOKENS = 64  # prompt log-probabilities need a row of logits per token

@@ -9,8 +9,8 @@ from typing import Any
 from bench.ablations.material import Material, StreamName
 from bench.ablations.size import Row
 from bench.ablations.study import Ablation, Case
-from drafters.options import Options, RetrievalOptions, TrigramOptions
-from verify.sampling_params import SamplingParams
+from outrider.drafters.options import Options, RetrievalOptions, TrigramOptions
+from outrider.verify.sampling_params import SamplingParams
 
 PAPER = TrigramOptions(search="mcts", depth=4)  # 24 continuations of 4 tokens; adapts to the whole prompt
 REST = Options(retrieval=RetrievalOptions(shortest=2))

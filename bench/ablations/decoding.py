@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from drafters.interface import DraftTree, Ints, Source
-from drafters.options import DrafterName
-from drafters.pearl import PearlDrafter
-from drafters.registry import Resources, make
-from server.worker.runtime import Runtime
-from verify.decode import decode
-from verify.generation import DecodeOptions, Step
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider.drafters.interface import DraftTree, Ints, Source
+from outrider.drafters.options import DrafterName
+from outrider.drafters.pearl import PearlDrafter
+from outrider.drafters.registry import Resources, make
+from outrider.server.worker.runtime import Runtime
+from outrider.verify.decode import decode
+from outrider.verify.generation import DecodeOptions, Step
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 NODES = 64  # of a draft, as in REST's own run
 MAX_RANK = 5  # children of a node that are told apart

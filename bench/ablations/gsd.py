@@ -13,8 +13,8 @@ from bench.ablations.decoding import MAX_RANK, Decoding
 from bench.ablations.material import GREEDY, Material
 from bench.ablations.size import Row
 from bench.ablations.study import Ablation, Case
-from drafters.options import DrafterName
-from verify.sampling_params import SamplingParams
+from outrider.drafters.options import DrafterName
+from outrider.verify.sampling_params import SamplingParams
 
 METHODS: dict[str, DrafterName] = {"SSD": "draft", "TSD": "draft-tree", "GSD": "draft-graph"}
 REJECTION = SamplingParams(temperature=0.8, rule="rejection")

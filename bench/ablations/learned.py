@@ -18,11 +18,11 @@ from bench.ablations.decoding import NODES
 from bench.options import Limit, Out, StreamTokenizer
 from bench.recordings import Line, load_encoder, load_resources, load_stream
 from bench.replay import Tally, replay
-from drafters.options import Options
-from drafters.registry import Resources, make
-from server.settings import Settings
-from server.worker.learned import LearnedText
-from server.worker.resources import Stores
+from outrider.drafters.options import Options
+from outrider.drafters.registry import Resources, make
+from outrider.server.settings import Settings
+from outrider.server.worker.learned import LearnedText
+from outrider.server.worker.resources import Stores
 
 
 def tokens_per_step(resources: Resources, lines: Sequence[Line]) -> float:

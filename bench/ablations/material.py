@@ -17,19 +17,19 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-import models
 from bench.ablations.decoding import NODES, Decoding, decode_all
 from bench.ablations.size import Row, Size
 from bench.decode import encode
 from bench.plan import PROMPTS, read_prompts
 from bench.recordings import Encoder, Line, index_tokens, load_corpus, load_encoder, load_stream
 from bench.replay import Tally, replay
-from drafters.interface import Drafter, Ints
-from drafters.options import DrafterName, Options
-from drafters.registry import Resources, make
-from server.settings import load_settings
-from server.worker.runtime import Runtime, load
-from verify.sampling_params import SamplingParams
+from outrider import models
+from outrider.drafters.interface import Drafter, Ints
+from outrider.drafters.options import DrafterName, Options
+from outrider.drafters.registry import Resources, make
+from outrider.server.settings import load_settings
+from outrider.server.worker.runtime import Runtime, load
+from outrider.verify.sampling_params import SamplingParams
 
 StreamName = Literal["chat", "code"]
 CorpusName = Literal["chat", "library", "none"]

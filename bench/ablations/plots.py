@@ -12,7 +12,7 @@ from bench.ablations.decoding import merged, tree_of
 from bench.ablations.gsd import run
 from bench.ablations.material import Material
 from bench.ablations.study import PAPERS
-from drafters.interface import DraftTree, Source
+from outrider.drafters.interface import DraftTree, Source
 
 COLUMNS = 3  # panels side by side
 

@@ -12,11 +12,11 @@ import numpy as np
 from bench.ablations.material import CorpusName, Material, StreamName
 from bench.ablations.size import Row
 from bench.ablations.study import Ablation, Case
-from drafters.interface import DraftTree
-from drafters.options import MAX_MATCH, Options, RetrievalOptions
-from drafters.registry import Resources
-from drafters.retrieval import RetrievalDrafter, insert
-from drafters.tables.trie import restart
+from outrider.drafters.interface import DraftTree
+from outrider.drafters.options import MAX_MATCH, Options, RetrievalOptions
+from outrider.drafters.registry import Resources
+from outrider.drafters.retrieval import RetrievalDrafter, insert
+from outrider.drafters.tables.trie import restart
 
 PAPER = RetrievalOptions(shortest=2)  # matches of 16 to 2 tokens; 128 of them stand for the paper's 5000
 LENGTH, OURS = "M", "M, `retrieval`"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from server import cli
-from server.engine.worker_process import WorkerProcess
+from outrider.server import cli
+from outrider.server.engine.worker_process import WorkerProcess
 
 if __name__ == "__main__":
     WorkerProcess.module = "bench.agents.worker"

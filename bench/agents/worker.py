@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-import server.worker.main
+import outrider.server.worker.main
 from bench.agents.script import recorded_answer
 from bench.model.forced import Recorded
-from drafters.interface import Ints
-from server.settings import Settings
-from server.worker import runtime
-from server.worker.kernels import Kernels
-from server.worker.runtime import Runtime
-from verify.verifier import TreeVerifier
+from outrider.drafters.interface import Ints
+from outrider.server.settings import Settings
+from outrider.server.worker import runtime
+from outrider.server.worker.kernels import Kernels
+from outrider.server.worker.runtime import Runtime
+from outrider.verify.verifier import TreeVerifier
 
 
 def main(file_descriptor: str) -> None:
-    """As `server.worker.main.main`; the replay begins once the model is loaded."""
+    """As `outrider.server.worker.main.main`; the replay begins once the model is loaded."""
     load = runtime.load
 
     def load_and_replay(settings: Settings, kernels: Kernels | None = None) -> Runtime:
@@ -28,7 +28,7 @@ def main(file_descriptor: str) -> None:
         return loaded
 
     runtime.load = load_and_replay
-    server.worker.main.main(file_descriptor)
+    outrider.server.worker.main.main(file_descriptor)
 
 
 def replay(tokenizer: PreTrainedTokenizerBase) -> None:

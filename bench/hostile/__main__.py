@@ -23,7 +23,7 @@ from bench.hostile.target import Target, survey
 from bench.hostile.verdict import Outcome, failed_criteria, growth
 from bench.http.client import metric, new_client, quantiles
 from bench.http.process import ServerProcess, start_server
-from server.settings import load_settings
+from outrider.server.settings import load_settings
 
 CONFIG = Path(__file__).parents[1] / "hostile.yaml"
 LONG_TEXT = "".join(f"value_{number} = compute({number})\n" for number in range(40))

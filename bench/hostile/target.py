@@ -9,8 +9,8 @@ import httpx
 
 from bench.hostile.endpoints import Endpoint, read_endpoints
 from bench.http.client import served_model
-from server.settings import Settings
-from verify.tokenizer import load_tokenizer
+from outrider.server.settings import Settings
+from outrider.verify.tokenizer import load_tokenizer
 
 BYSTANDER = "bystander"  # the name of the key that takes no part in the attack
 

@@ -13,17 +13,17 @@ from typing import Any
 
 import msgspec
 
-import models
 from bench import report
-from server.chat.prompt import PromptEncoder, TemplateOptions
-from server.chat.vocabulary import Vocabulary
-from server.engine.messages import Request, StepReport, TokenEvent
-from server.openai.chat import ChatFormatter
-from server.openai.generation import GenerationRunner, GenerationTask
-from server.openai.schema import ChatBody
-from server.telemetry.metrics import Metrics
-from verify.sampling_params import SamplingParams
-from verify.tokenizer import load_tokenizer
+from outrider import models
+from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
+from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.engine.messages import Request, StepReport, TokenEvent
+from outrider.server.openai.chat import ChatFormatter
+from outrider.server.openai.generation import GenerationRunner, GenerationTask
+from outrider.server.openai.schema import ChatBody
+from outrider.server.telemetry.metrics import Metrics
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.tokenizer import load_tokenizer
 
 CHUNKS = 2000
 CONTEXT_TOKENS = 2048

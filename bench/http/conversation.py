@@ -17,10 +17,10 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-import models
 from bench import report
 from bench.http.client import new_client, served_model
 from bench.http.process import start_server
+from outrider import models
 
 CONTEXT_TOKENS = 16_384
 FIRST_TOKENS, TURN_TOKENS, ANSWER_TOKENS = 6000, 400, 32

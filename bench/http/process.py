@@ -32,7 +32,7 @@ class ServerProcess:
 
 
 @contextmanager
-def start_server(flags: Sequence[str], program: str = "server.cli") -> Iterator[ServerProcess]:
+def start_server(flags: Sequence[str], program: str = "outrider.server.cli") -> Iterator[ServerProcess]:
     """Starts a server on a free port, waits until it is ready, and stops it at the end. Raises BenchError.
 
     `program` is the module of its command line.
@@ -79,7 +79,7 @@ def find_worker(process_id: int) -> int | None:
     """Process id of a server's worker, found by its command line; None while there is none."""
     for child in children(process_id):
         try:
-            if b"server.worker.main" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"outrider.server.worker.main" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return child
         except OSError:
             continue

@@ -25,9 +25,9 @@ from bench import report
 from bench.decode import begin, encode
 from bench.http.process import start_server
 from bench.plan import BenchError, Plan
-from server.settings import Settings
-from server.worker.runtime import load
-from verify.decode import step
+from outrider.server.settings import Settings
+from outrider.server.worker.runtime import load
+from outrider.verify.decode import step
 
 HEALTH_PAUSE_SECONDS = 0.01
 TIMEOUT_SECONDS = 120

@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.peers.peer import Question
 from bench.plan import BenchError
-from verify.tokenizer import load_tokenizer
+from outrider.verify.tokenizer import load_tokenizer
 
 TASKS: Mapping[str, str] = {  # by Spec-Bench's category; the categories of MT-Bench are one task
     "translation": "translation",

@@ -29,7 +29,7 @@ from bench.peers.peer import Answer, Question, install_command
 from bench.peers.run import installed_version
 from bench.peers.turns import Contender, take_turns
 from bench.plan import BenchError
-from server.settings import Settings, load_settings, parse_flags
+from outrider.server.settings import Settings, load_settings, parse_flags
 
 PEERS: Mapping[str, type[LivePeer]] = {"transformers": TransformersChat, "llama.cpp": LlamaChat, "vllm": VllmChat}
 VERSIONS = ("xllamacpp", "gguf")

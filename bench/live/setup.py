@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.model import gguf_file
 from bench.peers.peer import KINDS, Peer
 from bench.plan import BenchError
-from server.settings import Settings
+from outrider.server.settings import Settings
 
 
 @dataclass(frozen=True)

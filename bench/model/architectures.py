@@ -24,11 +24,11 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from drafters.interface import DraftTree
-from verify.errors import ModelError, first_sentence
-from verify.model.batch import ForwardBatch
-from verify.model.loading import LoadOptions, load_model
-from verify.model.runner import ModelRunner
+from outrider.drafters.interface import DraftTree
+from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.loading import LoadOptions, load_model
+from outrider.verify.model.runner import ModelRunner
 
 VOCABULARY, CONTEXT, LAYERS, HIDDEN, HEADS, HEAD_DIM = 97, 512, 4, 32, 4, 8
 SIZES: dict[str, Any] = {  # of whichever name a configuration has

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from verify.model.cpu.packing import PackedLayer
-from verify.model.runner import ModelRunner
+from outrider.verify.model.cpu.packing import PackedLayer
+from outrider.verify.model.runner import ModelRunner
 
 CPU_PROBE_BYTES = 1 << 28
 GPU_PROBE_BYTES = 1 << 32

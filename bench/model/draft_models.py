@@ -24,24 +24,24 @@ from bench.model.forced import ForcedVerifier
 from bench.model.shapes import check_shape, random_runner
 from bench.pearl_simulation import Clock, agreement, with_errors
 from bench.plan import BenchError, Plan
-from drafters.interface import MAX_NODES, Drafter, DraftTree, Ints, Source, Verdict
-from drafters.model.language_model import Candidates
-from drafters.none import NoDrafter
-from drafters.options import DrafterName, DraftTime
-from drafters.registry import Resources, make
-from server.settings import Settings
-from server.worker.runtime import load
-from verify.cost import CostCurve
-from verify.decode import Decoded, decode
-from verify.draft_model.runner import DraftRunner
-from verify.draft_model.session import SessionDraft
-from verify.generation import DecodeOptions
-from verify.heads.draft import HeadDraft, HeadRunner
-from verify.model.loading import resolve_devices
-from verify.model.runner import ModelRunner
-from verify.model.segment import Segment
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider.drafters.interface import MAX_NODES, Drafter, DraftTree, Ints, Source, Verdict
+from outrider.drafters.model.language_model import Candidates
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import DrafterName, DraftTime
+from outrider.drafters.registry import Resources, make
+from outrider.server.settings import Settings
+from outrider.server.worker.runtime import load
+from outrider.verify.cost import CostCurve
+from outrider.verify.decode import Decoded, decode
+from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.draft_model.session import SessionDraft
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.heads.draft import HeadDraft, HeadRunner
+from outrider.verify.model.loading import resolve_devices
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 DEFAULT_CONTEXT_TOKENS = 1024
 PROMPT_TOKENS = 32  # of a synthetic prompt

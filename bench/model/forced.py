@@ -22,26 +22,26 @@ from bench.model.bandwidth import read_bytes_per_second
 from bench.model.steps import make_runner
 from bench.plan import BenchError
 from bench.recordings import Line, Recordings, load_encoder, load_resources, load_stream
-from drafters.interface import MAX_NODES, Drafter, DraftTree, Ints
-from drafters.none import NoDrafter
-from drafters.options import DrafterName
-from drafters.registry import Resources, make, warm
-from server.settings import Settings
-from verify.acceptance import NodeLogits, walk
-from verify.cost import CostCurve
-from verify.decode import Decoded, decode
-from verify.generation import DecodeOptions
-from verify.measurement import measure
-from verify.model.runner import ModelRunner
-from verify.model.transfer import to_host
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider.drafters.interface import MAX_NODES, Drafter, DraftTree, Ints
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import DrafterName
+from outrider.drafters.registry import Resources, make, warm
+from outrider.server.settings import Settings
+from outrider.verify.acceptance import NodeLogits, walk
+from outrider.verify.cost import CostCurve
+from outrider.verify.decode import Decoded, decode
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.measurement import measure
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.transfer import to_host
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 DEFAULT_CONTEXT_TOKENS = 4096
 
 
 class Recorded:
-    """Chooses the tokens of a recorded answer. Implements `verify.acceptance.Rule`."""
+    """Chooses the tokens of a recorded answer. Implements `outrider.verify.acceptance.Rule`."""
 
     def __init__(self, answer: Ints) -> None:
         self._answer = answer.tolist()

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.plan import BenchError
-from verify.tokenizer import load_tokenizer
+from outrider.verify.tokenizer import load_tokenizer
 
 NAMES = {  # of tensors, by their names in the folder
     "model.embed_tokens": "token_embd",

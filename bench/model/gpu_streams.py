@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from bench.model.shapes import random_runner
-from verify.model import invariance
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.runner import ModelRunner
-from verify.model.segment import Segment
+from outrider.verify.model import invariance
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
 
 COUNTS = (1, 2, 4, 8)  # of streams
 TEXT_TOKENS = 512

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from bench import report
-from drafters.interface import EMPTY, DraftTree, Ints, Source, Verdict, chain
-from verify.measurement import FEEDBACK
-from verify.model.batch import ForwardBatch
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider.drafters.interface import EMPTY, DraftTree, Ints, Source, Verdict, chain
+from outrider.verify.measurement import FEEDBACK
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 NODES = (0, 8, 16)
 ACCEPTED = 2  # nodes of each draft, so that a step chooses three tokens

@@ -8,10 +8,10 @@ from typing import Any, Literal, get_args
 import torch
 from transformers import AutoModelForCausalLM
 
-import models
-from drafters.interface import Ints
-from verify.model.loading import stop_ids
-from verify.tokenizer import load_tokenizer
+from outrider import models
+from outrider.drafters.interface import Ints
+from outrider.verify.model.loading import stop_ids
+from outrider.verify.tokenizer import load_tokenizer
 
 PeerName = Literal["transformers", "transformers-lookup", "transformers-assistant"]
 PEERS: tuple[PeerName, ...] = get_args(PeerName)

@@ -14,20 +14,20 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-import models
 from bench import report
 from bench.decode import encode
 from bench.plan import PROMPTS, Plan, make_plan
-from drafters.interface import Drafter, DraftTree, Source
-from drafters.options import DrafterName, DraftOptions, FusionOptions, PearlOptions
-from drafters.pearl import PearlDrafter
-from drafters.registry import make
-from server.settings import Settings, load_settings
-from server.worker.runtime import load
-from verify.decode import decode
-from verify.generation import DecodeOptions, Step
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider import models
+from outrider.drafters.interface import Drafter, DraftTree, Source
+from outrider.drafters.options import DrafterName, DraftOptions, FusionOptions, PearlOptions
+from outrider.drafters.pearl import PearlDrafter
+from outrider.drafters.registry import make
+from outrider.server.settings import Settings, load_settings
+from outrider.server.worker.runtime import load
+from outrider.verify.decode import decode
+from outrider.verify.generation import DecodeOptions, Step
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 Rule = Literal["keyed", "rejection"]
 # Under `keyed`, the source of a node that a table and the model propose does not tell which of them was right.

@@ -9,12 +9,12 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5TextConfig, Qwen3Config
 
 from bench.plan import BenchError
-from verify.model.attention import NAME
-from verify.model.cache.codec import KVDtype
-from verify.model.gpu.devices import Placement
-from verify.model.loading import prepare, resolve_devices
-from verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization
-from verify.model.runner import Compile, ModelRunner
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.cache.codec import KVDtype
+from outrider.verify.model.gpu.devices import Placement
+from outrider.verify.model.loading import prepare, resolve_devices
+from outrider.verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization
+from outrider.verify.model.runner import Compile, ModelRunner
 
 LOGITS_DEVIATION = 3.0  # the cost of sampling depends on how flat the distribution is
 LLAMA = {"vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddings": False}

@@ -13,13 +13,13 @@ from bench.decode import peak_memory_mb
 from bench.model import overhead
 from bench.model.bandwidth import linear_pass, read_bytes_per_second
 from bench.model.shapes import check_shape, random_runner
-from drafters.interface import MAX_NODES
-from server.settings import Settings
-from server.worker.runtime import default_threads
-from verify.measurement import CONTEXTS, measure, timed_forward
-from verify.model.loading import resolve_devices
-from verify.model.quantization import Quantization
-from verify.model.runner import ModelRunner
+from outrider.drafters.interface import MAX_NODES
+from outrider.server.settings import Settings
+from outrider.server.worker.runtime import default_threads
+from outrider.verify.measurement import CONTEXTS, measure, timed_forward
+from outrider.verify.model.loading import resolve_devices
+from outrider.verify.model.quantization import Quantization
+from outrider.verify.model.runner import ModelRunner
 
 STEP_NODES = (0, 1, 2, 4, 8, 16, 32, 63, 64, MAX_NODES)
 ROUNDS = 25

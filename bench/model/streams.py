@@ -22,20 +22,20 @@ from bench import report
 from bench.model.forced import DEFAULT_CONTEXT_TOKENS, ForcedVerifier, select_fitting
 from bench.model.steps import make_runner
 from bench.recordings import Line, Recordings, load_encoder, load_resources, load_stream
-from drafters.interface import MAX_NODES
-from drafters.none import NoDrafter
-from drafters.options import DrafterName
-from drafters.registry import Resources, make, warm
-from server.settings import Settings
-from verify.cost import CostCurve
-from verify.decode import step
-from verify.generation import DecodeOptions, Generation
-from verify.measurement import measure
-from verify.model.runner import ModelRunner
-from verify.pace import Pace
-from verify.round import run_round
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider.drafters.interface import MAX_NODES
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import DrafterName
+from outrider.drafters.registry import Resources, make, warm
+from outrider.server.settings import Settings
+from outrider.verify.cost import CostCurve
+from outrider.verify.decode import step
+from outrider.verify.generation import DecodeOptions, Generation
+from outrider.verify.measurement import measure
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.pace import Pace
+from outrider.verify.round import run_round
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 IN_TURNS = "in turns"
 PROMPT_TOKENS, BESIDE = 2000, 3  # of the prompt that is read, and streams beside it

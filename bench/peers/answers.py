@@ -20,8 +20,8 @@ from bench.peers.outrider import OutriderInProcess, OutriderServer
 from bench.peers.peer import Peer, Question, Weights
 from bench.peers.turns import Contender, count_items, figures, take_turns
 from bench.plan import Plan
-from drafters.interface import Ints
-from verify.tokenizer import load_tokenizer
+from outrider.drafters.interface import Ints
+from outrider.verify.tokenizer import load_tokenizer
 
 PEERS: Mapping[str, type[Peer]] = {
     "outrider": OutriderInProcess,

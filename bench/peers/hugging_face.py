@@ -12,7 +12,7 @@ from transformers.utils.logging import set_verbosity_error
 from bench.model.peers import Transformers
 from bench.peers.peer import KINDS, Answer, Peer, Question, Weights
 from bench.peers.server import complete, start
-from verify.tokenizer import load_tokenizer
+from outrider.verify.tokenizer import load_tokenizer
 
 NAME = "transformers"
 PLAIN = "plain"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.peers.peer import KINDS
 from bench.plan import BenchError
-from server.settings import Settings, load_settings, parse_flags
+from outrider.server.settings import Settings, load_settings, parse_flags
 
 CHOSEN_BY_BITS = ("model.dtype", "model.quantize")
 

@@ -15,8 +15,8 @@ from bench.http.process import start_server
 from bench.peers.peer import Answer, Peer, Question, Weights
 from bench.peers.server import TIMEOUT_SECONDS, complete
 from bench.plan import Plan
-from drafters.options import DrafterName
-from server.worker.runtime import load
+from outrider.drafters.options import DrafterName
+from outrider.server.worker.runtime import load
 
 NAME = "outrider"
 # No request learns from an earlier one, and there are no defaults that the others do not know.

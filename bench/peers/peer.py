@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 from bench.plan import BenchError
-from drafters.interface import Ints
-from server.settings import Settings
+from outrider.drafters.interface import Ints
+from outrider.server.settings import Settings
 
 Transport = Literal["in process", "HTTP"]
 

@@ -19,7 +19,7 @@ from bench.peers.levels import Levels
 from bench.peers.peer import KINDS, install_command
 from bench.peers.shapes import Shapes
 from bench.plan import BenchError
-from server.settings import load_settings, parse_flags
+from outrider.server.settings import load_settings, parse_flags
 
 VERSIONS = ("llama-cpp-python", "gguf")
 

@@ -30,11 +30,11 @@ from bench.peers.peer import KINDS, Answer
 from bench.peers.turns import Contender, count_items, figures, take_turns
 from bench.plan import BenchError
 from bench.recordings import Line, Recordings, load_encoder, load_resources, load_stream
-from drafters.interface import MAX_NODES
-from drafters.options import DrafterName
-from drafters.registry import Resources, warm
-from server.settings import Settings
-from verify.measurement import CONTEXTS, measure, timed_forward
+from outrider.drafters.interface import MAX_NODES
+from outrider.drafters.options import DrafterName
+from outrider.drafters.registry import Resources, warm
+from outrider.server.settings import Settings
+from outrider.verify.measurement import CONTEXTS, measure, timed_forward
 
 ROWS = (1, 8, 16)
 ROUNDS = 15

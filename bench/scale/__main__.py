@@ -28,7 +28,7 @@ from rich.console import Console
 from bench import report
 from bench.http.client import new_client, quantiles, served_model
 from bench.scale.sleeping import PREFILL, STEP, TOKENS
-from server.settings import Settings, load_settings
+from outrider.server.settings import Settings, load_settings
 
 ACTIVE = 4  # requests that a replica serves at once
 LOADS = {"half": 0.5, "full": 1.0, "double": 2.0}  # clients per request that the replicas serve at once
@@ -128,8 +128,8 @@ def cpu_seconds() -> dict[str, float]:
 def one_machine(settings: Settings) -> Iterator[str]:
     """The server of one machine with a sleeping engine, in a thread; its address."""
     from bench.scale.sleeping import SleepingEngine
-    from server.app import create_app
-    from verify.tokenizer import load_tokenizer
+    from outrider.server.app import create_app
+    from outrider.verify.tokenizer import load_tokenizer
 
     app = create_app(settings, load_tokenizer(settings.model.path), new_engine=SleepingEngine)
     listener = socket.create_server((HOST, 0))
@@ -162,8 +162,8 @@ async def deployed(settings: Settings, replicas: int, ingresses: int) -> str:
     from ray import serve
 
     from bench.scale.sleeping import SleepingReplica
-    from server.ray.deployment import application
-    from server.ray.scale import Scale
+    from outrider.server.ray.deployment import application
+    from outrider.server.ray.scale import Scale
 
     scale = Scale(replicas=replicas, ingress_replicas=ingresses, cpus=0.1, ingress_cpus=0.1)
     await asyncio.to_thread(serve.run, application(settings, scale, SleepingReplica), name="outrider")
@@ -230,7 +230,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = report.RESULTS / "scale.json",
 ) -> None:
     """Measure a Ray cluster on this machine."""
-    from server.ray.command import ENVIRONMENT
+    from outrider.server.ray.command import ENVIRONMENT
 
     os.environ |= ENVIRONMENT | {PREFILL: str(prefill_seconds), STEP: str(step_seconds), TOKENS: str(step_tokens)}
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0"}

@@ -10,10 +10,10 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable
 
-from server.engine.messages import Ready, Request, StepReport, TokenEvent
-from server.ray.deployment import Replica
-from server.settings import Settings
-from server.telemetry.metrics import Metrics
+from outrider.server.engine.messages import Ready, Request, StepReport, TokenEvent
+from outrider.server.ray.deployment import Replica
+from outrider.server.settings import Settings
+from outrider.server.telemetry.metrics import Metrics
 
 PREFILL, STEP, TOKENS = "BENCH_PREFILL_SECONDS", "BENCH_STEP_SECONDS", "BENCH_STEP_TOKENS"
 READY = Ready(

@@ -27,7 +27,7 @@ from bench.soak.clients import Record, Soak, growth
 from bench.soak.intruder import Intruder
 from bench.soak.questions import make_questions
 from bench.soak.servers import Servers
-from server.settings import load_settings
+from outrider.server.settings import load_settings
 
 CONFIG = Path(__file__).parents[1] / "hostile.yaml"
 FLAGS = {"scheduling.max_active": "4", "scheduling.max_waiting": "8", "sessions.folder_bytes": "200000000"}

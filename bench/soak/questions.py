@@ -8,13 +8,13 @@ from typing import Any
 
 from bench.decode import encode
 from bench.plan import PROMPTS, read_prompts
-from drafters.none import NoDrafter
-from server.settings import Settings
-from server.worker.runtime import load
-from verify.decode import decode
-from verify.generation import DecodeOptions
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider.drafters.none import NoDrafter
+from outrider.server.settings import Settings
+from outrider.server.worker.runtime import load
+from outrider.verify.decode import decode
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 
 @dataclass(frozen=True)

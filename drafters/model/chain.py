@@ -22,12 +22,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from drafters.interface import EMPTY, DraftTree, Draws, Floats, Ints, Sampling, Source, Verdict
-from drafters.model.language_model import Candidates, LanguageModel
-from drafters.model.ngram_predraft import NgramPredraft
-from drafters.options import MAX_WINDOW, PearlOptions
-from drafters.policy import Calibration, ema
-from drafters.sequence import Sequence
+from outrider.drafters.interface import EMPTY, DraftTree, Draws, Floats, Ints, Sampling, Source, Verdict
+from outrider.drafters.model.language_model import Candidates, LanguageModel
+from outrider.drafters.model.ngram_predraft import NgramPredraft
+from outrider.drafters.options import MAX_WINDOW, PearlOptions
+from outrider.drafters.policy import Calibration, ema
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.state import State, array, join, numbers, part
 
 
 @dataclass
@@ -61,8 +62,19 @@ class ModelChain:
         self.rejections = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A new chain, because the model may be drafting."""
-        return type(self)(copy.deepcopy(self._model, memo), self._options, self._choices)
+        """A new chain with what this one has learned, because the model may be drafting."""
+        forked = type(self)(copy.deepcopy(self._model, memo), self._options, self._choices)
+        forked.load({name: array.copy() for name, array in self.state().items()}, Sequence())
+        return forked
+
+    def state(self) -> State:
+        parts = join(calibration=self._calibration.state(), predraft=self._predraft.state())
+        return {"seconds": numbers(self._draft_seconds, self._verify_seconds), **parts}
+
+    def load(self, saved: State, text: Sequence) -> None:
+        self._draft_seconds, self._verify_seconds = array(saved, "seconds", np.float64, 2).tolist()
+        self._calibration.load(part(saved, "calibration"))
+        self._predraft.load(part(saved, "predraft"))
 
     def __len__(self) -> int:
         return len(self._links)

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from drafters.interface import Floats, Ints, Sampling
-from drafters.sequence import Sequence
+from outrider.drafters.interface import Floats, Ints, Sampling
+from outrider.drafters.sequence import Sequence
 
 T = TypeVar("T")
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drafters.interface import EMPTY, DraftTree
-from drafters.policy import Probe, ema
+import numpy as np
+
+from outrider.drafters.interface import EMPTY, DraftTree
+from outrider.drafters.policy import Probe, ema
+from outrider.drafters.state import State, array, join, numbers, part
 
 CAPACITY = 1 << 16  # contexts; the least recently updated is evicted
 MIN_PATH = 0.25  # nodes of a guide of lower path probability are no guesses
@@ -58,3 +61,15 @@ class NgramPredraft:
         """Records how many of the guessed tokens were correct."""
         if guessed:
             self._accuracy = max(ema(self._accuracy, correct / guessed), 1e-6)
+
+    def state(self) -> State:
+        grams = [(*context, token) for context, token in self._next.items()]
+        known = {"grams": np.array(grams, np.int32).reshape(-1, 3), "last": np.array([-1, -1, *self._last][-2:], np.int32)}
+        return {**known, "accuracy": numbers(self._accuracy), **join(probe=self._probe.state())}
+
+    def load(self, saved: State) -> None:
+        grams = array(saved, "grams", np.int32, None, 3).tolist()
+        self._next = {(first, second): third for first, second, third in grams}
+        self._last = [token for token in array(saved, "last", np.int32, 2).tolist() if token >= 0]
+        self._accuracy = float(array(saved, "accuracy", np.float64, 1)[0])
+        self._probe.load(part(saved, "probe"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from drafters.policy import GAIN_PRIOR, CostBenefit, LevelMeans, Probe, bounded
+from outrider.drafters.policy import GAIN_PRIOR, CostBenefit, LevelMeans, Probe, bounded
 
 PROBE_STEPS = 4  # consecutive steps; a chain needs some to grow
 PROBE_SHARE = 0.01  # of the time, at most, that probes take

@@ -1,9 +1,9 @@
 """`fusion` with a draft model: one tree of the tables' and the model's drafts.
 
-The model's chain is drafted before a verification or during it, as in PEARL, or not at all (`drafters.model.schedule`). A step
-without a chain verifies the tables' tree alone, so none is without a draft. Tokens that the model sampled for rejection
-sampling are all kept, because dropping some by their tokens would bias it. The tables' tokens fill the rest of the budget.
-"""
+The model's chain is drafted before a verification or during it, as in PEARL, or not at all
+(`outrider.drafters.model.schedule`). A step without a chain verifies the tables' tree alone, so none is without a draft. Tokens
+that the model sampled for rejection sampling are all kept, because dropping some by their tokens would bias it. The tables'
+tokens fill the rest of the budget."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from drafters.interface import EMPTY, NOTHING, Drafter, DraftTree, Draws, Ints, Sampling, Verdict, arrange
-from drafters.model.chain import ModelChain
-from drafters.model.schedule import Choice, Schedule, Schedules
-from drafters.options import DraftTime
-from drafters.sequence import Sequence
+from outrider.drafters.interface import EMPTY, NOTHING, Drafter, DraftTree, Draws, Ints, Sampling, Verdict, arrange
+from outrider.drafters.model.chain import ModelChain
+from outrider.drafters.model.schedule import Choice, Schedule, Schedules
+from outrider.drafters.options import DraftTime
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.state import State, join, part
 
 
 class UnionDrafter:
@@ -92,6 +93,13 @@ class UnionDrafter:
         self._tables.end()
         self._chain.end()
         self._table_tree = EMPTY
+
+    def state(self) -> State:
+        return join(tables=self._tables.state(), chain=self._chain.state())
+
+    def load(self, saved: State, text: Sequence) -> None:
+        self._tables.load(part(saved, "tables"), text)
+        self._chain.load(part(saved, "chain"), text)
 
     def _begin_chain(self) -> None:
         """Begins the chain, unless it has begun in this request."""

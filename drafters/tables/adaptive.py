@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.tables.kernel import kernel
-from drafters.tables.ngram import PROBABILITY_UNIT, BaseArrays, context_key, find
+from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.tables.ngram import PROBABILITY_UNIT, BaseArrays, context_key, find
 
 PROBES = 8  # slots per probe window
 

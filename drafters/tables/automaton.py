@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.tables.kernel import kernel
+from outrider.drafters.tables.kernel import kernel
 
 HOPS = 32  # suffix links followed to record an occurrence; shorter strings keep their older record
 

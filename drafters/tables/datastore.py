@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.tables import array_file
-from drafters.tables.array_file import ArrayFile, ArrayFileError
-from drafters.tables.pages import open_pages
-from drafters.tables.suffix import KIND, NONE, ROW, Corpus, corpus_of, tabulate
+from outrider.drafters.tables import array_file
+from outrider.drafters.tables.array_file import ArrayFile, ArrayFileError
+from outrider.drafters.tables.pages import open_pages
+from outrider.drafters.tables.suffix import KIND, NONE, ROW, Corpus, corpus_of, tabulate
 
 MANIFEST = "manifest.json"  # in a folder that is updated in place
 PLAN = "plan.txt"  # in the folder of an unfinished build: the texts it is built from

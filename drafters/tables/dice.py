@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.interface import Ints, Sampling
-from drafters.noise import mix
-from drafters.tables.kernel import kernel
+from outrider.drafters.interface import Ints, Sampling
+from outrider.drafters.noise import mix
+from outrider.drafters.tables.kernel import kernel
 
 LUCKY = 8  # lucky tokens per position
 LUCKY_IDS = 4096  # they are below it: in most vocabularies, frequent tokens have small ids
@@ -63,7 +63,7 @@ def throw(dice: Dice, sampling: Sampling | None, prompt: Ints) -> Dice:
 
 @kernel
 def position_key(seed: np.uint64, position: int) -> np.uint64:
-    """`drafters.noise.position_key` of a mixed seed."""
+    """`outrider.drafters.noise.position_key` of a mixed seed."""
     return _scramble((seed ^ np.uint64(position) * np.uint64(0xD1B54A32D192ED03)) + np.uint64(0x9E3779B97F4A7C15))
 
 

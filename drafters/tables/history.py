@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.tables.kernel import kernel
-from drafters.tables.suffix import LONGEST_CONTEXT
+from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.tables.suffix import LONGEST_CONTEXT
 
 MAX_OCCURRENCES = 8  # latest occurrences read per context
 MAX_RECENT = 128  # the same for the empty context, whose successors are the latest tokens

@@ -3,23 +3,33 @@
 A *level* is a source and a context length, for example "the corpus after the last 3 tokens", "the session after the last
 5", "the span that the session copies", "the tri-gram table" or "the client's prediction". It lists successors t with shares
 q(t). A table gives the trust in a level by source, context length, number of occurrences and diversity of successors.
-`drafters.tables.mixture` interpolates the levels into one distribution.
+`outrider.drafters.tables.mixture` interpolates the levels into one distribution.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import copy
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.interface import Source
-from drafters.tables.adaptive import Rows, successors
-from drafters.tables.history import COPY_STATE, MAX_RECENT, POSITION, History, copy_phase, extend_hashes, follow_copy, followers
-from drafters.tables.kernel import kernel
-from drafters.tables.ngram import BaseArrays
-from drafters.tables.pages import word
-from drafters.tables.suffix import (
+from outrider.drafters.interface import Source
+from outrider.drafters.tables.adaptive import Rows, successors
+from outrider.drafters.tables.history import (
+    COPY_STATE,
+    MAX_RECENT,
+    POSITION,
+    History,
+    copy_phase,
+    extend_hashes,
+    follow_copy,
+    followers,
+)
+from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.tables.ngram import BaseArrays
+from outrider.drafters.tables.pages import word
+from outrider.drafters.tables.suffix import (
     DENSE,
     DISTINCT,
     LONGEST_CONTEXT,
@@ -35,7 +45,7 @@ from drafters.tables.suffix import (
 )
 
 LENGTHS = LONGEST_CONTEXT + 1  # context lengths 0 to LONGEST_CONTEXT
-CORPUS, SESSION, TABLE, PREDICTION, COPY, LUCK = range(6)  # sources; luck is no level (`drafters.tables.dice`)
+CORPUS, SESSION, TABLE, PREDICTION, COPY, LUCK = range(6)  # sources; luck is no level (`outrider.drafters.tables.dice`)
 NODE_SOURCES = np.array(
     [Source.RETRIEVAL, Source.LOOKUP, Source.TRIGRAM, Source.PREDICTION, Source.LOOKUP, Source.NOISE], np.uint8
 )
@@ -59,7 +69,13 @@ class Sources(NamedTuple):
     expected: NDArray[np.int32]  # [M+1]; the length M of the client's prediction, then its tokens
     hits: NDArray[np.float64]  # [BUCKETS]; trust = hits / tries
     tries: NDArray[np.float64]  # [BUCKETS]
-    boost: NDArray[np.float64]  # [CELLS]
+    boost: NDArray[np.float64]  # [CELLS]; read-only
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Sources:
+        """A copy of what the session has learned. It shares the boost: a copy of it would be writable, and kernels are
+        specialised on that.
+        """
+        return Sources._make([*copy.deepcopy(self[:-1], memo), self.boost])
 
 
 class Contexts(NamedTuple):

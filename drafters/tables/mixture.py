@@ -1,6 +1,6 @@
 """P(next token) from counts alone: all levels of a context, interpolated by learned trust.
 
-Over the levels i that `drafters.tables.levels` lists, longest context first,
+Over the levels i that `outrider.drafters.tables.levels` lists, longest context first,
 
     P(t) = sum_i  trust_i * prod_{j before i} (1 - trust_j) * q_i(t).
 
@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.tables import array_file
-from drafters.tables.history import append, find_copy
-from drafters.tables.kernel import kernel
-from drafters.tables.levels import COPY, LENGTHS, MAX_SUCCESSORS, SESSION, Contexts, Scratch, Sources, advance, levels
-from drafters.tables.suffix import LONGEST_CONTEXT
+from outrider.drafters.tables import array_file
+from outrider.drafters.tables.history import append, find_copy
+from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.tables.levels import COPY, LENGTHS, MAX_SUCCESSORS, SESSION, Contexts, Scratch, Sources, advance, levels
+from outrider.drafters.tables.suffix import LONGEST_CONTEXT
 
 POWERS = 12  # cells by probability: powers of two
 CELLS = LENGTHS * 4 * POWERS

@@ -1,7 +1,7 @@
 """The base n-gram table of ADED (Eq. 1): the likeliest successors of contexts of one to three tokens in a corpus.
 
 The table is read-only, memory-mapped and looked up from numba kernels; the builder counts a corpus in blocks. What a
-session learns is in `drafters.tables.adaptive`.
+session learns is in `outrider.drafters.tables.adaptive`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.tables import array_file
-from drafters.tables.array_file import ArrayFileError
-from drafters.tables.kernel import kernel
+from outrider.drafters.tables import array_file
+from outrider.drafters.tables.array_file import ArrayFileError
+from outrider.drafters.tables.kernel import kernel
 
 KIND = "ngram"
 TOKEN_BITS = 21  # bits per token id; the largest vocabularies in use need 18

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.interface import EMPTY, DraftTree
-from drafters.tables.kernel import kernel
+from outrider.drafters.interface import EMPTY, DraftTree
+from outrider.drafters.tables.kernel import kernel
 
 
 class Nodes(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from drafters.tables.kernel import kernel
+from outrider.drafters.tables.kernel import kernel
 
 PAGE_SHIFT = 6  # small pages: reads are scattered
 PAGE_WORDS = 1 << PAGE_SHIFT

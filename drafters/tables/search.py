@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.interface import Source
-from drafters.tables.adaptive import Rows, successors
-from drafters.tables.kernel import kernel
-from drafters.tables.ngram import BaseArrays
-from drafters.tables.nodes import Nodes, likeliest_unchosen, new_nodes, reset
+from outrider.drafters.interface import Source
+from outrider.drafters.tables.adaptive import Rows, successors
+from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.tables.ngram import BaseArrays
+from outrider.drafters.tables.nodes import Nodes, likeliest_unchosen, new_nodes, reset
 
 
 class Trigrams(NamedTuple):

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.options import MAX_MATCH
-from drafters.tables.kernel import kernel
-from drafters.tables.suffix import sort_suffixes
+from outrider.drafters.options import MAX_MATCH
+from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.tables.suffix import sort_suffixes
 
 SORT_RATIO = 4  # if at least one in this many tokens is new, sorting the whole text is faster
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.options import MAX_MATCH
-from drafters.tables.kernel import allocating_kernel, kernel
-from drafters.tables.pages import Pages, in_memory, word
+from outrider.drafters.options import MAX_MATCH
+from outrider.drafters.tables.kernel import allocating_kernel, kernel
+from outrider.drafters.tables.pages import Pages, in_memory, word
 
 KIND = "suffix"
 LONGEST_CONTEXT = 6  # tokens; successors of frequent contexts up to this length are precomputed

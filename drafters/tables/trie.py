@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.tables.kernel import kernel
-from drafters.tables.nodes import Nodes, new_nodes, reset
+from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.tables.nodes import Nodes, new_nodes, reset
 
 
 class Trie(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from server.anthropic.schema import (
+from outrider.server.anthropic.schema import (
     CountTokensBody,
     MessageParam,
     MessagesBody,
@@ -23,8 +23,8 @@ from server.anthropic.schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from server.http.errors import APIError
-from server.openai.conversation import (
+from outrider.server.http.errors import APIError
+from outrider.server.openai.conversation import (
     AnyToolCall,
     CalledFunction,
     FunctionDefinition,
@@ -34,8 +34,8 @@ from server.openai.conversation import (
     Tool,
     ToolCall,
 )
-from server.openai.schema import ChatBody
-from server.openai.structures import JsonSchema, ResponseFormat
+from outrider.server.openai.schema import ChatBody
+from outrider.server.openai.structures import JsonSchema, ResponseFormat
 
 # Claude Code begins its system prompt with this line, whose content differs between requests.
 BILLING_LINE = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")

@@ -6,14 +6,14 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from server.anthropic.schema import MessagesBody
-from server.chat.tools import Part, ToolParser
-from server.http.errors import APIError
-from server.http.sse import ServerSentEvent
-from server.openai.conversation import parse_arguments
-from server.openai.generation import ChoiceOutput
-from server.openai.output_parser import OutputParser
-from server.openai.usage import Usage
+from outrider.server.anthropic.schema import MessagesBody
+from outrider.server.chat.tools import Part, ToolParser
+from outrider.server.http.errors import APIError
+from outrider.server.http.sse import ServerSentEvent
+from outrider.server.openai.conversation import parse_arguments
+from outrider.server.openai.generation import ChoiceOutput
+from outrider.server.openai.output_parser import OutputParser
+from outrider.server.openai.usage import Usage
 
 SIGNATURE = "outrider"  # of reasoning; clients return it with the reasoning, and nobody checks it
 PING = ServerSentEvent({"type": "ping"}, name="ping")

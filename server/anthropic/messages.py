@@ -12,17 +12,17 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from server.anthropic.conversion import ignored_tools, to_chat
-from server.anthropic.formatter import PING, MessageFormatter
-from server.anthropic.schema import CountTokensBody, MessagesBody
-from server.chat.prompt import PromptEncoder
-from server.http.errors import APIError
-from server.http.json_route import in_turn
-from server.openai.chat import ChatEndpoint
-from server.openai.generation import GenerationRunner, GenerationTask
-from server.openai.schema import ChatBody
-from server.openai.usage import Usage
-from server.settings import Settings
+from outrider.server.anthropic.conversion import ignored_tools, to_chat
+from outrider.server.anthropic.formatter import PING, MessageFormatter
+from outrider.server.anthropic.schema import CountTokensBody, MessagesBody
+from outrider.server.chat.prompt import PromptEncoder
+from outrider.server.http.errors import APIError
+from outrider.server.http.json_route import in_turn
+from outrider.server.openai.chat import ChatEndpoint
+from outrider.server.openai.generation import GenerationRunner, GenerationTask
+from outrider.server.openai.schema import ChatBody
+from outrider.server.openai.usage import Usage
+from outrider.server.settings import Settings
 
 THINKING_ARGUMENTS = ("enable_thinking", "thinking")  # variables of chat templates that switch reasoning on or off
 IGNORED_TOOLS = "x-outrider-ignored"  # header

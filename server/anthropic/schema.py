@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from server.openai.fields import (
+from outrider.server.openai.fields import (
     MAX_ENTRIES,
     MAX_PARTS,
     TEXT_OR_LIST,

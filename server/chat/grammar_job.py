@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 from llguidance import LLMatcher
 
-from server.chat.gbnf import to_lark
-from server.chat.grammar_depth import json_depth, rule_depth
-from server.chat.tools.formats import ToolFormat
-from server.chat.tools.grammar import calls_grammar
-from server.chat.tools.lark import COMPACT
-from server.chat.tools.lark_pattern import lark_pattern
+from outrider.server.chat.gbnf import to_lark
+from outrider.server.chat.grammar_depth import json_depth, rule_depth
+from outrider.server.chat.tools.formats import ToolFormat
+from outrider.server.chat.tools.grammar import calls_grammar
+from outrider.server.chat.tools.lark import COMPACT
+from outrider.server.chat.tools.lark_pattern import lark_pattern
 
 LENIENT: Any = {**COMPACT, "lenient": True}
 INPUT = "input"  # the parameter of the function that stands for a custom tool

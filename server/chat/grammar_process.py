@@ -15,9 +15,9 @@ import weakref
 from collections import OrderedDict
 from typing import NamedTuple, TextIO
 
-from server.chat.grammar_job import Job
-from server.engine.worker_process import command, environment_without_settings
-from server.fair_pool import FairPool
+from outrider.server.chat.grammar_job import Job
+from outrider.server.engine.worker_process import command, environment_without_settings
+from outrider.server.fair_pool import FairPool
 
 log = logging.getLogger("outrider")
 ANSWER_SECONDS = 30.0  # to wait for a process that makes no progress; it limits its processor time itself
@@ -40,7 +40,7 @@ class GrammarProcess:
         """Starts the process; returns when it is ready. Raises OSError."""
         end, theirs = socket.socketpair()
         with theirs:
-            program = command("server.chat.grammar_validator", str(theirs.fileno()))
+            program = command("outrider.server.chat.grammar_validator", str(theirs.fileno()))
             try:
                 self._process = subprocess.Popen(
                     program, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment_without_settings()

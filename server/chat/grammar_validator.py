@@ -19,8 +19,8 @@ import threading
 
 from llguidance import LLMatcher, LLTokenizer
 
-from server.chat.grammar_job import TooDeep, build, decode
-from verify.constraints.limits import LIMITS, first_line
+from outrider.server.chat.grammar_job import TooDeep, build, decode
+from outrider.verify.constraints.limits import LIMITS, first_line
 
 CPU_SECONDS = 2.0  # for one grammar; LIMITS keeps the slowest known ones below 1 s
 MEMORY_BYTES = 1 << 30  # address space; the largest known grammars need an eighth

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from server.chat.fill_in import MARKERS
+from outrider.server.chat.fill_in import MARKERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

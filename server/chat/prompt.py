@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2.exceptions import TemplateError
 
-from server.chat.fill_in import MARKER_COUNT, FillInText, FillInTokens, assemble, encode_parts, find_tokens, fit
-from server.chat.plain_text import PlainText, encode
-from server.fair_pool import FairPool
-from server.http.errors import APIError
+from outrider.server.chat.fill_in import MARKER_COUNT, FillInText, FillInTokens, assemble, encode_parts, find_tokens, fit
+from outrider.server.chat.plain_text import PlainText, encode
+from outrider.server.fair_pool import FairPool
+from outrider.server.http.errors import APIError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from server.chat.tools.lark import Lark
-from server.chat.tools.parts import Part, ToolParser, merge_parts
-from server.chat.tools.source import Reader
-from server.chat.tools.writer import SourceParser
+from outrider.server.chat.tools.lark import Lark
+from outrider.server.chat.tools.parts import Part, ToolParser, merge_parts
+from outrider.server.chat.tools.source import Reader
+from outrider.server.chat.tools.writer import SourceParser
 
 
 @dataclass(frozen=True)

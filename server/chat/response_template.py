@@ -10,10 +10,10 @@ import json
 import re
 from typing import Any
 
-from server.chat.reasoning_parser import ReasoningFormat
-from server.chat.tools import ToolFormat, tool_parser
-from server.chat.tools.formats import Words, is_slot
-from server.chat.tools.gemma import QUOTE
+from outrider.server.chat.reasoning_parser import ReasoningFormat
+from outrider.server.chat.tools import ToolFormat, tool_parser
+from outrider.server.chat.tools.formats import Words, is_slot
+from outrider.server.chat.tools.gemma import QUOTE
 
 NAME = "response_template"  # of the derived formats
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from server.chat.grammar_job import InputGrammar, Job, Structure, TooDeep
-from server.chat.grammar_process import GrammarValidator
-from server.chat.tools.formats import ToolFormat
-from server.chat.tools.grammar import MAX_CALLS
-from server.http.errors import APIError
-from server.settings import Limits
+from outrider.server.chat.grammar_job import InputGrammar, Job, Structure, TooDeep
+from outrider.server.chat.grammar_process import GrammarValidator
+from outrider.server.chat.tools.formats import ToolFormat
+from outrider.server.chat.tools.grammar import MAX_CALLS
+from outrider.server.http.errors import APIError
+from outrider.server.settings import Limits
 
 
 class GrammarChecker:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from server.engine.messages import (
+from outrider.server.engine.messages import (
     Cancel,
     Failed,
     Forget,
@@ -28,11 +28,11 @@ from server.engine.messages import (
     Status,
     TokenEvent,
 )
-from server.engine.queue import Queue, QueueFull
-from server.engine.supervisor import Supervisor
-from server.engine.worker_process import WorkerProcess
-from server.settings import Scheduling, Settings
-from server.telemetry.metrics import Metrics
+from outrider.server.engine.queue import Queue, QueueFull
+from outrider.server.engine.supervisor import Supervisor
+from outrider.server.engine.worker_process import WorkerProcess
+from outrider.server.settings import Scheduling, Settings
+from outrider.server.telemetry.metrics import Metrics
 
 log = logging.getLogger("outrider")
 MAX_UNREAD_EVENTS = 64  # of a request, before it is held: it keeps its session, but gets no turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
-from server.engine.messages import Ready, Request, TokenEvent
+from outrider.server.engine.messages import Ready, Request, TokenEvent
 
 
 class EngineLike(Protocol):

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from drafters.options import DrafterName
-from drafters.sequence import Finish
-from verify.sampling_params import ReasoningLimit, SamplingParams
+from outrider.drafters.options import DrafterName
+from outrider.drafters.sequence import Finish
+from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
 
 Reuse = Literal["new", "continued", "forked"]  # how a request came by its session
 

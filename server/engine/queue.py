@@ -24,7 +24,7 @@ class QueueFull(Exception):
 
     def __init__(self, reason: str, message: str, seconds: float) -> None:
         super().__init__(message)
-        self.reason = reason  # one of server.telemetry.metrics.REFUSALS
+        self.reason = reason  # one of outrider.server.telemetry.metrics.REFUSALS
         self.seconds = seconds
 
 

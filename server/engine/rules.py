@@ -1,4 +1,4 @@
-"""The acceptance rule of each request (`verify.acceptance`), where the server may choose it.
+"""The acceptance rule of each request (`outrider.verify.acceptance`), where the server may choose it.
 
 A request with a seed, greedy decoding, a grammar or several choices is always `keyed` under `auto`: its answer can be compared
 with another one. Elsewhere only the distribution of the answer can be observed, which both rules preserve, so the rule that
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from drafters.options import NEED_A_MODEL, DrafterName
-from drafters.policy import Probe
-from server.engine.messages import Request, TokenEvent
-from server.settings import Settings
-from verify.sampling_params import SamplingParams
+from outrider.drafters.options import NEED_A_MODEL, DrafterName
+from outrider.drafters.policy import Probe
+from outrider.server.engine.messages import Request, TokenEvent
+from outrider.server.settings import Settings
+from outrider.verify.sampling_params import SamplingParams
 
 Rule = Literal["keyed", "rejection"]
 TRIAL_TOKENS = 512  # of each rule, before their speeds are compared

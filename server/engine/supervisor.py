@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from server.engine import messages
-from server.engine import transport as wire
-from server.engine.messages import SAVE_SECONDS, FromWorker, Ready, Refused, Shutdown, ToWorker
-from server.engine.worker_process import WorkerProcess
-from server.settings import Settings
+from outrider.server.engine import messages
+from outrider.server.engine import transport as wire
+from outrider.server.engine.messages import SAVE_SECONDS, FromWorker, Ready, Refused, Shutdown, ToWorker
+from outrider.server.engine.worker_process import WorkerProcess
+from outrider.server.settings import Settings
 
 log = logging.getLogger("outrider")
 STOP_SECONDS = 5.0  # for the worker to end after a Shutdown message or a signal

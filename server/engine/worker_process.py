@@ -14,10 +14,10 @@ import sys
 import time
 from typing import Any, ClassVar
 
-from server.engine import messages
-from server.engine.messages import Start
-from server.engine.transport import framed
-from server.settings import Settings
+from outrider.server.engine import messages
+from outrider.server.engine.messages import Start
+from outrider.server.engine.transport import framed
+from outrider.server.settings import Settings
 
 # The program gets this process's module search path, so that both run the same code wherever it is installed. Ctrl-C reaches
 # the whole process group; only the front end handles it.
@@ -38,7 +38,7 @@ def command(module: str, argument: str) -> list[str]:
 class WorkerProcess:
     """A running worker and the front end's end of the socket to it."""
 
-    module: ClassVar[str] = "server.worker.main"  # whose `main` the process runs
+    module: ClassVar[str] = "outrider.server.worker.main"  # whose `main` the process runs
 
     def __init__(self, settings: Settings) -> None:
         """Starts the process; returns at once. The settings cross the socket without the API keys. Raises OSError."""

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.http.errors import APIError
-from server.settings import ApiKey
+from outrider.server.http.errors import APIError
+from outrider.server.settings import ApiKey
 
 ANYONE = "anyone"  # the principal of a server without keys
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/"})  # /metrics has its own rules, see `exposition`

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from server.engine.engine import EngineError, InvalidRequest, Overloaded, Unavailable
+from outrider.server.engine.engine import EngineError, InvalidRequest, Overloaded, Unavailable
 
 RETRY_AFTER_SECONDS = 1.0  # if the error has no estimate
 MESSAGE_CHARACTERS, PARAM_CHARACTERS = 600, 120  # both may quote a client's value of any length

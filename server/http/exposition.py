@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI, Request, Response
 
-from server.http import errors
-from server.http.auth import digest, key_digest, wrong_key
-from server.http.errors import APIError
-from server.http.origins import OriginGuard
-from server.settings import Settings
+from outrider.server.http import errors
+from outrider.server.http.auth import digest, key_digest, wrong_key
+from outrider.server.http.errors import APIError
+from outrider.server.http.origins import OriginGuard
+from outrider.server.settings import Settings
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -14,10 +14,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
-from server.fair_pool import FairPool
-from server.http.auth import ANYONE
-from server.http.errors import APIError, from_validation
-from server.http.json_body import InvalidJSON, decode
+from outrider.server.fair_pool import FairPool
+from outrider.server.http.auth import ANYONE
+from outrider.server.http.errors import APIError, from_validation
+from outrider.server.http.json_body import InvalidJSON, decode
 
 T = TypeVar("T")
 INLINE_BYTES = 1 << 14  # of a body that is decoded and validated in about a millisecond, so not worth a thread

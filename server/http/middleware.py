@@ -11,11 +11,11 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.http.auth import ANYONE
-from server.http.body_budget import SMALL_BYTES, BodyBudget
-from server.http.errors import ANTHROPIC_PATHS, APIError
-from server.settings import Logging
-from server.telemetry.metrics import Metrics
+from outrider.server.http.auth import ANYONE
+from outrider.server.http.body_budget import SMALL_BYTES, BodyBudget
+from outrider.server.http.errors import ANTHROPIC_PATHS, APIError
+from outrider.server.settings import Logging
+from outrider.server.telemetry.metrics import Metrics
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # safe to log and to send back
 MIN_BYTES_PER_SECOND = 1 << 14  # of a body

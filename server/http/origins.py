@@ -13,8 +13,8 @@ from collections.abc import Collection
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.http.errors import APIError
-from server.settings import Server
+from outrider.server.http.errors import APIError
+from outrider.server.settings import Server
 
 ANY = "*"
 

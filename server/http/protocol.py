@@ -15,9 +15,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from server.http.errors import APIError
-from server.settings import Server
-from server.telemetry.metrics import Metrics
+from outrider.server.http.errors import APIError
+from outrider.server.settings import Server
+from outrider.server.telemetry.metrics import Metrics
 
 HEAD_BYTES = 1 << 16  # of a request line with its headers, checked whenever data arrives
 MAX_PIPELINED = 16  # unanswered requests per connection

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.http.errors import APIError
-from server.settings import Auth
-from server.telemetry.metrics import Metrics
+from outrider.server.http.errors import APIError
+from outrider.server.settings import Auth
+from outrider.server.telemetry.metrics import Metrics
 
 
 class QuotaExceeded(Exception):
@@ -22,7 +22,7 @@ class QuotaExceeded(Exception):
 
     def __init__(self, reason: str, message: str, seconds: float) -> None:
         super().__init__(message)
-        self.reason = reason  # one of server.telemetry.metrics.REFUSALS
+        self.reason = reason  # one of outrider.server.telemetry.metrics.REFUSALS
         self.seconds = seconds
 
 

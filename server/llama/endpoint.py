@@ -7,11 +7,11 @@ import time
 from fastapi import Request as HTTPRequest
 from fastapi import Response
 
-from server.chat.prompt import PromptEncoder
-from server.llama.formatter import InfillFormatter
-from server.llama.schema import InfillBody
-from server.openai.generation import GenerationRunner, GenerationTask
-from server.openai.requests import RequestBuilder
+from outrider.server.chat.prompt import PromptEncoder
+from outrider.server.llama.formatter import InfillFormatter
+from outrider.server.llama.schema import InfillBody
+from outrider.server.openai.generation import GenerationRunner, GenerationTask
+from outrider.server.openai.requests import RequestBuilder
 
 ANSWER_TOKENS = 256  # that a long prompt leaves room for, if the request sets no limit
 

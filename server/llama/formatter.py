@@ -6,16 +6,16 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from server.engine.messages import Request
-from server.http.errors import APIError
-from server.http.sse import ServerSentEvent
-from server.llama.schema import InfillBody
-from server.openai.generation import ChoiceOutput
-from server.openai.usage import Usage
+from outrider.server.engine.messages import Request
+from outrider.server.http.errors import APIError
+from outrider.server.http.sse import ServerSentEvent
+from outrider.server.llama.schema import InfillBody
+from outrider.server.openai.generation import ChoiceOutput
+from outrider.server.openai.usage import Usage
 
 
 class InfillFormatter:
-    """Writes the answer to one /infill request. Implements `server.openai.generation.Formatter`."""
+    """Writes the answer to one /infill request. Implements `outrider.server.openai.generation.Formatter`."""
 
     def __init__(
         self, body: InfillBody, request: Request, arrived: float, stats: Mapping[str, float], eos_ids: Collection[int]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from server.openai.generation import Cut
+from outrider.server.openai.generation import Cut
 
 
 class LineLimits:
-    """llama-server's `n_indent` and `t_max_predict_ms`. Implements `server.openai.generation.Stop`."""
+    """llama-server's `n_indent` and `t_max_predict_ms`. Implements `outrider.server.openai.generation.Stop`."""
 
     def __init__(self, indent: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         """`indent`: least number of spaces and tabs that a line begins with, except the first; an empty line has none.

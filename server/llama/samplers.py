@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from server.openai.fields import MAX_PARTS
-from verify.sampling_params import SamplingParams
+from outrider.server.openai.fields import MAX_PARTS
+from outrider.verify.sampling_params import SamplingParams
 
 # Samplers run in this order; those of equal rank commute.
 RANKS = {"penalties": 0, "top_k": 1, "temperature": 1, "top_p": 2, "min_p": 3, "infill": 3}

@@ -7,13 +7,13 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from server.chat.fill_in import ContextFile, FillInText
-from server.llama.line_limits import LineLimits
-from server.llama.samplers import Samplers, select
-from server.openai import unsupported
-from server.openai.fields import MAX_PARTS, NO_DEFAULTS, Body, SamplingFields, Strings
-from server.openai.schema import GenerationBody, UntracedSpeculation
-from verify.sampling_params import SamplingParams
+from outrider.server.chat.fill_in import ContextFile, FillInText
+from outrider.server.llama.line_limits import LineLimits
+from outrider.server.llama.samplers import Samplers, select
+from outrider.server.openai import unsupported
+from outrider.server.openai.fields import MAX_PARTS, NO_DEFAULTS, Body, SamplingFields, Strings
+from outrider.server.openai.schema import GenerationBody, UntracedSpeculation
+from outrider.verify.sampling_params import SamplingParams
 
 # What other endpoints reject and this one has.
 ACCEPTED = ("response_fields", "samplers", "t_max_predict_ms")

@@ -14,24 +14,24 @@ import msgspec
 from fastapi import Request as HTTPRequest
 from fastapi import Response
 
-from server.chat.prompt import PromptEncoder, TemplateOptions
-from server.chat.reasoning_parser import THINK, ReasoningParser, detect_reasoning
-from server.chat.response_template import EXAMPLE, derive_reasoning, derive_tools
-from server.chat.structured_output import GrammarChecker
-from server.chat.tools import FORMATS, Part, ToolFormat, ToolParser, detect_format, tool_parser, with_model_ids
-from server.chat.vocabulary import Vocabulary
-from server.engine.messages import Request
-from server.http.errors import APIError
-from server.http.json_route import in_turn
-from server.openai.choices import ChoicesFormatter
-from server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask, Stop
-from server.openai.logprobs import content_logprobs
-from server.openai.output_parser import OutputParser, SingleCallParser, SingleCallStop
-from server.openai.requests import RequestBuilder, check_count
-from server.openai.schema import ChatBody
-from server.openai.tools.custom_input import CustomPart
-from server.settings import Settings
-from verify.sampling_params import ReasoningLimit
+from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
+from outrider.server.chat.reasoning_parser import THINK, ReasoningParser, detect_reasoning
+from outrider.server.chat.response_template import EXAMPLE, derive_reasoning, derive_tools
+from outrider.server.chat.structured_output import GrammarChecker
+from outrider.server.chat.tools import FORMATS, Part, ToolFormat, ToolParser, detect_format, tool_parser, with_model_ids
+from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.engine.messages import Request
+from outrider.server.http.errors import APIError
+from outrider.server.http.json_route import in_turn
+from outrider.server.openai.choices import ChoicesFormatter
+from outrider.server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask, Stop
+from outrider.server.openai.logprobs import content_logprobs
+from outrider.server.openai.output_parser import OutputParser, SingleCallParser, SingleCallStop
+from outrider.server.openai.requests import RequestBuilder, check_count
+from outrider.server.openai.schema import ChatBody
+from outrider.server.openai.tools.custom_input import CustomPart
+from outrider.server.settings import Settings
+from outrider.verify.sampling_params import ReasoningLimit
 
 log = logging.getLogger("outrider")
 

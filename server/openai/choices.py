@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, ClassVar
 
-from server.chat.vocabulary import Vocabulary
-from server.http.errors import APIError
-from server.http.sse import DONE, ServerSentEvent
-from server.openai.generation import ChoiceOutput
-from server.openai.schema import GenerationBody
-from server.openai.trace import trace_body
-from server.openai.usage import Usage
+from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.http.errors import APIError
+from outrider.server.http.sse import DONE, ServerSentEvent
+from outrider.server.openai.generation import ChoiceOutput
+from outrider.server.openai.schema import GenerationBody
+from outrider.server.openai.trace import trace_body
+from outrider.server.openai.usage import Usage
 
 FINGERPRINT = f"outrider-{version('outrider')}"
 

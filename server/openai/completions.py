@@ -9,17 +9,17 @@ from typing import Any
 from fastapi import Request as HTTPRequest
 from fastapi import Response
 
-from server.chat.fill_in import FillInText
-from server.chat.prompt import PromptEncoder
-from server.chat.vocabulary import Vocabulary
-from server.http.errors import APIError
-from server.openai.choices import ChoicesFormatter
-from server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask
-from server.openai.logprobs import completion_logprobs
-from server.openai.requests import RequestBuilder, check_count
-from server.openai.schema import CompletionBody
-from server.openai.usage import Usage
-from server.settings import Settings
+from outrider.server.chat.fill_in import FillInText
+from outrider.server.chat.prompt import PromptEncoder
+from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.http.errors import APIError
+from outrider.server.openai.choices import ChoicesFormatter
+from outrider.server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask
+from outrider.server.openai.logprobs import completion_logprobs
+from outrider.server.openai.requests import RequestBuilder, check_count
+from outrider.server.openai.schema import CompletionBody
+from outrider.server.openai.usage import Usage
+from outrider.server.settings import Settings
 
 
 class CompletionsEndpoint:

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from server.chat.grammar_job import INPUT
-from server.http import json_body
-from server.openai.fields import MAX_ENTRIES, MAX_PARTS, TEXT_OR_LIST, Body, FreeForm, Name, Text
+from outrider.server.chat.grammar_job import INPUT
+from outrider.server.http import json_body
+from outrider.server.openai.fields import MAX_ENTRIES, MAX_PARTS, TEXT_OR_LIST, Body, FreeForm, Name, Text
 
 TEXT_TYPES = ("text", "input_text", "output_text", "refusal")
 

@@ -18,14 +18,14 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 from msgspec.structs import fields, replace
 
-from drafters.sequence import Finish
-from server.engine.engine import EngineError
-from server.engine.messages import Request, StepReport, TokenEvent, TokenLogprobs
-from server.http import sse
-from server.http.errors import APIError, from_engine
-from server.http.sse import ServerSentEvent
-from server.openai.usage import Usage
-from server.telemetry.metrics import Metrics
+from outrider.drafters.sequence import Finish
+from outrider.server.engine.engine import EngineError
+from outrider.server.engine.messages import Request, StepReport, TokenEvent, TokenLogprobs
+from outrider.server.http import sse
+from outrider.server.http.errors import APIError, from_engine
+from outrider.server.http.sse import ServerSentEvent
+from outrider.server.openai.usage import Usage
+from outrider.server.telemetry.metrics import Metrics
 
 
 @dataclass

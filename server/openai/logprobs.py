@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from server.chat.vocabulary import Vocabulary
-from server.engine.messages import TokenLogprobs
-from server.openai.generation import ChoiceOutput
+from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.engine.messages import TokenLogprobs
+from outrider.server.openai.generation import ChoiceOutput
 
 MIN_LOGPROB = -9999.0  # OpenAI's replacement for minus infinity, which JSON does not have
 

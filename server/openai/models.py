@@ -10,11 +10,11 @@ from typing import Any
 from fastapi import Request
 from pydantic import model_validator
 
-from server.chat.prompt import PromptEncoder, TemplateOptions
-from server.engine.messages import Ready
-from server.http.errors import APIError
-from server.openai.conversation import Messages
-from server.openai.fields import NO_DEFAULTS, Body, SamplingFields, TokenIds
+from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
+from outrider.server.engine.messages import Ready
+from outrider.server.http.errors import APIError
+from outrider.server.openai.conversation import Messages
+from outrider.server.openai.fields import NO_DEFAULTS, Body, SamplingFields, TokenIds
 
 MAX_NAME_CHARACTERS = 256  # every chunk of a stream repeats the model's name
 

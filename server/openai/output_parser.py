@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from server.chat.tools import Part, ToolParser, merge_parts
-from server.openai.generation import ChoiceOutput, Cut
-from server.openai.tools.custom_input import CustomInputs
+from outrider.server.chat.tools import Part, ToolParser, merge_parts
+from outrider.server.openai.generation import ChoiceOutput, Cut
+from outrider.server.openai.tools.custom_input import CustomInputs
 
 
 class OutputParser:
@@ -57,7 +57,7 @@ class SingleCallParser:
 
 
 class SingleCallStop:
-    """Ends a choice where its second call begins. Implements `server.openai.generation.Stop`."""
+    """Ends a choice where its second call begins. Implements `outrider.server.openai.generation.Stop`."""
 
     def __init__(self, parser: ToolParser) -> None:
         self._parser = SingleCallParser(parser)

@@ -9,19 +9,19 @@ from dataclasses import replace
 
 from fastapi import Request as HTTPRequest
 
-from drafters.options import NEED_A_MODEL
-from server.chat.prompt import PromptEncoder
-from server.chat.structured_output import GrammarChecker
-from server.engine.messages import Ready, Request
-from server.engine.rules import AcceptanceRules
-from server.http.auth import ANYONE
-from server.http.errors import APIError
-from server.openai.conversation import beginning, content_text
-from server.openai.fields import NO_DEFAULTS, SamplingFields
-from server.openai.models import ModelNames
-from server.openai.schema import ChatBody, GenerationBody
-from server.settings import Settings
-from verify.sampling_params import SamplingParams
+from outrider.drafters.options import NEED_A_MODEL
+from outrider.server.chat.prompt import PromptEncoder
+from outrider.server.chat.structured_output import GrammarChecker
+from outrider.server.engine.messages import Ready, Request
+from outrider.server.engine.rules import AcceptanceRules
+from outrider.server.http.auth import ANYONE
+from outrider.server.http.errors import APIError
+from outrider.server.openai.conversation import beginning, content_text
+from outrider.server.openai.fields import NO_DEFAULTS, SamplingFields
+from outrider.server.openai.models import ModelNames
+from outrider.server.openai.schema import ChatBody, GenerationBody
+from outrider.server.settings import Settings
+from outrider.verify.sampling_params import SamplingParams
 
 SESSION_CHARACTERS = 256
 AFFINITY_TOKENS = 64  # of a prompt that is no chat; texts that begin with the same ones share a replica of a cluster

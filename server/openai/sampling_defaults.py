@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 from transformers.utils import cached_file
 
-from server.openai.fields import NO_DEFAULTS, SamplingFields
-from verify.checkpoint import DEFAULT_REVISION, GGUF
+from outrider.server.openai.fields import NO_DEFAULTS, SamplingFields
+from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF
 
 FILE = "generation_config.json"
 log = logging.getLogger("outrider")

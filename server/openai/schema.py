@@ -13,11 +13,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from drafters.interface import MAX_NODES
-from drafters.options import DrafterName
-from server.chat.grammar_job import InputGrammar
-from server.openai.conversation import Content, Messages, NamedTool, Tool
-from server.openai.fields import (
+from outrider.drafters.interface import MAX_NODES
+from outrider.drafters.options import DrafterName
+from outrider.server.chat.grammar_job import InputGrammar
+from outrider.server.openai.conversation import Content, Messages, NamedTool, Tool
+from outrider.server.openai.fields import (
     MAX_PARTS,
     NO_DEFAULTS,
     Biases,
@@ -31,10 +31,10 @@ from server.openai.fields import (
     first_given,
     reject_unsupported,
 )
-from server.openai.structures import StructureFields
-from server.openai.tools.definitions import AllowedChoice, CustomTool, NamedCustomTool, ToolChoice, Tools
-from server.openai.unsupported import UNSUPPORTED, UNSUPPORTED_IN_CHATS, UNSUPPORTED_IN_COMPLETIONS
-from verify.sampling_params import SamplingParams
+from outrider.server.openai.structures import StructureFields
+from outrider.server.openai.tools.definitions import AllowedChoice, CustomTool, NamedCustomTool, ToolChoice, Tools
+from outrider.server.openai.unsupported import UNSUPPORTED, UNSUPPORTED_IN_CHATS, UNSUPPORTED_IN_COMPLETIONS
+from outrider.verify.sampling_params import SamplingParams
 
 UINT64 = (1 << 64) - 1
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from server.chat.grammar_job import Structure
-from server.http import json_body
-from server.openai.fields import MAX_ENTRIES, Body, FreeForm, Name, json_type, reject_unsupported
+from outrider.server.chat.grammar_job import Structure
+from outrider.server.http import json_body
+from outrider.server.openai.fields import MAX_ENTRIES, Body, FreeForm, Name, json_type, reject_unsupported
 
 
 def parse_schema(schema: Any) -> Any:

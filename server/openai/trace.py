@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.chat.vocabulary import Vocabulary
-from server.engine.messages import StepReport, StepTrace
+from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.engine.messages import StepReport, StepTrace
 
 
 def trace_body(vocabulary: Vocabulary, step: StepReport, trace: StepTrace) -> dict[str, Any]:

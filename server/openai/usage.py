@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.engine.messages import TokenEvent
+from outrider.server.engine.messages import TokenEvent
 
 
 @dataclass

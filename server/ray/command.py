@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from server.command import EXTRA_FLAGS, ConfigOption, ModelOption, SettingsCommand, fail
+from outrider.server.command import EXTRA_FLAGS, ConfigOption, ModelOption, SettingsCommand, fail
 
 if TYPE_CHECKING:
-    from server.ray.scale import Scale
-    from server.settings import Settings
+    from outrider.server.ray.scale import Scale
+    from outrider.server.settings import Settings
 
 NAME = "outrider"  # of the Serve application
 # What a Ray that this command starts is told: calls between deployments go straight through gRPC, and the application runs in
@@ -53,13 +53,13 @@ def deploy(
     Every setting of `outrider serve` is a flag. On a running cluster the command returns once the model is served; a cluster
     that it has started itself ends with it.
     """
-    from server.settings import SettingsError, load_settings, parse_flags
+    from outrider.server.settings import SettingsError, load_settings, parse_flags
 
     if find_spec("ray") is None:
         raise fail("`outrider deploy` needs Ray; install it with `pip install 'outrider[ray]'`.")
     if max_replicas is not None and max_replicas < replicas:
         raise fail("--max-replicas must be at least --replicas.")
-    from server.ray.scale import Scale
+    from outrider.server.ray.scale import Scale
 
     try:
         options = [option for parameter in context.command.params for option in parameter.opts]
@@ -72,7 +72,7 @@ def deploy(
 
 def run(settings: Settings, scale: Scale, address: str | None) -> None:
     """Deploys, and waits for Ctrl-C if this process has started the cluster. Raises SettingsError and ConnectionError."""
-    from server.front_end import check_address
+    from outrider.server.front_end import check_address
 
     check_address(settings)
     for name, value in ENVIRONMENT.items():
@@ -80,8 +80,8 @@ def run(settings: Settings, scale: Scale, address: str | None) -> None:
     import ray
     from ray import serve
 
-    from server.ray.deployment import application
-    from server.settings import SettingsError
+    from outrider.server.ray.deployment import application
+    from outrider.server.settings import SettingsError
 
     app = application(settings, scale)
     started = connect(address, scale)
@@ -129,7 +129,7 @@ def connect(address: str | None, scale: Scale) -> bool:
 
 def check_room(resources: Mapping[str, float], scale: Scale, started: bool) -> None:
     """Warns if the cluster lacks cores or GPUs. Raises SettingsError if it is new: no further machines join it."""
-    from server.settings import SettingsError
+    from outrider.server.settings import SettingsError
 
     for name, reserved in (("CPU", scale.reserved_cpus), ("GPU", scale.reserved_gpus)):
         found = resources.get(name, 0.0)

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from server.http.quotas import QuotaExceeded, Quotas
-from server.settings import Auth
-from server.telemetry.metrics import Metrics
+from outrider.server.http.quotas import QuotaExceeded, Quotas
+from outrider.server.settings import Auth
+from outrider.server.telemetry.metrics import Metrics
 
 REPORT_SECONDS = 5.0
 SILENT_SECONDS = 4 * REPORT_SECONDS

@@ -16,16 +16,16 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
-from server.engine.worker_process import encode_settings
-from server.imports import hide_torch
-from server.ray.coordinator import Coordinator
-from server.ray.handles import ServeCoordinator, ServeReplicas
-from server.ray.replica import ModelReplica
-from server.ray.scale import Scale
-from server.settings import Auth, Settings, SettingsError, load_settings
-from server.telemetry.logs import configure
+from outrider.server.engine.worker_process import encode_settings
+from outrider.server.imports import hide_torch
+from outrider.server.ray.coordinator import Coordinator
+from outrider.server.ray.handles import ServeCoordinator, ServeReplicas
+from outrider.server.ray.replica import ModelReplica
+from outrider.server.ray.scale import Scale
+from outrider.server.settings import Auth, Settings, SettingsError, load_settings
+from outrider.server.telemetry.logs import configure
 
-ROUTER = "server.ray.router.AffinityRouter"
+ROUTER = "outrider.server.ray.router.AffinityRouter"
 NEIGHBOURS = 2  # replicas that are tried after a full one
 COORDINATOR_CALLS = 10_000  # at once
 NO_ACCESS_LOG = {"enable_access_log": False}  # the ingress logs its requests itself
@@ -55,7 +55,7 @@ class Ingress:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         if not settings.model.trust_remote_code:
             hide_torch()
-        from server.ray.ingress import create_ingress  # imports transformers
+        from outrider.server.ray.ingress import create_ingress  # imports transformers
 
         member = ServeCoordinator(coordinator, f"ingress-{replica_name()}")
         self._app, quotas = create_ingress(settings, ServeReplicas(replicas), member, member.page)

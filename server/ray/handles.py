@@ -12,9 +12,9 @@ from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from server.ray.coordinator import REPORT_SECONDS
-from server.ray.remote_engine import RETRY_SECONDS, ReplicaLost, ReplicasFull
-from server.telemetry.metrics import Metrics
+from outrider.server.ray.coordinator import REPORT_SECONDS
+from outrider.server.ray.remote_engine import RETRY_SECONDS, ReplicaLost, ReplicasFull
+from outrider.server.telemetry.metrics import Metrics
 
 LOST = (RayActorError, NodeDiedError, ObjectLostError, DeploymentUnavailableError, ReplicaUnavailableError)
 

@@ -7,14 +7,14 @@ from functools import partial
 
 from fastapi import FastAPI
 
-from server.app import create_app
-from server.engine.interface import EngineLike
-from server.engine.messages import StepReport
-from server.ray.remote_engine import RemoteEngine, Replicas
-from server.ray.shared_quotas import SharedCounts, SharedQuotas
-from server.settings import Settings
-from server.telemetry.metrics import Metrics
-from verify.tokenizer import load_tokenizer
+from outrider.server.app import create_app
+from outrider.server.engine.interface import EngineLike
+from outrider.server.engine.messages import StepReport
+from outrider.server.ray.remote_engine import RemoteEngine, Replicas
+from outrider.server.ray.shared_quotas import SharedCounts, SharedQuotas
+from outrider.server.settings import Settings
+from outrider.server.telemetry.metrics import Metrics
+from outrider.verify.tokenizer import load_tokenizer
 
 
 class IngressMetrics(Metrics):

@@ -15,12 +15,12 @@ from typing import Protocol
 
 from msgspec import structs
 
-from server.engine.engine import EngineError, Overloaded, ShuttingDown, WorkerLost, seconds_left
-from server.engine.messages import Ready, Request, TokenEvent
-from server.engine.queue import EMA_WEIGHT
-from server.ray import wire
-from server.settings import Settings
-from server.telemetry.metrics import Metrics
+from outrider.server.engine.engine import EngineError, Overloaded, ShuttingDown, WorkerLost, seconds_left
+from outrider.server.engine.messages import Ready, Request, TokenEvent
+from outrider.server.engine.queue import EMA_WEIGHT
+from outrider.server.ray import wire
+from outrider.server.settings import Settings
+from outrider.server.telemetry.metrics import Metrics
 
 log = logging.getLogger("outrider")
 MAX_LOSSES = 3  # replicas that a request may lose before it fails: its prompt may be what ends them

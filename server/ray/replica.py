@@ -12,14 +12,14 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from server.engine.engine import MAX_UNREAD_EVENTS, Engine, EngineError
-from server.engine.interface import EngineLike
-from server.engine.messages import TokenEvent
-from server.engine.worker_process import decode_settings
-from server.ray import wire
-from server.settings import Settings
-from server.telemetry.logs import configure
-from server.telemetry.metrics import Metrics
+from outrider.server.engine.engine import MAX_UNREAD_EVENTS, Engine, EngineError
+from outrider.server.engine.interface import EngineLike
+from outrider.server.engine.messages import TokenEvent
+from outrider.server.engine.worker_process import decode_settings
+from outrider.server.ray import wire
+from outrider.server.settings import Settings
+from outrider.server.telemetry.logs import configure
+from outrider.server.telemetry.metrics import Metrics
 
 Item = TokenEvent | EngineError
 

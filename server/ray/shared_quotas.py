@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Protocol
 
-from server.http.quotas import QuotaExceeded, refused
-from server.settings import Auth
-from server.telemetry.metrics import Metrics
+from outrider.server.http.quotas import QuotaExceeded, refused
+from outrider.server.settings import Auth
+from outrider.server.telemetry.metrics import Metrics
 
 
 class SharedCounts(Protocol):

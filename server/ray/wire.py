@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from server.engine.engine import (
+from outrider.server.engine.engine import (
     DeadlineExceeded,
     EngineError,
     InvalidRequest,
@@ -18,7 +18,7 @@ from server.engine.engine import (
     ShuttingDown,
     WorkerLost,
 )
-from server.engine.messages import Ready, Request, TokenEvent
+from outrider.server.engine.messages import Ready, Request, TokenEvent
 
 Kind = Literal["error", "invalid", "overloaded", "lost", "deadline", "draining"]
 KINDS: dict[type[EngineError], Kind] = {

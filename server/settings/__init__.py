@@ -1,8 +1,8 @@
 """The settings: the tree, its sources, and its reference."""
 
-from server.settings.access import ApiKey, Auth, MetricsAccess, Server, is_loopback
-from server.settings.sources import load_settings, parse_flags
-from server.settings.tree import (
+from outrider.server.settings.access import ApiKey, Auth, MetricsAccess, Server, is_loopback
+from outrider.server.settings.sources import load_settings, parse_flags
+from outrider.server.settings.tree import (
     DraftModel,
     Limits,
     Logging,

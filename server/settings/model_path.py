@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from models import smollm2
+from outrider.models import smollm2
 
 
 def locate_model(path: str) -> str:

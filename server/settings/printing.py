@@ -11,8 +11,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from server.settings.reference import Setting, SettingsSection, as_yaml, sections
-from server.settings.sources import EffectiveSettings
+from outrider.server.settings.reference import Setting, SettingsSection, as_yaml, sections
+from outrider.server.settings.sources import EffectiveSettings
 
 
 def print_reference(console: Console) -> None:

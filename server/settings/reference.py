@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from server.settings.tree import Settings
+from outrider.server.settings.tree import Settings
 
 
 @dataclass(frozen=True)

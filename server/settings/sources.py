@@ -17,10 +17,10 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, PydanticBaseSettingsSource
 from pydantic_settings import SettingsError as UnreadableError
 
-from drafters.options import NEED_A_MODEL
-from server.settings.access import Auth
-from server.settings.reference import setting_names
-from server.settings.tree import Settings, SettingsError, parse_list
+from outrider.drafters.options import NEED_A_MODEL
+from outrider.server.settings.access import Auth
+from outrider.server.settings.reference import setting_names
+from outrider.server.settings.tree import Settings, SettingsError, parse_list
 
 Origin = Literal["default", "file", "environment", "flag"]
 FILE: Origin = "file"

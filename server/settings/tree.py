@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-import models
-from drafters.options import (
+from outrider import models
+from outrider.drafters.options import (
     MAX_NODES,
     DrafterName,
     DraftGraphOptions,
@@ -25,12 +25,12 @@ from drafters.options import (
     RetrievalOptions,
     TrigramOptions,
 )
-from models import smollm2
-from server.settings.access import Auth, MetricsAccess, Section, Server, is_loopback
-from server.settings.devices import Devices, KVDtype, Quantize
-from server.settings.model_path import ModelPath
-from server.settings.tool_formats import ToolFormat
-from verify.checkpoint import DEFAULT_REVISION
+from outrider.models import smollm2
+from outrider.server.settings.access import Auth, MetricsAccess, Section, Server, is_loopback
+from outrider.server.settings.devices import Devices, KVDtype, Quantize
+from outrider.server.settings.model_path import ModelPath
+from outrider.server.settings.tool_formats import ToolFormat
+from outrider.verify.checkpoint import DEFAULT_REVISION
 
 DEFAULT_MAX_ACTIVE = 8
 

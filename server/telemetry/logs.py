@@ -12,7 +12,7 @@ import textwrap
 from types import TracebackType
 from typing import Any
 
-from server.settings import Logging
+from outrider.server.settings import Logging
 
 # Control characters, line separators and marks that reorder text: a terminal or a log reader would act on them.
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

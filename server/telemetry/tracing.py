@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.settings import Tracing
+from outrider.server.settings import Tracing
 
 
 class TracingError(ValueError):

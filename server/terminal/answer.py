@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.terminal.client import NO_CHUNK, ChatError
-from server.terminal.colours import SourceReader, paint
-from server.terminal.printable import printable
+from outrider.server.terminal.client import NO_CHUNK, ChatError
+from outrider.server.terminal.colours import SourceReader, paint
+from outrider.server.terminal.printable import printable
 
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError)  # raised for fields that are missing or of another type
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drafters.options import NAMES
-from server.terminal.answer import Answer
-from server.terminal.client import ChatError, Client
-from server.terminal.colours import legend
+from outrider.drafters.options import NAMES
+from outrider.server.terminal.answer import Answer
+from outrider.server.terminal.client import ChatError, Client
+from outrider.server.terminal.colours import legend
 
 HISTORY = Path("~/.cache/outrider/chat_history")
 HISTORY_LINES = 1000

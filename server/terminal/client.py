@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from server.terminal.printable import one_line
+from outrider.server.terminal.printable import one_line
 
 TIMEOUT_SECONDS = 10.0  # to connect, and for short answers
 MAX_ERROR_BYTES = 1 << 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-CODES = {  # ANSI colours by label of `drafters.interface.Source`
+CODES = {  # ANSI colours by label of `outrider.drafters.interface.Source`
     "none": "37",
     "trigram": "32",
     "retrieval": "36",

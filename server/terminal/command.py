@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from server.command import EXTRA_FLAGS, ConfigOption, fail
+from outrider.server.command import EXTRA_FLAGS, ConfigOption, fail
 
 if TYPE_CHECKING:
-    from server.terminal.chat import Chat
-    from server.terminal.own_server import OwnServer
+    from outrider.server.terminal.chat import Chat
+    from outrider.server.terminal.own_server import OwnServer
 
 URL = "http://127.0.0.1:8000"
 INTERRUPTED = 130  # exit code of a program that Ctrl-C has ended
@@ -41,8 +41,8 @@ def chat(
     colours: Annotated[bool, typer.Option("--colours", help="Colour the text by the drafter that guessed it.")] = False,
 ) -> None:
     """Chat with a model in the terminal. With --model, all settings of `outrider serve` also work as flags."""
-    from server.terminal.chat import Chat
-    from server.terminal.client import ChatError, Client
+    from outrider.server.terminal.chat import Chat
+    from outrider.server.terminal.client import ChatError, Client
 
     if model is None and (config or context.args):
         raise fail("Settings are for a server that the chat starts; give it a --model, or leave them out.")
@@ -69,8 +69,8 @@ def own_key(url: str | None) -> str | None:
 
 def start(model: str, config: Path | None, arguments: list[str]) -> AbstractContextManager[OwnServer]:
     """A server for the chat, with these settings as flags."""
-    from server.settings import SettingsError, load_settings, parse_flags
-    from server.terminal.own_server import own_server
+    from outrider.server.settings import SettingsError, load_settings, parse_flags
+    from outrider.server.terminal.own_server import own_server
 
     try:
         flags = parse_flags(arguments) | {"model.path": model}
@@ -82,8 +82,8 @@ def start(model: str, config: Path | None, arguments: list[str]) -> AbstractCont
 
 def talk(chat: Chat) -> None:
     """Runs the chat on this terminal. Raises ChatError."""
-    from server.terminal.chat import line_reader, save_history, show
-    from server.terminal.printable import one_line
+    from outrider.server.terminal.chat import line_reader, save_history, show
+    from outrider.server.terminal.printable import one_line
 
     read = line_reader()
     if sys.stdin.isatty():

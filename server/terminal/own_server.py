@@ -21,11 +21,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from server.engine.worker_process import command
-from server.settings import Settings, load_settings
-from server.settings.access import Auth
-from server.terminal.client import ChatError, Client
-from server.terminal.printable import printable
+from outrider.server.engine.worker_process import command
+from outrider.server.settings import Settings, load_settings
+from outrider.server.settings.access import Auth
+from outrider.server.terminal.client import ChatError, Client
+from outrider.server.terminal.printable import printable
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 10.0
@@ -40,7 +40,7 @@ def main(_: str) -> None:
     """The process: reads its settings from stdin, and serves until stdin is closed."""
     given = json.loads(sys.stdin.readline())
     threading.Thread(target=end_with_chat, daemon=True).start()
-    from server.serve import run
+    from outrider.server.serve import run
 
     sys.exit(run(private_settings(given["config"] and Path(given["config"]), given["flags"], given["key"])))
 
@@ -66,7 +66,7 @@ class OwnServer:
         self.key = secrets.token_urlsafe()
         # In a process group of its own, so that Ctrl-C stops an answer and not the server.
         self._process = subprocess.Popen(
-            command("server.terminal.own_server", ""),
+            command("outrider.server.terminal.own_server", ""),
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from server.partial_match import overlap
+from outrider.server.partial_match import overlap
 
 
 class Detokenizer:

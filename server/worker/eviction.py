@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from server.worker.memory_plan import RESERVED_SHARE
-from server.worker.session import Session
-from verify.model.cache import paging
-from verify.model.cache.paging import Page, Rows, distinct_bytes
-from verify.model.cache.shape import CacheShape
-from verify.model.memory import free_bytes
+from outrider.server.worker.memory_plan import RESERVED_SHARE
+from outrider.server.worker.session import Session
+from outrider.verify.model.cache import paging
+from outrider.verify.model.cache.paging import Page, Rows, distinct_bytes
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.memory import free_bytes
 
 KEPT_SHARE = 0.25  # of the memory that is free after the weights, for the rows of all sessions
 MEMORY_SHARE = 1 - RESERVED_SHARE  # of the same memory, for rows and the copies of their pages

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.interface import Logprobs, Source
-from drafters.registry import make_uncompiled
-from drafters.sequence import Finish
-from server.chat.vocabulary import Vocabulary
-from server.engine.messages import Request, StepReport, StepTrace, TokenEvent, TokenLogprobs
-from server.settings import Settings
-from server.worker.detokenizer import AnswerText, Detokenizer
-from server.worker.runtime import Runtime
-from server.worker.session import Session
-from verify.constraints.reasoning import Constraint, ReasoningBudget
-from verify.generation import DecodeOptions, Generation, Step
+from outrider.drafters.interface import Logprobs, Source
+from outrider.drafters.registry import make_uncompiled
+from outrider.drafters.sequence import Finish
+from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.engine.messages import Request, StepReport, StepTrace, TokenEvent, TokenLogprobs
+from outrider.server.settings import Settings
+from outrider.server.worker.detokenizer import AnswerText, Detokenizer
+from outrider.server.worker.runtime import Runtime
+from outrider.server.worker.session import Session
+from outrider.verify.constraints.reasoning import Constraint, ReasoningBudget
+from outrider.verify.generation import DecodeOptions, Generation, Step
 
 LABELS = {int(source): source.label for source in Source}
 

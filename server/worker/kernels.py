@@ -1,8 +1,8 @@
 """The drafters' compiled kernels. Compiling them takes half a minute, loading them from numba's cache a fraction of a second.
 
 At the first start on a machine, background processes compile them into the cache while the worker already serves: those of the
-default drafter first, then the others. Until then, `drafters.prompt_lookup` drafts, which needs none. Drafts never change an
-answer, so only the speed differs.
+default drafter first, then the others. Until then, `outrider.drafters.prompt_lookup` drafts, which needs none. Drafts never
+change an answer, so only the speed differs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataclasses import asdict
 
 from numba.core.event import Event, Listener, install_listener
 
-from drafters.options import NAMES, DrafterName
-from drafters.registry import Resources, warm
-from server.engine.worker_process import command, decode_settings, encode_settings
-from server.settings import Settings
-from server.worker.resources import Tables, distinct, load_resources
+from outrider.drafters.options import NAMES, DrafterName
+from outrider.drafters.registry import Resources, warm
+from outrider.server.engine.worker_process import command, decode_settings, encode_settings
+from outrider.server.settings import Settings
+from outrider.server.worker.resources import Tables, distinct, load_resources
 
 log = logging.getLogger("outrider.worker")
 NICENESS = 5  # requests run first

@@ -12,8 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from drafters.interface import Ints
-from drafters.tables.suffix import Corpus, index
+from outrider.drafters.interface import Ints
+from outrider.drafters.tables.suffix import Corpus, index
 
 MAX_PRINCIPALS = 256  # with texts; the least recently used is dropped first
 MAX_TOKENS_IN_LOOP = 1 << 13  # whose index takes some milliseconds
@@ -22,7 +22,9 @@ INDEXING_SHARE = 1 / 8  # new tokens, relative to the indexed ones, that make it
 
 
 class LearnedText:
-    """One principal's texts, the most recent ones up to a number of tokens. A block for `server.worker.resources.Stores`."""
+    """One principal's texts, the most recent ones up to a number of tokens. A block for
+    `outrider.server.worker.resources.Stores`.
+    """
 
     def __init__(self, max_tokens: int, separator: int) -> None:
         """`separator` is larger than every token id."""

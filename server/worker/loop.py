@@ -13,9 +13,9 @@ from collections import deque
 import numpy as np
 import torch
 
-from drafters.interface import MAX_NODES
-from server.engine import messages
-from server.engine.messages import (
+from outrider.drafters.interface import MAX_NODES
+from outrider.server.engine import messages
+from outrider.server.engine.messages import (
     SAVE_SECONDS,
     Cancel,
     Failed,
@@ -28,24 +28,24 @@ from server.engine.messages import (
     Status,
     TokenEvent,
 )
-from server.engine.transport import WorkerSide
-from server.settings import Settings
-from server.worker.job import Job
-from server.worker.runtime import Runtime, max_active, memory_bytes
-from server.worker.session import SessionKey
-from server.worker.sessions import SessionStore
-from server.worker.storage.model_digest import model_digest
-from server.worker.storage.session_files import SessionFiles
-from server.worker.storage.session_folder import ForeignFolder
-from server.worker.storage.session_format import Fits
-from verify.constraints.grammar import GrammarError
-from verify.generation import PromptError, Step
-from verify.model.cache.kv_cache import KVCache
-from verify.model.cache.paging import OutOfPages
-from verify.model.runner import ModelRunner
-from verify.pace import Pace
-from verify.round import Overlap, Round
-from verify.verifier import PREFILL_CHUNK_TOKENS
+from outrider.server.engine.transport import WorkerSide
+from outrider.server.settings import Settings
+from outrider.server.worker.job import Job
+from outrider.server.worker.runtime import Runtime, max_active, memory_bytes
+from outrider.server.worker.session import SessionKey
+from outrider.server.worker.sessions import SessionStore
+from outrider.server.worker.storage.model_digest import model_digest
+from outrider.server.worker.storage.session_files import SessionFiles
+from outrider.server.worker.storage.session_folder import ForeignFolder
+from outrider.server.worker.storage.session_format import Fits
+from outrider.verify.constraints.grammar import GrammarError
+from outrider.verify.generation import PromptError, Step
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.paging import OutOfPages
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.pace import Pace
+from outrider.verify.round import Overlap, Round
+from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
 
 log = logging.getLogger("outrider.worker")
 IDLE_SECONDS = 0.5  # to wait for messages when there is no work

@@ -13,13 +13,13 @@ import socket
 import threading
 import time
 
-from server.engine import messages
-from server.engine.messages import Ready, Refused, Start
-from server.engine.transport import WorkerSide
-from server.engine.worker_process import decode_settings
-from server.imports import frozen_imports
-from server.settings import Settings
-from server.telemetry.logs import configure
+from outrider.server.engine import messages
+from outrider.server.engine.messages import Ready, Refused, Start
+from outrider.server.engine.transport import WorkerSide
+from outrider.server.engine.worker_process import decode_settings
+from outrider.server.imports import frozen_imports
+from outrider.server.settings import Settings
+from outrider.server.telemetry.logs import configure
 
 START_SECONDS = 60.0  # to wait for the Start message
 
@@ -57,12 +57,12 @@ def receive_start(wire: WorkerSide) -> Start:
 def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
     """Loads and serves. A model or table that cannot be loaded is reported as Refused."""
     with frozen_imports():
-        from drafters.tables.array_file import ArrayFileError
-        from server.worker.kernels import Kernels
-        from server.worker.loop import Worker
-        from server.worker.runtime import load
-        from verify.errors import ModelError
-        from verify.model.cache.windows import held_bytes
+        from outrider.drafters.tables.array_file import ArrayFileError
+        from outrider.server.worker.kernels import Kernels
+        from outrider.server.worker.loop import Worker
+        from outrider.server.worker.runtime import load
+        from outrider.verify.errors import ModelError
+        from outrider.verify.model.cache.windows import held_bytes
 
     try:
         runtime = load(settings, Kernels(settings))

@@ -11,11 +11,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from server.settings.tree import DEFAULT_MAX_ACTIVE
-from verify.errors import ModelError
-from verify.model.cache.kv_cache import MARGIN_POSITIONS
-from verify.model.cache.paging import PAGE_TOKENS, page_count
-from verify.model.cache.windows import held_positions
+from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
+from outrider.verify.errors import ModelError
+from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
+from outrider.verify.model.cache.paging import PAGE_TOKENS, page_count
+from outrider.verify.model.cache.windows import held_positions
 
 MIN_CONTEXT_TOKENS = 8192  # a context is not shortened further, because agents' prompts would no longer fit
 RESERVED_SHARE = 0.2  # of the free memory, for activations

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from drafters.sequence import Ints
+from outrider.drafters.sequence import Ints
 
 K = TypeVar("K", bound=Hashable)
 BLOCK_TOKENS = 32  # beginnings are compared in units of a block

@@ -11,16 +11,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-import models
-from drafters.model.language_model import LanguageModel
-from drafters.options import Options
-from drafters.registry import Resources
-from drafters.tables import datastore, ngram
-from drafters.tables.array_file import ArrayFileError
-from drafters.tables.ngram import BaseArrays
-from drafters.tables.suffix import Corpus
-from server.settings import Settings
-from server.worker.learned import LearnedText
+from outrider import models
+from outrider.drafters.model.language_model import LanguageModel
+from outrider.drafters.options import Options
+from outrider.drafters.registry import Resources
+from outrider.drafters.tables import datastore, ngram
+from outrider.drafters.tables.array_file import ArrayFileError
+from outrider.drafters.tables.ngram import BaseArrays
+from outrider.drafters.tables.suffix import Corpus
+from outrider.server.settings import Settings
+from outrider.server.worker.learned import LearnedText
 
 log = logging.getLogger("outrider.worker")
 CHECK_SECONDS = 1.0  # between two checks of whether a datastore has changed

@@ -14,34 +14,34 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from drafters.interface import Ints
-from drafters.registry import Resources
-from server.chat.vocabulary import Vocabulary
-from server.http.body_budget import TOTAL_BYTES
-from server.settings import Settings
-from server.settings.tree import DEFAULT_MAX_ACTIVE
-from server.worker.kernels import Kernels
-from server.worker.learned import MAX_PRINCIPALS, LearnedTexts
-from server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
-from server.worker.resources import Stores, Tables, distinct, load_resources
-from verify.constraints.grammar import GrammarCompiler
-from verify.cost import CostCurve
-from verify.draft_model.runner import DraftRunner
-from verify.findings import save_finding
-from verify.heads.draft import HeadRunner
-from verify.heads.loading import MTP, load_head
-from verify.heads.model import HeadModel
-from verify.measurement import cost_file, load_or_measure, machine_key
-from verify.model.loading import LoadOptions, load_weights, start_model, stop_ids
-from verify.model.memory import free_bytes
-from verify.model.quantization import Quantization
-from verify.model.runner import ModelRunner
-from verify.round import Together, in_turns
-from verify.self_draft.layers import SELF
-from verify.self_draft.loading import share_target
-from verify.self_draft.search import load_or_search
-from verify.self_draft.session import SelfRunner
-from verify.tokenizer import check_pair, fingerprint, load_tokenizer
+from outrider.drafters.interface import Ints
+from outrider.drafters.registry import Resources
+from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.http.body_budget import TOTAL_BYTES
+from outrider.server.settings import Settings
+from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
+from outrider.server.worker.kernels import Kernels
+from outrider.server.worker.learned import MAX_PRINCIPALS, LearnedTexts
+from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
+from outrider.server.worker.resources import Stores, Tables, distinct, load_resources
+from outrider.verify.constraints.grammar import GrammarCompiler
+from outrider.verify.cost import CostCurve
+from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.findings import save_finding
+from outrider.verify.heads.draft import HeadRunner
+from outrider.verify.heads.loading import MTP, load_head
+from outrider.verify.heads.model import HeadModel
+from outrider.verify.measurement import cost_file, load_or_measure, machine_key
+from outrider.verify.model.loading import LoadOptions, load_weights, start_model, stop_ids
+from outrider.verify.model.memory import free_bytes
+from outrider.verify.model.quantization import Quantization
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.round import Together, in_turns
+from outrider.verify.self_draft.layers import SELF
+from outrider.verify.self_draft.loading import share_target
+from outrider.verify.self_draft.search import load_or_search
+from outrider.verify.self_draft.session import SelfRunner
+from outrider.verify.tokenizer import check_pair, fingerprint, load_tokenizer
 
 log = logging.getLogger("outrider.worker")
 SMALL_MODEL_BYTES = 64_000_000

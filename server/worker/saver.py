@@ -12,10 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from drafters.registry import arrays_of
-from server.worker.session import Session
-from server.worker.storage.contents import Contents
-from server.worker.storage.session_files import SessionFiles
+from outrider.drafters.registry import arrays_of
+from outrider.server.worker.session import Session
+from outrider.server.worker.storage.contents import Contents
+from outrider.server.worker.storage.session_files import SessionFiles
 
 
 class Saver:

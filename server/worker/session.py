@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from drafters.interface import Drafter, Ints
-from drafters.options import DrafterName
-from drafters.registry import Resources, fork, make, restore
-from server.engine.messages import Reuse
-from server.worker.storage.session_format import StoredRows, StoredSession
-from verify.model.cache.kv_cache import KVCache
-from verify.verifier import TreeVerifier
+from outrider.drafters.interface import Drafter, Ints
+from outrider.drafters.options import DrafterName
+from outrider.drafters.registry import Resources, load, make
+from outrider.drafters.state import StateError
+from outrider.server.engine.messages import Reuse
+from outrider.server.worker.storage.session_format import StoredRows, StoredSession
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.verifier import TreeVerifier
 
+log = logging.getLogger("outrider.worker")
 # A prompt continues a conversation although its last tokens differ from the earlier prompt's: the end of a rendered
 # conversation changes when the next message follows.
 CHANGED_TOKENS = 32
@@ -44,12 +48,19 @@ class Session:
     def drafter(self, name: DrafterName, resources: Resources) -> Drafter:
         """The session's drafter of this name, made at first use."""
         if name not in self.drafters:
-            drafter = self.drafters[name] = make(name, resources)
-            if self.stored is not None and (learned := self.stored.learned(name)):
-                drafter.begin(self.verifier.sequence)
-                drafter.end()
-                restore(drafter, learned)
+            restored = self._restored(name, resources)
+            self.drafters[name] = make(name, resources) if restored is None else restored
         return self.drafters[name]
+
+    def _restored(self, name: DrafterName, resources: Resources) -> Drafter | None:
+        """The drafter that was saved with the session; None if there is none, or if it cannot be used, which is logged."""
+        if self.stored is None or not (learned := self.stored.learned(name)):
+            return None
+        try:
+            return load(name, resources, learned, self.verifier.sequence)
+        except StateError as error:
+            log.warning("what %s has learned in %s is not used: %s", name, self.stored.path, error)
+            return None
 
     def continues(self, prompt: Ints, shared: int) -> bool:
         """Whether a prompt without a session name, whose first `shared` tokens are this text, is this session's next one."""
@@ -72,7 +83,7 @@ class Session:
         """A session in `slot` with the first `length` tokens of this one's text, and what its drafters have learned."""
         memo: dict[int, Any] = {}
         verifier = self.verifier.fork(slot, length, memo)
-        return Session(verifier, {name: fork(drafter, memo) for name, drafter in self.drafters.items()})
+        return Session(verifier, {name: copy.deepcopy(drafter, memo) for name, drafter in self.drafters.items()})
 
     def reset(self) -> None:
         """Drops text and drafters, whose state is unknown after an error."""

@@ -18,17 +18,17 @@ from contextlib import contextmanager
 
 import torch
 
-from drafters.interface import Ints
-from drafters.sequence import common_prefix
-from server.worker.eviction import Bounds, Eviction
-from server.worker.prefix_index import BLOCK_TOKENS, PrefixIndex
-from server.worker.saver import Saver
-from server.worker.session import Session, SessionKey
-from server.worker.storage.session_files import SessionFiles
-from server.worker.storage.session_format import DamagedSession, StoredRows, StoredSession
-from verify.model.cache.kv_cache import KVCache
-from verify.model.runner import ModelRunner
-from verify.verifier import TreeVerifier
+from outrider.drafters.interface import Ints
+from outrider.drafters.sequence import common_prefix
+from outrider.server.worker.eviction import Bounds, Eviction
+from outrider.server.worker.prefix_index import BLOCK_TOKENS, PrefixIndex
+from outrider.server.worker.saver import Saver
+from outrider.server.worker.session import Session, SessionKey
+from outrider.server.worker.storage.session_files import SessionFiles
+from outrider.server.worker.storage.session_format import DamagedSession, StoredRows, StoredSession
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.verifier import TreeVerifier
 
 log = logging.getLogger("outrider.worker")
 

@@ -11,8 +11,8 @@ import pytest
 
 from bench.datastore import DRAFTERS, FIGURES, STRIDE, make_drafters, resident_mb, run, show, step_seconds
 from bench.plan import PROMPTS, BenchError
-from drafters.tables.suffix import index
-from models import TARGET
+from outrider.drafters.tables.suffix import index
+from outrider.models import TARGET
 
 
 @pytest.mark.parametrize("number", range(len(DRAFTERS)))

@@ -11,7 +11,7 @@ import pytest
 
 from bench.decode import Tally, count_equal, run, show
 from bench.plan import Plan
-from server.settings import Settings
+from outrider.server.settings import Settings
 
 PROMPT = "def read_file(path):\n"
 

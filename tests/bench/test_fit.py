@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from bench import fit
-from drafters.tables import array_file
-from drafters.tables.levels import BUCKETS, COPY, DIVERSITIES, LENGTHS, PREDICTION, SIZES, TABLE
-from drafters.tables.mixture import CELLS, MAX_BOOST
-from models import TARGET
+from outrider.drafters.tables import array_file
+from outrider.drafters.tables.levels import BUCKETS, COPY, DIVERSITIES, LENGTHS, PREDICTION, SIZES, TABLE
+from outrider.drafters.tables.mixture import CELLS, MAX_BOOST
+from outrider.models import TARGET
 
 
 def test_initial_trust_grows_with_the_tables_certainty_and_the_tokens_matched() -> None:

@@ -10,13 +10,13 @@ import pytest
 from bench.decode import encode
 from bench.lossless import Divergence, first_difference, run, show, tie_margin, token_at
 from bench.plan import Plan
-from drafters.none import NoDrafter
-from server.settings import Settings
-from server.worker.runtime import load
-from verify.decode import decode
-from verify.generation import DecodeOptions
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider.drafters.none import NoDrafter
+from outrider.server.settings import Settings
+from outrider.server.worker.runtime import load
+from outrider.verify.decode import decode
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 PROMPT = "def read_file(path):\n"
 

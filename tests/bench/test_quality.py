@@ -11,8 +11,8 @@ import torch
 from bench import quality
 from bench.plan import BenchError
 from bench.quality import Scores, compare, read_windows, run, scores, show
-from server.settings import Settings
-from verify.model.cpu import native
+from outrider.server.settings import Settings
+from outrider.verify.model.cpu import native
 
 TEXT = Path(quality.__file__)  # code, which the embedded model knows
 vnni = pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")

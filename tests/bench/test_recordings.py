@@ -9,8 +9,8 @@ import pytest
 
 from bench.plan import BenchError
 from bench.recordings import load_corpus, load_encoder, load_resources, load_stream
-from drafters.options import Options
-from models import TARGET
+from outrider.drafters.options import Options
+from outrider.models import TARGET
 
 
 class Letters:

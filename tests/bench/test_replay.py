@@ -13,9 +13,9 @@ import pytest
 from bench.plan import BenchError, parse_drafters
 from bench.recordings import Line, Recordings, load_encoder, load_stream
 from bench.replay import REFERENCE, Tally, replay, run, show
-from drafters.none import NoDrafter
-from drafters.options import Options
-from models import TARGET
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import Options
+from outrider.models import TARGET
 from tests.drafts import Oracle
 
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.settings import Scheduling
-from server.telemetry.metrics import Metrics
+from outrider.server.settings import Scheduling
+from outrider.server.telemetry.metrics import Metrics
 from tests.docker.dashboards import DASHBOARDS, DOCKER, PANELS, RULES
 
 BOARDS = pytest.mark.parametrize("board", DASHBOARDS.values(), ids=list(DASHBOARDS))

@@ -10,11 +10,11 @@ from typing import Any
 import jsonschema
 import yaml
 
-from server.ray.command import ENVIRONMENT, NAME
-from server.ray.coordinator import merged
-from server.ray.scale import Scale
-from server.settings import Settings
-from server.telemetry.metrics import Metrics
+from outrider.server.ray.command import ENVIRONMENT, NAME
+from outrider.server.ray.coordinator import merged
+from outrider.server.ray.scale import Scale
+from outrider.server.settings import Settings
+from outrider.server.telemetry.metrics import Metrics
 from tests.docker.manifest import NETWORK_POLICY, RAY_SERVICE
 from tests.docker.test_files import MANIFESTS
 
@@ -34,7 +34,8 @@ def test_the_applications_are_built_by_this_code() -> None:
     for application in applications():
         module, function = application["import_path"].split(":")
         assert application["name"] == NAME
-        assert find_spec(module) and f"def {function}(" in (ROOT / f"{module.replace('.', '/')}.py").read_text()
+        found = find_spec(module)
+        assert found and found.origin and f"def {function}(" in Path(found.origin).read_text()
         Scale.model_validate({name: value for name, value in application["args"].items() if name != "config"})
 
 

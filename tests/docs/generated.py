@@ -1,7 +1,7 @@
 """Generates configs/default.yaml and the tables of docs/settings.md from the settings tree, and those of docs/api.md,
 docs/agents.md and docs/papers.md.
 
-After a change of a setting, of `server.openai.unsupported` or of agents.json or ablations.json in bench/results, run
+After a change of a setting, of `outrider.server.openai.unsupported` or of agents.json or ablations.json in bench/results, run
 `python -m tests.docs.generated` to rewrite the files.
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 
 from bench.ablations import page as ablations
 from bench.agents import summary
-from server.openai.responses import schema as responses
-from server.openai.unsupported import UNSUPPORTED, UNSUPPORTED_IN_CHATS, UNSUPPORTED_IN_COMPLETIONS, WITHOUT_EFFECT
-from server.settings.reference import Setting, SettingsSection, sections
+from outrider.server.openai.responses import schema as responses
+from outrider.server.openai.unsupported import UNSUPPORTED, UNSUPPORTED_IN_CHATS, UNSUPPORTED_IN_COMPLETIONS, WITHOUT_EFFECT
+from outrider.server.settings.reference import Setting, SettingsSection, sections
 
 ROOT = Path(__file__).parents[2]
 DEFAULT_YAML = ROOT / "configs" / "default.yaml"

@@ -6,9 +6,9 @@ import re
 from functools import cache
 from typing import Any
 
-from server.app import create_app
-from server.settings import Settings
-from verify.tokenizer import load_tokenizer
+from outrider.server.app import create_app
+from outrider.server.settings import Settings
+from outrider.verify.tokenizer import load_tokenizer
 
 
 @cache

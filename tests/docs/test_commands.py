@@ -15,9 +15,9 @@ import pytest
 import typer
 import yaml
 
-from server.cli import add_plugins, app
-from server.settings import Settings, load_settings, parse_flags
-from server.settings.sources import dotted_names
+from outrider.server.cli import add_plugins, app
+from outrider.server.settings import Settings, load_settings, parse_flags
+from outrider.server.settings.sources import dotted_names
 from tests.docs.markdown import PAGE_NAMES, ROOT, blocks, inline_code
 from tests.docs.routes import matches, routes
 

@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from drafters.options import NAMES
-from server.settings.reference import sections, setting_names
+from outrider.drafters.options import NAMES
+from outrider.server.settings.reference import sections, setting_names
 from tests.docs.markdown import PAGE_NAMES, ROOT, anchors, inline_code, links, prose, read
 from tests.docs.routes import fields, matches, routes
 
 SECTIONS = {section.name for section in sections()}
 TOP_SECTIONS = {name.partition(".")[0] for name in SECTIONS}
-FOLDERS = ("server", "drafters", "verify", "bench", "models", "configs", "docker", "docs", "tests")
+FOLDERS = ("server", "drafters", "verify", "bench", "models", "training", "configs", "docker", "docs", "tests")
 
 
 @pytest.mark.parametrize("page", PAGE_NAMES)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from drafters.draft_graph import DraftGraphDrafter
-from drafters.draft_tree import DraftTreeDrafter
-from drafters.interface import DraftTree, Source
-from drafters.options import DraftGraphOptions, DraftTreeOptions
+from outrider.drafters.draft_graph import DraftGraphDrafter
+from outrider.drafters.draft_tree import DraftTreeDrafter
+from outrider.drafters.interface import DraftTree, Source
+from outrider.drafters.options import DraftGraphOptions, DraftTreeOptions
 from tests.drafters.test_draft_tree import PROMPT, emitted
 from tests.drafts import Driven
 from tests.language import ToyModel

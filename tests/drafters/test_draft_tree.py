@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drafters.draft import DraftDrafter
-from drafters.draft_tree import DraftTreeDrafter
-from drafters.interface import DraftTree, Source, Verdict
-from drafters.options import DraftOptions, DraftTreeOptions
+from outrider.drafters.draft import DraftDrafter
+from outrider.drafters.draft_tree import DraftTreeDrafter
+from outrider.drafters.interface import DraftTree, Source, Verdict
+from outrider.drafters.options import DraftOptions, DraftTreeOptions
 from tests.drafts import Driven
 from tests.language import ToyModel
 from tests.trees import check

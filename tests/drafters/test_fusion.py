@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.fusion import FusionDrafter
-from drafters.interface import EMPTY, MAX_NODES, NOTHING, Source, Verdict
-from drafters.options import FusionOptions
-from drafters.tables.ngram import empty_base
-from drafters.tables.suffix import Corpus, index
+from outrider.drafters.fusion import FusionDrafter
+from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, Source, Verdict
+from outrider.drafters.options import FusionOptions
+from outrider.drafters.tables.ngram import empty_base
+from outrider.drafters.tables.suffix import Corpus, index
 from tests.drafts import Driven
 from tests.trees import check
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.interface import EMPTY, DraftTree, Source, Verdict, arrange, chain
+from outrider.drafters.interface import EMPTY, DraftTree, Source, Verdict, arrange, chain
 from tests.trees import check, trees
 
 

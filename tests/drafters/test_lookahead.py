@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.interface import MAX_NODES, DraftTree, Source, Verdict, chain
-from drafters.lookahead import POOL_TOKENS, LookaheadDrafter
-from drafters.options import LookaheadOptions
+from outrider.drafters.interface import MAX_NODES, DraftTree, Source, Verdict, chain
+from outrider.drafters.lookahead import POOL_TOKENS, LookaheadDrafter
+from outrider.drafters.options import LookaheadOptions
 from tests.drafts import Driven
 from tests.trees import check
 

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.interface import EMPTY, MAX_NODES, Verdict
-from drafters.lookup import LookupDrafter
-from drafters.options import LookupOptions
+from outrider.drafters.interface import EMPTY, MAX_NODES, Verdict
+from outrider.drafters.lookup import LookupDrafter
+from outrider.drafters.options import LookupOptions
 from tests.drafts import Driven
 from tests.trees import check
 

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from drafters.interface import Ints, Verdict
-from drafters.model.language_model import Candidates
-from drafters.options import PearlOptions
-from drafters.pearl import PearlDrafter
+from outrider.drafters.interface import Ints, Verdict
+from outrider.drafters.model.language_model import Candidates
+from outrider.drafters.options import PearlOptions
+from outrider.drafters.pearl import PearlDrafter
 from tests.drafters.test_draft_tree import PROMPT
 from tests.drafts import Driven
 from tests.language import ToyModel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drafters.policy import PROBE_INTERVAL, Calibration, CostBenefit, LevelMeans, Probe, Trust, ema
+from outrider.drafters.policy import PROBE_INTERVAL, Calibration, CostBenefit, LevelMeans, Probe, Trust, ema
 
 
 def test_a_mean_starts_with_its_first_value_and_then_decays() -> None:

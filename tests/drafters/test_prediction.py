@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from drafters.interface import NOTHING, DraftTree, Ints, Verdict
-from drafters.options import PredictionOptions
-from drafters.prediction import PredictionDrafter, realign
+from outrider.drafters.interface import NOTHING, DraftTree, Ints, Verdict
+from outrider.drafters.options import PredictionOptions
+from outrider.drafters.prediction import PredictionDrafter, realign
 from tests.drafts import Driven
 from tests.trees import check
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.interface import Source
-from drafters.prompt_lookup import LENGTH, LONGEST, PromptLookupDrafter, last_match
-from drafters.registry import Resources, make_uncompiled
-from drafters.sequence import Sequence
+from outrider.drafters.interface import Source
+from outrider.drafters.prompt_lookup import LENGTH, LONGEST, PromptLookupDrafter, last_match
+from outrider.drafters.registry import Resources, make_uncompiled
+from outrider.drafters.sequence import Sequence
 from tests.trees import check
 
 

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.interface import EMPTY, NOTHING, Verdict
-from drafters.options import RetrievalOptions
-from drafters.retrieval import RetrievalDrafter
-from drafters.tables.suffix import Corpus, index
+from outrider.drafters.interface import EMPTY, NOTHING, Verdict
+from outrider.drafters.options import RetrievalOptions
+from outrider.drafters.retrieval import RetrievalDrafter
+from outrider.drafters.tables.suffix import Corpus, index
 from tests.drafts import Driven
 from tests.trees import check
 

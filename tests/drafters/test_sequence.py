@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.sequence import Reader, Sequence, common_prefix
+from outrider.drafters.sequence import Reader, Sequence, common_prefix
 
 
 def ints(*tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

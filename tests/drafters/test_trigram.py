@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from drafters.interface import EMPTY, Verdict
-from drafters.options import TrigramOptions
-from drafters.tables import ngram
-from drafters.trigram import TrigramDrafter
+from outrider.drafters.interface import EMPTY, Verdict
+from outrider.drafters.options import TrigramOptions
+from outrider.drafters.tables import ngram
+from outrider.drafters.trigram import TrigramDrafter
 from tests.drafts import Driven
 from tests.trees import check
 

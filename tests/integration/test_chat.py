@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-import models
+from outrider import models
 from tests.hub import MODEL, serving_hub
 from tests.servers import WAIT_SECONDS, Served
 
@@ -71,7 +71,7 @@ def terminal(home: Path, *arguments: str, **environment: str) -> Iterator[Termin
     process_id, descriptor = pty.fork()
     if process_id == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background ignores it, which is inherited
-        program = [sys.executable, "-m", "server.cli", "chat", *arguments]
+        program = [sys.executable, "-m", "outrider.server.cli", "chat", *arguments]
         os.execve(sys.executable, program, {**os.environ, "HOME": str(home), "TERM": "dumb", **environment})
     try:
         yield Terminal(process_id, descriptor)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import models
-from drafters.options import NEED_A_MODEL
-from server.settings import SettingsError, load_settings
+from outrider import models
+from outrider.drafters.options import NEED_A_MODEL
+from outrider.server.settings import SettingsError, load_settings
 from tests.requests import body, complete
 from tests.server.test_cli import outrider
 from tests.servers import Served, serving

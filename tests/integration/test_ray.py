@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-import models
+from outrider import models
 from tests.servers import ALICE, BOB, METRICS, Served, compile_kernels, wait_until
 
 pytestmark = [
@@ -154,9 +154,9 @@ def deploy(replicas: int, ingress_replicas: int = 1, **settings: Any) -> None:
     """Deploys, or changes what is deployed."""
     from ray import serve
 
-    from server.ray.deployment import application
-    from server.ray.scale import Scale
-    from server.settings import load_settings
+    from outrider.server.ray.deployment import application
+    from outrider.server.ray.scale import Scale
+    from outrider.server.settings import load_settings
 
     flags = {"model.threads": 1, "model.dtype": "float32", "speculation.cost_folder": None, **settings}
     scale = Scale(replicas=replicas, ingress_replicas=ingress_replicas, ingress_cpus=0.1, cpus=2)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from outrider.verify.tokenizer import load_tokenizer
 from tests.requests import complete, events, text
 from tests.servers import Served, serving
 from tests.tokenizers import FAMILIES, write_model
-from verify.tokenizer import load_tokenizer
 
 FORCED = "Größe 🙂👩‍👩‍👧 猫が好き ☃ 1234"  # most of its characters are several tokens
 ALIKE = "猫猿犬玉"  # which begin with the same byte

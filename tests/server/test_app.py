@@ -10,11 +10,11 @@ from typing import Any, cast
 import httpx
 import pytest
 
-import models
-from server.app import create_app
-from server.engine.engine import Engine
-from server.engine.messages import Ready, Request, TokenEvent
-from server.settings import load_settings
+from outrider import models
+from outrider.server.app import create_app
+from outrider.server.engine.engine import Engine
+from outrider.server.engine.messages import Ready, Request, TokenEvent
+from outrider.server.settings import load_settings
 from tests.server.fakes import TOKENIZER, FakeEngine, app_with, fetch
 
 KEY = "a-key-of-some-length"

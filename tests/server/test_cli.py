@@ -18,16 +18,18 @@ import typer
 import yaml
 from typer.testing import CliRunner, Result
 
-from server import cli
-from server.cli import app
-from server.datastore_commands import print_update
-from server.datastore_watch import Update
+from outrider.server import cli
+from outrider.server.cli import app
+from outrider.server.datastore_commands import print_update
+from outrider.server.datastore_watch import Update
 from tests.repositories import make_repository, write
 from tests.servers import Served, start
 
 
 def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "server.cli", *arguments], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-m", "outrider.server.cli", *arguments], capture_output=True, text=True, timeout=120
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def run(*arguments: str) -> Result:
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     script = """
 import sys
-from server import cli
+from outrider.server import cli
 sys.argv = ["outrider", "--help"]
 try:
     cli.main()
@@ -212,7 +214,18 @@ def test_a_watched_tree_is_indexed_until_ctrl_c(tmp_path: Path) -> None:
     once = run("datastore", "watch", str(root), "--out", str(store), "--once")
     assert once.exit_code == 0, once.stderr
     assert "1 changed, 0 deleted: 1 files, " in once.stdout
-    program = [sys.executable, "-m", "server.cli", "datastore", "watch", str(root), "--out", str(store), "--interval", "0.1"]
+    program = [
+        sys.executable,
+        "-m",
+        "outrider.server.cli",
+        "datastore",
+        "watch",
+        str(root),
+        "--out",
+        str(store),
+        "--interval",
+        "0.1",
+    ]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(2)]

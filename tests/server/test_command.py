@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from server.command import EXTRA_FLAGS, SettingsCommand, fail
+from outrider.server.command import EXTRA_FLAGS, SettingsCommand, fail
 
 app = typer.Typer()
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drafters.options import RetrievalOptions
-from drafters.retrieval import RetrievalDrafter
-from drafters.tables import datastore
-from models import TARGET
-from server import datastore_builder
-from server.datastore_builder import DatastoreError
+from outrider.drafters.options import RetrievalOptions
+from outrider.drafters.retrieval import RetrievalDrafter
+from outrider.drafters.tables import datastore
+from outrider.models import TARGET
+from outrider.server import datastore_builder
+from outrider.server.datastore_builder import DatastoreError
+from outrider.verify.tokenizer import load_tokenizer
 from tests.drafts import Driven
-from verify.tokenizer import load_tokenizer
 
 TOKENIZER = str(TARGET)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from server.datastore_builder import DatastoreError
-from server.datastore_tree import MAX_FILE_BYTES, WorkingTree, git, read_file
+from outrider.server.datastore_builder import DatastoreError
+from outrider.server.datastore_tree import MAX_FILE_BYTES, WorkingTree, git, read_file
 from tests.repositories import make_repository, write
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drafters.tables import datastore
-from drafters.tables.array_file import ArrayFile
-from models import TARGET
-from server import datastore_watch
-from server.datastore_builder import DatastoreError
-from server.datastore_watch import Update, Watcher, watch
+from outrider.drafters.tables import datastore
+from outrider.drafters.tables.array_file import ArrayFile
+from outrider.models import TARGET
+from outrider.server import datastore_watch
+from outrider.server.datastore_builder import DatastoreError
+from outrider.server.datastore_watch import Update, Watcher, watch
+from outrider.verify.tokenizer import load_tokenizer
 from tests.repositories import make_repository, write
-from verify.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(str(TARGET))
 FILES = {

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from server.fair_pool import FairPool
+from outrider.server.fair_pool import FairPool
 
 
 class Rig:

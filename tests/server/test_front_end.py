@@ -17,12 +17,12 @@ import httpx
 import pytest
 import uvicorn
 
-import models
-from server.engine.messages import Request, TokenEvent
-from server.front_end import DrainingServer, MetricsServer, allow_open_files, check_address, new_config
-from server.http.exposition import create_metrics_app
-from server.serve import listen
-from server.settings import SettingsError, load_settings
+from outrider import models
+from outrider.server.engine.messages import Request, TokenEvent
+from outrider.server.front_end import DrainingServer, MetricsServer, allow_open_files, check_address, new_config
+from outrider.server.http.exposition import create_metrics_app
+from outrider.server.serve import listen
+from outrider.server.settings import SettingsError, load_settings
 from tests.server.fakes import FakeEngine, app_with
 from tests.server.http.test_protocol import GET, UPLOAD
 from tests.servers import wait_until

@@ -6,16 +6,16 @@ import gc
 import subprocess
 import sys
 
-from server.imports import frozen_imports, hide_torch
+from outrider.server.imports import frozen_imports, hide_torch
 
-ABSENT = ("numba", "scipy", "sklearn", "pandas", "server.worker")
+ABSENT = ("numba", "scipy", "sklearn", "pandas", "outrider.server.worker")
 PROGRAM = f"""
 import sys
-import server.cli, server.serve
-from server.imports import hide_torch
+import outrider.server.cli, outrider.server.serve
+from outrider.server.imports import hide_torch
 hide_torch()
-import models
-from server.front_end import load_tokenizer
+from outrider import models
+from outrider.server.front_end import load_tokenizer
 tokenizer = load_tokenizer(str(models.TARGET))
 assert tokenizer.apply_chat_template([{{"role": "user", "content": "x"}}], tokenize=False)
 assert sys.modules["torch"] is None

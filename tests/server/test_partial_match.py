@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.partial_match import overlap
+from outrider.server.partial_match import overlap
 
 
 def test_overlap() -> None:

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from server.anthropic.conversion import BILLING_LINE, ignored_tools
-from server.chat import prompt
-from server.chat.grammar_depth import lark_rules
-from server.chat.tools.call_ids import HASHED
-from server.chat.tools.harmony import HEADER
-from server.chat.tools.lark import Lark
-from server.chat.tools.lark_pattern import escape, lark_pattern, tokenize
-from server.chat.tools.python_calls import INSIDE, OUTSIDE
-from server.chat.tools.source import DIGITS, NAME, QUOTED, SCALAR, SPACE, STRUCTURE
-from server.http.middleware import REQUEST_ID
-from server.openai.responses import endpoint as responses
-from server.openai.tools.custom_input import CHARACTERS, ESCAPE, OPENING, SURROGATES
-from server.telemetry.logs import CONTROLS
+from outrider.server.anthropic.conversion import BILLING_LINE, ignored_tools
+from outrider.server.chat import prompt
+from outrider.server.chat.grammar_depth import lark_rules
+from outrider.server.chat.tools.call_ids import HASHED
+from outrider.server.chat.tools.harmony import HEADER
+from outrider.server.chat.tools.lark import Lark
+from outrider.server.chat.tools.lark_pattern import escape, lark_pattern, tokenize
+from outrider.server.chat.tools.python_calls import INSIDE, OUTSIDE
+from outrider.server.chat.tools.source import DIGITS, NAME, QUOTED, SCALAR, SPACE, STRUCTURE
+from outrider.server.http.middleware import REQUEST_ID
+from outrider.server.openai.responses import endpoint as responses
+from outrider.server.openai.tools.custom_input import CHARACTERS, ESCAPE, OPENING, SURROGATES
+from outrider.server.telemetry.logs import CONTROLS
 
 SIZE = 800
 MAX_RATIO = 3.2  # of the times at twice the size and at the size: 2 if linear, 4 if quadratic, 8 if cubic
@@ -33,62 +33,78 @@ HEADER_START = "<|start|>assistant to=a<|channel|>analysis"
 Use = Callable[[str], Any]
 # A use of `re`, what begins a text, what is repeated, and what ends it so that nothing matches.
 USES: list[tuple[str, Use, str, str, str]] = [
-    *(("server.chat.tools.lark_pattern", tokenize, "{1", part, "x") for part in (" ", "\t", "1", ",", "\n")),
-    *(("server.chat.tools.lark_pattern", tokenize, "{1,", part, "x") for part in (" ", "1", " 1")),
-    *(("server.chat.tools.lark_pattern", tokenize, "~1", part, "x") for part in (" ", "1", " .", ".. ")),
-    *(("server.chat.tools.lark_pattern", tokenize, begin, part, "\n$") for begin in '"/' for part in ("a", "\\a", "\\")),
+    *(("outrider.server.chat.tools.lark_pattern", tokenize, "{1", part, "x") for part in (" ", "\t", "1", ",", "\n")),
+    *(("outrider.server.chat.tools.lark_pattern", tokenize, "{1,", part, "x") for part in (" ", "1", " 1")),
+    *(("outrider.server.chat.tools.lark_pattern", tokenize, "~1", part, "x") for part in (" ", "1", " .", ".. ")),
     *(
-        ("server.chat.tools.lark_pattern", tokenize, "", part, "$")
+        ("outrider.server.chat.tools.lark_pattern", tokenize, begin, part, "\n$")
+        for begin in '"/'
+        for part in ("a", "\\a", "\\")
+    ),
+    *(
+        ("outrider.server.chat.tools.lark_pattern", tokenize, "", part, "$")
         for part in (" ", "\r\n ", "a", ".1", "//", "?", "a.1:", '"a"i')
     ),
-    *(("server.chat.tools.lark_pattern", lark_pattern, "start: ", part, "") for part in ("{1 ", "~ 1", '"a" ', "/a/ ", "( ")),
-    ("server.chat.tools.lark_pattern", escape, "", "\\", ""),
     *(
-        ("server.chat.grammar_depth", lark_rules, "", part, "$")
+        ("outrider.server.chat.tools.lark_pattern", lark_pattern, "start: ", part, "")
+        for part in ("{1 ", "~ 1", '"a" ', "/a/ ", "( ")
+    ),
+    ("outrider.server.chat.tools.lark_pattern", escape, "", "\\", ""),
+    *(
+        ("outrider.server.chat.grammar_depth", lark_rules, "", part, "$")
         for part in ('"', "/", "a[", "\na[", "\n!a.1 ", "a.1", " ", "\n a")
     ),
-    *(("server.chat.tools.harmony", HEADER.fullmatch, HEADER_START, part, "x") for part in (" ", "\n", "a", "json ")),
-    ("server.chat.tools.harmony", HEADER.fullmatch, f"{HEADER_START}<|constrain|>", " ", "x"),
-    ("server.chat.tools.harmony", HEADER.fullmatch, " to=", "a<|channel|>analysis", "x"),
+    *(("outrider.server.chat.tools.harmony", HEADER.fullmatch, HEADER_START, part, "x") for part in (" ", "\n", "a", "json ")),
+    ("outrider.server.chat.tools.harmony", HEADER.fullmatch, f"{HEADER_START}<|constrain|>", " ", "x"),
+    ("outrider.server.chat.tools.harmony", HEADER.fullmatch, " to=", "a<|channel|>analysis", "x"),
     *(
-        ("server.chat.tools.source", each.search, "", part, "!")
+        ("outrider.server.chat.tools.source", each.search, "", part, "!")
         for each in (NAME, DIGITS, SPACE, SCALAR)
         for part in ("1", " ", "~")
     ),
-    *(("server.chat.tools.source", each.search, "", "a", "") for each in (QUOTED, STRUCTURE)),
-    *(("server.chat.tools.python_calls", each.search, "", "a", "") for each in (OUTSIDE, *INSIDE.values())),
-    ("server.chat.tools.call_ids", HASHED.fullmatch, "", "a", "!"),
-    ("server.chat.tools.lark", Lark({"<a>": 1, "<ab>": 2}).text, "", "<a", ""),
-    *(("server.chat.prompt", lambda text: prompt.MARK.sub("", text), begin, "1", "x") for begin in ("", prompt.MARK_START)),
-    ("server.chat.prompt", lambda text: prompt.MARK.sub("", text), "", prompt.MARK_START, "x"),
-    ("server.anthropic.conversion", BILLING_LINE.match, "x-anthropic-billing-header:", "\n", "x"),
-    ("server.anthropic.conversion", BILLING_LINE.match, "x-anthropic-billing-header:", "a", ""),
-    ("server.anthropic.conversion", lambda text: ignored_tools([text]), "", "?", ""),
+    *(("outrider.server.chat.tools.source", each.search, "", "a", "") for each in (QUOTED, STRUCTURE)),
+    *(("outrider.server.chat.tools.python_calls", each.search, "", "a", "") for each in (OUTSIDE, *INSIDE.values())),
+    ("outrider.server.chat.tools.call_ids", HASHED.fullmatch, "", "a", "!"),
+    ("outrider.server.chat.tools.lark", Lark({"<a>": 1, "<ab>": 2}).text, "", "<a", ""),
     *(
-        ("server.openai.responses.endpoint", responses.NAME.fullmatch, "a", part, "!")
+        ("outrider.server.chat.prompt", lambda text: prompt.MARK.sub("", text), begin, "1", "x")
+        for begin in ("", prompt.MARK_START)
+    ),
+    ("outrider.server.chat.prompt", lambda text: prompt.MARK.sub("", text), "", prompt.MARK_START, "x"),
+    ("outrider.server.anthropic.conversion", BILLING_LINE.match, "x-anthropic-billing-header:", "\n", "x"),
+    ("outrider.server.anthropic.conversion", BILLING_LINE.match, "x-anthropic-billing-header:", "a", ""),
+    ("outrider.server.anthropic.conversion", lambda text: ignored_tools([text]), "", "?", ""),
+    *(
+        ("outrider.server.openai.responses.endpoint", responses.NAME.fullmatch, "a", part, "!")
         for part in (".", "a", ".a", "a" * 64 + ".")
     ),
-    *(("server.openai.tools.custom_input", OPENING.match, begin, " ", "x") for begin in ("", "{", '{"input"', '{"input":')),
     *(
-        ("server.openai.tools.custom_input", CHARACTERS.match, "", part, "\\")
+        ("outrider.server.openai.tools.custom_input", OPENING.match, begin, " ", "x")
+        for begin in ("", "{", '{"input"', '{"input":')
+    ),
+    *(
+        ("outrider.server.openai.tools.custom_input", CHARACTERS.match, "", part, "\\")
         for part in ("a", "\\u", "\\ud800", "\\\\", "\\u1")
     ),
-    *(("server.openai.tools.custom_input", lambda text: ESCAPE.sub("", text), "", part, "\\") for part in ("\\u", "\\", "a")),
-    ("server.openai.tools.custom_input", SURROGATES.search, "", "a", ""),
-    ("server.http.middleware", lambda text: REQUEST_ID.fullmatch(text.encode()), "", "a", "!"),
-    ("server.telemetry.logs", lambda text: CONTROLS.sub("", text), "", "\n", ""),
+    *(
+        ("outrider.server.openai.tools.custom_input", lambda text: ESCAPE.sub("", text), "", part, "\\")
+        for part in ("\\u", "\\", "a")
+    ),
+    ("outrider.server.openai.tools.custom_input", SURROGATES.search, "", "a", ""),
+    ("outrider.server.http.middleware", lambda text: REQUEST_ID.fullmatch(text.encode()), "", "a", "!"),
+    ("outrider.server.telemetry.logs", lambda text: CONTROLS.sub("", text), "", "\n", ""),
 ]
 # Patterns that no client's text meets, or only as alternatives of literals.
 OTHERS = {
-    "server.chat.plain_text": "alternatives of the model's tokens",
-    "server.chat.response_template": "the model's template",
-    "server.chat.vocabulary": "the model's tokens",
-    "server.chat.tools.formats": "the model's template",
-    "server.settings.devices": "settings",
-    "server.datastore_tree": "the operator's files",
-    "server.terminal.own_server": "the server's first line",
-    "server.ray.command": "an argument of the command",
-    "server.ray.coordinator": "the server's metrics",
+    "outrider.server.chat.plain_text": "alternatives of the model's tokens",
+    "outrider.server.chat.response_template": "the model's template",
+    "outrider.server.chat.vocabulary": "the model's tokens",
+    "outrider.server.chat.tools.formats": "the model's template",
+    "outrider.server.settings.devices": "settings",
+    "outrider.server.datastore_tree": "the operator's files",
+    "outrider.server.terminal.own_server": "the server's first line",
+    "outrider.server.ray.command": "an argument of the command",
+    "outrider.server.ray.coordinator": "the server's metrics",
 }
 
 
@@ -122,5 +138,5 @@ def test_every_use_of_re_is_known() -> None:
     for path in sorted((root / "server").rglob("*.py")):
         names = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
         if any(isinstance(node.value, ast.Name) and node.value.id == "re" and node.attr in vars(re) for node in names):
-            found.add(".".join(path.relative_to(root).with_suffix("").parts))
+            found.add(".".join(["outrider", *path.relative_to(root).with_suffix("").parts]))
     assert found == {name for name, *_ in USES} | set(OTHERS)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from server import serve
-from server.serve import listen
-from server.settings import load_settings
+from outrider.server import serve
+from outrider.server.serve import listen
+from outrider.server.settings import load_settings
 
 
 def test_an_address_in_use_is_named() -> None:
@@ -42,7 +42,7 @@ def test_no_worker_starts_if_the_address_is_in_use(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_start_failure_is_one_sentence_and_ends_the_worker(flags: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "server.cli", "serve", "--server.port", "0", *flags]
+    command = [sys.executable, "-m", "outrider.server.cli", "serve", "--server.port", "0", *flags]
     done: Any = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=60)
     assert done.returncode == 2
     assert message in done.stderr

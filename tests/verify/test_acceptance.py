@@ -13,11 +13,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from drafters.interface import EMPTY, DraftTree, Source, chain
+from outrider.drafters.interface import EMPTY, DraftTree, Source, chain
+from outrider.verify.acceptance import accepted_rows, descend, rule_of, walk
+from outrider.verify.errors import ModelError
+from outrider.verify.sampling_params import SamplingParams
 from tests.trees import trees
-from verify.acceptance import accepted_rows, descend, rule_of, walk
-from verify.errors import ModelError
-from verify.sampling_params import SamplingParams
 
 ALMOST_ONE = float(np.nextafter(1.0, 0.0))
 Outcome = tuple[int | None, int]  # of `descend`

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drafters.interface import MAX_NODES, DraftTree, Draws, Source, chain
-from drafters.policy import Trust
+from outrider.drafters.interface import MAX_NODES, DraftTree, Draws, Source, chain
+from outrider.drafters.policy import Trust
+from outrider.verify.budget import FULL_NODES, LONGEST_INTERVAL, FixedBudget, MeasuredBudget, Offer, Selection, outcome, share
+from outrider.verify.cost import CostCurve
+from outrider.verify.measurement import NODES
 from tests.trees import check
-from verify.budget import FULL_NODES, LONGEST_INTERVAL, FixedBudget, MeasuredBudget, Offer, Selection, outcome, share
-from verify.cost import CostCurve
-from verify.measurement import NODES
 
 
 def curve(per_node: float, fixed: float = 1.0) -> CostCurve:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from verify import checkpoint
-from verify.checkpoint import Location, check_packages, locate, quantization_method
-from verify.errors import ModelError
+from outrider.verify import checkpoint
+from outrider.verify.checkpoint import Location, check_packages, locate, quantization_method
+from outrider.verify.errors import ModelError
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.interface import MAX_NODES
-from verify.cost import CostCurve, parse
-from verify.measurement import NODES
+from outrider.drafters.interface import MAX_NODES
+from outrider.verify.cost import CostCurve, parse
+from outrider.verify.measurement import NODES
 
 CURVE = CostCurve((0, 1, MAX_NODES), (64, 512), ((0.1, 0.2, 0.3), (0.2, 0.3, 0.4)), 0.01, 0.02)
 CONTEXTS = (64, 512, 2048)

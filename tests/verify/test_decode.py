@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from drafters.interface import MAX_NODES, Drafter, Ints
-from drafters.none import NoDrafter
-from drafters.options import TrigramOptions
-from drafters.tables import ngram
-from drafters.trigram import TrigramDrafter
+from outrider.drafters.interface import MAX_NODES, Drafter, Ints
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import TrigramOptions
+from outrider.drafters.tables import ngram
+from outrider.drafters.trigram import TrigramDrafter
+from outrider.verify.decode import Decoded, decode, step
+from outrider.verify.generation import DecodeOptions, Generation, PromptError
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 from tests.drafts import Bush, Chaos, Oracle
-from verify.decode import Decoded, decode, step
-from verify.generation import DecodeOptions, Generation, PromptError
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
 
 PROMPT = np.array([5, 17, 42, 5, 17], np.int32)
 GREEDY = SamplingParams(temperature=0)
@@ -105,7 +105,7 @@ def test_a_prompt_must_leave_room_in_the_context(tiny_runner: ModelRunner) -> No
 def test_a_long_prompt_is_read_in_chunks_that_can_be_abandoned(
     tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("verify.round.PREFILL_CHUNK_TOKENS", 16)
+    monkeypatch.setattr("outrider.verify.round.PREFILL_CHUNK_TOKENS", 16)
     prompt = np.arange(60, dtype=np.int32) % 97
     options = DecodeOptions(SAMPLED, max_tokens=20)
     expected = plain(tiny_runner, options, prompt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from verify.findings import save_finding
+from outrider.verify.findings import save_finding
 
 
 def test_a_finding_is_saved_in_a_new_folder(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 import pytest
 
-from verify.errors import ModelError
-from verify.gguf_metadata import read_metadata
+from outrider.verify.errors import ModelError
+from outrider.verify.gguf_metadata import read_metadata
 
 
 @pytest.fixture

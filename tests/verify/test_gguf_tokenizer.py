@@ -16,10 +16,10 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-import models
-from verify.errors import ModelError
-from verify.gguf_tokenizer import NORMAL, SPLITS, USER_DEFINED, WHOLE_WORD_SPLITS, build_tokenizer
-from verify.tokenizer import fingerprint, load_tokenizer
+from outrider import models
+from outrider.verify.errors import ModelError
+from outrider.verify.gguf_tokenizer import NORMAL, SPLITS, USER_DEFINED, WHOLE_WORD_SPLITS, build_tokenizer
+from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
 TEXTS = [
     "Hello world, what's new? WE'VE 1234567 of 3.14",
@@ -142,8 +142,8 @@ def test_both_processes_load_the_same_tokenizer(tmp_path: Path) -> None:
     assert loaded.get_vocab() == own.get_vocab() and loaded.chat_template == own.chat_template
     assert loaded.eos_token_id == own.eos_token_id
     program = (
-        "import sys; from server.imports import hide_torch; hide_torch()\n"
-        "from verify.tokenizer import fingerprint, load_tokenizer\n"
+        "import sys; from outrider.server.imports import hide_torch; hide_torch()\n"
+        "from outrider.verify.tokenizer import fingerprint, load_tokenizer\n"
         f"print(fingerprint(load_tokenizer({str(file)!r}))); assert sys.modules['torch'] is None"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)

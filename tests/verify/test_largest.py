@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify.largest import largest, likeliest
+from outrider.verify.largest import largest, likeliest
 
 DTYPES = [torch.float32, torch.bfloat16]
 

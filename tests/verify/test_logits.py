@@ -11,16 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.interface import EMPTY, DraftTree, Source, chain
-from drafters.none import NoDrafter
+from outrider.drafters.interface import EMPTY, DraftTree, Source, chain
+from outrider.drafters.none import NoDrafter
+from outrider.verify.decode import Decoded, decode
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.logits import LogitsProcessor, ProcessedLogits
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 from tests.drafts import Oracle
 from tests.trees import trees
-from verify.decode import Decoded, decode
-from verify.generation import DecodeOptions
-from verify.logits import LogitsProcessor, ProcessedLogits
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
 
 CPU = torch.device("cpu")
 VOCABULARY = 6

@@ -9,25 +9,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import models
-from drafters.interface import Drafter, Ints, Source
-from drafters.model.language_model import LanguageModel
-from drafters.none import NoDrafter
-from drafters.options import NAMES, NEED_A_MODEL, DrafterName, DraftTime, FusionOptions, Options, PearlOptions
-from drafters.registry import Resources, make
-from drafters.tables import ngram
-from drafters.tables.suffix import Corpus, index
-from server.chat.vocabulary import Vocabulary
-from server.worker.detokenizer import AnswerText, Detokenizer
-from verify.decode import Decoded, decode, step
-from verify.draft_model.runner import DraftRunner
-from verify.generation import DecodeOptions, Generation
-from verify.model.loading import LoadOptions, load_model, load_weights, start_model, stop_ids
-from verify.model.quantization import UNQUANTIZED, Quantization
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.tokenizer import fingerprint, load_tokenizer
-from verify.verifier import TreeVerifier
+from outrider import models
+from outrider.drafters.interface import Drafter, Ints, Source
+from outrider.drafters.model.language_model import LanguageModel
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import NAMES, NEED_A_MODEL, DrafterName, DraftTime, FusionOptions, Options, PearlOptions
+from outrider.drafters.registry import Resources, make
+from outrider.drafters.tables import ngram
+from outrider.drafters.tables.suffix import Corpus, index
+from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.worker.detokenizer import AnswerText, Detokenizer
+from outrider.verify.decode import Decoded, decode, step
+from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.generation import DecodeOptions, Generation
+from outrider.verify.model.loading import LoadOptions, load_model, load_weights, start_model, stop_ids
+from outrider.verify.model.quantization import UNQUANTIZED, Quantization
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.tokenizer import fingerprint, load_tokenizer
+from outrider.verify.verifier import TreeVerifier
 
 VERBS = ("read", "write", "sort", "find", "merge", "count", "parse", "remove", "open", "close")
 CODE = [

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from verify import measurement
-from verify.cost import CostCurve, parse
-from verify.measurement import MOST_ROUNDS, NODES, POINT_SECONDS, ROUNDS, Point, load_or_measure, measure, smallest
-from verify.model.runner import ModelRunner
+from outrider.verify import measurement
+from outrider.verify.cost import CostCurve, parse
+from outrider.verify.measurement import MOST_ROUNDS, NODES, POINT_SECONDS, ROUNDS, Point, load_or_measure, measure, smallest
+from outrider.verify.model.runner import ModelRunner
 
 CURVE = CostCurve(NODES, (64,), [[0.1] * len(NODES)], 0.01, 0.02)
 POINTS = [Point(64, nodes) for nodes in NODES]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from verify.pace import READING_FACTOR, Pace
+from outrider.verify.pace import READING_FACTOR, Pace
 
 
 def test_a_round_with_a_prompt_may_take_a_multiple_of_its_steps() -> None:

@@ -10,28 +10,28 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from drafters.draft import DraftDrafter
-from drafters.draft_graph import DraftGraphDrafter
-from drafters.draft_tree import DraftTreeDrafter
-from drafters.interface import Drafter, DraftTree, Draws, Ints, Verdict
-from drafters.model.chain import ModelChain
-from drafters.model.language_model import LanguageModel
-from drafters.model.schedule import Schedules
-from drafters.model.union import UnionDrafter, merge
-from drafters.none import NoDrafter
-from drafters.options import DraftGraphOptions, DraftOptions, DraftTime, DraftTreeOptions, PearlOptions
-from drafters.pearl import PearlDrafter
-from drafters.sequence import Sequence
+from outrider.drafters.draft import DraftDrafter
+from outrider.drafters.draft_graph import DraftGraphDrafter
+from outrider.drafters.draft_tree import DraftTreeDrafter
+from outrider.drafters.interface import Drafter, DraftTree, Draws, Ints, Verdict
+from outrider.drafters.model.chain import ModelChain
+from outrider.drafters.model.language_model import LanguageModel
+from outrider.drafters.model.schedule import Schedules
+from outrider.drafters.model.union import UnionDrafter, merge
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import DraftGraphOptions, DraftOptions, DraftTime, DraftTreeOptions, PearlOptions
+from outrider.drafters.pearl import PearlDrafter
+from outrider.drafters.sequence import Sequence
+from outrider.verify.acceptance import Keyed, Rejection, descend, rule_of
+from outrider.verify.decode import decode
+from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling import uniform
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 from tests.drafts import Chaos, Driven
 from tests.language import ToyModel
-from verify.acceptance import Keyed, Rejection, descend, rule_of
-from verify.decode import decode
-from verify.draft_model.runner import DraftRunner
-from verify.generation import DecodeOptions
-from verify.model.runner import ModelRunner
-from verify.sampling import uniform
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
 
 VOCABULARY, DRAWS = 4, 200_000
 RANDOM = np.random.default_rng(0)

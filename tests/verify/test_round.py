@@ -14,25 +14,25 @@ import numpy as np
 import pytest
 import torch
 
-import models
-from drafters.interface import Ints, Source, chain
-from drafters.none import NoDrafter
-from drafters.options import DrafterName
-from drafters.registry import Resources, make
-from verify.constraints.reasoning import ReasoningBudget
-from verify.cost import CostCurve
-from verify.decode import finish
-from verify.generation import DecodeOptions, Drafted, Generation, Step
-from verify.measurement import NODES
-from verify.model import invariance
-from verify.model.cache.kv_cache import KVCache
-from verify.model.loading import LoadOptions, load_weights
-from verify.model.runner import ModelRunner
-from verify.model.segment import Segment
-from verify.pace import MIN_CHUNK_TOKENS, READING_FACTOR, Pace
-from verify.round import OVERLAP_PROBE_INTERVAL, STEPS_SHARE, Member, Overlap, Round, plan_round, run_round
-from verify.sampling_params import ReasoningLimit, SamplingParams
-from verify.verifier import PREFILL_CHUNK_TOKENS, TreeVerifier
+from outrider import models
+from outrider.drafters.interface import Ints, Source, chain
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import DrafterName
+from outrider.drafters.registry import Resources, make
+from outrider.verify.constraints.reasoning import ReasoningBudget
+from outrider.verify.cost import CostCurve
+from outrider.verify.decode import finish
+from outrider.verify.generation import DecodeOptions, Drafted, Generation, Step
+from outrider.verify.measurement import NODES
+from outrider.verify.model import invariance
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.loading import LoadOptions, load_weights
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
+from outrider.verify.pace import MIN_CHUNK_TOKENS, READING_FACTOR, Pace
+from outrider.verify.round import OVERLAP_PROBE_INTERVAL, STEPS_SHARE, Member, Overlap, Round, plan_round, run_round
+from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
+from outrider.verify.verifier import PREFILL_CHUNK_TOKENS, TreeVerifier
 
 DRAFTERS: tuple[DrafterName, ...] = ("none", "lookup", "trigram", "lookahead", "fusion")
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verify.errors import ModelError
-from verify.sampling import MASS_SCALE, Sampler, candidates, contenders, gumbel, warp_logits
-from verify.sampling_params import MIN_TEMPERATURE, SamplingParams
+from outrider.verify.errors import ModelError
+from outrider.verify.sampling import MASS_SCALE, Sampler, candidates, contenders, gumbel, warp_logits
+from outrider.verify.sampling_params import MIN_TEMPERATURE, SamplingParams
 
 
 def reference(logits: list[float], params: SamplingParams) -> list[float]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from verify.sampling_params import SamplingParams
+from outrider.verify.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-46, 1e-40, 1e-30, 1e-6, 1e-5, 0.01, 1.0])

@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-import models
+from outrider import models
+from outrider.verify.errors import ModelError
+from outrider.verify.tokenizer import check_pair, first_difference, load_tokenizer
 from tests.hub import MODEL, cache_models
-from verify.errors import ModelError
-from verify.tokenizer import check_pair, first_difference, load_tokenizer
 
 
 def bpe(vocabulary: dict[str, int], *merges: tuple[str, str]) -> PreTrainedTokenizerBase:

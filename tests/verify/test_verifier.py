@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drafters.interface import EMPTY, DraftTree, Ints, Source, chain
-from drafters.none import NoDrafter
-from verify.decode import step
-from verify.generation import DecodeOptions, Generation
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider.drafters.interface import EMPTY, DraftTree, Ints, Source, chain
+from outrider.drafters.none import NoDrafter
+from outrider.verify.decode import step
+from outrider.verify.generation import DecodeOptions, Generation
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 PROMPT = np.array([5, 17, 42, 5, 17], np.int32)
 GREEDY = SamplingParams(temperature=0)

@@ -17,8 +17,8 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from drafters.interface import DraftTree, Ints, Source, chain
-from verify.constraints.limits import LIMITS, first_line
+from outrider.drafters.interface import DraftTree, Ints, Source, chain
+from outrider.verify.constraints.limits import LIMITS, first_line
 
 MAX_CACHED_GRAMMARS = 64
 MASKS_SECONDS = 0.02  # of processor time, for the masks of one step's nodes; an ordinary mask takes less than a millisecond

@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.interface import DraftTree, Ints
-from verify.sampling_params import ReasoningLimit
+from outrider.drafters.interface import DraftTree, Ints
+from outrider.verify.sampling_params import ReasoningLimit
 
 START, CLOSED = -1, -2  # before the first token; outside of the reasoning
 

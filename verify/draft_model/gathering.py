@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from verify.model.segment import Segment
+from outrider.verify.model.segment import Segment
 
 MAX_THREADS = 256  # every work needs one; they are started when they are needed
 

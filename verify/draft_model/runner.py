@@ -13,14 +13,14 @@ from weakref import ReferenceType, ref
 
 import torch
 
-from verify.draft_model.gathering import Gathering
-from verify.draft_model.session import SessionDraft
-from verify.measurement import timed_forward
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.cache.paging import OutOfPages
-from verify.model.runner import ModelRunner
-from verify.model.segment import Segment
+from outrider.verify.draft_model.gathering import Gathering
+from outrider.verify.draft_model.session import SessionDraft
+from outrider.verify.measurement import timed_forward
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.paging import OutOfPages
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
 
 T = TypeVar("T")
 TIMED_STEPS = 15

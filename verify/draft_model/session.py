@@ -17,17 +17,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drafters.interface import MAX_NODES, Floats, Ints, Sampling
-from drafters.model.language_model import Candidates
-from drafters.sequence import Reader, Sequence
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.sampling import Sampler, warp_logits
-from verify.sampling_params import SamplingParams
-from verify.verifier import PREFILL_CHUNK_TOKENS
+from outrider.drafters.interface import MAX_NODES, Floats, Ints, Sampling
+from outrider.drafters.model.language_model import Candidates
+from outrider.drafters.sequence import Reader, Sequence
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.sampling import Sampler, warp_logits
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
 
 if TYPE_CHECKING:
-    from verify.draft_model.runner import DraftRunner
+    from outrider.verify.draft_model.runner import DraftRunner
 
 T = TypeVar("T")
 READ_AHEAD_TOKENS = 64  # per forward, which other sessions wait for
@@ -36,7 +36,7 @@ INDEPENDENT_SEED = 0x5851F42D4C957F2D  # XORed into a seed, gives an independent
 
 
 class SessionDraft:
-    """One session's draft model. Implements `drafters.model.language_model.LanguageModel`."""
+    """One session's draft model. Implements `outrider.drafters.model.language_model.LanguageModel`."""
 
     def __init__(self, shared: DraftRunner) -> None:
         self._shared = shared

@@ -9,12 +9,12 @@ from typing import cast
 import numpy as np
 import torch
 
-from drafters.model.language_model import Candidates
-from verify.draft_model.runner import DraftRunner
-from verify.draft_model.session import SessionDraft
-from verify.heads.model import HeadCache, HeadModel
-from verify.model.cache.kv_cache import KVCache
-from verify.model.runner import ModelRunner
+from outrider.drafters.model.language_model import Candidates
+from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.draft_model.session import SessionDraft
+from outrider.verify.heads.model import HeadCache, HeadModel
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.runner import ModelRunner
 
 
 class HeadRunner(DraftRunner):
@@ -35,7 +35,7 @@ class HeadRunner(DraftRunner):
 
 
 class HeadDraft(SessionDraft):
-    """One session's draft head. Implements `drafters.model.language_model.LanguageModel`."""
+    """One session's draft head. Implements `outrider.drafters.model.language_model.LanguageModel`."""
 
     _shared: HeadRunner
 

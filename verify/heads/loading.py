@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, PreTrainedConfig
 from transformers.utils import cached_file
 
-from verify.checkpoint import DEFAULT_REVISION, locate
-from verify.errors import ModelError, first_sentence
-from verify.heads.model import HeadModel
-from verify.heads.networks import Eagle3Head, EagleHead, Head, MedusaHead, MtpHead
-from verify.model.attention import NAME
-from verify.model.runner import ModelRunner
+from outrider.verify.checkpoint import DEFAULT_REVISION, locate
+from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.heads.model import HeadModel
+from outrider.verify.heads.networks import Eagle3Head, EagleHead, Head, MedusaHead, MtpHead
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.runner import ModelRunner
 
 MTP = "mtp"  # as a path: the layer in the target's own checkpoint
 FILES = ("model.safetensors", "pytorch_model.bin")

@@ -6,16 +6,16 @@ from typing import Any, cast
 
 import torch
 
-from drafters.interface import MAX_NODES
-from verify.heads.networks import Head
-from verify.model.attention import ShapeProbe, TorchAttention
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
-from verify.model.cache.paging import Rows
-from verify.model.cache.shape import CacheShape
-from verify.model.cpu.linear import can_pack, pack_layers
-from verify.model.hidden.ring import StateRing
-from verify.model.runner import ModelRunner
+from outrider.drafters.interface import MAX_NODES
+from outrider.verify.heads.networks import Head
+from outrider.verify.model.attention import ShapeProbe, TorchAttention
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
+from outrider.verify.model.cache.paging import Rows
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cpu.linear import can_pack, pack_layers
+from outrider.verify.model.hidden.ring import StateRing
+from outrider.verify.model.runner import ModelRunner
 
 OWN_POSITIONS = 2 * (MAX_NODES + 1)  # of the head's own states: those of the rows being drafted, and of the rows before
 
@@ -56,7 +56,7 @@ class HeadCache(KVCache):
 
 
 class HeadModel:
-    """A head on its target's device. Has the part of ModelRunner's interface that `verify.draft_model` uses."""
+    """A head on its target's device. Has the part of ModelRunner's interface that `outrider.verify.draft_model` uses."""
 
     def __init__(self, head: Head, target: ModelRunner, pack: bool = True) -> None:
         """Makes the target, which has not started, keep the hidden states that the head reads. `pack` as in LoadOptions."""

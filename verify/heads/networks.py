@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from drafters.interface import MAX_NODES
+from outrider.drafters.interface import MAX_NODES
 
 
 class Head(Protocol):

@@ -14,13 +14,13 @@ from typing import Any, Protocol, cast
 import torch
 from transformers import AttentionInterface
 
-from drafters.interface import MAX_NODES
-from verify.model.batch import ForwardBatch
-from verify.model.cache.codec import decode
-from verify.model.cache.kv_cache import KVCache
-from verify.model.cache.shape import LayerShape
-from verify.model.delivery import NotHandedOn
-from verify.model.dot_product import dot_product_attention
+from outrider.drafters.interface import MAX_NODES
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.codec import decode
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.shape import LayerShape
+from outrider.verify.model.delivery import NotHandedOn
+from outrider.verify.model.dot_product import dot_product_attention
 
 NAME = "outrider"
 ABSORBED_ROWS = MAX_NODES + 1  # of a step; with more, it is faster to expand all latents

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from drafters.interface import DraftTree
+from outrider.drafters.interface import DraftTree
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,16 +19,16 @@ from typing import Literal
 
 import torch
 
-from verify.errors import ModelError
-from verify.findings import save_finding
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.cpu.ordered_attention import UnorderedError
-from verify.model.cpu.packing import PackedLinear, packed_layers
-from verify.model.gpu.row_counts import ROWS, row_classes, without_split_k
-from verify.model.row_class import PROMPT_ROWS, QUERY_BLOCK, RowClass, depth_left
-from verify.model.runner import ModelRunner
-from verify.model.segment import Segment
+from outrider.verify.errors import ModelError
+from outrider.verify.findings import save_finding
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cpu.ordered_attention import UnorderedError
+from outrider.verify.model.cpu.packing import PackedLinear, packed_layers
+from outrider.verify.model.gpu.row_counts import ROWS, row_classes, without_split_k
+from outrider.verify.model.row_class import PROMPT_ROWS, QUERY_BLOCK, RowClass, depth_left
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
 
 # auto = where it costs at most MAX_COST; on = refuses to start where it cannot hold.
 Invariant = Literal["auto", "on", "off"]

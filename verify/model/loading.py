@@ -13,19 +13,19 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import cached_file
 
-from verify.checkpoint import DEFAULT_REVISION, Location, gguf_bits, locate
-from verify.errors import ModelError, first_sentence
-from verify.model.attention import NAME
-from verify.model.cache.codec import KVDtype
-from verify.model.cpu import native
-from verify.model.download import download_progress
-from verify.model.gpu.devices import Placement
-from verify.model.invariance import Invariant, start
-from verify.model.memory import free_bytes, return_freed_memory
-from verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization, loading_arguments
-from verify.model.runner import Compile, ModelRunner
-from verify.model.self_check import SAMPLE, check_model
-from verify.model.sizes import context_limit
+from outrider.verify.checkpoint import DEFAULT_REVISION, Location, gguf_bits, locate
+from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.cache.codec import KVDtype
+from outrider.verify.model.cpu import native
+from outrider.verify.model.download import download_progress
+from outrider.verify.model.gpu.devices import Placement
+from outrider.verify.model.invariance import Invariant, start
+from outrider.verify.model.memory import free_bytes, return_freed_memory
+from outrider.verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization, loading_arguments
+from outrider.verify.model.runner import Compile, ModelRunner
+from outrider.verify.model.self_check import SAMPLE, check_model
+from outrider.verify.model.sizes import context_limit
 
 log = logging.getLogger("outrider.worker")
 
@@ -141,7 +141,7 @@ def start_model(
 ) -> None:
     """Makes a loaded model ready for contexts of this length, and checks that it can be served. Raises ModelError.
 
-    `invariant` and `finding` as in `verify.model.invariance.start`. With `tokenizer`, the check reads real text.
+    `invariant` and `finding` as in `outrider.verify.model.invariance.start`. With `tokenizer`, the check reads real text.
     """
     sample = () if tokenizer is None else tokenizer.encode(SAMPLE)
     prepare(runner.model, context_tokens)

@@ -21,10 +21,10 @@ from transformers.models.gpt_neox_japanese import modeling_gpt_neox_japanese as 
 from transformers.models.gptj import modeling_gptj as gptj
 from transformers.models.mpt import modeling_mpt as mpt
 
-from verify.errors import ModelError
-from verify.model.attention import NAME, Attention, tree_attention
-from verify.model.cache.codec import KVDtype
-from verify.model.delivery import NotHandedOn, Receiver
+from outrider.verify.errors import ModelError
+from outrider.verify.model.attention import NAME, Attention, tree_attention
+from outrider.verify.model.cache.codec import KVDtype
+from outrider.verify.model.delivery import NotHandedOn, Receiver
 
 PARTS = 4  # of a bias, of 8 bits each: it is large, and what matters is its difference to others
 FACTOR = 64.0  # a power of 2, by which biases are divided to be in the range of float16

@@ -1,6 +1,6 @@
 """Weights of fewer bits: which layers are quantised, to what, and how, one by one, while a model loads.
 
-On a CPU, the layers of `verify.model.cpu.native`; on a GPU, torchao's.
+On a CPU, the layers of `outrider.verify.model.cpu.native`; on a GPU, torchao's.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import GgufConfig, QuantizationConfigMixin
 
-from verify.checkpoint import Location, check_packages, quantization_method
-from verify.errors import ModelError
-from verify.model.cpu import native
-from verify.model.cpu.packing import is_plain, packed_layers
-from verify.model.gpu.devices import Placement
+from outrider.verify.checkpoint import Location, check_packages, quantization_method
+from outrider.verify.errors import ModelError
+from outrider.verify.model.cpu import native
+from outrider.verify.model.cpu.packing import is_plain, packed_layers
+from outrider.verify.model.gpu.devices import Placement
 
 Quantize = Literal["none", "int8", "int4", "fp8"]
 METHOD = "outrider"  # of the quantizer below, in transformers' registry
@@ -44,7 +44,7 @@ class Quantization:
         if not self:
             return
         if device.type == "cuda":
-            from verify.model.gpu.quantized import check_installed
+            from outrider.verify.model.gpu.quantized import check_installed
 
             check_installed()
         elif self.layers not in BITS:
@@ -80,7 +80,7 @@ def quantize_layers(
     if not quantization:
         return
     if device.type == "cuda":
-        from verify.model.gpu.quantized import quantize_on_gpu
+        from outrider.verify.model.gpu.quantized import quantize_on_gpu
 
         excluded = None if quantization.head else model.get_output_embeddings()
         among = model.modules() if modules is None else modules

@@ -10,30 +10,30 @@ from typing import Literal, NamedTuple, cast
 import torch
 from transformers import PreTrainedModel
 
-from drafters.interface import MAX_NODES
-from verify.errors import ModelError, first_sentence
-from verify.model.attention import Attention, JointAttention, ShapeProbe, TorchAttention, number_layers
-from verify.model.batch import ForwardBatch
-from verify.model.cache.codec import STORED, KVDtype
-from verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
-from verify.model.cache.shape import CacheShape
-from verify.model.cpu import native
-from verify.model.cpu.latent import keep_latents
-from verify.model.cpu.linear import can_pack, pack_layers
-from verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention, padded, pieces
-from verify.model.cpu.packing import packed_layers
-from verify.model.cpu.trace import has_experts, trace
-from verify.model.delivery import Delivery, NotHandedOn, is_receiver
-from verify.model.gpu.devices import Crossings
-from verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
-from verify.model.hidden.tap import HiddenTap
-from verify.model.memory import keep_freed_memory
-from verify.model.older_attention import replace_attention
-from verify.model.recurrent.mixers import swap_in
-from verify.model.recurrent.rows import Recurrence, StateProbe
-from verify.model.recurrent.states import ROWS
-from verify.model.row_class import RowClass, depth_left
-from verify.model.segment import (
+from outrider.drafters.interface import MAX_NODES
+from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.model.attention import Attention, JointAttention, ShapeProbe, TorchAttention, number_layers
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.codec import STORED, KVDtype
+from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cpu import native
+from outrider.verify.model.cpu.latent import keep_latents
+from outrider.verify.model.cpu.linear import can_pack, pack_layers
+from outrider.verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention, padded, pieces
+from outrider.verify.model.cpu.packing import packed_layers
+from outrider.verify.model.cpu.trace import has_experts, trace
+from outrider.verify.model.delivery import Delivery, NotHandedOn, is_receiver
+from outrider.verify.model.gpu.devices import Crossings
+from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
+from outrider.verify.model.hidden.tap import HiddenTap
+from outrider.verify.model.memory import keep_freed_memory
+from outrider.verify.model.older_attention import replace_attention
+from outrider.verify.model.recurrent.mixers import swap_in
+from outrider.verify.model.recurrent.rows import Recurrence, StateProbe
+from outrider.verify.model.recurrent.states import ROWS
+from outrider.verify.model.row_class import RowClass, depth_left
+from outrider.verify.model.segment import (
     ForwardBackend,
     Segment,
     is_chunk,
@@ -43,7 +43,7 @@ from verify.model.segment import (
     recurrence_of,
     tokens_of,
 )
-from verify.model.sizes import context_limit, weight_size
+from outrider.verify.model.sizes import context_limit, weight_size
 
 MAX_STREAMS, MAX_ROWS = 16, 1024  # in one forward without a backend
 
@@ -193,7 +193,7 @@ class ModelRunner:
 
     def _graphed(self, pool: PagePool, compile: Compile) -> ForwardBackend:
         """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
-        from verify.model.gpu.graphs import GraphedForward  # Triton is only needed on a GPU
+        from outrider.verify.model.gpu.graphs import GraphedForward  # Triton is only needed on a GPU
 
         run = partial(self._run, keep=0)
         graphed = GraphedForward(run, pool, self._positions, self.row_class, self._tap, self._crossings)

@@ -7,10 +7,10 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from drafters.interface import MAX_NODES
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.recurrent.rows import Recurrence, RecurrentRows
+from outrider.drafters.interface import MAX_NODES
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.recurrent.rows import Recurrence, RecurrentRows
 
 
 class Segment(NamedTuple):
@@ -32,7 +32,7 @@ class Segment(NamedTuple):
 
 
 class Forwards(Protocol):
-    """What computes segments: a `verify.model.runner.ModelRunner`."""
+    """What computes segments: a `outrider.verify.model.runner.ModelRunner`."""
 
     def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """The logits of the kept rows of each segment, valid until the next call."""

@@ -23,13 +23,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from drafters.interface import DraftTree, Source
-from verify.errors import ModelError
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.cpu.packing import packed_layers
-from verify.model.recurrent.states import ROWS
-from verify.model.runner import ModelRunner
+from outrider.drafters.interface import DraftTree, Source
+from outrider.verify.errors import ModelError
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cpu.packing import packed_layers
+from outrider.verify.model.recurrent.states import ROWS
+from outrider.verify.model.runner import ModelRunner
 
 PREFIX = 7  # tokens of the first piece; with the root and a path 13, which fit into the shortest context that can be set
 # A tree of eight nodes, depth-first: two paths of five nodes that share the first two.

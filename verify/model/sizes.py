@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from verify.model.cpu.packing import PackedLayer, packed_layers
+from outrider.verify.model.cpu.packing import PackedLayer, packed_layers
 
 CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # of the limit, in configurations
 UNLIMITED_TOKENS = 1 << 17

@@ -9,9 +9,9 @@ from typing import Any, TypeVar, cast
 import torch
 from transformers import PreTrainedModel
 
-from verify.errors import ModelError, first_sentence
-from verify.model.batch import ForwardBatch
-from verify.model.runner import ModelRunner
+from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.runner import ModelRunner
 
 SELF = "self"  # as draft_model.path: the target itself
 ANOTHER = "set draft_model.path to a draft model"

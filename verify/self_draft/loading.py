@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from verify.model.runner import ModelRunner
-from verify.self_draft.layers import LayerSkipper
-from verify.self_draft.search import LEAST_SPEED, Finding
-from verify.self_draft.session import SelfRunner
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.self_draft.layers import LayerSkipper
+from outrider.verify.self_draft.search import LEAST_SPEED, Finding
+from outrider.verify.self_draft.session import SelfRunner
 
 log = logging.getLogger("outrider.worker")
 

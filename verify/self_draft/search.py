@@ -20,15 +20,15 @@ from typing import NamedTuple, cast
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from verify.draft_model.runner import short_cache
-from verify.errors import ModelError
-from verify.findings import save_finding
-from verify.measurement import machine_key, timed_forward
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.runner import ModelRunner
-from verify.model.segment import Segment
-from verify.self_draft.layers import LayerSkipper
+from outrider.verify.draft_model.runner import short_cache
+from outrider.verify.errors import ModelError
+from outrider.verify.findings import save_finding
+from outrider.verify.measurement import machine_key, timed_forward
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
+from outrider.verify.self_draft.layers import LayerSkipper
 
 log = logging.getLogger("outrider.worker")
 SEARCH_SECONDS = 5.0

@@ -15,14 +15,14 @@ from typing import TypeVar, cast
 import numpy as np
 import torch
 
-from drafters.interface import MAX_NODES, Ints, Sampling
-from drafters.model.language_model import Candidates
-from drafters.sequence import Sequence
-from verify.draft_model.runner import DraftRunner
-from verify.draft_model.session import SessionDraft
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.runner import ModelRunner
+from outrider.drafters.interface import MAX_NODES, Ints, Sampling
+from outrider.drafters.model.language_model import Candidates
+from outrider.drafters.sequence import Sequence
+from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.draft_model.session import SessionDraft
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.runner import ModelRunner
 
 T = TypeVar("T")
 GAP = MAX_NODES + 1  # rows that the target may write while the draft model's thread drafts
@@ -56,7 +56,7 @@ class SelfRunner(DraftRunner):
 
 
 class SelfDraft(SessionDraft):
-    """One session's drafts. Implements `drafters.model.language_model.LanguageModel`."""
+    """One session's drafts. Implements `outrider.drafters.model.language_model.LanguageModel`."""
 
     _shared: SelfRunner
     _computed = 0  # rows that are in the cache, the first ones

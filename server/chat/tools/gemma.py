@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from server.chat.tools.schemas import ANY
-from server.chat.tools.source import Malformed, Reader, Sink, Source
-from server.chat.tools.tagged_calls import value_json
-from server.chat.tools.writer import CallWriter
+from outrider.server.chat.tools.schemas import ANY
+from outrider.server.chat.tools.source import Malformed, Reader, Sink, Source
+from outrider.server.chat.tools.tagged_calls import value_json
+from outrider.server.chat.tools.writer import CallWriter
 
 QUOTE = '<|"|>'
 CLOSING = {"{": "}", "[": "]"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.chat.tools.gemma import QUOTE
-from server.chat.tools.lark import Lark, json_expression, length_pattern
-from server.chat.tools.schemas import TEXT, arguments, properties_of, resolved, standalone, texts_of, types_of
+from outrider.server.chat.tools.gemma import QUOTE
+from outrider.server.chat.tools.lark import Lark, json_expression, length_pattern
+from outrider.server.chat.tools.schemas import TEXT, arguments, properties_of, resolved, standalone, texts_of, types_of
 
 SCALARS = frozenset({"integer", "number", "boolean", "null"})
 MAX_DEPTH = 64  # of nested values; deeper ones may be any

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.chat.tools.formats import FORMATS, ToolFormat, Words, is_slot
-from server.chat.tools.gemma_grammar import FieldsGrammar
-from server.chat.tools.lark import Lark, json_expression, length_pattern
-from server.chat.tools.schemas import DEFINITIONS, TEXT, arguments, resolved, standalone, texts_of, types_of
+from outrider.server.chat.tools.formats import FORMATS, ToolFormat, Words, is_slot
+from outrider.server.chat.tools.gemma_grammar import FieldsGrammar
+from outrider.server.chat.tools.lark import Lark, json_expression, length_pattern
+from outrider.server.chat.tools.schemas import DEFINITIONS, TEXT, arguments, resolved, standalone, texts_of, types_of
 
 MAX_CALLS = 8  # in an answer whose calls are enforced
 MAX_CHARACTERS = 1 << 20  # of a grammar

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from server.chat.tools.json_calls import arguments_call
-from server.chat.tools.source import Malformed, Reader
-from server.chat.tools.writer import SourceParser
+from outrider.server.chat.tools.json_calls import arguments_call
+from outrider.server.chat.tools.source import Malformed, Reader
+from outrider.server.chat.tools.writer import SourceParser
 
 START, MESSAGE, CHANNEL = "<|start|>", "<|message|>", "<|channel|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")

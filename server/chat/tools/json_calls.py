@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from server.chat.tools.source import Malformed, Reader, Sink, Source
-from server.chat.tools.writer import CallWriter
-from server.http import json_body
+from outrider.server.chat.tools.source import Malformed, Reader, Sink, Source
+from outrider.server.chat.tools.writer import CallWriter
+from outrider.server.http import json_body
 
 
 def arguments_call(source: Source, writer: CallWriter, name: str) -> Reader[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from server.http import json_body
+from outrider.server.http import json_body
 
 MAX_CHARACTERS = 1 << 16  # of a grammar, and of its regular expression
 MAX_EXPANDED_CHARACTERS = 1 << 20  # of the regular expressions of all rules

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from server.chat.tools.formats import BRACKET, FORMATS, ToolFormat, Words, is_slot
-from server.chat.tools.gemma import fields_call
-from server.chat.tools.harmony import HarmonyParser
-from server.chat.tools.json_calls import arguments_call, object_call
-from server.chat.tools.parts import ToolParser
-from server.chat.tools.python_calls import python_call
-from server.chat.tools.source import DIGITS, NAME, Malformed, Reader
-from server.chat.tools.tagged_calls import tagged_call
-from server.chat.tools.writer import SourceParser
+from outrider.server.chat.tools.formats import BRACKET, FORMATS, ToolFormat, Words, is_slot
+from outrider.server.chat.tools.gemma import fields_call
+from outrider.server.chat.tools.harmony import HarmonyParser
+from outrider.server.chat.tools.json_calls import arguments_call, object_call
+from outrider.server.chat.tools.parts import ToolParser
+from outrider.server.chat.tools.python_calls import python_call
+from outrider.server.chat.tools.source import DIGITS, NAME, Malformed, Reader
+from outrider.server.chat.tools.tagged_calls import tagged_call
+from outrider.server.chat.tools.writer import SourceParser
 
 
 def tool_parser(format: str | ToolFormat, functions: Mapping[str, Any] | None = None) -> ToolParser:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
-from server.partial_match import overlap
+from outrider.server.partial_match import overlap
 
 T = TypeVar("T")
 Reader = Generator[None, None, T]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from server.chat.tools.formats import Words
-from server.chat.tools.schemas import TEXT, properties_of, types_of, types_of_value
-from server.chat.tools.source import Malformed, Reader, Source
-from server.chat.tools.writer import CallWriter
-from server.http import json_body
+from outrider.server.chat.tools.formats import Words
+from outrider.server.chat.tools.schemas import TEXT, properties_of, types_of, types_of_value
+from outrider.server.chat.tools.source import Malformed, Reader, Source
+from outrider.server.chat.tools.writer import CallWriter
+from outrider.server.http import json_body
 
 PYTHON_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from server.chat.tools.parts import Part, merge_parts
-from server.chat.tools.source import Reader, Source
+from outrider.server.chat.tools.parts import Part, merge_parts
+from outrider.server.chat.tools.source import Reader, Source
 
 PIECE_CHARACTERS = 4096  # read at once; searching for several markers is linear in the piece, for each one that is found
 

@@ -14,16 +14,16 @@ from fastapi import Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from server.chat.prompt import PromptEncoder
-from server.chat.vocabulary import Vocabulary
-from server.http.errors import APIError
-from server.http.json_route import in_turn
-from server.openai.chat import ChatEndpoint
-from server.openai.generation import GenerationRunner, GenerationTask
-from server.openai.responses.formatter import ResponseFormatter
-from server.openai.responses.items import InputItem, input_item, references
-from server.openai.responses.schema import ResponsesBody
-from server.openai.responses.store import ResponseStore, StoredResponse
+from outrider.server.chat.prompt import PromptEncoder
+from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.http.errors import APIError
+from outrider.server.http.json_route import in_turn
+from outrider.server.openai.chat import ChatEndpoint
+from outrider.server.openai.generation import GenerationRunner, GenerationTask
+from outrider.server.openai.responses.formatter import ResponseFormatter
+from outrider.server.openai.responses.items import InputItem, input_item, references
+from outrider.server.openai.responses.schema import ResponsesBody
+from outrider.server.openai.responses.store import ResponseStore, StoredResponse
 
 IGNORED_HEADER = "x-outrider-ignored"
 MAX_IGNORED = 32  # names in the header and the log

@@ -7,22 +7,22 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from server.chat.tools import Part, ToolParser
-from server.chat.vocabulary import Vocabulary
-from server.http.errors import APIError
-from server.http.sse import ServerSentEvent
-from server.openai.chat import new_call_id
-from server.openai.conversation import AnyToolCall, Message
-from server.openai.fields import MAX_ENTRIES
-from server.openai.generation import ChoiceOutput
-from server.openai.logprobs import content_logprobs
-from server.openai.output_parser import OutputParser
-from server.openai.responses.items import CallItem, CustomCallItem
-from server.openai.responses.schema import ResponsesBody
-from server.openai.responses.tools import CustomTool, FunctionTool, HostedTool, NamespaceTool, namespaces, own_tools
-from server.openai.tools.custom_input import CustomPart
-from server.openai.usage import Usage
-from verify.sampling_params import SamplingParams
+from outrider.server.chat.tools import Part, ToolParser
+from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.http.errors import APIError
+from outrider.server.http.sse import ServerSentEvent
+from outrider.server.openai.chat import new_call_id
+from outrider.server.openai.conversation import AnyToolCall, Message
+from outrider.server.openai.fields import MAX_ENTRIES
+from outrider.server.openai.generation import ChoiceOutput
+from outrider.server.openai.logprobs import content_logprobs
+from outrider.server.openai.output_parser import OutputParser
+from outrider.server.openai.responses.items import CallItem, CustomCallItem
+from outrider.server.openai.responses.schema import ResponsesBody
+from outrider.server.openai.responses.tools import CustomTool, FunctionTool, HostedTool, NamespaceTool, namespaces, own_tools
+from outrider.server.openai.tools.custom_input import CustomPart
+from outrider.server.openai.usage import Usage
+from outrider.verify.sampling_params import SamplingParams
 
 # Of each type of call: the field that grows, and the name of its events.
 CALLS = {"function_call": ("arguments", "function_call_arguments"), "custom_tool_call": ("input", "custom_tool_call_input")}

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from server.openai.conversation import (
+from outrider.server.openai.conversation import (
     AnyToolCall,
     CalledCustom,
     CalledFunction,
@@ -18,7 +18,7 @@ from server.openai.conversation import (
     ToolCall,
     content_text,
 )
-from server.openai.fields import MAX_ENTRIES, MAX_PARTS, Body
+from outrider.server.openai.fields import MAX_ENTRIES, MAX_PARTS, Body
 
 
 class MessageItem(Body):

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
 
-from server.openai.conversation import Message
-from server.openai.fields import (
+from outrider.server.openai.conversation import Message
+from outrider.server.openai.fields import (
     TEXT_OR_LIST,
     Body,
     Effort,
@@ -19,10 +19,10 @@ from server.openai.fields import (
     Text,
     reject_unsupported,
 )
-from server.openai.responses.items import InputItem, InputItems, OtherItem, to_messages, with_system
-from server.openai.responses.tools import HostedChoice, HostedTool, ToolChoice, Tools, chat_choice, own_tools
-from server.openai.schema import ChatBody, StreamOptions, UntracedSpeculation
-from server.openai.structures import JsonSchema, ResponseFormat
+from outrider.server.openai.responses.items import InputItem, InputItems, OtherItem, to_messages, with_system
+from outrider.server.openai.responses.tools import HostedChoice, HostedTool, ToolChoice, Tools, chat_choice, own_tools
+from outrider.server.openai.schema import ChatBody, StreamOptions, UntracedSpeculation
+from outrider.server.openai.structures import JsonSchema, ResponseFormat
 
 # As in `unsupported`: OpenAI's fields, then those that chats have and responses do not.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter
 
-from server.http.errors import APIError
-from server.openai.conversation import Message
+from outrider.server.http.errors import APIError
+from outrider.server.openai.conversation import Message
 
 MESSAGES = TypeAdapter(list[Message])
 

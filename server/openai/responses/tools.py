@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from server.openai.conversation import FunctionDefinition, FunctionName, NamedTool, Tool
-from server.openai.fields import MAX_PARTS, Body, FreeForm, Name, ToolMode
-from server.openai.responses.items import full_name
-from server.openai.tools import definitions as chat
+from outrider.server.openai.conversation import FunctionDefinition, FunctionName, NamedTool, Tool
+from outrider.server.openai.fields import MAX_PARTS, Body, FreeForm, Name, ToolMode
+from outrider.server.openai.responses.items import full_name
+from outrider.server.openai.tools import definitions as chat
 
 OWN_TYPES = ("function", "custom")  # the tools that the client runs
 ToolType = Annotated[str, Field(max_length=64)]

@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from server.chat.grammar_job import INPUT
-from server.chat.tools import Part
-from server.http import json_body
+from outrider.server.chat.grammar_job import INPUT
+from outrider.server.chat.tools import Part
+from outrider.server.http import json_body
 
 OPENING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 OPENING_CHARACTERS = 64  # arguments that do not open with the input by then are read as a whole

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from server.chat import grammar_job
-from server.chat.grammar_job import INPUT
-from server.chat.tools.lark_pattern import MAX_CHARACTERS
-from server.openai.conversation import FunctionDefinition, FunctionName, NamedTool, Tool, tool_type
-from server.openai.fields import MAX_PARTS, Body, Name, ToolMode
+from outrider.server.chat import grammar_job
+from outrider.server.chat.grammar_job import INPUT
+from outrider.server.chat.tools.lark_pattern import MAX_CHARACTERS
+from outrider.server.openai.conversation import FunctionDefinition, FunctionName, NamedTool, Tool, tool_type
+from outrider.server.openai.fields import MAX_PARTS, Body, Name, ToolMode
 
 
 class InputGrammar(Body):

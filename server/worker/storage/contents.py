@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drafters.interface import Ints
-from drafters.options import DrafterName
-from server.worker.storage.session_format import (
+from outrider.drafters.interface import Ints
+from outrider.drafters.options import DrafterName
+from outrider.server.worker.storage.session_format import (
     LEARNED,
     ROWS,
     TEXT,
@@ -26,10 +26,10 @@ from server.worker.storage.session_format import (
     state_tensors,
     text_digest,
 )
-from verify.model.cache import paging
-from verify.model.cache.paging import Page, Rows
-from verify.model.recurrent.states import Snapshot
-from verify.verifier import TreeVerifier
+from outrider.verify.model.cache import paging
+from outrider.verify.model.cache.paging import Page, Rows
+from outrider.verify.model.recurrent.states import Snapshot
+from outrider.verify.verifier import TreeVerifier
 
 SAVED_STATES = 2  # of a session's recurrent layers: at its end, and before
 

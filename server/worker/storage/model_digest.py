@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from huggingface_hub import try_to_load_from_cache
 
-from verify.checkpoint import DEFAULT_REVISION, GGUF, locate
-from verify.model.runner import ModelRunner
+from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF, locate
+from outrider.verify.model.runner import ModelRunner
 
 LAYOUT = 3  # of the files; another number is in another folder
 

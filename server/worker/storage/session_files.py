@@ -17,10 +17,10 @@ from itertools import chain
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from drafters.interface import Ints
-from server.worker.prefix_index import block_hashes
-from server.worker.storage.contents import Contents, Stopped
-from server.worker.storage.session_folder import (
+from outrider.drafters.interface import Ints
+from outrider.server.worker.prefix_index import block_hashes
+from outrider.server.worker.storage.contents import Contents, Stopped
+from outrider.server.worker.storage.session_folder import (
     PAGE,
     PARTIAL,
     SESSION,
@@ -32,7 +32,7 @@ from server.worker.storage.session_folder import (
     partial_file,
     touch,
 )
-from server.worker.storage.session_format import (
+from outrider.server.worker.storage.session_format import (
     ROWS,
     UNREADABLE,
     Fits,
@@ -43,8 +43,8 @@ from server.worker.storage.session_format import (
     page_path,
     rows_digest,
 )
-from server.worker.storage.tensor_file import write_tensors
-from verify.model.cache.paging import Page
+from outrider.server.worker.storage.tensor_file import write_tensors
+from outrider.verify.model.cache.paging import Page
 
 log = logging.getLogger("outrider.worker")
 MAX_CANDIDATES = 16  # files that may continue one text

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drafters.interface import Ints
-from server.worker.storage.session_folder import PAGE, hidden
-from server.worker.storage.tensor_file import TYPES, content_of, open_tensors
-from verify.model.cache import paging
-from verify.model.cache.paging import Page, SwappedRows
-from verify.model.cache.shape import CacheShape, LayerShape
-from verify.model.recurrent.states import Snapshot
-from verify.model.runner import ModelRunner
+from outrider.drafters.interface import Ints
+from outrider.server.worker.storage.session_folder import PAGE, hidden
+from outrider.server.worker.storage.tensor_file import TYPES, content_of, open_tensors
+from outrider.verify.model.cache import paging
+from outrider.verify.model.cache.paging import Page, SwappedRows
+from outrider.verify.model.cache.shape import CacheShape, LayerShape
+from outrider.verify.model.recurrent.states import Snapshot
+from outrider.verify.model.runner import ModelRunner
 
 log = logging.getLogger("outrider.worker")
 TEXT, ROWS = "text", "rows"
@@ -136,7 +136,7 @@ class Fits:
 
 
 def row_shape(shape: CacheShape, layers: Sequence[LayerShape]) -> tuple[int, ...]:
-    """The shape of these layers' rows in a page, without its positions (`verify.model.cache.paging.Rows.parts`)."""
+    """The shape of these layers' rows in a page, without its positions (`outrider.verify.model.cache.paging.Rows.parts`)."""
     if shape.is_uniform:
         return len(layers), 2, shape.kv_heads, shape.stored_width(shape.head_dim)
     widths = (each.heads * (shape.stored_width(each.key_dim) + shape.stored_width(each.value_dim)) for each in layers)

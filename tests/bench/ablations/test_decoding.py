@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bench.ablations.decoding import Decoding, recurring_nodes
-from drafters.interface import DraftTree, Source, arrange
-from verify.generation import Step
+from outrider.drafters.interface import DraftTree, Source, arrange
+from outrider.verify.generation import Step
 
 #        1 - 2 - 3
 # root <

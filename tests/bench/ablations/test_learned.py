@@ -6,7 +6,7 @@ import numpy as np
 
 from bench.ablations.learned import compare
 from bench.recordings import Line
-from drafters.registry import Resources
+from outrider.drafters.registry import Resources
 
 TEXT = np.arange(100, 160, dtype=np.int32)
 

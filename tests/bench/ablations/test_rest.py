@@ -7,10 +7,10 @@ from collections import Counter
 import numpy as np
 
 from bench.ablations.rest import CountingRetrieval, RandomRetrieval
-from drafters.interface import Verdict
-from drafters.registry import Resources
-from drafters.sequence import Sequence
-from drafters.tables import suffix
+from outrider.drafters.interface import Verdict
+from outrider.drafters.registry import Resources
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.tables import suffix
 
 TEXT = np.array([99, *range(30), 99, 5, 6, 7, *range(40, 60)], np.uint32)
 RESOURCES = Resources(corpus=[suffix.index(TEXT, 99)], vocabulary=100)

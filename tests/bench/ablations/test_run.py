@@ -104,7 +104,7 @@ def test_the_whole_command(tmp_path: Path) -> None:
     }
     (tmp_path / "s.jsonl").write_text(json.dumps(record) + "\n")
     (tmp_path / "corpus.txt").write_text("def add(a, b):\n    return a + b\n")
-    import models
+    from outrider import models
 
     flags = ["--chat", "s.jsonl", "--code", "s.jsonl", "--corpus", "corpus.txt"]
     flags = [flag if flag.startswith("--") else str(tmp_path / flag) for flag in flags]

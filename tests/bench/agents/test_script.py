@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-import models
 from bench.agents.script import CALLS, CHAT_TEMPLATE, FINAL_TEXT, TASKS, recorded_answer
-from verify.tokenizer import load_tokenizer
+from outrider import models
+from outrider.verify.tokenizer import load_tokenizer
 
 TASK = {"role": "user", "content": "Write the file."}
 

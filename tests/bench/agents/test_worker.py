@@ -7,14 +7,14 @@ import pytest
 
 from bench.agents.script import FINAL_TEXT
 from bench.agents.worker import replay
-from drafters.none import NoDrafter
-from server.settings import Settings
-from server.worker.runtime import load_target
-from verify.decode import decode
-from verify.generation import DecodeOptions
-from verify.sampling_params import SamplingParams
-from verify.tokenizer import load_tokenizer
-from verify.verifier import TreeVerifier
+from outrider.drafters.none import NoDrafter
+from outrider.server.settings import Settings
+from outrider.server.worker.runtime import load_target
+from outrider.verify.decode import decode
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.tokenizer import load_tokenizer
+from outrider.verify.verifier import TreeVerifier
 
 
 def test_the_recorded_answer_replaces_the_models(monkeypatch: pytest.MonkeyPatch, exact: Settings) -> None:

@@ -14,7 +14,7 @@ from bench.hostile.encoding import encode
 from bench.hostile.endpoints import HOLE, Endpoint, Place
 from bench.hostile.structures import GRAMMARS, REGEXES, chain, deep, schemas
 from bench.hostile.target import Target
-from server.settings import Limits
+from outrider.server.settings import Limits
 from tests.bench.hostile.targets import endpoints, target
 
 FILLED = {"list", "longest list", "mapping", "text"}

@@ -14,7 +14,7 @@ from bench.plan import BenchError
 
 
 def test_a_worker_is_found_among_the_children() -> None:
-    program = "input()  # server.worker.main"
+    program = "input()  # outrider.server.worker.main"
     command = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {program!r}], stdin=0).wait()"
     parent = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE)
     try:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import models
 from bench.live.questions import Renderer, parse_tasks, read_tasks
 from bench.plan import BenchError
-from verify.tokenizer import load_tokenizer
+from outrider import models
+from outrider.verify.tokenizer import load_tokenizer
 
 
 def write(path: Path, *categories: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.model import bandwidth
-from verify.model.runner import ModelRunner
+from outrider.verify.model.runner import ModelRunner
 
 
 def test_read_bandwidth_is_positive(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from bench.model.draft_models import METHODS, Row, run, run_shapes, show, speed_ratio_note, without
 from bench.plan import BenchError, Plan
-from drafters.options import Options
-from drafters.registry import Resources
-from server.settings import Settings
+from outrider.drafters.options import Options
+from outrider.drafters.registry import Resources
+from outrider.server.settings import Settings
 
 BUSY = {"draft_busy": 0.25, "verify_busy": 0.5, "both_busy": 0.125}
 

@@ -10,8 +10,8 @@ import pytest
 from bench.model.forced import Recorded, forced_answer, select_fitting, show
 from bench.plan import BenchError
 from bench.recordings import Line
-from drafters.registry import Resources
-from verify.model.runner import ModelRunner
+from outrider.drafters.registry import Resources
+from outrider.verify.model.runner import ModelRunner
 
 
 @pytest.mark.parametrize("name", ["none", "lookup", "fusion"])

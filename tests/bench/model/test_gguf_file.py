@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-import models
 from bench.model.gguf_file import convert, rewrite, tensor_type, unpack
 from bench.plan import BenchError
-from verify.model.batch import ForwardBatch
-from verify.model.cpu import native
-from verify.model.loading import LoadOptions, load_weights
-from verify.model.quantization import Quantization, Quantize
-from verify.model.runner import ModelRunner
-from verify.tokenizer import load_tokenizer
+from outrider import models
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cpu import native
+from outrider.verify.model.loading import LoadOptions, load_weights
+from outrider.verify.model.quantization import Quantization, Quantize
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TARGET = Path(models.TARGET)

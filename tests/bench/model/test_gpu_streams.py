@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.model import gpu_streams as streams
-from verify.model.runner import ModelRunner
+from outrider.verify.model.runner import ModelRunner
 
 
 def test_shared_forwards_are_timed(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:

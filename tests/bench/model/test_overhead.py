@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from bench.model import overhead
-from drafters.interface import Verdict
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider.drafters.interface import Verdict
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 
 def test_every_setting_is_measured(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-import models
 from bench.model.peers import Transformers
+from outrider import models
 
 
 class FakeModel:

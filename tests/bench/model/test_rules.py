@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from bench.model.rules import judged
-from drafters.interface import Draws, Source, chain
-from drafters.model.union import merge
+from outrider.drafters.interface import Draws, Source, chain
+from outrider.drafters.model.union import merge
 
 MODEL = chain(np.array([1, 2, 3], np.int32), np.array([0.5, 0.4, 0.3]), Source.DRAFT)
 Q = np.full(9, 1 / 9, np.float32)

@@ -10,8 +10,8 @@ import pytest
 from bench.model import overhead, steps
 from bench.model.steps import STEP_NODES, SUMMARY, make_runner, short_rounds, show
 from bench.plan import BenchError
-from server.settings import Settings
-from verify.model.runner import ModelRunner
+from outrider.server.settings import Settings
+from outrider.verify.model.runner import ModelRunner
 
 
 def test_an_unknown_shape_is_reported(exact: Settings) -> None:

@@ -14,9 +14,9 @@ from bench.peers.llama import LlamaInProcess, LlamaServer
 from bench.peers.outrider import OutriderInProcess
 from bench.peers.peer import Answer, Question, install_command
 from bench.plan import PROMPTS, Plan, read_prompts
-from verify.tokenizer import load_tokenizer
+from outrider.verify.tokenizer import load_tokenizer
 
-MISSING = "This test needs llama-cpp-python; install it with pip install '.[peers]'."
+MISSING = "This test needs llama-cpp-python; install it with pip install './bench[peers]'."
 TOKENS = 48
 
 

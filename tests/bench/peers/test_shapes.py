@@ -12,7 +12,7 @@ from bench.peers.levels import Levels
 from bench.peers.shapes import PEERS, RandomWeights, Shapes, fit, time_steps, write_files
 from bench.plan import BenchError
 from bench.recordings import Line
-from drafters.registry import Resources
+from outrider.drafters.registry import Resources
 from tests.bench.peers.test_llama import MISSING
 
 LINE = Line(np.array([5, 6, 7, 8, 9, 10, 5], np.int32), np.array([6, 7, 8, 9, 10, 5] * 4, np.int32))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from drafters.model.ngram_predraft import CAPACITY, NgramPredraft
-from drafters.policy import PROBE_INTERVAL
+from outrider.drafters.model.ngram_predraft import CAPACITY, NgramPredraft
+from outrider.drafters.policy import PROBE_INTERVAL
 
 
 def test_the_latest_successors_are_guessed() -> None:

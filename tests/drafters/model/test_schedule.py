@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from drafters.model.schedule import (
+from outrider.drafters.model.schedule import (
     LATELY,
     PROBE_SHARE,
     PROBE_STEPS,
@@ -12,7 +12,7 @@ from drafters.model.schedule import (
     Schedule,
     Schedules,
 )
-from drafters.policy import OUTLIER, PROBE_INTERVAL
+from outrider.drafters.policy import OUTLIER, PROBE_INTERVAL
 
 EXPECTED = 0.5  # tokens, of the tables
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -10,18 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.interface import Drafter, DraftTree, Draws, Ints, Source, Verdict, chain
-from drafters.model.chain import ModelChain
-from drafters.model.language_model import Candidates
-from drafters.model.schedule import LATELY, Schedules
-from drafters.model.union import UnionDrafter, merge
-from drafters.none import NoDrafter
-from drafters.options import DraftTime, PearlOptions
-from drafters.registry import fork
+from outrider.drafters.interface import Drafter, DraftTree, Draws, Ints, Source, Verdict, chain
+from outrider.drafters.model.chain import ModelChain
+from outrider.drafters.model.language_model import Candidates
+from outrider.drafters.model.schedule import LATELY, Schedules
+from outrider.drafters.model.union import UnionDrafter, merge
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import DraftTime, PearlOptions
+from outrider.verify.sampling_params import SamplingParams
 from tests.drafts import Driven, Oracle
 from tests.language import ToyModel
 from tests.trees import check, trees
-from verify.sampling_params import SamplingParams
 
 
 def paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
@@ -195,7 +195,7 @@ def test_a_fork_has_its_own_chain_and_the_same_schedule() -> None:
     drafter.begin(PROMPT)
     step(drafter, 1)
     union: UnionDrafter = drafter.drafter
-    copied = fork(union, {})
+    copied = copy.deepcopy(union)
     assert isinstance(copied, UnionDrafter)
     assert copied._schedules is union._schedules
     assert copied._chain is not union._chain

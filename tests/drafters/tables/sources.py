@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.tables.adaptive import new_rows
-from drafters.tables.history import new_history
-from drafters.tables.levels import BUCKETS, Sources
-from drafters.tables.mixture import CELLS
-from drafters.tables.ngram import empty_base
-from drafters.tables.suffix import Corpus
+from outrider.drafters.tables.adaptive import new_rows
+from outrider.drafters.tables.history import new_history
+from outrider.drafters.tables.levels import BUCKETS, Sources
+from outrider.drafters.tables.mixture import CELLS
+from outrider.drafters.tables.ngram import empty_base
+from outrider.drafters.tables.suffix import Corpus
 
 Tokens = NDArray[np.int32]
 NO_PREDICTION = np.zeros(1, np.int32)

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.tables import ngram
-from drafters.tables.adaptive import Rows, absorb, learn, new_rows, raise_weight, successors
-from drafters.tables.ngram import context_key
+from outrider.drafters.tables import ngram
+from outrider.drafters.tables.adaptive import Rows, absorb, learn, new_rows, raise_weight, successors
+from outrider.drafters.tables.ngram import context_key
 
 BASE = ngram.empty_base()
 

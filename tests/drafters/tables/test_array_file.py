@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drafters.tables import array_file
-from drafters.tables.array_file import ArrayFileError
+from outrider.drafters.tables import array_file
+from outrider.drafters.tables.array_file import ArrayFileError
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.tables.automaton import HOPS, STATES, TOKENS, append, follow, new_automaton, repeated_suffix
+from outrider.drafters.tables.automaton import HOPS, STATES, TOKENS, append, follow, new_automaton, repeated_suffix
 
 texts = st.lists(st.integers(0, 3), max_size=60)
 

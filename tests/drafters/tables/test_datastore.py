@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drafters.interface import Ints
-from drafters.options import RetrievalOptions
-from drafters.retrieval import RetrievalDrafter
-from drafters.tables import array_file, datastore
-from drafters.tables.array_file import ArrayFileError
-from drafters.tables.suffix import KIND
+from outrider.drafters.interface import Ints
+from outrider.drafters.options import RetrievalOptions
+from outrider.drafters.retrieval import RetrievalDrafter
+from outrider.drafters.tables import array_file, datastore
+from outrider.drafters.tables.array_file import ArrayFileError
+from outrider.drafters.tables.suffix import KIND
 from tests.drafts import Driven
 
 SEPARATOR = 70_000  # does not fit in uint16

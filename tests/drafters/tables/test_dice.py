@@ -10,22 +10,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.fusion import FusionDrafter
-from drafters.interface import DraftTree, Ints, Source, Verdict
-from drafters.noise import mix
-from drafters.none import NoDrafter
-from drafters.options import FusionOptions
-from drafters.sequence import Sequence
-from drafters.tables.dice import LUCKY, exponential, lucky_row, new_dice, position_key, random_bits, throw
-from drafters.tables.ngram import empty_base
-from verify import sampling
-from verify.acceptance import walk
-from verify.decode import decode
-from verify.generation import DecodeOptions
-from verify.model.runner import ModelRunner
-from verify.sampling import Sampler
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider.drafters.fusion import FusionDrafter
+from outrider.drafters.interface import DraftTree, Ints, Source, Verdict
+from outrider.drafters.noise import mix
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import FusionOptions
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.tables.dice import LUCKY, exponential, lucky_row, new_dice, position_key, random_bits, throw
+from outrider.drafters.tables.ngram import empty_base
+from outrider.verify import sampling
+from outrider.verify.acceptance import walk
+from outrider.verify.decode import decode
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling import Sampler
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 VOCABULARY = 97
 TEXT = np.random.default_rng(0).integers(0, VOCABULARY, 60).astype(np.int32)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.tables.history import (
+from outrider.drafters.tables.history import (
     CHANGES,
     COPY_STATE,
     MAX_GAP,
@@ -22,7 +22,7 @@ from drafters.tables.history import (
     followers,
     new_history,
 )
-from drafters.tables.suffix import LONGEST_CONTEXT
+from outrider.drafters.tables.suffix import LONGEST_CONTEXT
 
 SPAN = list(range(100, 160))
 

@@ -8,7 +8,7 @@ import pytest
 from numba.core.errors import TypingError
 from numpy.typing import NDArray
 
-from drafters.tables.kernel import PACKAGE, allocating_kernel, kernel, source_digest
+from outrider.drafters.tables.kernel import PACKAGE, allocating_kernel, kernel, source_digest
 
 
 def test_the_digest_depends_on_every_source_below_the_folder(tmp_path: Path) -> None:

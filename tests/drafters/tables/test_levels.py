@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.interface import Source
-from drafters.tables.adaptive import learn
-from drafters.tables.history import append
-from drafters.tables.levels import (
+from outrider.drafters.interface import Source
+from outrider.drafters.tables.adaptive import learn
+from outrider.drafters.tables.history import append
+from outrider.drafters.tables.levels import (
     BUCKETS,
     COPY,
     CORPUS,
@@ -31,7 +31,7 @@ from drafters.tables.levels import (
     new_contexts,
     new_scratch,
 )
-from drafters.tables.suffix import DENSE, LONGEST_CONTEXT, WIDTH, index, position_at
+from outrider.drafters.tables.suffix import DENSE, LONGEST_CONTEXT, WIDTH, index, position_at
 from tests.drafters.tables.sources import new_sources
 
 SEPARATOR = 50

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from drafters.tables.levels import (
+from outrider.drafters.tables.levels import (
     BUCKETS,
     CORPUS,
     DISCOUNT,
@@ -17,8 +17,8 @@ from drafters.tables.levels import (
     new_contexts,
     new_scratch,
 )
-from drafters.tables.mixture import CELLS, MIN_MASS, POWERS, cell, commit, load_prior, predict
-from drafters.tables.suffix import LONGEST_CONTEXT, index
+from outrider.drafters.tables.mixture import CELLS, MIN_MASS, POWERS, cell, commit, load_prior, predict
+from outrider.drafters.tables.suffix import LONGEST_CONTEXT, index
 from tests.drafters.tables.sources import new_sources
 
 VOCABULARY = 50

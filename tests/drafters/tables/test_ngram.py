@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.tables import array_file, ngram
-from drafters.tables.array_file import ArrayFileError
+from outrider.drafters.tables import array_file, ngram
+from outrider.drafters.tables.array_file import ArrayFileError
 
 SEPARATOR = 9
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.interface import DraftTree
-from drafters.tables.nodes import Nodes, choose_likeliest, draft_tree, lay_out, likeliest_unchosen, new_nodes, reset
+from outrider.drafters.interface import DraftTree
+from outrider.drafters.tables.nodes import Nodes, choose_likeliest, draft_tree, lay_out, likeliest_unchosen, new_nodes, reset
 from tests.trees import check, trees
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.tables import pages
-from drafters.tables.pages import PAGE_WORDS, SMALL_BYTES, in_memory, open_pages, word
+from outrider.drafters.tables import pages
+from outrider.drafters.tables.pages import PAGE_WORDS, SMALL_BYTES, in_memory, open_pages, word
 
 SIZE = 8 * SMALL_BYTES // 4 + 100  # words; the last page is not full
 

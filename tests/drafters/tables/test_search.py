@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.interface import MAX_NODES, DraftTree
-from drafters.tables import ngram
-from drafters.tables.adaptive import learn, new_rows, successors
-from drafters.tables.nodes import draft_tree
-from drafters.tables.search import Trigrams, best_first, monte_carlo, new_pool
+from outrider.drafters.interface import MAX_NODES, DraftTree
+from outrider.drafters.tables import ngram
+from outrider.drafters.tables.adaptive import learn, new_rows, successors
+from outrider.drafters.tables.nodes import draft_tree
+from outrider.drafters.tables.search import Trigrams, best_first, monte_carlo, new_pool
 from tests.trees import check
 
 BASE = ngram.empty_base()

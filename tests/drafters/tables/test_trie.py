@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.interface import Source
-from drafters.tables.trie import Trie, child, new_trie, restart
+from outrider.drafters.interface import Source
+from outrider.drafters.tables.trie import Trie, child, new_trie, restart
 
 
 def insert(trie: Trie, size: int, tokens: list[int]) -> tuple[int, int]:

@@ -13,21 +13,21 @@ import pydantic
 import pytest
 from llguidance import LLMatcher
 
-import models
-from drafters.none import NoDrafter
-from server.chat.grammar_job import prefixed
-from server.chat.reasoning_parser import THINK, ReasoningParser
-from server.chat.tools import FORMATS, calls_grammar, tool_parser
+from outrider import models
+from outrider.drafters.none import NoDrafter
+from outrider.server.chat.grammar_job import prefixed
+from outrider.server.chat.reasoning_parser import THINK, ReasoningParser
+from outrider.server.chat.tools import FORMATS, calls_grammar, tool_parser
+from outrider.verify.constraints.grammar import GrammarCompiler
+from outrider.verify.decode import decode
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.model.loading import LoadOptions, load_model, stop_ids
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.tokenizer import load_tokenizer
+from outrider.verify.verifier import TreeVerifier
 from tests.grammars import json_grammar, nested_grammars, reference_chain, rule_chain, terminal_chain
 from tests.requests import MESSAGES, complete, text
 from tests.servers import Served
-from verify.constraints.grammar import GrammarCompiler
-from verify.decode import decode
-from verify.generation import DecodeOptions
-from verify.model.loading import LoadOptions, load_model, stop_ids
-from verify.sampling_params import SamplingParams
-from verify.tokenizer import load_tokenizer
-from verify.verifier import TreeVerifier
 
 WORD = {"type": "string", "maxLength": 12}
 SMALL = {"type": "integer", "minimum": -99, "maximum": 99}

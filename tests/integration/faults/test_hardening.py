@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from server.settings import load_settings
+from outrider.server.settings import load_settings
 from tests.requests import MESSAGES, body
 from tests.servers import CAROL, Served, read_metrics
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from models import smollm2
+from outrider.models import smollm2
 from tests.servers import Served, serving
 
 FLAGS = ("--model.dtype", "float32", "--speculation.max_nodes", "12")
@@ -38,7 +38,7 @@ def file() -> str:
 @pytest.fixture(scope="session")
 def real(file: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server with a datastore that holds text of the questions."""
-    from server.datastore_builder import build_suffix
+    from outrider.server.datastore_builder import build_suffix
 
     folder = tmp_path_factory.mktemp("real")
     (folder / "text.md").write_text("The capital of France is Paris. The capital of Germany is Berlin.\n")

@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from drafters.options import NAMES, NEED_A_MODEL
-from models import smollm2
+from outrider.drafters.options import NAMES, NEED_A_MODEL
+from outrider.models import smollm2
+from outrider.verify.tokenizer import load_tokenizer
 from tests.integration.real.conftest import FLAGS
 from tests.integration.real.questions import CAPITAL, QUESTIONS, SAMPLING, chat, text
 from tests.requests import complete
 from tests.servers import Served, serving
-from verify.tokenizer import load_tokenizer
 
 TABLES = [name for name in NAMES if name not in (*NEED_A_MODEL, "none")]
 TOKENS = 48

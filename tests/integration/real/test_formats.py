@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from models import smollm2
+from outrider.models import smollm2
 from tests.integration.real.questions import CAPITAL, QUESTIONS, SAMPLING
 from tests.integration.real.test_equality import answer
 from tests.servers import Served, serving

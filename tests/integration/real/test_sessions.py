@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from models import smollm2
+from outrider.models import smollm2
 from tests.integration.real.conftest import FLAGS
 from tests.integration.real.questions import CAPITAL, QUESTIONS, SAMPLING, chat, text
 from tests.servers import Served, serving

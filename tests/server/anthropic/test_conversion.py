@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from server.anthropic.conversion import ignored_tools, to_chat, to_messages
-from server.anthropic.schema import CountTokensBody, MessagesBody
-from server.http.errors import APIError
-from server.openai.conversation import NamedTool, Tool
-from server.openai.schema import ChatBody
+from outrider.server.anthropic.conversion import ignored_tools, to_chat, to_messages
+from outrider.server.anthropic.schema import CountTokensBody, MessagesBody
+from outrider.server.http.errors import APIError
+from outrider.server.openai.conversation import NamedTool, Tool
+from outrider.server.openai.schema import ChatBody
 
 TOOL = {"name": "read", "description": "Reads.", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}
 ASKED = {"role": "user", "content": "Hi"}

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from drafters.sequence import Finish
-from server.anthropic.formatter import PING, SIGNATURE, MessageFormatter, to_input
-from server.anthropic.schema import MessagesBody
-from server.chat.reasoning_parser import ReasoningParser
-from server.chat.tools import tool_parser
-from server.engine.messages import TokenEvent
-from server.http.errors import APIError
-from server.openai.generation import ChoiceOutput
-from server.openai.usage import Usage
+from outrider.drafters.sequence import Finish
+from outrider.server.anthropic.formatter import PING, SIGNATURE, MessageFormatter, to_input
+from outrider.server.anthropic.schema import MessagesBody
+from outrider.server.chat.reasoning_parser import ReasoningParser
+from outrider.server.chat.tools import tool_parser
+from outrider.server.engine.messages import TokenEvent
+from outrider.server.http.errors import APIError
+from outrider.server.openai.generation import ChoiceOutput
+from outrider.server.openai.usage import Usage
 
 CALL = '<tool_call>\n{{"name": "{}", "arguments": {{"a": [1, "b"]}}}}\n</tool_call>'
 ANSWER = f"<think>why</think>So:\n{CALL.format('f')}\n{CALL.format('g')}"

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-import models
-from server.engine.engine import Overloaded, WorkerLost
+from outrider import models
+from outrider.server.engine.engine import Overloaded, WorkerLost
 from tests.server.fakes import TOKENIZER, FakeEngine, app_with, events, fetch, post
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"

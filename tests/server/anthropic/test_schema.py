@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.anthropic.schema import CountTokensBody, MessagesBody
+from outrider.server.anthropic.schema import CountTokensBody, MessagesBody
 
 ASKED = {"role": "user", "content": "Hi"}
 BODY: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [ASKED]}

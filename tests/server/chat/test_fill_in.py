@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-import models
-from server.chat.fill_in import (
+from outrider import models
+from outrider.server.chat.fill_in import (
     CUT_TOKENS,
     FORMATS,
     REPOSITORY_FORMATS,
@@ -23,7 +23,7 @@ from server.chat.fill_in import (
     find_tokens,
     fit,
 )
-from server.chat.prompt import PromptEncoder
+from outrider.server.chat.prompt import PromptEncoder
 
 PREFIX, SUFFIX = "def f(", "):\n    pass\n"
 FILES = (ContextFile("a.py", "A = 1\n"), ContextFile("b.py", "B = 2"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.chat.grammar_depth import json_depth, lark_rules, rule_depth
+from outrider.server.chat.grammar_depth import json_depth, lark_rules, rule_depth
 from tests.grammars import nested_grammars, recursive_rules, rule_chain, terminal_chain
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from server.chat import grammar_process
-from server.chat.grammar_job import Job, Structure
-from server.chat.grammar_process import CACHED_GRAMMARS, FATAL, GrammarProcess, GrammarValidator
+from outrider.server.chat import grammar_process
+from outrider.server.chat.grammar_job import Job, Structure
+from outrider.server.chat.grammar_process import CACHED_GRAMMARS, FATAL, GrammarProcess, GrammarValidator
 from tests.grammars import reference_chain, rule_chain, terminal_chain
 
 VALID = 'start: "a"'

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from server.chat import grammar_validator
-from server.chat.grammar_job import Job, Structure
-from server.chat.grammar_validator import reason, serve, stack_bytes
+from outrider.server.chat import grammar_validator
+from outrider.server.chat.grammar_job import Job, Structure
+from outrider.server.chat.grammar_validator import reason, serve, stack_bytes
 from tests.grammars import json_grammar, recursive_rules, reference_chain, rule_chain, terminal_chain
 
 BYTES = LLTokenizer("byte")
@@ -73,7 +73,7 @@ def compiles(grammar: str, stack: int) -> bool:
     program = (
         "import sys, threading\n"
         "from llguidance import LLMatcher, LLTokenizer\n"
-        "from verify.constraints.limits import LIMITS\n"
+        "from outrider.verify.constraints.limits import LIMITS\n"
         "grammar = sys.stdin.read()\n"
         "def compile():\n"
         "    matcher = LLMatcher(LLTokenizer('byte'), grammar, log_level=0, limits=LIMITS)\n"

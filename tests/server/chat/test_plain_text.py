@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 
-from server.chat.plain_text import PlainText
+from outrider.server.chat.plain_text import PlainText
 
 
 def sentencepiece(marker: AddedToken) -> Any:

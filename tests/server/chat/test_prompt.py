@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-import models
-from server.chat.fill_in import FillInText
-from server.chat.prompt import PromptEncoder, TemplateOptions
-from server.http.errors import APIError
+from outrider import models
+from outrider.server.chat.fill_in import FillInText
+from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
+from outrider.server.http.errors import APIError
 
 SHOW = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}"

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.chat.reasoning_parser import REASONING_FORMATS, ReasoningFormat, ReasoningParser, detect_reasoning
-from server.chat.tools import Part, merge_parts, tool_parser
+from outrider.server.chat.reasoning_parser import REASONING_FORMATS, ReasoningFormat, ReasoningParser, detect_reasoning
+from outrider.server.chat.tools import Part, merge_parts, tool_parser
 
 CASES: list[tuple[bool, str, list[Part]]] = [
     (False, "<think>\nAdd them.\n</think>\n\n42", [Part("reasoning", "Add them."), Part("content", "42")]),

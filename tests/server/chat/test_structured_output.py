@@ -11,14 +11,14 @@ import llguidance
 import pytest
 from llguidance import LLMatcher
 
-from server.chat import grammar_job, grammar_process
-from server.chat.grammar_job import InputGrammar, Structure, prefixed
-from server.chat.grammar_job import to_grammar as to_grammar_of
-from server.chat.reasoning_parser import REASONING_FORMATS, ReasoningFormat
-from server.chat.structured_output import GrammarChecker
-from server.chat.tools import FORMATS, tool_parser
-from server.http.errors import APIError
-from server.settings import Limits
+from outrider.server.chat import grammar_job, grammar_process
+from outrider.server.chat.grammar_job import InputGrammar, Structure, prefixed
+from outrider.server.chat.grammar_job import to_grammar as to_grammar_of
+from outrider.server.chat.reasoning_parser import REASONING_FORMATS, ReasoningFormat
+from outrider.server.chat.structured_output import GrammarChecker
+from outrider.server.chat.tools import FORMATS, tool_parser
+from outrider.server.http.errors import APIError
+from outrider.server.settings import Limits
 from tests.grammars import json_grammar, nested_grammars, reference_chain, rule_chain, terminal_chain
 
 BYTES = llguidance.LLTokenizer("byte")

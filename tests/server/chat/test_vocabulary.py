@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-import models
-from server.chat.vocabulary import Vocabulary, byte_level_alphabet
+from outrider import models
+from outrider.server.chat.vocabulary import Vocabulary, byte_level_alphabet
 from tests.conftest import SHARED
 
 EMBEDDED = AutoTokenizer.from_pretrained(models.TARGET)

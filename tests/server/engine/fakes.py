@@ -6,11 +6,11 @@ import socket
 from collections.abc import Iterator
 from typing import cast
 
-from server.engine import messages
-from server.engine.messages import FromWorker, Ready, ToWorker
-from server.engine.transport import WorkerSide
-from server.engine.worker_process import WorkerProcess
-from server.settings import Settings
+from outrider.server.engine import messages
+from outrider.server.engine.messages import FromWorker, Ready, ToWorker
+from outrider.server.engine.transport import WorkerSide
+from outrider.server.engine.worker_process import WorkerProcess
+from outrider.server.settings import Settings
 
 READY = Ready(
     context_tokens=100,

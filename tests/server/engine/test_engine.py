@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from server.engine import engine, supervisor
-from server.engine.engine import (
+from outrider.server.engine import engine, supervisor
+from outrider.server.engine.engine import (
     MAX_UNREAD_EVENTS,
     DeadlineExceeded,
     Engine,
@@ -22,11 +22,22 @@ from server.engine.engine import (
     ShuttingDown,
     WorkerLost,
 )
-from server.engine.messages import Cancel, Failed, Forget, Pause, Refused, Request, Resume, Status, TokenEvent, ToWorker
-from server.settings import load_settings
-from server.telemetry.metrics import Metrics
+from outrider.server.engine.messages import (
+    Cancel,
+    Failed,
+    Forget,
+    Pause,
+    Refused,
+    Request,
+    Resume,
+    Status,
+    TokenEvent,
+    ToWorker,
+)
+from outrider.server.settings import load_settings
+from outrider.server.telemetry.metrics import Metrics
+from outrider.verify.sampling_params import SamplingParams
 from tests.server.engine.fakes import READY, FakeProcess, Launcher
-from verify.sampling_params import SamplingParams
 
 
 class Rig:

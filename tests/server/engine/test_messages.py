@@ -2,9 +2,9 @@
 
 import pytest
 
-from server.engine import messages
-from server.engine.messages import FromWorker, StepReport, StepTrace, ToWorker
-from verify.sampling_params import SamplingParams
+from outrider.server.engine import messages
+from outrider.server.engine.messages import FromWorker, StepReport, StepTrace, ToWorker
+from outrider.verify.sampling_params import SamplingParams
 
 SHORT = [messages.Cancel("r"), messages.Pause("r"), messages.Resume("r"), messages.Forget("p", "s"), messages.Shutdown()]
 TRACE = StepTrace([5, 6], [-1, 0], [0.5, 0.25], ["trigram", "lookup"], [0], None)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-import models
-from server.engine.messages import Request, StepReport, TokenEvent
-from server.engine.rules import TRIAL_TOKENS, AcceptanceRules, Rule
-from server.settings import load_settings
-from verify.sampling_params import SamplingParams
+from outrider import models
+from outrider.server.engine.messages import Request, StepReport, TokenEvent
+from outrider.server.engine.rules import TRIAL_TOKENS, AcceptanceRules, Rule
+from outrider.server.settings import load_settings
+from outrider.verify.sampling_params import SamplingParams
 
 SAMPLED = SamplingParams(temperature=0.8)
 

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from server.engine import supervisor
-from server.engine.messages import FromWorker, Refused, Shutdown, Status
-from server.engine.supervisor import MAX_DELAY_SECONDS, MAX_FAILED_STARTS, Supervisor
-from server.settings import Settings, load_settings
+from outrider.server.engine import supervisor
+from outrider.server.engine.messages import FromWorker, Refused, Shutdown, Status
+from outrider.server.engine.supervisor import MAX_DELAY_SECONDS, MAX_FAILED_STARTS, Supervisor
+from outrider.server.settings import Settings, load_settings
 from tests.server.engine.fakes import READY, Launcher
 
 

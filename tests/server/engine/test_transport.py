@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine import transport as wire
-from server.engine.transport import Frames, WorkerSide, framed
+from outrider.server.engine import transport as wire
+from outrider.server.engine.transport import Frames, WorkerSide, framed
 
 
 @given(messages=st.lists(st.binary(max_size=300)), piece=st.integers(1, 100))

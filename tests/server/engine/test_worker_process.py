@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.worker_process import WorkerProcess, command, decode_settings, encode_settings
-from server.settings import load_settings
+from outrider.server.engine.worker_process import WorkerProcess, command, decode_settings, encode_settings
+from outrider.server.settings import load_settings
 
 
 def test_settings_arrive_with_masked_keys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,11 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import models
-from server.datastore_builder import build_suffix
-from server.http.auth import ANYONE, OPEN_PATHS, Authenticator
-from server.http.errors import APIError
-from server.settings import SettingsError, load_settings
+from outrider import models
+from outrider.server.datastore_builder import build_suffix
+from outrider.server.http.auth import ANYONE, OPEN_PATHS, Authenticator
+from outrider.server.http.errors import APIError
+from outrider.server.settings import SettingsError, load_settings
 from tests.server.fakes import FakeEngine, app_with
 from tests.servers import ALICE, BOB, PECULIAR, Served, wait_until
 
@@ -110,7 +110,7 @@ def test_keys_are_read_from_settings_and_a_file(tmp_path: Path) -> None:
 
 
 def test_a_public_address_needs_keys() -> None:
-    command = [sys.executable, "-m", "server.cli", "serve", "--host", "0.0.0.0", "--port", "0"]
+    command = [sys.executable, "-m", "outrider.server.cli", "serve", "--host", "0.0.0.0", "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1

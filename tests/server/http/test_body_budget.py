@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 from fastapi import FastAPI, Request
 
-from server.http import errors
-from server.http.body_budget import SMALL_BYTES, BodyBudget
-from server.http.middleware import BodyLimit
+from outrider.server.http import errors
+from outrider.server.http.body_budget import SMALL_BYTES, BodyBudget
+from outrider.server.http.middleware import BodyLimit
 
 LARGE = 1 << 20
 

@@ -10,8 +10,8 @@ import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from server.engine.engine import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, WorkerLost
-from server.http.errors import APIError, from_engine, install
+from outrider.server.engine.engine import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, WorkerLost
+from outrider.server.http.errors import APIError, from_engine, install
 
 
 class Thing(BaseModel):

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from server.http.exposition import MetricsPage, create_metrics_app
-from server.settings import load_settings
-from server.telemetry.metrics import Metrics
+from outrider.server.http.exposition import MetricsPage, create_metrics_app
+from outrider.server.settings import load_settings
+from outrider.server.telemetry.metrics import Metrics
 from tests.server.fakes import FakeEngine, app_with, fetch
 
 KEYS = {"alice": "a-key-of-some-length"}
@@ -72,7 +72,7 @@ def test_the_page_of_a_server_that_coalesces_is_a_slow_snapshot(monkeypatch: pyt
 
 
 def test_the_key_of_the_page_appears_in_no_message() -> None:
-    from server.settings import SettingsError
+    from outrider.server.settings import SettingsError
 
     with pytest.raises(SettingsError, match=r"metrics\.key") as raised:
         load_settings(None, {"metrics.key": "tooshrt"})

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http.json_body import MAX_DEPTH, MAX_NODES, InvalidJSON, check_structure, decode
+from outrider.server.http.json_body import MAX_DEPTH, MAX_NODES, InvalidJSON, check_structure, decode
 from tests.server.fakes import FakeEngine, app_with, fetch
 
 APP = app_with(FakeEngine("x"))

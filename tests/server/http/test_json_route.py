@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from server.anthropic.schema import MessagesBody
-from server.http import json_body, json_route
-from server.http.json_route import INLINE_BYTES, BodyPool
-from server.openai.conversation import Message
-from server.openai.schema import ChatBody
+from outrider.server.anthropic.schema import MessagesBody
+from outrider.server.http import json_body, json_route
+from outrider.server.http.json_route import INLINE_BYTES, BodyPool
+from outrider.server.openai.conversation import Message
+from outrider.server.openai.schema import ChatBody
 from tests.server.fakes import FakeEngine, app_with, post
 
 TURN = {"role": "user", "content": [{"type": "text", "text": ""}, {"type": "text", "text": ""}]}

@@ -12,10 +12,10 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.types import Message, Receive, Scope, Send
 
-from server.http import errors
-from server.http.middleware import BodyLimit, CountRequests, LogRequests, ResponseHeaders
-from server.settings import Logging
-from server.telemetry.metrics import Metrics
+from outrider.server.http import errors
+from outrider.server.http.middleware import BodyLimit, CountRequests, LogRequests, ResponseHeaders
+from outrider.server.settings import Logging
+from outrider.server.telemetry.metrics import Metrics
 from tests.server.http.test_sse import Timeless
 
 

@@ -8,8 +8,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.datastructures import Headers
 
-from server.http.origins import OriginGuard
-from server.settings import load_settings
+from outrider.server.http.origins import OriginGuard
+from outrider.server.settings import load_settings
 from tests.server.fakes import FakeEngine, app_with, fetch
 
 KEYS = {"alice": "a-key-of-some-length"}

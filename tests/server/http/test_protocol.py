@@ -11,10 +11,10 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from server.front_end import new_config
-from server.http.protocol import HEAD_BYTES, MAX_PIPELINED, Connections, LimitedProtocol
-from server.settings import load_settings
-from server.telemetry.metrics import Metrics
+from outrider.server.front_end import new_config
+from outrider.server.http.protocol import HEAD_BYTES, MAX_PIPELINED, Connections, LimitedProtocol
+from outrider.server.settings import load_settings
+from outrider.server.telemetry.metrics import Metrics
 from tests.server.http.test_sse import Timeless
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from server.http.errors import APIError
-from server.http.quotas import HoldQuota, Quotas
-from server.settings import load_settings
-from server.telemetry.metrics import Metrics
+from outrider.server.http.errors import APIError
+from outrider.server.http.quotas import HoldQuota, Quotas
+from outrider.server.settings import load_settings
+from outrider.server.telemetry.metrics import Metrics
 
 
 def quotas(clock: Callable[[], float] = lambda: 0.0, metrics: Metrics | None = None, **auth: object) -> Quotas:

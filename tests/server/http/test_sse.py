@@ -13,7 +13,7 @@ import pytest
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
-from server.http.sse import (
+from outrider.server.http.sse import (
     CLIENT_CLOSED_REQUEST,
     COALESCED_PADDED_BYTES,
     DONE,

@@ -7,13 +7,13 @@ from typing import Any, cast
 import httpx
 import pytest
 
-import models
-from server.app import create_app
-from server.engine.engine import Engine, EngineError
-from server.settings import load_settings
+from outrider import models
+from outrider.server.app import create_app
+from outrider.server.engine.engine import Engine, EngineError
+from outrider.server.settings import load_settings
+from outrider.verify.tokenizer import load_tokenizer
 from tests.server.fakes import CONTEXT_TOKENS, FakeEngine, events, fetch
 from tests.servers import Served
-from verify.tokenizer import load_tokenizer
 
 MARKERS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>", "<|fim_pad|>"]
 TOKENIZER = load_tokenizer(str(models.TARGET))

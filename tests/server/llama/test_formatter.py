@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from drafters.sequence import Finish
-from server.engine.messages import Request
-from server.http.errors import APIError
-from server.llama.formatter import InfillFormatter, rate
-from server.llama.schema import InfillBody
-from server.openai.generation import ChoiceOutput
-from server.openai.usage import Usage
-from verify.sampling_params import SamplingParams
+from outrider.drafters.sequence import Finish
+from outrider.server.engine.messages import Request
+from outrider.server.http.errors import APIError
+from outrider.server.llama.formatter import InfillFormatter, rate
+from outrider.server.llama.schema import InfillBody
+from outrider.server.openai.generation import ChoiceOutput
+from outrider.server.openai.usage import Usage
+from outrider.verify.sampling_params import SamplingParams
 
 EOS = 9
 USAGE = Usage(prompt_tokens=5, cached_tokens=3, completion_tokens=2)

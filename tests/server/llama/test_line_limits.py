@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.llama.line_limits import LineLimits
+from outrider.server.llama.line_limits import LineLimits
 
 
 class Clock:

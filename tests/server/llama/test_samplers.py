@@ -7,8 +7,8 @@ from typing import Any, get_args
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from server.llama.samplers import INFILL_MIN_P, OFF, Sampler, Samplers, select
-from verify.sampling_params import SamplingParams
+from outrider.server.llama.samplers import INFILL_MIN_P, OFF, Sampler, Samplers, select
+from outrider.verify.sampling_params import SamplingParams
 
 ADAPTER: TypeAdapter[list[Sampler]] = TypeAdapter(Samplers)
 VALUES: dict[str, dict[str, Any]] = {

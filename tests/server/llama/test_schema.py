@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.chat.fill_in import ContextFile, FillInText
-from server.llama.schema import UNSUPPORTED, InfillBody
+from outrider.server.chat.fill_in import ContextFile, FillInText
+from outrider.server.llama.schema import UNSUPPORTED, InfillBody
 
 
 def body(**fields: Any) -> InfillBody:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.http.errors import APIError
-from server.http.sse import DONE
-from server.openai.choices import ChoicesFormatter
-from server.openai.generation import ChoiceOutput
-from server.openai.schema import CompletionBody
-from server.openai.usage import Usage
+from outrider.server.http.errors import APIError
+from outrider.server.http.sse import DONE
+from outrider.server.openai.choices import ChoicesFormatter
+from outrider.server.openai.generation import ChoiceOutput
+from outrider.server.openai.schema import CompletionBody
+from outrider.server.openai.usage import Usage
 from tests.server.fakes import VOCABULARY
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from server.engine.messages import TokenLogprobs
-from server.openai.completions import CompletionFormatter, best_outputs
-from server.openai.generation import ChoiceOutput
-from server.openai.logprobs import MIN_LOGPROB
-from server.openai.schema import CompletionBody
+from outrider.server.engine.messages import TokenLogprobs
+from outrider.server.openai.completions import CompletionFormatter, best_outputs
+from outrider.server.openai.generation import ChoiceOutput
+from outrider.server.openai.logprobs import MIN_LOGPROB
+from outrider.server.openai.schema import CompletionBody
 from tests.server.fakes import TOKENIZER, VOCABULARY, FakeEngine, events, post
 from tests.server.openai.chat.test_endpoint import scored_output
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.openai.conversation import Message, content_text, parse_arguments
+from outrider.server.openai.conversation import Message, content_text, parse_arguments
 
 
 def message(**fields: Any) -> Message:

@@ -13,14 +13,14 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
-from server.anthropic.schema import CountTokensBody, MessagesBody
-from server.http import json_body
-from server.llama.schema import InfillBody
-from server.openai.fields import reject_unsupported
-from server.openai.models import DetokenizeBody, TokenizeBody
-from server.openai.responses.schema import ResponsesBody
-from server.openai.schema import ChatBody, CompletionBody
-from server.settings import Limits
+from outrider.server.anthropic.schema import CountTokensBody, MessagesBody
+from outrider.server.http import json_body
+from outrider.server.llama.schema import InfillBody
+from outrider.server.openai.fields import reject_unsupported
+from outrider.server.openai.models import DetokenizeBody, TokenizeBody
+from outrider.server.openai.responses.schema import ResponsesBody
+from outrider.server.openai.schema import ChatBody, CompletionBody
+from outrider.server.settings import Limits
 from tests.server.fakes import FakeEngine, app_with, fetch
 
 BODIES: dict[str, type[BaseModel]] = {

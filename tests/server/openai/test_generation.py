@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from server.engine.engine import EngineError, Overloaded
-from server.engine.messages import Request, TokenEvent, TokenLogprobs
-from server.http.errors import APIError
-from server.http.sse import COALESCED_PADDED_BYTES, PADDED_BYTES, ServerSentEvent
-from server.openai.generation import ChoiceEvent, ChoiceOutput, Cut, GenerationRunner, GenerationTask, outputs_of
-from server.openai.usage import Usage
-from server.telemetry.metrics import Metrics
+from outrider.server.engine.engine import EngineError, Overloaded
+from outrider.server.engine.messages import Request, TokenEvent, TokenLogprobs
+from outrider.server.http.errors import APIError
+from outrider.server.http.sse import COALESCED_PADDED_BYTES, PADDED_BYTES, ServerSentEvent
+from outrider.server.openai.generation import ChoiceEvent, ChoiceOutput, Cut, GenerationRunner, GenerationTask, outputs_of
+from outrider.server.openai.usage import Usage
+from outrider.server.telemetry.metrics import Metrics
+from outrider.verify.sampling_params import SamplingParams
 from tests.server.fakes import FakeEngine
-from verify.sampling_params import SamplingParams
 
 
 class TextFormatter:

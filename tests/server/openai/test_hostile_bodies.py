@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-import models
+from outrider import models
 from tests.server.fakes import FakeEngine, app_with, fetch
 
 APP = app_with(FakeEngine("x"))

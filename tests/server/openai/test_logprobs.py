@@ -3,9 +3,9 @@
 import json
 import math
 
-from server.engine.messages import TokenLogprobs
-from server.openai.generation import ChoiceOutput
-from server.openai.logprobs import MIN_LOGPROB, completion_logprobs, content_logprobs
+from outrider.server.engine.messages import TokenLogprobs
+from outrider.server.openai.generation import ChoiceOutput
+from outrider.server.openai.logprobs import MIN_LOGPROB, completion_logprobs, content_logprobs
 from tests.server.fakes import VOCABULARY
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-import models
-from server.http.errors import APIError
-from server.openai.models import MAX_NAME_CHARACTERS, ModelNames
+from outrider import models
+from outrider.server.http.errors import APIError
+from outrider.server.openai.models import MAX_NAME_CHARACTERS, ModelNames
 from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, fetch
 
 APP = app_with(FakeEngine())

@@ -2,12 +2,12 @@
 
 import pytest
 
-from drafters.sequence import Finish
-from server.chat.reasoning_parser import ReasoningParser
-from server.chat.tools import Part, merge_parts, tool_parser
-from server.engine.messages import TokenEvent
-from server.openai.generation import ChoiceOutput
-from server.openai.output_parser import OutputParser, SingleCallParser, SingleCallStop
+from outrider.drafters.sequence import Finish
+from outrider.server.chat.reasoning_parser import ReasoningParser
+from outrider.server.chat.tools import Part, merge_parts, tool_parser
+from outrider.server.engine.messages import TokenEvent
+from outrider.server.openai.generation import ChoiceOutput
+from outrider.server.openai.output_parser import OutputParser, SingleCallParser, SingleCallStop
 
 # Text, a call, more text, a second call and the end of the text.
 CALLS = "".join(

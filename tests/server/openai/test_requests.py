@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from fastapi import Request as HTTPRequest
 
-import models
-from server.chat.prompt import PromptEncoder
-from server.chat.structured_output import GrammarChecker
-from server.engine.messages import Ready
-from server.http.errors import APIError
-from server.openai.requests import AFFINITY_TOKENS, RequestBuilder, check_count, check_prompt, choice_params
-from server.openai.schema import CompletionBody
-from server.settings import Limits, load_settings
+from outrider import models
+from outrider.server.chat.prompt import PromptEncoder
+from outrider.server.chat.structured_output import GrammarChecker
+from outrider.server.engine.messages import Ready
+from outrider.server.http.errors import APIError
+from outrider.server.openai.requests import AFFINITY_TOKENS, RequestBuilder, check_count, check_prompt, choice_params
+from outrider.server.openai.schema import CompletionBody
+from outrider.server.settings import Limits, load_settings
+from outrider.verify.sampling_params import SamplingParams
 from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, fetch, post
-from verify.sampling_params import SamplingParams
 
 PATH = "/v1/completions"
 ALICE = "alices-secret-key"

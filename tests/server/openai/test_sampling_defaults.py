@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-import models
-from server.openai.fields import NO_DEFAULTS, SamplingFields
-from server.openai.sampling_defaults import FILE, load_sampling_defaults
+from outrider import models
+from outrider.server.openai.fields import NO_DEFAULTS, SamplingFields
+from outrider.server.openai.sampling_defaults import FILE, load_sampling_defaults
 from tests.hub import MODEL, cache_models, commit_of
 from tests.server.fakes import FakeEngine, app_with, fetch
 

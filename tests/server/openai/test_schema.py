@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.chat.grammar_job import Structure
-from server.openai.fields import MAX_ENTRIES, MAX_PARTS
-from server.openai.schema import MIN_TOP_P, ChatBody, CompletionBody
-from server.settings import Limits
+from outrider.server.chat.grammar_job import Structure
+from outrider.server.openai.fields import MAX_ENTRIES, MAX_PARTS
+from outrider.server.openai.schema import MIN_TOP_P, ChatBody, CompletionBody
+from outrider.server.settings import Limits
 
 
 def completion(**fields: Any) -> CompletionBody:

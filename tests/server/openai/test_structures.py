@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from server.chat.gbnf import MAX_CHARACTERS, is_gbnf, to_lark
-from server.chat.grammar_job import Structure
-from server.chat.structured_output import GrammarChecker
-from server.http.errors import APIError
-from server.openai.schema import CompletionBody
-from server.settings import Limits
+from outrider.server.chat.gbnf import MAX_CHARACTERS, is_gbnf, to_lark
+from outrider.server.chat.grammar_job import Structure
+from outrider.server.chat.structured_output import GrammarChecker
+from outrider.server.http.errors import APIError
+from outrider.server.openai.schema import CompletionBody
+from outrider.server.settings import Limits
 from tests.server.fakes import FakeEngine, post
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

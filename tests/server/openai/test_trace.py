@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from server.engine.messages import StepReport, StepTrace
-from server.openai.trace import trace_body
+from outrider.server.engine.messages import StepReport, StepTrace
+from outrider.server.openai.trace import trace_body
 from tests.server.fakes import FIRST_TOKEN, VOCABULARY, FakeEngine, events, post
 
 

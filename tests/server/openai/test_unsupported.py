@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from server.openai.responses import schema as responses
-from server.openai.responses.schema import ResponsesBody
-from server.openai.schema import ChatBody, CompletionBody
-from server.openai.unsupported import UNSUPPORTED, WITHOUT_EFFECT
+from outrider.server.openai.responses import schema as responses
+from outrider.server.openai.responses.schema import ResponsesBody
+from outrider.server.openai.schema import ChatBody, CompletionBody
+from outrider.server.openai.unsupported import UNSUPPORTED, WITHOUT_EFFECT
 from tests.server.fakes import FakeEngine, app_with, fetch
 
 CHATS, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"

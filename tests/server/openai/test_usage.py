@@ -1,7 +1,7 @@
 """Usage counts tokens and steps exactly, in the format of each endpoint."""
 
-from server.engine.messages import StepReport, TokenEvent
-from server.openai.usage import Usage
+from outrider.server.engine.messages import StepReport, TokenEvent
+from outrider.server.openai.usage import Usage
 
 
 def usage() -> Usage:

@@ -7,7 +7,7 @@ import sys
 import pytest
 from fastapi import FastAPI
 
-from server.page.routes import HEADERS, STATIC
+from outrider.server.page.routes import HEADERS, STATIC
 from tests.server.fakes import FakeEngine, app_with, fetch
 
 FILES = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file())
@@ -78,9 +78,9 @@ def test_the_page_is_no_part_of_the_apis_description(app: FastAPI) -> None:
 
 
 def test_a_server_without_the_page_does_not_load_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("server.page", "server.page.routes"):
+    for name in ("outrider.server.page", "outrider.server.page.routes"):
         monkeypatch.delitem(sys.modules, name)
     app_with(FakeEngine(), server__page=False)
-    assert "server.page.routes" not in sys.modules
+    assert "outrider.server.page.routes" not in sys.modules
     app_with(FakeEngine())
-    assert "server.page.routes" in sys.modules
+    assert "outrider.server.page.routes" in sys.modules

@@ -8,9 +8,9 @@ from typing import get_args
 
 import pytest
 
-from drafters.interface import Source
-from drafters.options import DrafterName
-from server.page.routes import STATIC
+from outrider.drafters.interface import Source
+from outrider.drafters.options import DrafterName
+from outrider.server.page.routes import STATIC
 
 FIRST_PAINT_BYTES = 100_000
 UPLOT = {  # of version 1.6.32 in the npm registry; the script gets one more line, which makes it a module

@@ -12,11 +12,11 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-import models
-from server.cli import app
-from server.ray import command
-from server.ray.scale import Scale
-from server.settings import SettingsError
+from outrider import models
+from outrider.server.cli import app
+from outrider.server.ray import command
+from outrider.server.ray.scale import Scale
+from outrider.server.settings import SettingsError
 from tests.servers import compile_kernels
 
 
@@ -73,7 +73,7 @@ def test_one_machine_serves_more_replicas_than_it_has_cores_until_a_signal(tmp_p
     file.write_text(f"server: {{port: {port}}}\nmodel: {{threads: 1}}\nspeculation: {{cost_folder: null}}\n")
     flags = ["--config", str(file), "--replicas", "2", "--cpus", str(os.cpu_count())]
     environment = os.environ | {"PYTHONPATH": str(Path(models.__file__).parents[1]), "RAY_USAGE_STATS_ENABLED": "0"}
-    program = [sys.executable, "-m", "server.cli", "deploy", *flags]
+    program = [sys.executable, "-m", "outrider.server.cli", "deploy", *flags]
     with subprocess.Popen(program, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         try:
@@ -93,7 +93,8 @@ def test_one_machine_serves_more_replicas_than_it_has_cores_until_a_signal(tmp_p
 @pytest.mark.slow
 def test_serving_on_one_machine_imports_nothing_of_ray() -> None:
     program = (
-        "import sys, server.cli, server.front_end; print([n for n in sys.modules if n.startswith(('ray', 'server.ray.'))])"
+        "import sys, outrider.server.cli, outrider.server.front_end\n"
+        "print([name for name in sys.modules if name.startswith(('ray', 'outrider.server.ray.'))])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['server.ray.command']"
+    assert done.stdout.strip() == "['outrider.server.ray.command']"

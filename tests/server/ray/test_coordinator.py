@@ -7,9 +7,9 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.ray.coordinator import REPORT_SECONDS, SILENT_SECONDS, Coordinator, merged
-from server.settings import load_settings
-from server.telemetry.metrics import Metrics
+from outrider.server.ray.coordinator import REPORT_SECONDS, SILENT_SECONDS, Coordinator, merged
+from outrider.server.settings import load_settings
+from outrider.server.telemetry.metrics import Metrics
 
 
 class Clock:

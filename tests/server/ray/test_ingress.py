@@ -7,9 +7,9 @@ from typing import cast
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from server.ray.ingress import IngressMetrics, create_ingress
-from server.ray.remote_engine import ReplicaLost
-from server.settings import load_settings
+from outrider.server.ray.ingress import IngressMetrics, create_ingress
+from outrider.server.ray.remote_engine import ReplicaLost
+from outrider.server.settings import load_settings
 from tests.server.fakes import events, fetch
 from tests.server.ray.test_remote_engine import FakeReplicas, event
 from tests.server.ray.test_shared_quotas import FakeCounts

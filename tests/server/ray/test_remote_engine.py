@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from server.engine.engine import DeadlineExceeded, InvalidRequest, Overloaded, ShuttingDown, WorkerLost
-from server.engine.messages import Request, TokenEvent
-from server.ray import remote_engine, wire
-from server.ray.remote_engine import MAX_LOSSES, RemoteEngine, ReplicaLost, ReplicasFull
-from server.settings import load_settings
-from server.telemetry.metrics import Metrics
+from outrider.server.engine.engine import DeadlineExceeded, InvalidRequest, Overloaded, ShuttingDown, WorkerLost
+from outrider.server.engine.messages import Request, TokenEvent
+from outrider.server.ray import remote_engine, wire
+from outrider.server.ray.remote_engine import MAX_LOSSES, RemoteEngine, ReplicaLost, ReplicasFull
+from outrider.server.settings import load_settings
+from outrider.server.telemetry.metrics import Metrics
+from outrider.verify.sampling_params import SamplingParams
 from tests.server.engine.fakes import READY
-from verify.sampling_params import SamplingParams
 
 Item = bytes | Exception | None  # None waits for ever
 

@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from server.engine.engine import MAX_UNREAD_EVENTS, Engine, EngineError, InvalidRequest
-from server.engine.messages import Cancel, Failed, Pause, Request, Resume, StepReport, TokenEvent, ToWorker
-from server.engine.worker_process import encode_settings
-from server.ray import wire
-from server.ray.replica import ModelReplica
-from server.settings import load_settings
+from outrider.server.engine.engine import MAX_UNREAD_EVENTS, Engine, EngineError, InvalidRequest
+from outrider.server.engine.messages import Cancel, Failed, Pause, Request, Resume, StepReport, TokenEvent, ToWorker
+from outrider.server.engine.worker_process import encode_settings
+from outrider.server.ray import wire
+from outrider.server.ray.replica import ModelReplica
+from outrider.server.settings import load_settings
+from outrider.verify.sampling_params import SamplingParams
 from tests.server.engine.fakes import READY, FakeProcess, Launcher
-from verify.sampling_params import SamplingParams
 
 REQUEST = Request("a", [1, 2], SamplingParams(), 500)
 CALL = wire.encode(wire.Call(REQUEST, 0.0, False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from server.ray.scale import Scale
+from outrider.server.ray.scale import Scale
 
 
 def test_the_bounds_are_in_order() -> None:

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from server.http.errors import APIError
-from server.ray.shared_quotas import SharedQuotas
-from server.settings import load_settings
-from server.telemetry.metrics import Metrics
+from outrider.server.http.errors import APIError
+from outrider.server.ray.shared_quotas import SharedQuotas
+from outrider.server.settings import load_settings
+from outrider.server.telemetry.metrics import Metrics
 
 
 class FakeCounts:

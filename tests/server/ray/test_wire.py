@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from server.engine.engine import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, ShuttingDown, WorkerLost
-from server.engine.messages import Request, TokenEvent
-from server.ray import wire
-from verify.sampling_params import SamplingParams
+from outrider.server.engine.engine import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, ShuttingDown, WorkerLost
+from outrider.server.engine.messages import Request, TokenEvent
+from outrider.server.ray import wire
+from outrider.verify.sampling_params import SamplingParams
 
 EVENT = TokenEvent("a", [1, 2], "text")
 

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from rich.console import Console
 
-from server.settings.printing import effective_yaml, print_reference
-from server.settings.reference import sections
-from server.settings.sources import load_effective
+from outrider.server.settings.printing import effective_yaml, print_reference
+from outrider.server.settings.reference import sections
+from outrider.server.settings.sources import load_effective
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -5,9 +5,9 @@ from typing import Any
 
 import yaml
 
-from server.settings import load_settings
-from server.settings.reference import as_yaml, sections, setting_names
-from server.settings.sources import dotted_names
+from outrider.server.settings import load_settings
+from outrider.server.settings.reference import as_yaml, sections, setting_names
+from outrider.server.settings.sources import dotted_names
 
 SETTINGS = {setting.name: setting for section in sections() for setting in section.settings}
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from server.settings import SettingsError, load_settings, parse_flags
-from server.settings.sources import dotted_names, load_effective
+from outrider.server.settings import SettingsError, load_settings, parse_flags
+from outrider.server.settings.sources import dotted_names, load_effective
 
 
 def test_flags_override_environment_overrides_file_overrides_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from server.settings import Settings, SettingsError, is_loopback, load_settings
-from server.settings.tree import parse_list
+from outrider.server.settings import Settings, SettingsError, is_loopback, load_settings
+from outrider.server.settings.tree import parse_list
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -24,7 +24,7 @@ def leaves(tree: dict[str, Any], above: str = "") -> set[str]:
 
 
 def test_the_settings_import_nothing_heavy() -> None:
-    script = "import sys, server.settings; print(*{'torch', 'numba', 'transformers', 'fastapi'} & set(sys.modules))"
+    script = "import sys, outrider.server.settings; print(*{'torch', 'numba', 'transformers', 'fastapi'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from server.settings import Logging
-from server.telemetry.logs import HumanFormatter, JsonFormatter, configure
+from outrider.server.settings import Logging
+from outrider.server.telemetry.logs import HumanFormatter, JsonFormatter, configure
 from tests.requests import body
 from tests.servers import ALICE, Served, wait_until
 

@@ -3,8 +3,8 @@
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.engine.messages import Status, StepReport
-from server.telemetry.metrics import CLOSINGS, REFUSALS, Metrics
+from outrider.server.engine.messages import Status, StepReport
+from outrider.server.telemetry.metrics import CLOSINGS, REFUSALS, Metrics
 from tests.server.engine.fakes import READY
 
 NAMES = (

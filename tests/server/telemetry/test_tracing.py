@@ -11,9 +11,9 @@ from fastapi.testclient import TestClient
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from server.settings import Tracing
-from server.telemetry import tracing
-from server.telemetry.tracing import TracingError
+from outrider.server.settings import Tracing
+from outrider.server.telemetry import tracing
+from outrider.server.telemetry.tracing import TracingError
 
 
 def app_with(exporter: InMemorySpanExporter) -> TestClient:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.terminal.answer import Answer
-from server.terminal.client import ChatError
+from outrider.server.terminal.answer import Answer
+from outrider.server.terminal.client import ChatError
 from tests.server.terminal.test_colours import trace
 
 USAGE: dict[str, Any] = {

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from server.terminal.chat import HELP, Chat
-from server.terminal.client import ChatError, Client
+from outrider.server.terminal.chat import HELP, Chat
+from outrider.server.terminal.client import ChatError, Client
 
 
 class Script:

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 
-from server.terminal.client import ChatError, Client
+from outrider.server.terminal.client import ChatError, Client
 
 MODELS = (200, json.dumps({"data": [{"id": "tiny"}]}))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from drafters.interface import Source
-from server.terminal.colours import CODES, SourceReader, legend, paint
+from outrider.drafters.interface import Source
+from outrider.server.terminal.colours import CODES, SourceReader, legend, paint
 
 
 def trace(*accepted: tuple[str, str], bonus: str | None = None, rejected: str = "no") -> dict[str, Any]:

@@ -7,10 +7,10 @@ import signal
 import pytest
 from typer.testing import CliRunner
 
-from server.cli import app
-from server.terminal import command
-from server.terminal.chat import Chat
-from server.terminal.client import ChatError, Client
+from outrider.server.cli import app
+from outrider.server.terminal import command
+from outrider.server.terminal.chat import Chat
+from outrider.server.terminal.client import ChatError, Client
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_control_characters_of_a_models_name_do_not_reach_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("server.terminal.chat.line_reader", lambda: iter(()).__next__)
+    monkeypatch.setattr("outrider.server.terminal.chat.line_reader", lambda: iter(()).__next__)
     with pytest.raises(StopIteration):
         command.talk(Chat(Client("http://127.0.0.1:1"), "a\x1b[2J\nb"))
     assert capsys.readouterr().out.startswith("a[2J b at http://127.0.0.1:1; /help")
@@ -60,7 +60,7 @@ def test_a_key_of_the_environment_is_sent_only_to_a_server_that_is_named(monkeyp
         clients.append((url, key))
         raise ChatError("enough")
 
-    monkeypatch.setattr("server.terminal.client.Client", refuse)
+    monkeypatch.setattr("outrider.server.terminal.client.Client", refuse)
     for arguments in ([], ["--url", "http://10.0.0.1"], ["--api-key", "own"]):
         CliRunner().invoke(app, ["chat", *arguments])
     assert clients == [(command.URL, None), ("http://10.0.0.1", "a-real-key"), (command.URL, "own")]

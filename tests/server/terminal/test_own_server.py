@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from server.settings.access import Auth
-from server.terminal.own_server import ServerEnded, own_server, private_settings
+from outrider.server.settings.access import Auth
+from outrider.server.terminal.own_server import ServerEnded, own_server, private_settings
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.terminal.printable import one_line, printable
+from outrider.server.terminal.printable import one_line, printable
 
 
 def test_control_characters_are_dropped() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from drafters.registry import Resources
-from server.settings import Settings
-from server.worker.kernels import Kernels
-from server.worker.runtime import Runtime
-from verify.model.runner import ModelRunner
+from outrider.drafters.registry import Resources
+from outrider.server.settings import Settings
+from outrider.server.worker.kernels import Kernels
+from outrider.server.worker.runtime import Runtime
+from outrider.verify.model.runner import ModelRunner
 
 
 class Letters:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.worker.detokenizer import AnswerText, Detokenizer, StopStrings
+from outrider.server.worker.detokenizer import AnswerText, Detokenizer, StopStrings
 
 
 def of_bytes(hidden: tuple[int, ...] = (), drops_first_space: bool = False) -> Detokenizer:

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drafters.interface import Source
-from server.engine.messages import Request, TokenEvent
-from server.settings import load_settings
-from server.worker.job import Job, count_sources
-from server.worker.runtime import Runtime
-from server.worker.sessions import SessionStore
+from outrider.drafters.interface import Source
+from outrider.server.engine.messages import Request, TokenEvent
+from outrider.server.settings import load_settings
+from outrider.server.worker.job import Job, count_sources
+from outrider.server.worker.runtime import Runtime
+from outrider.server.worker.sessions import SessionStore
+from outrider.verify.decode import step
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
 from tests.server.worker.fakes import Letters, tiny_runtime
-from verify.decode import step
-from verify.model.runner import ModelRunner
-from verify.sampling_params import ReasoningLimit, SamplingParams
 
 SETTINGS = load_settings(None, {"speculation.drafter": "lookup", "speculation.max_nodes": 4})
 GREEDY = SamplingParams(temperature=0)

@@ -11,11 +11,11 @@ import numba
 import pytest
 from numba import njit
 
-from drafters.registry import Resources
-from server.settings import load_settings
-from server.worker import kernels
-from server.worker.kernels import Kernels
-from server.worker.resources import Tables
+from outrider.drafters.registry import Resources
+from outrider.server.settings import load_settings
+from outrider.server.worker import kernels
+from outrider.server.worker.kernels import Kernels
+from outrider.server.worker.resources import Tables
 
 TABLES = Tables("no tokenizer", 100)
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drafters.interface import Ints
-from drafters.registry import Resources, make
-from drafters.sequence import Sequence
-from drafters.tables.suffix import index
-from server.worker import learned
-from server.worker.learned import LearnedText, LearnedTexts
-from server.worker.resources import Stores
+from outrider.drafters.interface import Ints
+from outrider.drafters.registry import Resources, make
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.tables.suffix import index
+from outrider.server.worker import learned
+from outrider.server.worker.learned import LearnedText, LearnedTexts
+from outrider.server.worker.resources import Stores
 
 VOCABULARY = 100
 TEXT = np.arange(10, 60, dtype=np.int32)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from drafters.interface import Ints
-from drafters.none import NoDrafter
-from server.engine import messages
-from server.engine.messages import (
+from outrider.drafters.interface import Ints
+from outrider.drafters.none import NoDrafter
+from outrider.server.engine import messages
+from outrider.server.engine.messages import (
     Cancel,
     Failed,
     Forget,
@@ -28,17 +28,17 @@ from server.engine.messages import (
     TokenEvent,
     ToWorker,
 )
-from server.engine.transport import WorkerSide, framed
-from server.settings import load_settings
-from server.worker.loop import Worker
-from server.worker.session import Session
-from server.worker.storage import session_files
+from outrider.server.engine.transport import WorkerSide, framed
+from outrider.server.settings import load_settings
+from outrider.server.worker.loop import Worker
+from outrider.server.worker.session import Session
+from outrider.server.worker.storage import session_files
+from outrider.verify.cost import CostCurve, parse
+from outrider.verify.measurement import NODES
+from outrider.verify.model.cache import paging
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
 from tests.server.worker.fakes import tiny_runtime
-from verify.cost import CostCurve, parse
-from verify.measurement import NODES
-from verify.model.cache import paging
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
 
 
 class Rig:

@@ -7,11 +7,11 @@ import socket
 
 import pytest
 
-from server.engine import messages
-from server.engine.messages import Refused, Start
-from server.engine.transport import WorkerSide, framed
-from server.settings import load_settings
-from server.worker.main import receive_start, run
+from outrider.server.engine import messages
+from outrider.server.engine.messages import Refused, Start
+from outrider.server.engine.transport import WorkerSide, framed
+from outrider.server.settings import load_settings
+from outrider.server.worker.main import receive_start, run
 
 
 def test_the_first_message_may_be_split() -> None:

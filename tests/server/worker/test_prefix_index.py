@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.sequence import Ints, common_prefix
-from server.worker.prefix_index import BLOCK_TOKENS, PrefixIndex
+from outrider.drafters.sequence import Ints, common_prefix
+from outrider.server.worker.prefix_index import BLOCK_TOKENS, PrefixIndex
 
 
 def text(*parts: int) -> Ints:

@@ -8,19 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drafters.interface import Ints
-from drafters.none import NoDrafter
-from server.worker.memory_plan import MemoryFigures, MemoryWishes, plan_memory
-from server.worker.sessions import SessionStore
-from server.worker.storage.session_files import SessionFiles
-from server.worker.storage.session_format import Fits
+from outrider.drafters.interface import Ints
+from outrider.drafters.none import NoDrafter
+from outrider.server.worker.memory_plan import MemoryFigures, MemoryWishes, plan_memory
+from outrider.server.worker.sessions import SessionStore
+from outrider.server.worker.storage.session_files import SessionFiles
+from outrider.server.worker.storage.session_format import Fits
+from outrider.verify.decode import decode, finish
+from outrider.verify.generation import DecodeOptions, Generation
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 from tests.verify.model.families import build
-from verify.decode import decode, finish
-from verify.generation import DecodeOptions, Generation
-from verify.model.attention import NAME
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
 
 OPTIONS = DecodeOptions(SamplingParams(temperature=0), max_tokens=6)
 LONG = np.arange(3, 93, dtype=np.int32)
@@ -54,7 +54,7 @@ def extend(text: Ints, *tokens: int) -> Ints:
 def test_conversations_continue_and_fork_through_one_slot(
     runner: ModelRunner, answer: Callable[..., tuple[str, int, Ints]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("verify.model.recurrent.states.SNAPSHOT_TOKENS", 16)
+    monkeypatch.setattr("outrider.verify.model.recurrent.states.SNAPSHOT_TOKENS", 16)
     store = SessionStore(runner, capacity=4, ttl_seconds=60, slots=1, automatic=True)
     _, _, text = answer(store, LONG[:66])
     reuse, reused, longer = answer(store, extend(text, *range(20, 70)))

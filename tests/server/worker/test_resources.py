@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import models
-from drafters.interface import Drafter
-from drafters.options import DrafterName
-from drafters.registry import Resources, make
-from drafters.sequence import Sequence
-from drafters.tables import datastore, ngram
-from drafters.tables.array_file import ArrayFileError
-from drafters.tables.ngram import empty_base
-from server.settings import load_settings
-from server.worker import resources
-from server.worker.resources import Store, Stores, Tables, distinct, load_resources
-from verify.tokenizer import fingerprint, load_tokenizer
+from outrider import models
+from outrider.drafters.interface import Drafter
+from outrider.drafters.options import DrafterName
+from outrider.drafters.registry import Resources, make
+from outrider.drafters.sequence import Sequence
+from outrider.drafters.tables import datastore, ngram
+from outrider.drafters.tables.array_file import ArrayFileError
+from outrider.drafters.tables.ngram import empty_base
+from outrider.server.settings import load_settings
+from outrider.server.worker import resources
+from outrider.server.worker.resources import Store, Stores, Tables, distinct, load_resources
+from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
 
 def sizes(resources: Resources) -> list[int]:

@@ -11,26 +11,34 @@ import numpy as np
 import pytest
 import torch
 
-import models
-from drafters.interface import MAX_NODES
-from server.settings import load_settings
-from server.worker import runtime
-from server.worker.learned import LearnedTexts
-from server.worker.memory_plan import MemoryPlan
-from server.worker.resources import Tables, load_resources
-from server.worker.runtime import checkpoint_bytes, default_threads, load, load_draft, load_target, memory_figures, share_draft
+from outrider import models
+from outrider.drafters.interface import MAX_NODES
+from outrider.server.settings import load_settings
+from outrider.server.worker import runtime
+from outrider.server.worker.learned import LearnedTexts
+from outrider.server.worker.memory_plan import MemoryPlan
+from outrider.server.worker.resources import Tables, load_resources
+from outrider.server.worker.runtime import (
+    checkpoint_bytes,
+    default_threads,
+    load,
+    load_draft,
+    load_target,
+    memory_figures,
+    share_draft,
+)
+from outrider.verify.cost import CostCurve
+from outrider.verify.errors import ModelError
+from outrider.verify.heads.draft import HeadRunner
+from outrider.verify.heads.model import HeadModel
+from outrider.verify.model.cache.shape import CacheShape, LayerShape
+from outrider.verify.model.row_class import RowClass
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.self_draft.search import Finding
+from outrider.verify.tokenizer import load_tokenizer
 from tests.hub import MODEL, cache_models
 from tests.server.worker.fakes import tiny_runtime
 from tests.verify.heads.checkpoints import save_eagle
-from verify.cost import CostCurve
-from verify.errors import ModelError
-from verify.heads.draft import HeadRunner
-from verify.heads.model import HeadModel
-from verify.model.cache.shape import CacheShape, LayerShape
-from verify.model.row_class import RowClass
-from verify.model.runner import ModelRunner
-from verify.self_draft.search import Finding
-from verify.tokenizer import load_tokenizer
 
 
 def test_the_figures_are_those_of_the_models_on_the_targets_device(tiny_runner: ModelRunner) -> None:
@@ -158,7 +166,7 @@ def test_the_budget_of_a_request(tiny_runner: ModelRunner, monkeypatch: pytest.M
 
 
 def test_a_keys_datastore_is_used_only_for_its_requests(tmp_path: Path) -> None:
-    from server.datastore_builder import build_suffix
+    from outrider.server.datastore_builder import build_suffix
 
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 20)
     build_suffix([tmp_path / "text.txt"], tmp_path / "store", str(models.TARGET), append=False)

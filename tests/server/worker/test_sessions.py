@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drafters.none import NoDrafter
-from drafters.registry import Resources
-from server.worker.session import Session, SessionKey
-from server.worker.sessions import SessionStore
-from verify.decode import decode, step
-from verify.generation import DecodeOptions, Generation
-from verify.model import memory
-from verify.model.cache import paging
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.registry import Resources
+from outrider.server.worker.session import Session, SessionKey
+from outrider.server.worker.sessions import SessionStore
+from outrider.verify.decode import decode, step
+from outrider.verify.generation import DecodeOptions, Generation
+from outrider.verify.model import memory
+from outrider.verify.model.cache import paging
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 
 class Clock:

@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drafters.interface import Ints
-from drafters.none import NoDrafter
-from drafters.options import DrafterName, FusionOptions, LookupOptions, Options, TrigramOptions
-from drafters.registry import Resources
-from server.worker.session import Session
-from server.worker.sessions import SessionStore
-from verify.decode import decode, finish, step
-from verify.generation import DecodeOptions, Generation
-from verify.model.cache import paging
-from verify.model.cache.paging import distinct_rows
-from verify.model.runner import ModelRunner
-from verify.round import run_round
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider.drafters.interface import Ints
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import DrafterName, FusionOptions, LookupOptions, Options, TrigramOptions
+from outrider.drafters.registry import Resources
+from outrider.server.worker.session import Session
+from outrider.server.worker.sessions import SessionStore
+from outrider.verify.decode import decode, finish, step
+from outrider.verify.generation import DecodeOptions, Generation
+from outrider.verify.model.cache import paging
+from outrider.verify.model.cache.paging import distinct_rows
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.round import run_round
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,21 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drafters.interface import Ints
-from drafters.none import NoDrafter
-from server.worker.sessions import SessionStore
-from server.worker.storage.session_files import SessionFiles
-from server.worker.storage.session_format import Fits
+from outrider.drafters.interface import Ints
+from outrider.drafters.none import NoDrafter
+from outrider.server.worker.sessions import SessionStore
+from outrider.server.worker.storage.session_files import SessionFiles
+from outrider.server.worker.storage.session_format import Fits
+from outrider.verify.decode import decode, finish
+from outrider.verify.generation import DecodeOptions, Generation
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.cache import paging, windows
+from outrider.verify.model.cache.paging import distinct_bytes
+from outrider.verify.model.loading import prepare
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 from tests.verify.model.test_architectures import make
-from verify.decode import decode, finish
-from verify.generation import DecodeOptions, Generation
-from verify.model.attention import NAME
-from verify.model.cache import paging, windows
-from verify.model.cache.paging import distinct_bytes
-from verify.model.loading import prepare
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux only")
 OPTIONS = DecodeOptions(SamplingParams(temperature=0), max_tokens=4)

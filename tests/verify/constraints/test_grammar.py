@@ -12,20 +12,20 @@ from hypothesis import given, settings
 from llguidance import LLMatcher
 from transformers import AutoTokenizer
 
-import models
-from drafters.interface import EMPTY, DraftTree, Source, chain
-from drafters.lookahead import LookaheadDrafter
-from drafters.none import NoDrafter
-from drafters.options import LookaheadOptions
-from drafters.registry import Resources, make
+from outrider import models
+from outrider.drafters.interface import EMPTY, DraftTree, Source, chain
+from outrider.drafters.lookahead import LookaheadDrafter
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import LookaheadOptions
+from outrider.drafters.registry import Resources, make
+from outrider.verify.constraints.grammar import MASKS_SECONDS, MAX_CACHED_GRAMMARS, SLOW_ROOTS, GrammarCompiler, GrammarError
+from outrider.verify.decode import decode, step
+from outrider.verify.generation import DecodeOptions, Generation
+from outrider.verify.model.loading import LoadOptions, load_model
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 from tests.trees import check, trees
-from verify.constraints.grammar import MASKS_SECONDS, MAX_CACHED_GRAMMARS, SLOW_ROOTS, GrammarCompiler, GrammarError
-from verify.decode import decode, step
-from verify.generation import DecodeOptions, Generation
-from verify.model.loading import LoadOptions, load_model
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
 
 TOKENIZER = AutoTokenizer.from_pretrained(models.TARGET)
 STOP = int(TOKENIZER.eos_token_id)

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import models
-from drafters.interface import EMPTY, DraftTree
-from drafters.none import NoDrafter
-from drafters.options import DrafterName
-from drafters.registry import Resources, make
+from outrider import models
+from outrider.drafters.interface import EMPTY, DraftTree
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import DrafterName
+from outrider.drafters.registry import Resources, make
+from outrider.verify.constraints.reasoning import ReasoningBudget
+from outrider.verify.decode import decode
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.model.loading import LoadOptions, load_model
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
+from outrider.verify.verifier import TreeVerifier
 from tests.trees import trees
-from verify.constraints.reasoning import ReasoningBudget
-from verify.decode import decode
-from verify.generation import DecodeOptions
-from verify.model.loading import LoadOptions, load_model
-from verify.model.runner import ModelRunner
-from verify.sampling_params import ReasoningLimit, SamplingParams
-from verify.verifier import TreeVerifier
 
 VOCABULARY, OPENING, CLOSING = 8, 0, 1
 

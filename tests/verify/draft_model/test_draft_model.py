@@ -13,21 +13,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drafters.interface import Ints, Source, chain
-from drafters.none import NoDrafter
-from drafters.options import NEED_A_MODEL, DrafterName, DraftGraphOptions, DraftOptions, DraftTreeOptions, Options, PearlOptions
-from drafters.registry import Resources, make
-from drafters.sequence import Sequence
-from verify.decode import decode
-from verify.draft_model.runner import DraftRunner
-from verify.draft_model.session import SessionDraft
-from verify.generation import DecodeOptions
-from verify.model.attention import NAME
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider.drafters.interface import Ints, Source, chain
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import (
+    NEED_A_MODEL,
+    DrafterName,
+    DraftGraphOptions,
+    DraftOptions,
+    DraftTreeOptions,
+    Options,
+    PearlOptions,
+)
+from outrider.drafters.registry import Resources, make
+from outrider.drafters.sequence import Sequence
+from outrider.verify.decode import decode
+from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.draft_model.session import SessionDraft
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 PROMPT = np.arange(3, 20, dtype=np.int32)
 TREE = DraftTreeOptions(3, 4, 0, 0, thrifty=False)

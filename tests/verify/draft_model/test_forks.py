@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
 import pytest
 
-from drafters.none import NoDrafter
-from drafters.options import NEED_A_MODEL, DrafterName
-from drafters.registry import Resources, fork, make
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import NEED_A_MODEL, DrafterName
+from outrider.drafters.registry import Resources, make
+from outrider.verify.decode import decode
+from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, close_relative, count_rows
-from verify.decode import decode
-from verify.draft_model.runner import DraftRunner
-from verify.generation import DecodeOptions
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
 
 
 @pytest.mark.parametrize("slots", [1, 2])
@@ -31,7 +32,7 @@ def test_a_fork_reads_only_new_tokens(
     text = np.concatenate([PROMPT, decode(verifier, drafter, PROMPT, options).tokens]).astype(np.int32)
     memo: dict[int, Any] = {}
     forked = verifier.fork(tiny_runner.new_cache(), 15, memo)
-    copied = fork(drafter, memo)
+    copied = copy.deepcopy(drafter, memo)
     rows = count_rows(monkeypatch, shared.runner)
     edited = np.concatenate([PROMPT[:15], [60, 61]]).astype(np.int32)
     expected = decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), edited, options).tokens

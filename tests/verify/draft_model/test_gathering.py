@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from drafters.options import DrafterName
-from drafters.registry import Resources, make
-from drafters.sequence import Sequence
+from outrider.drafters.options import DrafterName
+from outrider.drafters.registry import Resources, make
+from outrider.drafters.sequence import Sequence
+from outrider.verify.decode import finish
+from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.draft_model.session import SessionDraft
+from outrider.verify.generation import DecodeOptions, Generation
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 from tests.rounds import answers_in_rounds
 from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, close_relative
-from verify.decode import finish
-from verify.draft_model.runner import DraftRunner
-from verify.draft_model.session import SessionDraft
-from verify.generation import DecodeOptions, Generation
-from verify.model.runner import ModelRunner
-from verify.model.segment import Segment
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
 
 
 @pytest.fixture

@@ -7,18 +7,18 @@ from concurrent.futures import wait
 import numpy as np
 import pytest
 
-from drafters.interface import Ints
-from drafters.sequence import Sequence
+from outrider.drafters.interface import Ints
+from outrider.drafters.sequence import Sequence
+from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.model.runner import ModelRunner
 from tests.verify.draft_model.test_draft_model import close_relative
-from verify.draft_model.runner import DraftRunner
-from verify.model.runner import ModelRunner
 
 
 def test_a_prompt_is_read_ahead_and_any_use_of_the_model_ends_that(
     tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("verify.draft_model.session.READ_AHEAD_TOKENS", 8)
-    monkeypatch.setattr("verify.draft_model.session.UNREAD_TOKENS", 4)
+    monkeypatch.setattr("outrider.verify.draft_model.session.READ_AHEAD_TOKENS", 8)
+    monkeypatch.setattr("outrider.verify.draft_model.session.UNREAD_TOKENS", 4)
     draft = DraftRunner(close_relative(tiny_runner, tiny_runner.model.config), tiny_runner.vocabulary)
     prompt = (np.arange(60) % 90).astype(np.int32)
 

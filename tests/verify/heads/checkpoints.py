@@ -12,13 +12,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.verify.heads.loading import load_head
+from outrider.verify.heads.model import HeadModel
+from outrider.verify.heads.networks import Eagle3Head, EagleHead, MedusaHead
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.loading import LoadOptions, load_weights
+from outrider.verify.model.runner import ModelRunner
 from tests.verify.model.families import FAMILIES, SIZES, random_model
-from verify.heads.loading import load_head
-from verify.heads.model import HeadModel
-from verify.heads.networks import Eagle3Head, EagleHead, MedusaHead
-from verify.model.attention import NAME
-from verify.model.loading import LoadOptions, load_weights
-from verify.model.runner import ModelRunner
 
 KINDS = ("eagle", "eagle3", "mtp", "medusa")
 LAYERS_READ = (2, 3, 3)  # the default of a target with six layers

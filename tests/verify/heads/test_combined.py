@@ -8,25 +8,25 @@ from typing import Literal
 import numpy as np
 import pytest
 
-import models
-from drafters.model.language_model import LanguageModel
-from drafters.none import NoDrafter
-from drafters.options import DrafterName
-from drafters.registry import Resources, make
+from outrider import models
+from outrider.drafters.model.language_model import LanguageModel
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import DrafterName
+from outrider.drafters.registry import Resources, make
+from outrider.verify.decode import decode
+from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.generation import DecodeOptions, Generation
+from outrider.verify.heads.draft import HeadRunner
+from outrider.verify.heads.loading import load_head
+from outrider.verify.model.loading import LoadOptions, load_weights
+from outrider.verify.model.quantization import Quantization
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.round import Round
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.self_draft.loading import share_target
+from outrider.verify.tokenizer import load_tokenizer
+from outrider.verify.verifier import TreeVerifier
 from tests.verify.draft_model.test_draft_model import EAGER
-from verify.decode import decode
-from verify.draft_model.runner import DraftRunner
-from verify.generation import DecodeOptions, Generation
-from verify.heads.draft import HeadRunner
-from verify.heads.loading import load_head
-from verify.model.loading import LoadOptions, load_weights
-from verify.model.quantization import Quantization
-from verify.model.runner import ModelRunner
-from verify.round import Round
-from verify.sampling_params import SamplingParams
-from verify.self_draft.loading import share_target
-from verify.tokenizer import load_tokenizer
-from verify.verifier import TreeVerifier
 
 pytestmark = pytest.mark.slow
 PROMPTS = ("class Stack:\n    def __init__(self):\n", "def read_items(items):\n", "import os\n\n\nclass Merger:\n    def ")

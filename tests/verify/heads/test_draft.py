@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -10,24 +11,24 @@ import numpy as np
 import pytest
 import torch
 
-import models
-from drafters.interface import EMPTY, Ints
-from drafters.none import NoDrafter
-from drafters.options import NEED_A_MODEL, DrafterName
-from drafters.registry import Resources, fork, make
+from outrider import models
+from outrider.drafters.interface import EMPTY, Ints
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import NEED_A_MODEL, DrafterName
+from outrider.drafters.registry import Resources, make
+from outrider.verify.decode import decode
+from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.heads.draft import HeadRunner
+from outrider.verify.heads.loading import load_head
+from outrider.verify.heads.model import HeadCache, HeadModel
+from outrider.verify.model.loading import LoadOptions, load_weights
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.tokenizer import load_tokenizer
+from outrider.verify.verifier import TreeVerifier
 from tests.verify.draft_model.test_draft_model import EAGER, PROMPT
 from tests.verify.heads.checkpoints import KINDS, load_pair
-from verify.decode import decode
-from verify.draft_model.runner import DraftRunner
-from verify.generation import DecodeOptions
-from verify.heads.draft import HeadRunner
-from verify.heads.loading import load_head
-from verify.heads.model import HeadCache, HeadModel
-from verify.model.loading import LoadOptions, load_weights
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.tokenizer import load_tokenizer
-from verify.verifier import TreeVerifier
 
 GREEDY = SamplingParams(temperature=0)
 Pair = tuple[ModelRunner, HeadModel]
@@ -185,7 +186,7 @@ def test_a_fork_goes_on_with_the_rows_of_the_shared_text(eagle: Pair, monkeypatc
     decode(verifier, drafter, PROMPT, options)
     memo: dict[int, Any] = {}
     forked = verifier.fork(target.new_cache(), 15, memo)
-    copied = fork(drafter, memo)
+    copied = copy.deepcopy(drafter, memo)
     edited = np.concatenate([PROMPT[:15], [60, 61]]).astype(np.int32)
     rows = counted(monkeypatch, head)
     assert decode(forked, copied, edited, options).tokens == answer(target, edited, tokens=6)

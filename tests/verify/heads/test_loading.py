@@ -9,7 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import models
+from outrider import models
+from outrider.verify.errors import ModelError
+from outrider.verify.heads.loading import load_head
+from outrider.verify.heads.networks import Eagle3Head, EagleHead, MedusaHead, MtpHead
+from outrider.verify.model.loading import LoadOptions, load_weights
+from outrider.verify.model.runner import ModelRunner
 from tests.hub import MODEL, cache_models
 from tests.verify.heads.checkpoints import (
     DRAFT_VOCABULARY,
@@ -20,11 +25,6 @@ from tests.verify.heads.checkpoints import (
     save_medusa,
     save_target,
 )
-from verify.errors import ModelError
-from verify.heads.loading import load_head
-from verify.heads.networks import Eagle3Head, EagleHead, MedusaHead, MtpHead
-from verify.model.loading import LoadOptions, load_weights
-from verify.model.runner import ModelRunner
 
 
 @pytest.fixture(scope="module")

@@ -10,19 +10,19 @@ import pytest
 import torch
 import transformers
 
-from drafters.interface import DraftTree
-from drafters.none import NoDrafter
+from outrider.drafters.interface import DraftTree
+from outrider.drafters.none import NoDrafter
+from outrider.verify.decode import decode
+from outrider.verify.errors import ModelError
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.loading import LoadOptions, load_model, prepare
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 from tests.drafts import Oracle
 from tests.verify.model.families import random_model
-from verify.decode import decode
-from verify.errors import ModelError
-from verify.generation import DecodeOptions
-from verify.model.attention import NAME
-from verify.model.batch import ForwardBatch
-from verify.model.loading import LoadOptions, load_model, prepare
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from verify.model.attention import Layer, ShapeProbe, TorchAttention, tree_attention
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.cache.shape import CacheShape
+from outrider.verify.model.attention import Layer, ShapeProbe, TorchAttention, tree_attention
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.shape import CacheShape
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
 GROUPS = HEADS // KV_HEADS

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.interface import EMPTY, DraftTree
+from outrider.drafters.interface import EMPTY, DraftTree
+from outrider.verify.model.batch import ForwardBatch
 from tests.trees import trees
-from verify.model.batch import ForwardBatch
 
 
 def test_a_chain_is_causal() -> None:

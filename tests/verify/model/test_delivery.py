@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.delivery import Delivery, NotHandedOn
+from outrider.verify.model.runner import ModelRunner
 from tests.verify.model.families import build
-from verify.model.attention import NAME
-from verify.model.batch import ForwardBatch
-from verify.model.delivery import Delivery, NotHandedOn
-from verify.model.runner import ModelRunner
 
 
 def test_arguments_are_delivered_inside_the_context() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from verify.model import dot_product
-from verify.model.dot_product import dot_product_attention
+from outrider.verify.model import dot_product
+from outrider.verify.model.dot_product import dot_product_attention
 
 SCALING = 0.3
 NEVER = 1 << 60

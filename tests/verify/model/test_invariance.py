@@ -10,18 +10,18 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drafters.interface import MAX_NODES, Verdict
-from drafters.none import NoDrafter
+from outrider.drafters.interface import MAX_NODES, Verdict
+from outrider.drafters.none import NoDrafter
+from outrider.verify.decode import decode
+from outrider.verify.errors import ModelError
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.model import invariance
+from outrider.verify.model.invariance import Finding, common_range, find, linear_layers, start
+from outrider.verify.model.row_class import RowClass
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 from tests.drafts import Oracle
-from verify.decode import decode
-from verify.errors import ModelError
-from verify.generation import DecodeOptions
-from verify.model import invariance
-from verify.model.invariance import Finding, common_range, find, linear_layers, start
-from verify.model.row_class import RowClass
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
 
 CONTEXT = 512
 

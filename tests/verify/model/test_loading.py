@@ -10,12 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-import models
-from tests.hub import MODEL, cache_models
-from verify.errors import ModelError
-from verify.model.attention import NAME
-from verify.model.batch import ForwardBatch
-from verify.model.loading import (
+from outrider import models
+from outrider.verify.errors import ModelError
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.loading import (
     LoadOptions,
     load_model,
     load_weights,
@@ -26,8 +25,9 @@ from verify.model.loading import (
     start_model,
     stop_ids,
 )
-from verify.model.runner import ModelRunner
-from verify.tokenizer import load_tokenizer
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.tokenizer import load_tokenizer
+from tests.hub import MODEL, cache_models
 
 CPU = torch.device("cpu")
 

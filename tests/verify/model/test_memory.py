@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from verify.model import memory
-from verify.model.memory import container_limits, free_bytes, system_bytes
+from outrider.verify.model import memory
+from outrider.verify.model.memory import container_limits, free_bytes, system_bytes
 
 GB = 1 << 30
 V2 = {"memory.max": "{limit}", "memory.current": "{used}", "memory.stat": "anon 5\ninactive_file {cached}\n"}

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.verify.errors import ModelError
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cpu.packing import packed_layers
+from outrider.verify.model.dot_product import dot_product_attention
+from outrider.verify.model.loading import LoadOptions, load_model
+from outrider.verify.model.older_attention import Alibi, Heads, split
+from outrider.verify.model.runner import ModelRunner
 from tests.verify.model.families import build, text_of, tolerance
-from verify.errors import ModelError
-from verify.model.attention import NAME
-from verify.model.batch import ForwardBatch
-from verify.model.cpu.packing import packed_layers
-from verify.model.dot_product import dot_product_attention
-from verify.model.loading import LoadOptions, load_model
-from verify.model.older_attention import Alibi, Heads, split
-from verify.model.runner import ModelRunner
 
 FAMILIES = ["falcon", "falcon_groups", "falcon_heads", "falcon_alibi", "falcon_shared_alibi", "bloom_six", "mpt_six", "gptj"]
 

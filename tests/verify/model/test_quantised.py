@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import models
-from drafters.registry import Resources, make
-from verify.decode import decode
-from verify.generation import DecodeOptions
-from verify.model.loading import LoadOptions, load_model
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider import models
+from outrider.drafters.registry import Resources, make
+from outrider.verify.decode import decode
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.model.loading import LoadOptions, load_model
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 PROMPT = np.arange(5, 40, dtype=np.int32)
 

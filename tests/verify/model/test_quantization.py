@@ -13,22 +13,22 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-import models
-from drafters.registry import Resources, make
-from verify import checkpoint
-from verify.decode import decode
-from verify.errors import ModelError
-from verify.generation import DecodeOptions
-from verify.model import quantization
-from verify.model.batch import ForwardBatch
-from verify.model.cpu import native
-from verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
-from verify.model.cpu.native.weights import Kind
-from verify.model.loading import LoadOptions, load_model, load_weights
-from verify.model.quantization import Quantization, Quantize, quantize_layers
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider import models
+from outrider.drafters.registry import Resources, make
+from outrider.verify import checkpoint
+from outrider.verify.decode import decode
+from outrider.verify.errors import ModelError
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.model import quantization
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cpu import native
+from outrider.verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
+from outrider.verify.model.cpu.native.weights import Kind
+from outrider.verify.model.loading import LoadOptions, load_model, load_weights
+from outrider.verify.model.quantization import Quantization, Quantize, quantize_layers
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 pytestmark = pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
 PROMPT = np.arange(5, 40, dtype=np.int32)
@@ -146,7 +146,7 @@ def test_fp8_on_a_cpu_is_reported() -> None:
 
 def test_torchao_is_named_where_a_gpu_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("verify.model.gpu.quantized.find_spec", lambda name: None)
+    monkeypatch.setattr("outrider.verify.model.gpu.quantized.find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"pip install 'outrider\[torchao\]'"):
         Quantization("int8").check(torch.device("cuda"))
 

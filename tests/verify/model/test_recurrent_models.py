@@ -11,29 +11,29 @@ import numpy as np
 import pytest
 import torch
 
-from drafters.interface import Drafter, DraftTree, Ints
-from drafters.none import NoDrafter
-from drafters.registry import Resources, make
+from outrider.drafters.interface import Drafter, DraftTree, Ints
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.registry import Resources, make
+from outrider.verify.decode import decode
+from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.errors import ModelError
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.model import self_check
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cpu import native
+from outrider.verify.model.cpu.trace import TracedForward
+from outrider.verify.model.loading import LoadOptions, load_weights
+from outrider.verify.model.quantization import Quantization, Quantize, quantize_layers
+from outrider.verify.model.recurrent import states
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
+from outrider.verify.model.self_check import check_model
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 from tests.drafts import Chaos, Oracle
 from tests.verify.model.families import FAMILIES, REFUSED, build, text_of, tolerance
-from verify.decode import decode
-from verify.draft_model.runner import DraftRunner
-from verify.errors import ModelError
-from verify.generation import DecodeOptions
-from verify.model import self_check
-from verify.model.attention import NAME
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.cpu import native
-from verify.model.cpu.trace import TracedForward
-from verify.model.loading import LoadOptions, load_weights
-from verify.model.quantization import Quantization, Quantize, quantize_layers
-from verify.model.recurrent import states
-from verify.model.runner import ModelRunner
-from verify.model.segment import Segment
-from verify.model.self_check import check_model
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
 
 FAST = "qwen3_5"
 SERVED = [family for family in FAMILIES if family not in REFUSED]

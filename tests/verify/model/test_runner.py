@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drafters.interface import MAX_NODES, DraftTree
+from outrider.drafters.interface import MAX_NODES, DraftTree
+from outrider.verify.errors import ModelError
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
+from outrider.verify.model.row_class import RowClass
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
+from outrider.verify.model.sizes import weight_size
 from tests.trees import trees
-from verify.errors import ModelError
-from verify.model.attention import NAME
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import MARGIN_POSITIONS
-from verify.model.row_class import RowClass
-from verify.model.runner import ModelRunner
-from verify.model.segment import Segment
-from verify.model.sizes import weight_size
 
 
 def chain(*tokens: int) -> ForwardBatch:

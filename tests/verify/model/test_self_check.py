@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.verify.errors import ModelError
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.loading import prepare
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.self_check import check_model, difference, draft_tree, random_text, sensitivity, texts
 from tests.verify.model.test_architectures import ARCHITECTURES, make
-from verify.errors import ModelError
-from verify.model.attention import NAME
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.loading import prepare
-from verify.model.runner import ModelRunner
-from verify.model.self_check import check_model, difference, draft_tree, random_text, sensitivity, texts
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TWO_PIECES = r"'broken' reads a prompt differently in two pieces than in one: one of its layers probably keeps a state"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from verify.model.transfer import to_device, to_host
+from outrider.verify.model.transfer import to_device, to_host
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from verify.model.runner import ModelRunner
+from outrider.verify.model.runner import ModelRunner
 
 LAYERS = 6
 

@@ -9,14 +9,14 @@ import torch
 import transformers
 from transformers import LlamaConfig
 
+from outrider.verify.errors import ModelError
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cpu.packing import packed_layers
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.self_draft.layers import LayerSkipper
 from tests.verify.model.families import FAMILIES, SIZES, random_model
 from tests.verify.self_draft.targets import LAYERS, layered
-from verify.errors import ModelError
-from verify.model.attention import NAME
-from verify.model.batch import ForwardBatch
-from verify.model.cpu.packing import packed_layers
-from verify.model.runner import ModelRunner
-from verify.self_draft.layers import LayerSkipper
 
 TOKENS = torch.arange(3, 12)
 

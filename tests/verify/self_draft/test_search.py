@@ -11,16 +11,25 @@ from typing import cast
 import pytest
 from transformers import LlamaConfig, PreTrainedTokenizerBase
 
-import models
+from outrider import models
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.loading import LoadOptions, load_model
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.self_draft import search
+from outrider.verify.self_draft.loading import share_target
+from outrider.verify.self_draft.search import (
+    DEPTH,
+    Finding,
+    Measurement,
+    first_sets,
+    load_or_search,
+    neighbours,
+    own_texts,
+    weights_key,
+)
+from outrider.verify.self_draft.session import SelfRunner
+from outrider.verify.tokenizer import load_tokenizer
 from tests.verify.self_draft.targets import LAYERS, layered
-from verify.model.batch import ForwardBatch
-from verify.model.loading import LoadOptions, load_model
-from verify.model.runner import ModelRunner
-from verify.self_draft import search
-from verify.self_draft.loading import share_target
-from verify.self_draft.search import DEPTH, Finding, Measurement, first_sets, load_or_search, neighbours, own_texts, weights_key
-from verify.self_draft.session import SelfRunner
-from verify.tokenizer import load_tokenizer
 
 IDLE = (1, 2, 4)
 FINDING = Finding((1, 2), (0.8, 0.7), 0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -10,29 +11,29 @@ import torch
 from llguidance import LLMatcher
 from transformers import LlamaConfig
 
-import models
-from drafters.interface import EMPTY, MAX_NODES, Ints, Source
-from drafters.interface import chain as chain_of
-from drafters.model.chain import ModelChain
-from drafters.none import NoDrafter
-from drafters.options import NEED_A_MODEL, DrafterName, PearlOptions
-from drafters.pearl import PearlDrafter
-from drafters.registry import Resources, fork, make, warm
+from outrider import models
+from outrider.drafters.interface import EMPTY, MAX_NODES, Ints, Source
+from outrider.drafters.interface import chain as chain_of
+from outrider.drafters.model.chain import ModelChain
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import NEED_A_MODEL, DrafterName, PearlOptions
+from outrider.drafters.pearl import PearlDrafter
+from outrider.drafters.registry import Resources, make, warm
+from outrider.verify.constraints.grammar import GrammarCompiler
+from outrider.verify.decode import decode, finish
+from outrider.verify.generation import DecodeOptions, Generation
+from outrider.verify.model import invariance
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.loading import LoadOptions, load_weights
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.self_draft.loading import share_target
+from outrider.verify.self_draft.session import SelfRunner
+from outrider.verify.tokenizer import load_tokenizer
+from outrider.verify.verifier import TreeVerifier
 from tests.rounds import answers_in_rounds
 from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, count_rows
 from tests.verify.self_draft.targets import layered
-from verify.constraints.grammar import GrammarCompiler
-from verify.decode import decode, finish
-from verify.generation import DecodeOptions, Generation
-from verify.model import invariance
-from verify.model.batch import ForwardBatch
-from verify.model.loading import LoadOptions, load_weights
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.self_draft.loading import share_target
-from verify.self_draft.session import SelfRunner
-from verify.tokenizer import load_tokenizer
-from verify.verifier import TreeVerifier
 
 DRAFTERS: tuple[DrafterName, ...] = (*NEED_A_MODEL, "fusion")
 IN_SHORT = (("draft-tree", 0.8), ("pearl", 0.0))  # the others are soak tests
@@ -83,7 +84,7 @@ def test_answers_equal_plain_decoding(target: ModelRunner, shared: SelfRunner, n
         prompt = np.concatenate([prompt, expected[:-3], [40, 41]]).astype(np.int32)
     memo: dict[int, Any] = {}
     forked = drafted.fork(target.new_cache(), 15, memo)
-    copied = fork(drafter, memo)
+    copied = copy.deepcopy(drafter, memo)
     edited = np.concatenate([PROMPT[:15], [60, 61]]).astype(np.int32)
     assert decode(forked, copied, edited, options).tokens == answer(target, edited, options)
     assert decode(drafted, drafter, prompt, options).tokens == answer(target, prompt, options)

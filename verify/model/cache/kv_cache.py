@@ -1,8 +1,8 @@
 """The cache of one session slot: preallocated keys and values, written in place, and the states of recurrent layers.
 
 A commit moves the accepted rows. Rows beyond `length` are scratch space. A fork shares the whole pages of its source by
-reference, so swapped-out slots hold one copy of a shared prefix. On a GPU, `verify.model.gpu.paged_cache` implements the same
-methods over a pool of pages. Knows nothing about tokens or attention.
+reference, so swapped-out slots hold one copy of a shared prefix. On a GPU, `outrider.verify.model.gpu.paged_cache` implements
+the same methods over a pool of pages. Knows nothing about tokens or attention.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
 
-from drafters.interface import MAX_NODES
-from verify.model.cache import paging
-from verify.model.cache.codec import encode, noise_like
-from verify.model.cache.paging import Page, Rows, SwappedRows
-from verify.model.cache.shape import CacheShape
-from verify.model.cache.windows import WindowedRows, reachable
-from verify.model.memory import can_discard, discard, zeros
-from verify.model.recurrent.states import Snapshot
-from verify.model.transfer import to_device
+from outrider.drafters.interface import MAX_NODES
+from outrider.verify.model.cache import paging
+from outrider.verify.model.cache.codec import encode, noise_like
+from outrider.verify.model.cache.paging import Page, Rows, SwappedRows
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cache.windows import WindowedRows, reachable
+from outrider.verify.model.memory import can_discard, discard, zeros
+from outrider.verify.model.recurrent.states import Snapshot
+from outrider.verify.model.transfer import to_device
 
-SPARE_POSITIONS = 32  # read with weight zero (`verify.model.cpu.ordered_attention`)
+SPARE_POSITIONS = 32  # read with weight zero (`outrider.verify.model.cpu.ordered_attention`)
 MARGIN_POSITIONS = MAX_NODES + 1 + SPARE_POSITIONS  # of a slot beyond its context; the first are the rows of one draft
 
 
@@ -97,8 +97,8 @@ class KVCache:
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes [heads, N, width] from `length + known` to `end`; returns the rows so far, [heads, end, stored width].
 
-        `verify.model.cache.codec.decode` gives the values of these; they are the rows themselves in a cache of their data type.
-        """
+        `outrider.verify.model.cache.codec.decode` gives the values of these; they are the rows themselves in a cache of their
+        data type."""
         start = self.length + known
         end = start + key.shape[1]
         keys, values = self.layers[layer]

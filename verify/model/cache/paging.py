@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
-from verify.model.cache.shape import CacheShape
-from verify.model.recurrent.states import Snapshot
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.recurrent.states import Snapshot
 
 PAGE_TOKENS = 256  # positions of a page; page n holds those from n * PAGE_TOKENS on
 
@@ -63,7 +63,7 @@ class Rows(Protocol):
 
     @property
     def released(self) -> Collection[int]:
-        """Pages without the rows of layers with a window (`verify.model.cache.windows`)."""
+        """Pages without the rows of layers with a window (`outrider.verify.model.cache.windows`)."""
 
     @property
     def snapshots(self) -> Sequence[Snapshot]:

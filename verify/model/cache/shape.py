@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import torch
 
-from verify.model.cache.codec import stored_width
-from verify.model.hidden.ring import StateRing
-from verify.model.memory import can_discard
-from verify.model.recurrent.states import RecurrentShape, RecurrentStates
+from outrider.verify.model.cache.codec import stored_width
+from outrider.verify.model.hidden.ring import StateRing
+from outrider.verify.model.memory import can_discard
+from outrider.verify.model.recurrent.states import RecurrentShape, RecurrentStates
 
 HIDDEN_POSITIONS = 2048  # of a text's hidden states: heads are trained on contexts of about this length
 
@@ -36,7 +36,7 @@ class CacheShape:
     hidden_width: int = 0  # of the hidden states that a draft head reads; 0 = none are kept
     hidden_positions: int = HIDDEN_POSITIONS
     homes: tuple[torch.device, ...] = ()  # devices of the layers, if there are several; consecutive layers share one
-    coded: torch.dtype | None = None  # of keys and values in 8 bits (`verify.model.cache.codec`)
+    coded: torch.dtype | None = None  # of keys and values in 8 bits (`outrider.verify.model.cache.codec`)
 
     @classmethod
     def uniform(cls, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> CacheShape:

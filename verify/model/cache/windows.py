@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 
-from verify.model.cache import paging
-from verify.model.cache.shape import CacheShape
-from verify.model.memory import discard
+from outrider.verify.model.cache import paging
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.memory import discard
 
 MARGIN_TOKENS = 4096  # kept behind the window; an agent's next turn goes back by less
 BATCH_PAGES = 4  # released at once

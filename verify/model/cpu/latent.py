@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from verify.model.cpu.packing import is_plain
+from outrider.verify.model.cpu.packing import is_plain
 
 EXPANSION = "kv_b_proj"  # transformers' name of the layer that expands latents
 
@@ -27,19 +27,19 @@ class Latent(torch.nn.Module):
         return list(self.weight.view(-1, self.key_dim + self.value_dim, self.rank).split([self.key_dim, self.value_dim], 1))
 
     def expand(self, query: torch.Tensor, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As in `verify.model.attention.Latent`: what the model computes without a cache."""
+        """As in `outrider.verify.model.attention.Latent`: what the model computes without a cache."""
         both = torch.nn.functional.linear(latents[0, :, : self.rank], self.weight)
         rows = both.view(len(both), -1, self.key_dim + self.value_dim).transpose(0, 1)
         keys, values = rows.split([self.key_dim, self.value_dim], -1)
         return query, torch.cat([keys, latents[..., self.rank :].expand(len(keys), -1, -1)], -1), values
 
     def absorb(self, query: torch.Tensor, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As in `verify.model.attention.Latent`."""
+        """As in `outrider.verify.model.attention.Latent`."""
         of_latents = query[..., : self.key_dim] @ self._parts()[0]
         return torch.cat([of_latents, query[..., self.key_dim :]], -1), latents, latents[..., : self.rank]
 
     def values(self, outputs: torch.Tensor) -> torch.Tensor:
-        """As in `verify.model.attention.Latent`."""
+        """As in `outrider.verify.model.attention.Latent`."""
         return outputs @ self._parts()[1].transpose(1, 2)
 
 

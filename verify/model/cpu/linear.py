@@ -7,9 +7,9 @@ from functools import cache
 
 import torch
 
-from verify.model.cpu.packing import PackedLinear, is_plain
-from verify.model.cpu.panel_kernel import Arithmetic
-from verify.model.cpu.panels import PanelLinear, fits
+from outrider.verify.model.cpu.packing import PackedLinear, is_plain
+from outrider.verify.model.cpu.panel_kernel import Arithmetic
+from outrider.verify.model.cpu.panels import PanelLinear, fits
 
 ARITHMETIC = {torch.float32: (Arithmetic.FLOAT32,), torch.bfloat16: (Arithmetic.TILES, Arithmetic.PAIRS, Arithmetic.WIDENED)}
 SIZE, ROWS, REPEATS = 1024, (1, 9, 33, 257), 5  # of the layers that are timed, and rows of steps and of a prompt

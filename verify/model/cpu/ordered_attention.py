@@ -8,8 +8,8 @@ A row's keys are summed in the order of its text, whatever lies between them. Te
   float32: they add key after key, and the weight of a key that is not an ancestor is zero, which changes no sum.
 
 So a step's rows must lie in one block (`depth_left`). Both parts are combined by their log-sum-exp. Some kernels compute few
-rows differently than many, so rows are padded to a `RowClass`; `verify.model.invariance` finds it and checks the result.
-"""
+rows differently than many, so rows are padded to a `RowClass`; `outrider.verify.model.invariance` finds it and checks the
+result."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dataclasses import replace
 
 import torch
 
-from verify.model.attention import Layer, flash
-from verify.model.batch import ForwardBatch
-from verify.model.cache.codec import decode, encode
-from verify.model.cache.kv_cache import KVCache
-from verify.model.row_class import BLOCK, RowClass, depth_left
+from outrider.verify.model.attention import Layer, flash
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.codec import decode, encode
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.row_class import BLOCK, RowClass, depth_left
 
 WIDTH_STEP = 16  # the sizes of a block's products are multiples of this
 
@@ -71,7 +71,9 @@ def attend_in_order(
     inputs: list[torch.Tensor],  # of `AttentionInputs`
     scaling: float,
 ) -> torch.Tensor:
-    """Attention of a step's rows, [heads, N, head_dim], from tensors as `verify.model.cpu.trace.attend`. Scriptable."""
+    """Attention of a step's rows, [heads, N, head_dim], from tensors as `outrider.verify.model.cpu.trace.attend`.
+    Scriptable.
+    """
     span, prefix_mask, block_mask, block_values = inputs
     start = int(length)
     keys[:, start : start + key.size(1)] = encode(key, keys.dtype)
@@ -162,7 +164,7 @@ class AttentionInputs:
 
 
 class OrderedAttention:
-    """Attention of one step over a cache, without a trace. Implements `verify.model.attention.Attention`."""
+    """Attention of one step over a cache, without a trace. Implements `outrider.verify.model.attention.Attention`."""
 
     def __init__(self, cache: KVCache, batch: ForwardBatch, inputs: AttentionInputs) -> None:
         self._cache, self._batch, self._inputs = cache, batch, inputs

@@ -33,7 +33,7 @@ class Arithmetic(StrEnum):
     FLOAT32 = "float32"  # weights and rows in float32
     WIDENED = "widened"  # weights in bfloat16, widened to float32; rows in float32
     PAIRS = "pairs"  # weights and rows in bfloat16, two products at a time by an instruction of the CPU
-    TILES = "tiles"  # weights and rows in bfloat16, 16 rows and 32 inputs at a time (`verify.model.cpu.tile_kernel`)
+    TILES = "tiles"  # weights and rows in bfloat16, 16 rows and 32 inputs at a time (`outrider.verify.model.cpu.tile_kernel`)
 
     @property
     def weight_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Linear layers with weights in panels, multiplied by machine code of our own (`verify.model.cpu.panel_kernel`).
+"""Linear layers with weights in panels, multiplied by machine code of our own (`outrider.verify.model.cpu.panel_kernel`).
 
 A row has the same bits beside any number of other rows.
 """
@@ -11,9 +11,9 @@ from functools import cache
 import torch
 from llvmlite import binding
 
-from verify.model.cpu.packing import PackedLayer
-from verify.model.cpu.panel_kernel import Arithmetic, Kernel
-from verify.model.cpu.tile_kernel import TileKernel
+from outrider.verify.model.cpu.packing import PackedLayer
+from outrider.verify.model.cpu.panel_kernel import Arithmetic, Kernel
+from outrider.verify.model.cpu.tile_kernel import TileKernel
 
 # Lanes of a vector, and rows of a block: with 32 registers of 512 bits, and with 16 of 256 bits.
 AVX512, AVX2 = (16, 11), (8, 5)

@@ -1,4 +1,5 @@
-"""Machine code as in `verify.model.cpu.panel_kernel`, for CPUs whose tile registers multiply matrices of bfloat16 (AMX).
+"""Machine code as in `outrider.verify.model.cpu.panel_kernel`, for CPUs whose tile registers multiply matrices of bfloat16
+(AMX).
 
 A tile holds up to 16 rows of 64 bytes. The instruction adds the products of 16 rows with 16 outputs, 32 inputs at a time, to
 sums in float32. Panels for two products at a time have the order in which it reads weights. So one layout serves steps, whose
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from verify.model.cpu.panel_kernel import VECTORS, Kernel
+from outrider.verify.model.cpu.panel_kernel import VECTORS, Kernel
 
 TILE_ROWS, TILE_BYTES = 16, 64
 TILE_INPUTS = 32  # bfloat16 values of a tile's row

@@ -16,19 +16,19 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from verify.model.attention import Layer, ShapeProbe, TorchAttention, flash
-from verify.model.batch import ForwardBatch
-from verify.model.cache.codec import encode
-from verify.model.cache.kv_cache import SPARE_POSITIONS, KVCache
-from verify.model.cache.shape import CacheShape
-from verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
-from verify.model.cpu.packing import packed_layers
-from verify.model.delivery import Delivery
-from verify.model.dot_product import dot_product_attention
-from verify.model.hidden.tap import HiddenTap
-from verify.model.recurrent.rows import RecurrentRows, Scan
-from verify.model.recurrent.step import TENSORS, convolve_streams, scan_streams
-from verify.model.segment import Segment, keep_hidden, kept_rows, positions_of, tokens_of
+from outrider.verify.model.attention import Layer, ShapeProbe, TorchAttention, flash
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.codec import encode
+from outrider.verify.model.cache.kv_cache import SPARE_POSITIONS, KVCache
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
+from outrider.verify.model.cpu.packing import packed_layers
+from outrider.verify.model.delivery import Delivery
+from outrider.verify.model.dot_product import dot_product_attention
+from outrider.verify.model.hidden.tap import HiddenTap
+from outrider.verify.model.recurrent.rows import RecurrentRows, Scan
+from outrider.verify.model.recurrent.step import TENSORS, convolve_streams, scan_streams
+from outrider.verify.model.segment import Segment, keep_hidden, kept_rows, positions_of, tokens_of
 
 CHECKS = ((1, 3), (2, 9), (7, 0), (17, 30), (3, 70))  # rows and text length of the streams compared
 STREAMS = 16  # in one forward
@@ -114,7 +114,7 @@ class _Untraceable(Exception):
 
 
 class _TracedAttention:
-    """Calls the scripted attention while the model is traced. Implements `verify.model.attention.Attention`."""
+    """Calls the scripted attention while the model is traced. Implements `outrider.verify.model.attention.Attention`."""
 
     def __init__(self, script: Any, streams: _Streams, inputs: dict[int | None, list[torch.Tensor]]) -> None:
         self._script, self._streams, self._inputs = script, streams, inputs
@@ -137,7 +137,7 @@ class _TracedAttention:
 
 
 class _TracedRecurrence:
-    """Calls the scripted recurrences while the model is traced. As `verify.model.recurrent.rows.Recurrence`."""
+    """Calls the scripted recurrences while the model is traced. As `outrider.verify.model.recurrent.rows.Recurrence`."""
 
     def __init__(self, scripts: tuple[Any, Any], states: list[torch.Tensor]) -> None:
         self._convolve, self._scan = scripts
@@ -193,7 +193,7 @@ class _Forward(torch.nn.Module):
 
 
 class TracedForward:
-    """Runs a traced model. Implements `verify.model.segment.ForwardBackend`. Created by `trace`."""
+    """Runs a traced model. Implements `outrider.verify.model.segment.ForwardBackend`. Created by `trace`."""
 
     max_streams = STREAMS
     max_rows = MAX_ROWS

@@ -2,7 +2,7 @@
 
 A forward has the rows of several streams, MAX_NODES + 1 of each at most, so a long chain is cut into pieces: a piece's keys are
 written before any row attends, so the next piece takes them for committed text. Pieces also end with the blocks in which rows
-are summed (`verify.model.gpu.kernels`).
+are summed (`outrider.verify.model.gpu.kernels`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import torch
 
-from drafters.interface import MAX_NODES
-from verify.model.batch import ForwardBatch
-from verify.model.gpu.paged_cache import PagedCache
-from verify.model.row_class import depth_left
-from verify.model.transfer import to_device
+from outrider.drafters.interface import MAX_NODES
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.gpu.paged_cache import PagedCache
+from outrider.verify.model.row_class import depth_left
+from outrider.verify.model.transfer import to_device
 
 WORD_BITS = 64
 WORDS = -(-MAX_NODES // WORD_BITS)  # of a row's ancestor bits

@@ -1,7 +1,7 @@
 """Where a forward's streams have their recurrent states, and which of its rows descend from which, in device memory.
 
-The states of a stream are tensors of its own (`verify.model.recurrent.states`), which never move: a captured graph reads their
-addresses. Knows nothing about layers.
+The states of a stream are tensors of its own (`outrider.verify.model.recurrent.states`), which never move: a captured graph
+reads their addresses. Knows nothing about layers.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import torch
 
-from verify.model.gpu.device_rows import NO_STREAM
-from verify.model.recurrent.convolution import gather_index
-from verify.model.recurrent.states import ROWS, RecurrentShape, RecurrentStates
-from verify.model.segment import Segment
-from verify.model.transfer import to_device
+from outrider.verify.model.gpu.device_rows import NO_STREAM
+from outrider.verify.model.recurrent.convolution import gather_index
+from outrider.verify.model.recurrent.states import ROWS, RecurrentShape, RecurrentStates
+from outrider.verify.model.segment import Segment
+from outrider.verify.model.transfer import to_device
 
 WORD_BITS = 64
 WORDS = -(-ROWS // WORD_BITS)  # of a row's path

@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers import PreTrainedModel
 
-from verify.errors import ModelError
+from outrider.verify.errors import ModelError
 
 
 class Placement:

@@ -17,23 +17,23 @@ import torch
 import torch._dynamo
 from transformers import PreTrainedModel
 
-from verify.errors import ModelError, first_sentence
-from verify.model.attention import Attention
-from verify.model.cache.paging import page_count
-from verify.model.gpu.device_rows import DeviceRows, Piece, pieces_of
-from verify.model.gpu.device_states import DeviceStates
-from verify.model.gpu.devices import Crossings
-from verify.model.gpu.paged_cache import PagedCache, PagePool
-from verify.model.gpu.row_counts import ROWS, without_split_k
-from verify.model.gpu.staged_graph import Capture, CudaCapture, StagedGraph
-from verify.model.gpu.triton_attention import KernelAttention
-from verify.model.gpu.triton_recurrence import KernelRecurrence, enter
-from verify.model.hidden.tap import HiddenTap
-from verify.model.recurrent.mixers import Mixer
-from verify.model.recurrent.rows import Recurrence
-from verify.model.row_class import RowClass
-from verify.model.segment import Segment, keep_hidden
-from verify.model.transfer import on_device
+from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.model.attention import Attention
+from outrider.verify.model.cache.paging import page_count
+from outrider.verify.model.gpu.device_rows import DeviceRows, Piece, pieces_of
+from outrider.verify.model.gpu.device_states import DeviceStates
+from outrider.verify.model.gpu.devices import Crossings
+from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
+from outrider.verify.model.gpu.row_counts import ROWS, without_split_k
+from outrider.verify.model.gpu.staged_graph import Capture, CudaCapture, StagedGraph
+from outrider.verify.model.gpu.triton_attention import KernelAttention
+from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
+from outrider.verify.model.hidden.tap import HiddenTap
+from outrider.verify.model.recurrent.mixers import Mixer
+from outrider.verify.model.recurrent.rows import Recurrence
+from outrider.verify.model.row_class import RowClass
+from outrider.verify.model.segment import Segment, keep_hidden
+from outrider.verify.model.transfer import on_device
 
 log = logging.getLogger("outrider.worker")
 WARM_UP_RUNS = 3
@@ -52,7 +52,7 @@ class Forward(Protocol):
 
 
 class GraphedForward:
-    """Forwards over the caches of one pool. Implements `verify.model.segment.ForwardBackend`."""
+    """Forwards over the caches of one pool. Implements `outrider.verify.model.segment.ForwardBackend`."""
 
     reads_prompts = is_invariant = False
 

@@ -45,7 +45,9 @@ def _add_block(scores, v, largest, total, summed):
 
 @triton.jit
 def _row_width(pool, head_dim: tl.constexpr):
-    """Elements of a row of the pool; in 8 bits, with the row's scale behind its values (`verify.model.cache.codec`)."""
+    """Elements of a row of the pool; in 8 bits, with the row's scale behind its values
+    (`outrider.verify.model.cache.codec`).
+    """
     return head_dim if pool.dtype.element_ty.primitive_bitwidth > 8 else (head_dim + 3) // 4 * 4 + 4
 
 
@@ -78,7 +80,7 @@ def _load_block(
 
 @triton.jit
 def _store_row(row, values, dim, head_dim: tl.constexpr):
-    """Writes a row's values, [D], to where it begins in the pool, as `verify.model.cache.codec.encode`."""
+    """Writes a row's values, [D], to where it begins in the pool, as `outrider.verify.model.cache.codec.encode`."""
     in_head = dim < head_dim
     if row.dtype.element_ty.primitive_bitwidth > 8:
         stored = values

@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import torch
 
-from verify.errors import ModelError
-from verify.model.cache import paging
-from verify.model.cache.codec import encode
-from verify.model.cache.kv_cache import KVCache
-from verify.model.cache.paging import OutOfPages, Rows, page_count
-from verify.model.cache.shape import CacheShape
-from verify.model.memory import free_bytes
-from verify.model.transfer import to_device
+from outrider.verify.errors import ModelError
+from outrider.verify.model.cache import paging
+from outrider.verify.model.cache.codec import encode
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.paging import OutOfPages, Rows, page_count
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.memory import free_bytes
+from outrider.verify.model.transfer import to_device
 
 POOLED_CACHES, POOLED_SHARE = 8, 0.5  # in a pool without a plan, and its largest share of the free memory
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from verify.errors import ModelError
+from outrider.verify.errors import ModelError
 
 GROUP = 32  # inputs that share a scale in 4 bits
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from verify.model.row_class import RowClass
+from outrider.verify.model.row_class import RowClass
 
 CLASS_ROWS = 72  # that each class takes: a root and 71 nodes
 # 72 and 136: a root and 64 or 128 nodes, and more up to a multiple of the tensor cores' tiles.

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from verify.model.gpu.devices import Crossings
+from outrider.verify.model.gpu.devices import Crossings
 
 # Captures what is launched on a device inside the context, and gives the function that repeats it.
 Capture = Callable[[torch.device], AbstractContextManager[Callable[[], Any]]]
 
 
 class StagedGraph:
-    """One captured forward. Implements `verify.model.gpu.devices.Recorder`."""
+    """One captured forward. Implements `outrider.verify.model.gpu.devices.Recorder`."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture

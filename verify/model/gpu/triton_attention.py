@@ -1,8 +1,8 @@
 """Launches the kernels of tree attention over pages as one operation, which torch.compile and CUDA graphs take as it is.
 
 Sizes follow from the model and the longest context alone, so a row has the same bits whatever a forward's number of rows or
-streams is. `verify.model.attention.TorchAttention` is the reference. Triton is an optional dependency: import this module
-lazily.
+streams is. `outrider.verify.model.attention.TorchAttention` is the reference. Triton is an optional dependency: import this
+module lazily.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, cast
 import torch
 import triton
 
-from verify.model.attention import Layer
-from verify.model.gpu import kernels
-from verify.model.gpu.device_rows import DeviceRows
-from verify.model.gpu.paged_cache import PagePool
-from verify.model.row_class import BLOCK
-from verify.model.transfer import on_device
+from outrider.verify.model.attention import Layer
+from outrider.verify.model.gpu import kernels
+from outrider.verify.model.gpu.device_rows import DeviceRows
+from outrider.verify.model.gpu.paged_cache import PagePool
+from outrider.verify.model.row_class import BLOCK
+from outrider.verify.model.transfer import on_device
 
 SPLIT_KEYS = 256  # of a split, at least: a few microseconds of one multiprocessor
 MAX_SPLITS = 63  # of the longest context; with the row's own block, the parts to combine
@@ -128,7 +128,7 @@ def rows_first(query: torch.Tensor) -> torch.Tensor:
 
 
 class KernelAttention:
-    """Tree attention of a forward's rows over pages. Implements `verify.model.attention.Attention`."""
+    """Tree attention of a forward's rows over pages. Implements `outrider.verify.model.attention.Attention`."""
 
     def __init__(self, pool: PagePool, rows: Sequence[DeviceRows], positions: int) -> None:
         """`rows` are those of each of the pool's devices; `positions` is the longest context's."""

@@ -1,6 +1,6 @@
 """Launches the kernels of recurrent layers as operations, which torch.compile and CUDA graphs take as they are.
 
-`verify.model.recurrent.step` is the reference. Triton is an optional dependency: import this module lazily.
+`outrider.verify.model.recurrent.step` is the reference. Triton is an optional dependency: import this module lazily.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, cast
 import torch
 import triton
 
-from verify.model.gpu import recurrent_kernels as kernels
-from verify.model.gpu.device_states import WORDS, DeviceStates, states_of
-from verify.model.recurrent.rows import Recurrence, Scan
-from verify.model.recurrent.states import ROWS
-from verify.model.segment import Segment
-from verify.model.transfer import on_device
+from outrider.verify.model.gpu import recurrent_kernels as kernels
+from outrider.verify.model.gpu.device_states import WORDS, DeviceStates, states_of
+from outrider.verify.model.recurrent.rows import Recurrence, Scan
+from outrider.verify.model.recurrent.states import ROWS
+from outrider.verify.model.segment import Segment
+from outrider.verify.model.transfer import on_device
 
 BLOCK_ROWS = 16  # tile size of a matrix product
 BLOCK_KEYS = 32

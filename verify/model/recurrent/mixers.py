@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from transformers.activations import ACT2FN
 
-from verify.errors import ModelError
-from verify.model.delivery import NotHandedOn, Receiver, own_forward
-from verify.model.recurrent.rows import Recurrence, Scan
-from verify.model.transfer import to_device
+from outrider.verify.errors import ModelError
+from outrider.verify.model.delivery import NotHandedOn, Receiver, own_forward
+from outrider.verify.model.recurrent.rows import Recurrence, Scan
+from outrider.verify.model.transfer import to_device
 
 # Names of transformers' functions whose callers keep a state.
 STATES = {"get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state"}

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import torch
 
-from verify.model.batch import ForwardBatch
-from verify.model.recurrent.convolution import convolve, gather_index
-from verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates
-from verify.model.recurrent.step import convolve_step, scan_step
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.recurrent.convolution import convolve, gather_index
+from outrider.verify.model.recurrent.states import ROWS, Chunk, RecurrentShape, RecurrentStates
+from outrider.verify.model.recurrent.step import convolve_step, scan_step
 
 
 class Scan(NamedTuple):
-    """The rows of a layer with a matrix as its state; float32, as in `verify.model.recurrent.state`."""
+    """The rows of a layer with a matrix as its state; float32, as in `outrider.verify.model.recurrent.state`."""
 
     queries: torch.Tensor  # [H, N, key_dim]
     keys: torch.Tensor  # [H, N, key_dim]
@@ -53,7 +53,7 @@ class RecurrentRows:
         mask = torch.zeros(self.rows, len(batch)).masked_fill_(~ancestors[batch.known :], -torch.inf)
         index = gather_index(ancestors, batch.known, shape.window)
         buffers = (states.matrices, states.keys, states.writes, states.decays, states.inputs)
-        # In the order that `verify.model.recurrent.step` expects.
+        # In the order that `outrider.verify.model.recurrent.step` expects.
         self.tensors = [*buffers, *(each.to(shape.device) for each in (ancestors.float(), mask, index))]
 
     def convolve(self, number: int, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The recurrent part of a slot: the state after the committed tokens, and the rows since, from which any path is committed.
 
-A step's rows are kept as keys, writes and decays (`verify.model.recurrent.state`) and as inputs of the convolutions. They are
-folded into the state by the next forward, so what was committed can still be cut before it. A snapshot is kept every
+A step's rows are kept as keys, writes and decays (`outrider.verify.model.recurrent.state`) and as inputs of the convolutions.
+They are folded into the state by the next forward, so what was committed can still be cut before it. A snapshot is kept every
 SNAPSHOT_TOKENS, for rewinding further back: to the nearest one, from which the text is read again.
 
 Rows have the positions of the slot's keys and values: row r of a forward after `length` tokens is at `length + r`.
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from drafters.interface import MAX_NODES
-from verify.model.recurrent.state import advance
-from verify.model.transfer import to_device
+from outrider.drafters.interface import MAX_NODES
+from outrider.verify.model.recurrent.state import advance
+from outrider.verify.model.transfer import to_device
 
 ROWS = MAX_NODES + 1  # of a step; longer parts of a prompt are read by the model's own chunked form
 SNAPSHOT_TOKENS = 256
@@ -91,7 +91,7 @@ class Chunk:
 
 
 class RecurrentStates:
-    """The states of one slot. Reads and writes of layers go through `verify.model.recurrent.rows`."""
+    """The states of one slot. Reads and writes of layers go through `outrider.verify.model.recurrent.rows`."""
 
     def __init__(self, shape: RecurrentShape) -> None:
         per_head, device = (shape.states, shape.heads), shape.device

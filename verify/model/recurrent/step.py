@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from verify.model.recurrent.convolution import convolve
-from verify.model.recurrent.state import scan
+from outrider.verify.model.recurrent.convolution import convolve
+from outrider.verify.model.recurrent.state import scan
 
 TENSORS = 8  # of a stream
 
@@ -28,7 +28,7 @@ def convolve_step(
 
 
 def scan_step(
-    queries: torch.Tensor,  # as `verify.model.recurrent.rows.Scan`
+    queries: torch.Tensor,  # as `outrider.verify.model.recurrent.rows.Scan`
     keys: torch.Tensor,
     values: torch.Tensor,
     decays: torch.Tensor,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.chat.tools import FORMATS
-from server.chat.tools.call_ids import with_model_ids
+from outrider.server.chat.tools import FORMATS
+from outrider.server.chat.tools.call_ids import with_model_ids
 
 
 def call(id: str, name: str) -> dict[str, Any]:

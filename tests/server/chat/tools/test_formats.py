@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from server.chat.tools import FORMATS, detect_format
-from server.settings import Model
+from outrider.server.chat.tools import FORMATS, detect_format
+from outrider.server.settings import Model
 from tests.docs.markdown import ROOT
 from tests.server.chat.tools.samples import SAMPLES, Sample
 

@@ -14,15 +14,15 @@ import pytest
 from llguidance import LLMatcher
 from transformers import AddedToken
 
-import models
-from server.chat.grammar_job import prefixed
-from server.chat.reasoning_parser import THINK
-from server.chat.tools import FORMATS, calls_grammar, tool_parser
-from server.chat.tools.lark import Lark, length_pattern
-from server.chat.vocabulary import Vocabulary
+from outrider import models
+from outrider.server.chat.grammar_job import prefixed
+from outrider.server.chat.reasoning_parser import THINK
+from outrider.server.chat.tools import FORMATS, calls_grammar, tool_parser
+from outrider.server.chat.tools.lark import Lark, length_pattern
+from outrider.server.chat.vocabulary import Vocabulary
+from outrider.verify.tokenizer import load_tokenizer
 from tests.server.chat.tools.samples import DSML, FUNCTIONS, SAMPLES, Sample
 from tests.server.chat.tools.test_parser import content_and_calls, each_format, each_sample, parse
-from verify.tokenizer import load_tokenizer
 
 BYTES = llguidance.LLTokenizer("byte")
 WORD = {"type": "string", "maxLength": 6}

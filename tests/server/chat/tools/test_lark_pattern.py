@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from server.chat.tools.lark_pattern import MAX_CHARACTERS, lark_pattern
+from outrider.server.chat.tools.lark_pattern import MAX_CHARACTERS, lark_pattern
 from tests.server.chat.tools.patch_grammar import PATCH, PATCH_GRAMMAR
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.chat.tools import FORMATS, Part, merge_parts, tool_parser
+from outrider.server.chat.tools import FORMATS, Part, merge_parts, tool_parser
 from tests.server.chat.tools.samples import DSML, FUNCTIONS, SAMPLES, WEATHER, Call, Sample
 
 each_sample = pytest.mark.parametrize("sample", SAMPLES, ids=[sample.format for sample in SAMPLES])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.chat.tools.schemas import ANY, TEXT, standalone, types_of
+from outrider.server.chat.tools.schemas import ANY, TEXT, standalone, types_of
 
 
 @pytest.mark.parametrize(

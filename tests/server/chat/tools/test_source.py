@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.chat.tools.source import Malformed, Reader, Source
+from outrider.server.chat.tools.source import Malformed, Reader, Source
 
 Read = Callable[[Source, list[str]], Reader[object]]
 READERS: list[Read] = [

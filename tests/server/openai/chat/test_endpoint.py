@@ -10,17 +10,17 @@ import llguidance.hf
 import pytest
 from llguidance import LLMatcher
 
-from drafters.sequence import Finish
-from server.chat.reasoning_parser import THINK, ReasoningParser
-from server.chat.tools import tool_parser
-from server.engine.messages import TokenEvent, TokenLogprobs
-from server.openai.chat import ChatFormatter
-from server.openai.generation import ChoiceOutput
-from server.openai.logprobs import MIN_LOGPROB
-from server.openai.requests import choice_params
-from server.openai.schema import ChatBody
+from outrider.drafters.sequence import Finish
+from outrider.server.chat.reasoning_parser import THINK, ReasoningParser
+from outrider.server.chat.tools import tool_parser
+from outrider.server.engine.messages import TokenEvent, TokenLogprobs
+from outrider.server.openai.chat import ChatFormatter
+from outrider.server.openai.generation import ChoiceOutput
+from outrider.server.openai.logprobs import MIN_LOGPROB
+from outrider.server.openai.requests import choice_params
+from outrider.server.openai.schema import ChatBody
+from outrider.verify.sampling_params import ReasoningLimit
 from tests.server.fakes import TOKENIZER, VOCABULARY, FakeEngine, app_with, events, fetch, post
-from verify.sampling_params import ReasoningLimit
 
 PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hello"}]

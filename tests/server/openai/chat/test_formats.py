@@ -9,7 +9,8 @@ import llguidance.hf
 import pytest
 from llguidance import LLMatcher
 
-import models
+from outrider import models
+from outrider.verify.tokenizer import load_tokenizer
 from tests.server.fakes import FakeEngine
 from tests.server.openai.chat.test_endpoint import (
     MESSAGES,
@@ -21,7 +22,6 @@ from tests.server.openai.chat.test_endpoint import (
     accepts,
     message_of,
 )
-from verify.tokenizer import load_tokenizer
 
 
 def test_markers_of_reasoning_that_are_special_tokens() -> None:

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from drafters.sequence import Finish
-from server.chat.reasoning_parser import ReasoningParser
-from server.chat.tools import tool_parser
-from server.engine.engine import DeadlineExceeded, Overloaded
-from server.engine.messages import TokenEvent, TokenLogprobs
-from server.openai.generation import ChoiceOutput
-from server.openai.responses.formatter import ResponseFormatter
-from server.openai.responses.schema import ResponsesBody
-from server.openai.usage import Usage
+from outrider.drafters.sequence import Finish
+from outrider.server.chat.reasoning_parser import ReasoningParser
+from outrider.server.chat.tools import tool_parser
+from outrider.server.engine.engine import DeadlineExceeded, Overloaded
+from outrider.server.engine.messages import TokenEvent, TokenLogprobs
+from outrider.server.openai.generation import ChoiceOutput
+from outrider.server.openai.responses.formatter import ResponseFormatter
+from outrider.server.openai.responses.schema import ResponsesBody
+from outrider.server.openai.usage import Usage
+from outrider.verify.sampling_params import SamplingParams
 from tests.server.fakes import VOCABULARY, FakeEngine, app_with, events, fetch, post
-from verify.sampling_params import SamplingParams
 
 PATH = "/v1/responses"
 ANSWER = '<think>why</think>So:\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

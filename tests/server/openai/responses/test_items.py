@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from server.openai.conversation import Message, content_text
-from server.openai.responses.items import InputItems, OtherItem, input_item, references, to_messages, with_system
+from outrider.server.openai.conversation import Message, content_text
+from outrider.server.openai.responses.items import InputItems, OtherItem, input_item, references, to_messages, with_system
 from tests.server.chat.tools.patch_grammar import PATCH
 from tests.server.openai.responses.codex import INPUT
 

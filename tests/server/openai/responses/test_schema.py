@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.openai.conversation import Message
-from server.openai.responses.schema import ResponsesBody
+from outrider.server.openai.conversation import Message
+from outrider.server.openai.responses.schema import ResponsesBody
 
 USER = Message(role="user", content="x")
 

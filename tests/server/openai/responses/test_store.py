@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from server.http.errors import APIError
-from server.openai.conversation import CalledFunction, Message, ToolCall
-from server.openai.responses.store import ResponseStore, StoredResponse
+from outrider.server.http.errors import APIError
+from outrider.server.openai.conversation import CalledFunction, Message, ToolCall
+from outrider.server.openai.responses.store import ResponseStore, StoredResponse
 from tests.server.fakes import FakeEngine, app_with, fetch
 
 BUDGET_BYTES = 10_000

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from server.openai.conversation import Message
-from server.openai.responses.schema import ResponsesBody
-from server.openai.schema import ChatBody
+from outrider.server.openai.conversation import Message
+from outrider.server.openai.responses.schema import ResponsesBody
+from outrider.server.openai.schema import ChatBody
 from tests.server.openai.responses.codex import TOOLS
 
 HOSTED = {"type": "web_search"}

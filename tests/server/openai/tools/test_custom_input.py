@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from server.chat.tools import Part, merge_parts
-from server.openai.tools.custom_input import CustomInputs, CustomPart, InputDecoder, whole_input
+from outrider.server.chat.tools import Part, merge_parts
+from outrider.server.openai.tools.custom_input import CustomInputs, CustomPart, InputDecoder, whole_input
 from tests.server.chat.tools.patch_grammar import PATCH
 
 TEXTS = [PATCH, "", 'é😀\u2028\x00"\\/', "😀" * 20, "\\u0041 \\"]

@@ -11,11 +11,11 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from pydantic import ValidationError
 
-from server.chat.structured_output import GrammarChecker
-from server.http.errors import APIError
-from server.openai.schema import ChatBody
-from server.openai.tools.definitions import CustomTool
-from server.settings import Limits
+from outrider.server.chat.structured_output import GrammarChecker
+from outrider.server.http.errors import APIError
+from outrider.server.openai.schema import ChatBody
+from outrider.server.openai.tools.definitions import CustomTool
+from outrider.server.settings import Limits
 from tests.server.chat.tools.patch_grammar import PATCH, PATCH_GRAMMAR
 
 

@@ -19,26 +19,28 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-import models
-from drafters.registry import Resources, arrays_of
-from drafters.sequence import Ints
-from server.worker.saver import Saver
-from server.worker.session import SessionKey
-from server.worker.sessions import SessionStore
-from server.worker.storage import session_files, session_format
-from server.worker.storage.contents import Contents
-from server.worker.storage.model_digest import model_digest
-from server.worker.storage.session_files import SessionFiles
-from server.worker.storage.session_folder import LOCK, PAGE, PARTIAL, SESSION, ForeignFolder, flush, hidden
-from server.worker.storage.session_format import Fits, page_path, rows_digest
+from outrider import models
+from outrider.drafters.options import Options, PearlOptions
+from outrider.drafters.registry import Resources, arrays_of
+from outrider.drafters.sequence import Ints
+from outrider.server.worker.saver import Saver
+from outrider.server.worker.session import SessionKey
+from outrider.server.worker.sessions import SessionStore
+from outrider.server.worker.storage import session_files, session_format
+from outrider.server.worker.storage.contents import Contents
+from outrider.server.worker.storage.model_digest import model_digest
+from outrider.server.worker.storage.session_files import SessionFiles
+from outrider.server.worker.storage.session_folder import LOCK, PAGE, PARTIAL, SESSION, ForeignFolder, flush, hidden
+from outrider.server.worker.storage.session_format import Fits, page_path, rows_digest
+from outrider.verify.decode import finish
+from outrider.verify.generation import DecodeOptions, Generation
+from outrider.verify.measurement import machine_key
+from outrider.verify.model.cache import paging
+from outrider.verify.model.cache.paging import distinct_rows
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
 from tests.hub import MODEL, cache_models, commit_of
-from verify.decode import finish
-from verify.generation import DecodeOptions, Generation
-from verify.measurement import machine_key
-from verify.model.cache import paging
-from verify.model.cache.paging import distinct_rows
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
+from tests.language import ToyModel
 
 LONG = np.arange(64, dtype=np.int32) % 90
 OPTIONS = DecodeOptions(SamplingParams(temperature=0), max_tokens=6)
@@ -415,6 +417,39 @@ def test_damaged_arrays_of_a_drafter_are_not_used(
     _, _, unlearned = answer(new_store(tiny_runner, tmp_path / "empty"), longer)
     assert reused >= len(text) - 1 and len(caplog.messages) == 1
     assert all((tables[key] == unlearned[key]).all() for key in unlearned)
+
+
+def test_what_an_older_version_has_learned_is_refused_in_one_line(
+    tiny_runner: ModelRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text and the rows are used, and the drafter begins anew."""
+    store = new_store(tiny_runner, tmp_path)
+    _, text, _ = answer(store, LONG, "a")
+    save(store)
+    monkeypatch.setattr("outrider.drafters.registry.LAYOUT", 9)
+    longer = np.concatenate([text, [7]]).astype(np.int32)
+    reused, _, tables = answer(new_store(tiny_runner, tmp_path), longer, "a")
+    _, _, unlearned = answer(new_store(tiny_runner, tmp_path / "empty"), longer)
+    assert reused >= len(text) - 1
+    assert all((tables[key] == unlearned[key]).all() for key in unlearned)
+    [message] = caplog.messages
+    assert message.startswith("what trigram has learned in ")
+    assert message.endswith(" is not used: its layout is 1, and this version reads layout 9")
+
+
+def test_a_drafter_without_a_draft_is_restored(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+    """A chain of no tokens is false."""
+    options = Options(pearl=PearlOptions(thrifty=False))
+    resources = Resources(options, model=lambda: ToyModel(np.full((8, 8), 1 / 8)))
+    store = new_store(tiny_runner, tmp_path)
+    _, text, _ = answer(store, LONG, "a")
+    [session] = store._sessions.values()
+    drafter = session.drafter("pearl", resources)
+    drafter.load({**drafter.state(), "seconds": np.array([1.0, 2.0])}, session.verifier.sequence)
+    save(store)
+    session_again = new_store(tiny_runner, tmp_path).acquire("p", "a", text)
+    assert session_again is not None
+    assert session_again.drafter("pearl", resources).state()["seconds"].tolist() == [1, 2]
 
 
 def test_the_folder_is_bounded(tiny_runner: ModelRunner, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from server.worker.storage.tensor_file import TYPES, open_tensors, write_tensors
+from outrider.server.worker.storage.tensor_file import TYPES, open_tensors, write_tensors
 
 LABELS = {"name": "a ü", "digest": "x"}
 

@@ -9,20 +9,20 @@ import pytest
 import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from drafters.registry import Resources, make
-from verify.decode import decode as answer
-from verify.errors import ModelError
-from verify.generation import DecodeOptions
-from verify.model.attention import NAME, Layer, TorchAttention
-from verify.model.batch import ForwardBatch
-from verify.model.cache.codec import STORED, KVDtype, decode, encode, noise_like, stored_width
-from verify.model.cache.kv_cache import KVCache
-from verify.model.cache.shape import CacheShape
-from verify.model.invariance import start
-from verify.model.runner import ModelRunner
-from verify.model.self_check import check_model
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
+from outrider.drafters.registry import Resources, make
+from outrider.verify.decode import decode as answer
+from outrider.verify.errors import ModelError
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.model.attention import NAME, Layer, TorchAttention
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.codec import STORED, KVDtype, decode, encode, noise_like, stored_width
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.invariance import start
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.self_check import check_model
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 
 EIGHT_BITS: tuple[KVDtype, ...] = ("int8", "fp8")
 CPU = torch.device("cpu")

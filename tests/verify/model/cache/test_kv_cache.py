@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify.model.cache import paging
-from verify.model.cache.kv_cache import KVCache
-from verify.model.cache.paging import Rows, SwappedRows, distinct_rows
-from verify.model.cache.shape import CacheShape
+from outrider.verify.model.cache import paging
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.paging import Rows, SwappedRows, distinct_rows
+from outrider.verify.model.cache.shape import CacheShape
 
 SHAPE = CacheShape.uniform(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
 

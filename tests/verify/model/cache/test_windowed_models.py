@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from drafters.interface import Ints
-from drafters.none import NoDrafter
+from outrider.drafters.interface import Ints
+from outrider.drafters.none import NoDrafter
+from outrider.verify.decode import decode
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache import paging, windows
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.loading import prepare
+from outrider.verify.model.row_class import RowClass
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 from tests.drafts import Chaos, Oracle
 from tests.verify.model.families import build
 from tests.verify.model.test_architectures import make
-from verify.decode import decode
-from verify.generation import DecodeOptions
-from verify.model.attention import NAME
-from verify.model.batch import ForwardBatch
-from verify.model.cache import paging, windows
-from verify.model.cache.kv_cache import KVCache
-from verify.model.loading import prepare
-from verify.model.row_class import RowClass
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux only")
 # All layers with a window, some, with sinks, and with layers of several shapes that share keys.

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verify.model.cache import paging, windows
-from verify.model.cache.kv_cache import KVCache
-from verify.model.cache.paging import Rows, SwappedRows, distinct_bytes
-from verify.model.cache.shape import CacheShape, LayerShape
-from verify.model.cache.windows import held_bytes, held_positions, is_kept, reachable, spans
+from outrider.verify.model.cache import paging, windows
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.paging import Rows, SwappedRows, distinct_bytes
+from outrider.verify.model.cache.shape import CacheShape, LayerShape
+from outrider.verify.model.cache.windows import held_bytes, held_positions, is_kept, reachable, spans
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux only")
 CPU = torch.device("cpu")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from outrider.verify.model.attention import ABSORBED_ROWS, NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.shape import LayerShape
+from outrider.verify.model.cpu import native
+from outrider.verify.model.quantization import Quantization, quantize_layers
+from outrider.verify.model.runner import ModelRunner
 from tests.verify.model.families import build
-from verify.model.attention import ABSORBED_ROWS, NAME
-from verify.model.batch import ForwardBatch
-from verify.model.cache.shape import LayerShape
-from verify.model.cpu import native
-from verify.model.quantization import Quantization, quantize_layers
-from verify.model.runner import ModelRunner
 
 
 def test_a_position_is_stored_once_for_all_heads() -> None:

@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from verify.model.batch import ForwardBatch
-from verify.model.cpu import linear
-from verify.model.cpu.linear import ARITHMETIC, can_pack, fastest, mean_times, pack_layers
-from verify.model.cpu.packing import PackedLayer, PackedLinear
-from verify.model.cpu.panel_kernel import Arithmetic
-from verify.model.cpu.panels import PanelLinear, kernel
-from verify.model.runner import ModelRunner
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cpu import linear
+from outrider.verify.model.cpu.linear import ARITHMETIC, can_pack, fastest, mean_times, pack_layers
+from outrider.verify.model.cpu.packing import PackedLayer, PackedLinear
+from outrider.verify.model.cpu.panel_kernel import Arithmetic
+from outrider.verify.model.cpu.panels import PanelLinear, kernel
+from outrider.verify.model.runner import ModelRunner
 
 
 @pytest.mark.parametrize("chosen", [Arithmetic.FLOAT32, None])

@@ -7,15 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.interface import DraftTree
+from outrider.drafters.interface import DraftTree
+from outrider.verify.model.attention import Layer, TorchAttention
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import SPARE_POSITIONS, KVCache
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cpu import ordered_attention
+from outrider.verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention
+from outrider.verify.model.row_class import BLOCK, RowClass, depth_left
 from tests.trees import trees
-from verify.model.attention import Layer, TorchAttention
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import SPARE_POSITIONS, KVCache
-from verify.model.cache.shape import CacheShape
-from verify.model.cpu import ordered_attention
-from verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention
-from verify.model.row_class import BLOCK, RowClass, depth_left
 
 ROWS = RowClass(low=2, high=32, queries=4)
 CPU = torch.device("cpu")

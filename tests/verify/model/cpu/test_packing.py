@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from verify.model.cpu.packing import EXACT_ROWS, PackedLinear, padded_count
-from verify.verifier import PREFILL_CHUNK_TOKENS
+from outrider.verify.model.cpu.packing import EXACT_ROWS, PackedLinear, padded_count
+from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -6,10 +6,10 @@ import pytest
 import torch
 from llvmlite import binding
 
-from verify.model.cpu.packing import PackedLinear
-from verify.model.cpu.panel_kernel import Arithmetic, Kernel
-from verify.model.cpu.panels import AVX2, AVX512, MULTIPLY, PanelLinear, fits, in_panels, kernel
-from verify.model.cpu.tile_kernel import configuration, tile_rows
+from outrider.verify.model.cpu.packing import PackedLinear
+from outrider.verify.model.cpu.panel_kernel import Arithmetic, Kernel
+from outrider.verify.model.cpu.panels import AVX2, AVX512, MULTIPLY, PanelLinear, fits, in_panels, kernel
+from outrider.verify.model.cpu.tile_kernel import configuration, tile_rows
 
 KERNELS = [arithmetic for arithmetic in Arithmetic if kernel(arithmetic) is not None]
 ROWS = (1, 2, 3, 10, 11, 12, 17, 33, 300)

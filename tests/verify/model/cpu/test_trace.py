@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.interface import DraftTree
+from outrider.drafters.interface import DraftTree
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cpu.trace import TracedForward
+from outrider.verify.model.loading import prepare
+from outrider.verify.model.runner import ModelRunner
 from tests.trees import trees
 from tests.verify.model.test_architectures import WINDOW, make
-from verify.model.attention import NAME
-from verify.model.batch import ForwardBatch
-from verify.model.cpu.trace import TracedForward
-from verify.model.loading import prepare
-from verify.model.runner import ModelRunner
 
 TRACED = ["gemma3", "phi3", "phi3, longrope", "gpt2", "olmo2", "granite"]
 

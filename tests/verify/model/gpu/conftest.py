@@ -16,9 +16,9 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _convert_float, _LangPatchScope
 
-from verify.model.cache import paging
-from verify.model.gpu import triton_attention
-from verify.model.runner import ModelRunner
+from outrider.verify.model.cache import paging
+from outrider.verify.model.gpu import triton_attention
+from outrider.verify.model.runner import ModelRunner
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PAGE = 64  # the least: a block of keys lies in one page

@@ -9,16 +9,16 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-import models
-from drafters.interface import DraftTree
-from drafters.none import NoDrafter
+from outrider import models
+from outrider.drafters.interface import DraftTree
+from outrider.drafters.none import NoDrafter
+from outrider.verify.decode import decode
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.model.loading import LoadOptions, load_model
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 from tests.drafts import Oracle
-from verify.decode import decode
-from verify.generation import DecodeOptions
-from verify.model.loading import LoadOptions, load_model
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 PROMPT = np.arange(5, 60, dtype=np.int32)

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.interface import MAX_NODES, DraftTree
+from outrider.drafters.interface import MAX_NODES, DraftTree
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.gpu.device_rows import NO_STREAM, WORDS, DeviceRows, ancestor_bits, pieces_of
+from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from tests.trees import trees
-from verify.model.batch import ForwardBatch
-from verify.model.cache.shape import CacheShape
-from verify.model.gpu.device_rows import NO_STREAM, WORDS, DeviceRows, ancestor_bits, pieces_of
-from verify.model.gpu.paged_cache import PagedCache, PagePool
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPE = CacheShape.uniform(layers=1, kv_heads=2, head_dim=16, dtype=torch.float32, device=DEVICE)

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig
 
+from outrider.verify.errors import ModelError
+from outrider.verify.model.attention import NAME, Layer, ShapeProbe
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.gpu.devices import Crossings, Placement, decoder_layers, split
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
 from tests.verify.model.families import random_model
 from tests.verify.model.gpu.emulated_devices import Devices, emulated_devices
 from tests.verify.model.test_architectures import make
-from verify.errors import ModelError
-from verify.model.attention import NAME, Layer, ShapeProbe
-from verify.model.batch import ForwardBatch
-from verify.model.gpu.devices import Crossings, Placement, decoder_layers, split
-from verify.model.runner import ModelRunner
-from verify.model.segment import Segment
 
 FIRST, SECOND = torch.device("cpu", 0), torch.device("cpu", 1)
 CONTEXT = 32

@@ -15,18 +15,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from drafters.interface import MAX_NODES, DraftTree, Source, chain
+from outrider.drafters.interface import MAX_NODES, DraftTree, Source, chain
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.gpu.graphs import CompileError, GraphedForward, compiled_layers
+from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
+from outrider.verify.model.row_class import RowClass
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
 from tests.trees import trees
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.test_architectures import make
-from verify.model.attention import NAME
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.gpu.graphs import CompileError, GraphedForward, compiled_layers
-from verify.model.gpu.paged_cache import PagedCache, PagePool
-from verify.model.row_class import RowClass
-from verify.model.runner import ModelRunner
-from verify.model.segment import Segment
 
 PREFIX = torch.tensor([5, 9, 60, 3, 44, 7, 7, 21])
 POSITIONS = 200

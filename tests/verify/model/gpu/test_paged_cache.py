@@ -9,17 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verify.model.cache.kv_cache import KVCache
-from verify.model.cache.paging import OutOfPages, Rows
-from verify.model.cache.shape import CacheShape
-from verify.model.gpu.paged_cache import PagedCache, PagePool
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.paging import OutOfPages, Rows
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 
 SHAPE = CacheShape.uniform(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
 
 
 @pytest.fixture(autouse=True)
 def tiny_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verify.model.cache.paging.PAGE_TOKENS", 4)
+    monkeypatch.setattr("outrider.verify.model.cache.paging.PAGE_TOKENS", 4)
 
 
 def filled(pool: PagePool, length: int) -> PagedCache:

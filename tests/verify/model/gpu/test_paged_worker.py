@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from server.worker import loop
+from outrider.server.worker import loop
+from outrider.verify import round as rounds
+from outrider.verify.model.runner import ModelRunner
 from tests.server.worker.test_loop import Rig, request
 from tests.verify.model.gpu.conftest import DEVICE, PAGE
-from verify import round as rounds
-from verify.model.runner import ModelRunner
 
 PROMPTS = {"a": 100, "b": 40, "c": 90}  # tokens
 

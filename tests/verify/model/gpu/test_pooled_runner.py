@@ -9,17 +9,17 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drafters.interface import MAX_NODES
+from outrider.drafters.interface import MAX_NODES
+from outrider.verify.errors import ModelError
+from outrider.verify.model import invariance
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.paging import OutOfPages
+from outrider.verify.model.gpu.row_counts import CLASS_ROWS
+from outrider.verify.model.invariance import Finding, holds, start
+from outrider.verify.model.row_class import RowClass
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
 from tests.verify.model.gpu.conftest import DEVICE
-from verify.errors import ModelError
-from verify.model import invariance
-from verify.model.batch import ForwardBatch
-from verify.model.cache.paging import OutOfPages
-from verify.model.gpu.row_counts import CLASS_ROWS
-from verify.model.invariance import Finding, holds, start
-from verify.model.row_class import RowClass
-from verify.model.runner import ModelRunner
-from verify.model.segment import Segment
 
 CONTEXT = 128
 

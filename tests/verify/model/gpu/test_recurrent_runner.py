@@ -11,9 +11,22 @@ import pytest
 import torch
 import transformers
 
-from drafters.interface import Drafter, Ints
-from drafters.none import NoDrafter
-from drafters.registry import Resources, make
+from outrider.drafters.interface import Drafter, Ints
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.registry import Resources, make
+from outrider.verify.decode import decode
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.gpu.devices import Placement
+from outrider.verify.model.gpu.paged_cache import PagedCache
+from outrider.verify.model.recurrent import states
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
+from outrider.verify.model.self_check import check_model
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 from tests.drafts import Chaos, Oracle
 from tests.verify.model.families import DELTA, SIZES, build, random_model, text_of, tolerance
 from tests.verify.model.gpu.conftest import DEVICE
@@ -21,19 +34,6 @@ from tests.verify.model.gpu.emulated_devices import emulated_devices
 from tests.verify.model.gpu.test_devices import FIRST
 from tests.verify.model.gpu.test_graphs import POSITIONS, Graphed
 from tests.verify.model.test_recurrent_models import TREE, read
-from verify.decode import decode
-from verify.generation import DecodeOptions
-from verify.model.attention import NAME
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.gpu.devices import Placement
-from verify.model.gpu.paged_cache import PagedCache
-from verify.model.recurrent import states
-from verify.model.runner import ModelRunner
-from verify.model.segment import Segment
-from verify.model.self_check import check_model
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
 
 CONTEXT = 300
 FAMILIES = ["qwen3_5", "lfm2", "granite_hybrid"]

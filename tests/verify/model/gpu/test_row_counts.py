@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from drafters.interface import MAX_NODES
-from verify.model.gpu.row_counts import CLASS_ROWS, ROWS, row_classes, without_split_k
-from verify.model.row_class import RowClass
+from outrider.drafters.interface import MAX_NODES
+from outrider.verify.model.gpu.row_counts import CLASS_ROWS, ROWS, row_classes, without_split_k
+from outrider.verify.model.row_class import RowClass
 
 
 def outputs(kernels: dict[int, int]) -> dict[int, torch.Tensor]:

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from transformers import LlamaConfig
 
-from drafters.none import NoDrafter
-from drafters.options import DrafterName
-from drafters.pearl import PearlDrafter
-from drafters.registry import Resources, make
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.options import DrafterName
+from outrider.drafters.pearl import PearlDrafter
+from outrider.drafters.registry import Resources, make
+from outrider.verify.decode import decode
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.self_draft.layers import LayerSkipper
+from outrider.verify.self_draft.search import own_texts
+from outrider.verify.self_draft.session import SelfRunner
+from outrider.verify.verifier import TreeVerifier
 from tests.verify.draft_model.test_draft_model import EAGER
 from tests.verify.self_draft.targets import layered
-from verify.decode import decode
-from verify.generation import DecodeOptions
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.self_draft.layers import LayerSkipper
-from verify.self_draft.search import own_texts
-from verify.self_draft.session import SelfRunner
-from verify.verifier import TreeVerifier
 
 
 @pytest.fixture

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from transformers import LlamaConfig
 
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.gpu.devices import Placement
+from outrider.verify.model.gpu.paged_cache import PagedCache
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
 from tests.verify.model.families import random_model
 from tests.verify.model.gpu.emulated_devices import emulated_devices
 from tests.verify.model.gpu.test_devices import FIRST, SECOND
 from tests.verify.model.gpu.test_graphs import POSITIONS, Graphed
-from verify.model.attention import NAME
-from verify.model.batch import ForwardBatch
-from verify.model.gpu.devices import Placement
-from verify.model.gpu.paged_cache import PagedCache
-from verify.model.runner import ModelRunner
-from verify.model.segment import Segment
 
 
 def test_a_replay_computes_other_rows(tiny_config: LlamaConfig) -> None:

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from outrider.verify.model.attention import Layer, TorchAttention
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.codec import STORED, KVDtype, noise_like
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
+from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
+from outrider.verify.model.gpu.triton_attention import MAX_SPLITS, KernelAttention, split_keys
 from tests.verify.model.gpu.compiling import compile_for_gpu
-from verify.model.attention import Layer, TorchAttention
-from verify.model.batch import ForwardBatch
-from verify.model.cache.codec import STORED, KVDtype, noise_like
-from verify.model.cache.kv_cache import KVCache
-from verify.model.cache.shape import CacheShape
-from verify.model.gpu.device_rows import DeviceRows, pieces_of
-from verify.model.gpu.paged_cache import PagedCache, PagePool
-from verify.model.gpu.triton_attention import MAX_SPLITS, KernelAttention, split_keys
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LARGE_ROWS = 16  # larger cases are soak tests
@@ -162,7 +162,7 @@ def test_splits_are_fixed_by_the_longest_context() -> None:
 
 
 COMPILE = """
-from verify.model.gpu import kernels
+from outrider.verify.model.gpu import kernels
 
 KINDS = {name: "*i64" for name in ("rows", "streams", "pages")} | {name: "*fp32" for name in ("parts_out", "lse")}
 KINDS |= {name: "*bf16" for name in ("query", "key", "value", "sinks")} | {"scaling": "fp32", "softcap": "fp32"}

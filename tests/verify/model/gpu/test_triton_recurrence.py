@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.gpu.device_states import WORDS, DeviceStates, path_words
+from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
+from outrider.verify.model.recurrent.rows import Recurrence, Scan
+from outrider.verify.model.recurrent.states import ROWS, RecurrentShape
+from outrider.verify.model.segment import Segment, recurrence_of
 from tests.verify.model.gpu.compiling import compile_for_gpu
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.test_triton_attention import random_tree
-from verify.model.batch import ForwardBatch
-from verify.model.cache.kv_cache import KVCache
-from verify.model.cache.shape import CacheShape
-from verify.model.gpu.device_states import WORDS, DeviceStates, path_words
-from verify.model.gpu.triton_recurrence import KernelRecurrence, enter
-from verify.model.recurrent.rows import Recurrence, Scan
-from verify.model.recurrent.states import ROWS, RecurrentShape
-from verify.model.segment import Segment, recurrence_of
 
 LAYERS, PADDING = 2, 1
 
@@ -135,7 +135,7 @@ def test_paths_are_packed_into_words() -> None:
 
 
 COMPILE = """
-from verify.model.gpu import recurrent_kernels as kernels
+from outrider.verify.model.gpu import recurrent_kernels as kernels
 
 KINDS = {name: "*i64" for name in ("rows", "streams")}
 KINDS |= {name: "*fp32" for name in ("queries", "keys", "values", "decays", "beta", "taps", "out")}

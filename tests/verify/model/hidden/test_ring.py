@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify.model.hidden.ring import StateRing
+from outrider.verify.model.hidden.ring import StateRing
 
 CAPACITY = 7
 

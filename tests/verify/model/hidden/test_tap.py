@@ -7,17 +7,17 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drafters.interface import Ints
-from drafters.lookup import LookupDrafter
-from drafters.options import LookupOptions
+from outrider.drafters.interface import Ints
+from outrider.drafters.lookup import LookupDrafter
+from outrider.drafters.options import LookupOptions
+from outrider.verify.decode import decode
+from outrider.verify.generation import DecodeOptions
+from outrider.verify.model.cpu.trace import TracedForward
+from outrider.verify.model.row_class import RowClass
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import TreeVerifier
 from tests.verify.draft_model.test_draft_model import PROMPT
-from verify.decode import decode
-from verify.generation import DecodeOptions
-from verify.model.cpu.trace import TracedForward
-from verify.model.row_class import RowClass
-from verify.model.runner import ModelRunner
-from verify.sampling_params import SamplingParams
-from verify.verifier import TreeVerifier
 
 
 @pytest.mark.parametrize("layers", [(), (0, 1)], ids=str)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from verify.model.recurrent.convolution import convolve, gather_index
-from verify.model.recurrent.state import advance, scan
+from outrider.verify.model.recurrent.convolution import convolve, gather_index
+from outrider.verify.model.recurrent.state import advance, scan
 
 HEADS, KEY, VALUE, ROWS = 3, 5, 4, 24
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from verify.model.cache.shape import CacheShape
-from verify.model.cpu.native.decoder import Decoder, is_supported
-from verify.model.cpu.native.forward import STORED, NativeForward
-from verify.model.cpu.native.layers import NativeLinear, pack_model
-from verify.model.cpu.native.library import Engine, compiled_library
-from verify.model.cpu.native.sampling import can_read, contenders, likeliest
-from verify.model.cpu.native.weights import BLOCK, Kind, Weights
-from verify.model.cpu.packing import packed_layers
-from verify.model.hidden.tap import HiddenTap
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cpu.native.decoder import Decoder, is_supported
+from outrider.verify.model.cpu.native.forward import STORED, NativeForward
+from outrider.verify.model.cpu.native.layers import NativeLinear, pack_model
+from outrider.verify.model.cpu.native.library import Engine, compiled_library
+from outrider.verify.model.cpu.native.sampling import can_read, contenders, likeliest
+from outrider.verify.model.cpu.native.weights import BLOCK, Kind, Weights
+from outrider.verify.model.cpu.packing import packed_layers
+from outrider.verify.model.hidden.tap import HiddenTap
 
 __all__ = [
     "BLOCK",
@@ -59,7 +59,7 @@ def read_gguf(file: Path) -> PreTrainedModel | None:
     """The model in a GGUF file with its blocks, packed; None if only transformers can load it. Raises ModelError."""
     if compiled_library() is None:
         return None
-    from verify.model.cpu.native.gguf import load_gguf  # imports a package that only such files need
+    from outrider.verify.model.cpu.native.gguf import load_gguf  # imports a package that only such files need
 
     return load_gguf(file, Engine.shared())
 

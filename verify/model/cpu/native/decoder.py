@@ -1,7 +1,7 @@
 """Describes a model to the library: its sizes, and where its weights are.
 
 Models are recognised by class. What the description says is checked at load like any other forward: the logits must be those of
-transformers' own (`verify.model.self_check`).
+transformers' own (`outrider.verify.model.self_check`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from verify.model.attention import cache_layer
-from verify.model.cpu.native import library
-from verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
+from outrider.verify.model.attention import cache_layer
+from outrider.verify.model.cpu.native import library
+from outrider.verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
 
 # Classes whose layers are: norm, attention, norm, gated feed-forward; with or without biases, and norms of queries and keys.
 CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from verify.model.cpu.native import library
-from verify.model.cpu.native.decoder import Decoder
-from verify.model.cpu.native.library import Engine
-from verify.model.hidden.tap import HiddenTap
-from verify.model.segment import Segment, keep_hidden, kept_rows, positions_of, tokens_of
+from outrider.verify.model.cpu.native import library
+from outrider.verify.model.cpu.native.decoder import Decoder
+from outrider.verify.model.cpu.native.library import Engine
+from outrider.verify.model.hidden.tap import HiddenTap
+from outrider.verify.model.segment import Segment, keep_hidden, kept_rows, positions_of, tokens_of
 
 STORED = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3}  # data types of keys and values
 
 
 class NativeForward:
-    """Runs a decoder. Implements `verify.model.segment.ForwardBackend`."""
+    """Runs a decoder. Implements `outrider.verify.model.segment.ForwardBackend`."""
 
     max_streams = 64
     max_rows = 4096

@@ -25,12 +25,12 @@ from transformers import (
     Qwen3Config,
 )
 
-from verify.errors import ModelError
-from verify.gguf_metadata import StoredTensor, read_metadata
-from verify.model.attention import NAME
-from verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
-from verify.model.cpu.native.library import Engine
-from verify.model.cpu.native.weights import Kind, Weights
+from outrider.verify.errors import ModelError
+from outrider.verify.gguf_metadata import StoredTensor, read_metadata
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
+from outrider.verify.model.cpu.native.library import Engine
+from outrider.verify.model.cpu.native.weights import Kind, Weights
 
 CACHE_DTYPE = torch.bfloat16  # of keys and values
 F32, F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from verify.model.cpu.native.library import Engine
-from verify.model.cpu.native.weights import Kind, Weights, product
-from verify.model.cpu.packing import PackedLayer, is_plain
+from outrider.verify.model.cpu.native.library import Engine
+from outrider.verify.model.cpu.native.weights import Kind, Weights, product
+from outrider.verify.model.cpu.packing import PackedLayer, is_plain
 
 KINDS = {torch.bfloat16: Kind.BFLOAT16}  # by data type of the checkpoint; others are widened to float32
 

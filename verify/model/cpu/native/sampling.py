@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from verify.model.cpu.native.library import compiled_library
+from outrider.verify.model.cpu.native.library import compiled_library
 
 
 def can_read(logits: torch.Tensor) -> bool:

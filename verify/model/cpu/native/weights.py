@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verify.model.cpu.native.library import Engine, Linear, Matrix
+from outrider.verify.model.cpu.native.library import Engine, Linear, Matrix
 
 BLOCK = 32  # inputs of a quantised block
 SUPERBLOCK = 256  # inputs of a block of the types that ggml calls K, and of IQ4_XS

@@ -8,7 +8,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
-from verify.model.cpu.native.weights import Kind
+from outrider.verify.model.cpu.native.weights import Kind
 
 STORED = {Kind.INT8: GGMLQuantizationType.Q8_0, Kind.INT4: GGMLQuantizationType.Q4_1} | {
     kind: GGMLQuantizationType[kind.name] for kind in Kind if kind > Kind.INT4

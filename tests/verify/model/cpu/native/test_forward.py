@@ -7,17 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.interface import DraftTree
+from outrider.drafters.interface import DraftTree
+from outrider.verify.model.attention import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cpu.native import compiled_library
+from outrider.verify.model.cpu.native.forward import NativeForward
+from outrider.verify.model.loading import prepare
+from outrider.verify.model.quantization import Quantization, quantize_layers
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
 from tests.trees import trees
 from tests.verify.model.test_architectures import WINDOW, make
-from verify.model.attention import NAME
-from verify.model.batch import ForwardBatch
-from verify.model.cpu.native import compiled_library
-from verify.model.cpu.native.forward import NativeForward
-from verify.model.loading import prepare
-from verify.model.quantization import Quantization, quantize_layers
-from verify.model.runner import ModelRunner
-from verify.model.segment import Segment
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 NAMES = ["llama", "mistral", "qwen2", "qwen3"]

@@ -12,16 +12,16 @@ from gguf import quants
 from transformers import LlamaConfig
 
 from bench.model.gguf_file import add_shape
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cpu.native import compiled_library
+from outrider.verify.model.cpu.native.forward import NativeForward
+from outrider.verify.model.cpu.native.gguf import load_gguf
+from outrider.verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
+from outrider.verify.model.cpu.native.library import Engine
+from outrider.verify.model.cpu.native.weights import Kind
+from outrider.verify.model.loading import prepare
+from outrider.verify.model.runner import ModelRunner
 from tests.verify.model.cpu.native.blocks import STORED, random_blocks
-from verify.model.batch import ForwardBatch
-from verify.model.cpu.native import compiled_library
-from verify.model.cpu.native.forward import NativeForward
-from verify.model.cpu.native.gguf import load_gguf
-from verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
-from verify.model.cpu.native.library import Engine
-from verify.model.cpu.native.weights import Kind
-from verify.model.loading import prepare
-from verify.model.runner import ModelRunner
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 CONFIG = LlamaConfig(

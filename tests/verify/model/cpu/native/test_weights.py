@@ -11,10 +11,10 @@ from gguf import quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.verify.model.cpu.native import compiled_library
+from outrider.verify.model.cpu.native.library import FOLDER, VARIANTS, Engine, load, processor_flags
+from outrider.verify.model.cpu.native.weights import Kind, Weights, product
 from tests.verify.model.cpu.native.blocks import STORED, random_blocks
-from verify.model.cpu.native import compiled_library
-from verify.model.cpu.native.library import FOLDER, VARIANTS, Engine, load, processor_flags
-from verify.model.cpu.native.weights import Kind, Weights, product
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 ROUNDED = [kind for kind in Kind if kind <= Kind.INT4]  # to which any weights are rounded

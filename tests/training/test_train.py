@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from models import train
-from models.train import BATCH_TOKENS, Learner, RunState, batch, bits_per_byte, build_model, rate_at, resume, save
+from training import train
+from training.train import BATCH_TOKENS, Learner, RunState, batch, bits_per_byte, build_model, rate_at, resume, save
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 

@@ -1,4 +1,4 @@
-"""Trains the embedded target and draft model: `python -m models.train`.
+"""Trains the embedded target and draft model: `python -m training.train`.
 
 Both models learn from the same batches in one run, in bfloat16 autocast, on a GPU if there is one. An interrupted run resumes
 from its last checkpoint. When the time budget is spent, the run writes models/embedded/.
@@ -20,12 +20,12 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from drafters.tables import ngram
-from models import BASE_TABLE, DRAFT, TARGET
-from models.corpus import SOURCES, documents
-from models.optimization import Optimization
-from models.tokenizer import VOCABULARY, train_tokenizer
-from verify.tokenizer import fingerprint
+from outrider.drafters.tables import ngram
+from outrider.models import BASE_TABLE, DRAFT, TARGET
+from outrider.verify.tokenizer import fingerprint
+from training.corpus import SOURCES, documents
+from training.optimization import Optimization
+from training.tokenizer import VOCABULARY, train_tokenizer
 
 CONTEXT_TOKENS = 2048
 END_ID = 0  # <|end|>, which also separates documents

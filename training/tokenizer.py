@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from models.corpus import CHAT_TEMPLATE, SPECIAL_TOKENS
+from training.corpus import CHAT_TEMPLATE, SPECIAL_TOKENS
 
 VOCABULARY = 4096  # tokens, special tokens included
 # A line break and the indentation after it form one piece: together they carry most of Python's structure.

@@ -1,4 +1,4 @@
-"""Trains the EAGLE head of the embedded target: `python -m models.train_head`, after `models.train`.
+"""Trains the EAGLE head of the embedded target: `python -m training.train_head`, after `training.train`.
 
 The head learns the target's distribution of the next token from the target's hidden states, on the text that both embedded
 models were trained on. The second pass reads the head's own states, as drafts do. An interrupted run resumes from its last
@@ -19,11 +19,11 @@ from rich.progress import track
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models import HEAD, TARGET
-from models.corpus import documents
-from models.optimization import Optimization
-from models.train import SHORT_WINDOW_TOKENS, RunState, batch, rate_at, resume, save
-from verify.heads.networks import EagleHead
+from outrider.models import HEAD, TARGET
+from outrider.verify.heads.networks import EagleHead
+from training.corpus import documents
+from training.optimization import Optimization
+from training.train import SHORT_WINDOW_TOKENS, RunState, batch, rate_at, resume, save
 
 BATCH_TOKENS = 4096
 PASSES = 2  # over the same tokens: the first reads the target's states, each other one those of the pass before it

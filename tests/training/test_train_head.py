@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from models import train_head
-from models.train import RunState, build_model
-from models.train_head import HeadLearner, export, head_config, train
-from verify.heads.loading import load_head
-from verify.heads.networks import EagleHead
-from verify.model.loading import LoadOptions, load_weights
+from outrider.verify.heads.loading import load_head
+from outrider.verify.heads.networks import EagleHead
+from outrider.verify.model.loading import LoadOptions, load_weights
+from training import train_head
+from training.train import RunState, build_model
+from training.train_head import HeadLearner, export, head_config, train
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 

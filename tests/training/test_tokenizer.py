@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from models.corpus import SPECIAL_TOKENS
-from models.tokenizer import train_tokenizer
-from verify.tokenizer import load_tokenizer
+from outrider.verify.tokenizer import load_tokenizer
+from training.corpus import SPECIAL_TOKENS
+from training.tokenizer import train_tokenizer
 
 TEXT = "def add(left, right):\n    return left + right\n\n\n"
 

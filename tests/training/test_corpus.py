@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from models import corpus
-from models.corpus import Document, documents
+from training import corpus
+from training.corpus import Document, documents
 
 FUNCTION = '''
 @decorator

@@ -1,0 +1,110 @@
+"""The wheel: it adds one top-level package, and serves beside other packages with the names of the folders."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import httpx
+import pytest
+
+from outrider import models
+from outrider.verify.model.cpu.native import library
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("server", "drafters", "verify", "models", "bench", "training", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+FOREIGN = ("server", "drafters", "verify", "models")
+
+
+def build(folder: Path, **environment: str) -> Path:
+    """A wheel of the checkout, built without a network."""
+    source = folder / "source"
+    source.mkdir()
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "results"))
+        else:
+            shutil.copy(ROOT / name, source)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--wheel-dir",
+    ]
+    subprocess.run([*command, str(folder), str(source)], check=True, env=os.environ | environment, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def test_the_wheel_holds_the_server_alone(tmp_path: Path) -> None:
+    wheel = build(tmp_path, CC="false", CXX="false")  # without the library, which takes a minute to compile
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names} == {"outrider", "outrider-0.1.0.dist-info"}
+    assert {name.split("/")[1] for name in names if name.startswith("outrider/")} == set(FOREIGN)
+    for folder in FOREIGN:
+        assert f"outrider/{folder}/py.typed" in names
+        modules = {file.relative_to(ROOT).as_posix() for file in (ROOT / folder).rglob("*.py")}
+        assert {f"outrider/{name}" for name in modules} == {
+            name for name in names if name.startswith(f"outrider/{folder}/") and name.endswith(".py")
+        }
+    assert {"outrider/models/embedded/target/model.safetensors", "outrider/models/embedded/README.md"} <= set(names)
+
+
+def write_package(folder: Path) -> None:
+    """A package that must not be imported."""
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise ImportError('this package is of another project')\n")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_wheel_serves_beside_packages_with_the_folders_names(tmp_path: Path) -> None:
+    wheel, environment = build(tmp_path), tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    (packages,) = environment.glob("lib/python3*/site-packages")
+    install = [sys.executable, "-m", "pip", "--python", str(environment), "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*install, str(wheel)], check=True)
+    # The dependencies; site.py does not read the .pth files there, so the checkout is not among them.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    work = tmp_path / "work"
+    work.mkdir()
+    for name in FOREIGN:
+        write_package(packages / name)
+        write_package(work / name)
+    program = "from outrider.verify.model.cpu.native import library; print(library.__file__)"
+    python = environment / "bin" / "python"
+    printed = subprocess.run([python, "-c", program], cwd=work, check=True, capture_output=True, text=True).stdout.strip()
+    assert Path(printed).is_relative_to(packages)
+    assert {file.name for file in Path(printed).parent.glob("*.so")} == {file.name for file in library.FOLDER.glob("*.so")}
+    command: list[str | Path] = [
+        environment / "bin" / "outrider",
+        "serve",
+        "--port",
+        "0",
+        "--speculation.cost_folder",
+        str(tmp_path),
+    ]
+    with subprocess.Popen(command, cwd=work, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            # A line before it says that the commands of the checkout's benchmarks are missing: its metadata is among the
+            # dependencies, its code is not.
+            address = next(found[0] for line in process.stderr if (found := re.search(r"http://\S+/v1", line)))
+            body = {"model": models.NAME, "prompt": "def add(a, b):", "max_tokens": 8, "temperature": 0}
+            answer = httpx.post(f"{address}/completions", json=body, timeout=300)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["completion_tokens"] == 8
+        finally:
+            process.terminate()
+            process.communicate()
