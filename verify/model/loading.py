@@ -209,6 +209,6 @@ def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     stored = getattr(config, "dtype", None) or torch.float32
     if device.type != "cpu" or stored == torch.float32:
         return cast(torch.dtype, stored)
-    is_native = any(native.supports(each, config, stored) for each in getattr(config, "architectures", None) or ())
+    is_native = any(native.supports(each, config) for each in getattr(config, "architectures", None) or ())
     can_multiply = torch.backends.cpu.get_cpu_capability().startswith("AVX512") or is_native
     return torch.bfloat16 if stored == torch.bfloat16 and can_multiply else torch.float32

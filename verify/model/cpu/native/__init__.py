@@ -14,7 +14,6 @@ from outrider.verify.model.cpu.native.layers import NativeLinear, pack_model
 from outrider.verify.model.cpu.native.library import Engine, compiled_library
 from outrider.verify.model.cpu.native.sampling import can_read, contenders, likeliest
 from outrider.verify.model.cpu.native.weights import BLOCK, Kind, Weights
-from outrider.verify.model.cpu.packing import packed_layers
 from outrider.verify.model.hidden.tap import HiddenTap
 
 __all__ = [
@@ -33,21 +32,14 @@ __all__ = [
 ]
 
 
-def supports(name: str, config: PreTrainedConfig, dtype: torch.dtype) -> bool:
-    """Whether the library was compiled for this CPU and computes models of the class `name` with this configuration.
-
-    Not weights of bfloat16 on a CPU that multiplies them by tile registers, which it does not use.
-    """
-    if compiled_library() is None or (dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()):
-        return False
-    return is_supported(name, config)
+def supports(name: str, config: PreTrainedConfig) -> bool:
+    """Whether the library was compiled for this CPU and computes models of the class `name` with this configuration."""
+    return compiled_library() is not None and is_supported(name, config)
 
 
 def can_pack(model: PreTrainedModel) -> bool:
-    """Whether the library computes this model's forward. Layers that it has packed already are multiplied by it in any case."""
-    is_packed = any(isinstance(layer, NativeLinear) for layer in packed_layers(model))
-    dtype = torch.float32 if is_packed else model.dtype
-    return model.device.type == "cpu" and supports(type(model).__name__, model.config, dtype)
+    """Whether the library computes this model's forward."""
+    return model.device.type == "cpu" and supports(type(model).__name__, model.config)
 
 
 def pack(model: PreTrainedModel) -> None:
