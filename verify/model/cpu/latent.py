@@ -7,6 +7,8 @@ that would expand keys, and outputs by those that would expand values, so all he
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from outrider.verify.model.cpu.packing import is_plain
@@ -45,9 +47,10 @@ class Latent(torch.nn.Module):
 
 def keep_latents(model: torch.nn.Module) -> None:
     """Makes the model's latent attention attend to latents. Layers whose weights are quantised keep keys and values."""
-    for module in list(model.modules()):
-        linear = getattr(module, EXPANSION, None)
-        if hasattr(module, "expand_kv") and is_plain(linear) and linear.bias is None:  # type: ignore[arg-type]
+    modules: list[Any] = list(model.modules())
+    for module in modules:
+        linear: Any = getattr(module, EXPANSION, None)
+        if hasattr(module, "expand_kv") and is_plain(linear) and getattr(linear, "bias", None) is None:
             module.kv_b_proj = module.latent = Latent(linear, module.qk_nope_head_dim, module.v_head_dim)
             module.expand_kv = together
 
