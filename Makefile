@@ -1,16 +1,22 @@
 # make serve: serve SmolLM2-135M-Instruct.  make test: run the tests.  make real: test the server with that model.  make soak: run
-# the slow tests.  make agents: run coding agents against the server.  make browser: test the page in Chromium.  make ray: test a
-# Ray cluster.  Each builds .venv first.
+# the slow tests.  make bounds: run tests with the oldest versions.  make agents: run coding agents against the server.
+# make browser: test the page in Chromium.  make ray: test a Ray cluster.  Each builds .venv first, but bounds one of its own.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 SMOLLM2 := .venv/.installed-smollm2
 PLAYWRIGHT := .venv/.installed-browser
 RAY := .venv/.installed-ray
+BOUNDS := build/bounds
 # mypy and editors do not read the finder of an editable install; they find the packages through these links.
-LINKS := $(addprefix build/links/outrider/,server drafters verify models)
+LINKS := $(addprefix build/links/outrider/,server drafters engines verify models)
 
-.PHONY: install serve test real soak browser ray agents check format train
+# A process per core, at most 4; --dist loadgroup keeps the tests of one server in one process (tests/conftest.py).
+PARALLEL := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+# Empty turns it off: each of the processes and servers of a test run would compile all modules again.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: install serve test real soak bounds browser ray agents check format train
 install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml setup.py bench/pyproject.toml constraints.txt $(wildcard verify/model/cpu/native/*.cpp verify/model/cpu/native/*.h)
@@ -26,16 +32,33 @@ $(SMOLLM2): models/smollm2.txt | $(INSTALLED)
 serve: install $(SMOLLM2)
 	$(BIN)/outrider serve --config configs/embedded.yaml $(ARGS)
 
-# A process per core, at most 4; --dist loadgroup keeps the tests of one server in one process (tests/conftest.py).
 test: install $(SMOLLM2)
-	$(BIN)/pytest -m 'not slow and not browser and not ray' -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(PARALLEL) -m 'not slow and not browser and not ray' $(ARGS)
 
-# All tests with SmolLM2-135M-Instruct; `make test` has the fast ones.
+# All tests with SmolLM2-135M-Instruct; `make test` has the fast ones, and `make soak` the slow ones.
 real: install $(SMOLLM2)
-	$(BIN)/pytest -m real $(ARGS)
+	$(PARALLEL) -m real $(ARGS)
 
+# Those with SmolLM2-135M-Instruct are skipped if it is not installed.
 soak: install
-	$(BIN)/pytest -m 'slow and not real' $(ARGS)
+	$(PARALLEL) -m slow $(ARGS)
+
+# The oldest versions that pyproject.toml allows of what computes, and the packages that these need in other versions than ours.
+OLDEST = $(shell sed -nE 's/^ *(gpu = \[)?"(torch|transformers|triton)>=([0-9.]+).*/\2==\3.*/p' pyproject.toml)
+UNPINNED := ^(filelock|fsspec|hf-xet|huggingface_hub|numpy|setuptools|sympy|tokenizers|torch|transformers|triton)==
+
+# The tests of what computes with the oldest versions, in an environment of their own. Triton 3.6 cannot interpret with NumPy 2.4,
+# and transformers 5.17 does not read the MTP layers of Qwen, which the tests of heads need.
+bounds: $(BOUNDS)/.installed
+	$(BOUNDS)/bin/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder \
+	    -m 'not slow and not browser and not ray' --ignore tests/verify/heads tests/verify tests/server/worker $(ARGS)
+
+$(BOUNDS)/.installed: pyproject.toml setup.py bench/pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BOUNDS)
+	grep -vE '$(UNPINNED)' constraints.txt > $(BOUNDS)/constraints.txt
+	$(BOUNDS)/bin/pip install --quiet --disable-pip-version-check -c $(BOUNDS)/constraints.txt $(OLDEST) "numpy<2.4" \
+	    --editable '.[dev]' --editable ./bench
+	touch $@
 
 # Skipped without Chromium (`apt-get install chromium`).
 browser: $(PLAYWRIGHT)

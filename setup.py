@@ -1,25 +1,45 @@
 """Maps folders to packages of `outrider`, and compiles the library of `outrider.verify.model.cpu.native`.
 
-The library is compiled once for each kind of CPU. Without a C++ compiler, the package is installed without it, and models run
-through PyTorch. All else is in pyproject.toml.
+The library is compiled once for each kind of CPU; for an editable install, which stays on its machine, only for the kinds that
+the machine can run. Without a C++ compiler, the package is installed without it, and models run through PyTorch. All else is in
+pyproject.toml.
 """
 
+import os
 import platform
+import runpy
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
 
-FOLDERS = ("server", "drafters", "verify", "models")
+FOLDERS = ("server", "drafters", "engines", "verify", "models")
 FOLDER = "verify/model/cpu/native"
 # Instructions by variant, as `outrider.verify.model.cpu.native.library.VARIANTS` chooses among them.
 X86 = {
     "avx512": ["-march=x86-64-v4", "-mavx512vnni"],
+    "avxvnni": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
 VARIANTS = {"portable": []} | (X86 if platform.machine() in ("x86_64", "AMD64") else {})
 # Products are never contracted to sums of one rounding: each variant must compute the same bits.
 ARGUMENTS = ["-O3", "-std=c++20", "-ffp-contract=off", "-pthread"]
 
+
+class BuildVariants(build_ext):
+    """Compiles the variants."""
+
+    def build_extensions(self) -> None:
+        if self.editable_mode:
+            library = runpy.run_path(f"{FOLDER}/library.py")
+            flags = library["processor_flags"]()
+            runnable = {f"_{variant}" for variant, needed in library["VARIANTS"].items() if needed <= flags}
+            self.extensions = [each for each in self.extensions if each.name.rpartition(".")[2] in runnable]
+        super().build_extensions()
+
+
 setup(
+    cmdclass={"build_ext": BuildVariants},
+    options={"build_ext": {"parallel": os.cpu_count()}},
     package_dir={f"outrider.{folder}": folder for folder in FOLDERS},
     packages=[f"outrider.{name}" for folder in FOLDERS for name in find_packages(include=[folder, f"{folder}.*"])],
     ext_modules=[

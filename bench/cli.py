@@ -18,12 +18,10 @@ from bench.options import (
     Limit,
     MaxTokens,
     Out,
-    Plot,
     Prompts,
     Repeats,
     StreamTokenizer,
     Temperatures,
-    TextTokenizer,
     errors_as_sentences,
 )
 from bench.plan import PROMPTS
@@ -69,11 +67,14 @@ def verify_quality(
     text: Annotated[Path, typer.Option(help="A text in UTF-8.")],
     config: Config = None,
     model: Annotated[str | None, typer.Option(help="Local folder, Hugging Face id or GGUF file.")] = None,
-    window: Annotated[int, typer.Option(help="Tokens that are read together.", min=2)] = 512,
-    tokens: Annotated[int, typer.Option(help="Tokens of the text that are read.", min=2)] = 8192,
+    window: Annotated[int, typer.Option(help="Number of tokens that are read together.", min=2)] = 512,
+    tokens: Annotated[int, typer.Option(help="Number of the text's tokens that are read.", min=2)] = 8192,
     out: Out = None,
 ) -> None:
-    """Compare a model in --model.quantize int8, int4 or fp8 with its full weights, on a text. Settings also work as flags."""
+    """Compare a quantised model with the unquantised one, on a text.
+
+    --model.quantize int8, int4 or fp8 chooses the format. Settings also work as flags.
+    """
     from bench.quality import run
     from outrider.server.settings import load_settings, parse_flags
 
@@ -92,41 +93,37 @@ def bench_decode(
     max_tokens: MaxTokens = 128,
     repeats: Repeats = 5,
     config: Config = None,
-    peers: Annotated[
-        bool, typer.Option("--peers", help="Also measure transformers' generate: plain, prompt lookup, assistant.")
-    ] = False,
-    draft_model: Annotated[str | None, typer.Option(help="Assistant of --peers; default: the embedded draft model.")] = None,
     shape: Annotated[
-        str | None, typer.Option(help="Measure steps of random weights of this shape, such as llama-2-7b.")
+        str | None, typer.Option(help="Measure the steps of a model with random weights of this shape, such as llama-2-7b.")
     ] = None,
     forced: Annotated[Path | None, typer.Option(help="With --shape: emit the recorded answers of this stream.")] = None,
     streams: Annotated[
-        str, typer.Option(help="With --forced: numbers of answers to decode at once, such as 1,4,8; with the first drafter.")
-    ] = "",
+        str, typer.Option(help="With --forced: numbers of answers to decode at once, with the first drafter.")
+    ] = "1,4,8",
     tokenizer: StreamTokenizer = "",
     corpus: Corpus = None,
     out: Out = None,
 ) -> None:
-    """Measure tokens per second and per step, in process. Settings also work as flags."""
+    """Measure tokens per second and per step, in process.
+
+    Settings also work as flags, and so do the drafters' options, such as --draft.only_if_worth false.
+    """
+    from bench.drafter_options import change_options, take_options
     from bench.plan import BenchError, make_plan, parse_counts, parse_drafters
     from bench.recordings import Recordings
     from outrider.server.settings import load_settings, parse_flags
 
     with errors_as_sentences():
-        settings = load_settings(config, parse_flags(context.args))
+        flags, changes = take_options(parse_flags(context.args))
+        settings = load_settings(config, flags)
+        options = change_options(settings.speculation.options, changes)
         if forced:
             if not (shape and tokenizer):
                 raise BenchError("--forced needs --shape and --tokenizer.")
-            recordings = Recordings([forced], tokenizer, corpus or [], limit)
-            if streams:
-                from bench.model.streams import run_streams
+            from bench.model.streams import run_streams
 
-                counts = parse_counts("--streams", streams)
-                run_streams(shape, settings, recordings, parse_drafters(drafter)[0], counts, max_tokens, repeats, out)
-            else:
-                from bench.model.forced import run_forced
-
-                run_forced(shape, settings, recordings, parse_drafters(drafter), repeats, out)
+            recordings, counts = Recordings([forced], tokenizer, corpus or [], limit), parse_counts("--streams", streams)
+            run_streams(shape, settings, options, recordings, parse_drafters(drafter)[0], counts, max_tokens, repeats, out)
         elif shape:
             from bench.model.steps import run_steps
 
@@ -135,15 +132,7 @@ def bench_decode(
             plan = make_plan(drafter, prompts, limit, temperature, max_tokens, repeats)
             from bench.decode import run
 
-            run(settings, plan, out, peers, draft_model)
-
-
-@app.command("api")
-def bench_api(out: Out = None) -> None:
-    """Measure the front end's own cost per request and per chunk, without a model."""
-    from bench.http.api import run
-
-    run(out)
+            run(settings, plan, out, options)
 
 
 @app.command("replay", context_settings=EXTRA_FLAGS)
@@ -155,19 +144,29 @@ def bench_replay(
     corpus: Corpus = None,
     nodes: Annotated[str, typer.Option(help="Node budgets, separated by commas.")] = "16,64",
     limit: Limit = None,
+    learn: Annotated[
+        bool,
+        typer.Option(
+            "--learn", help="Replay the second half of each stream twice: before and after the first half has been learned."
+        ),
+    ] = False,
     json: Out = None,
-    plot: Plot = None,
 ) -> None:
-    """Replay recorded answers: tokens per step of drafters, without a model. Settings also work as flags."""
+    """Replay recorded answers: tokens per step of drafters, without a model.
+
+    The drafters' options also work as flags, such as --trigram.order 2.
+    """
+    from bench.drafter_options import change_options, take_options
     from bench.plan import parse_counts, parse_drafters
     from bench.recordings import Recordings
     from bench.replay import run
     from outrider.server.settings import load_settings, parse_flags
 
     with errors_as_sentences():
-        options = load_settings(None, parse_flags(context.args)).speculation.options
+        flags, changes = take_options(parse_flags(context.args))
+        options = change_options(load_settings(None, flags).speculation.options, changes)
         recordings = Recordings(stream, tokenizer, corpus or [], limit)
-        run(recordings, parse_drafters(drafter), parse_counts("--nodes", nodes), options, json, plot)
+        run(recordings, parse_drafters(drafter), parse_counts("--nodes", nodes), options, json, learn)
 
 
 @app.command("ablations")
@@ -176,16 +175,11 @@ def bench_ablations(
     code: Annotated[Path | None, typer.Option(help="Recorded answers of a code model.")] = None,
     corpus: Corpus = None,
     tokenizer: StreamTokenizer = "",
-    every: Annotated[int, typer.Option(help="Use one in this many pairs of recorded answers.", min=1)] = 1,
-    limit: Limit = 12,
-    max_tokens: MaxTokens = 128,
-    only: Annotated[str | None, typer.Option(help="Names of ablations, separated by commas.")] = None,
-    timed: Annotated[bool, typer.Option(help="Also measure figures that depend on what else the machine does.")] = True,
+    only: Annotated[str | None, typer.Option(help="Measure only these ablations again; names separated by commas.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Measure as little as possible, to see that it works.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Also measure what the folder has.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder of ablations.json and the plots.")] = Path("bench/results"),
+    out: Annotated[Path, typer.Option(help="Folder of ablations.json.")] = Path("bench/results"),
 ) -> None:
-    """Repeat the tables and figures of the papers, as far as the data and models that are here allow."""
+    """Repeat the tables and figures of the papers, as far as the available data and models allow."""
     from bench.ablations.material import Recordings
     from bench.ablations.run import choose, run
     from bench.ablations.size import QUICK, Size
@@ -195,153 +189,79 @@ def bench_ablations(
         if any((chat, code, corpus, tokenizer)) and not (chat and code and corpus and tokenizer):
             raise BenchError("Recorded answers need all of --chat, --code, --corpus and --tokenizer.")
         recordings = Recordings(chat, code, corpus, tokenizer) if chat and code and corpus else None
-        chosen = choose(only, recordings is not None, timed)
+        chosen = choose(only, recordings is not None)
         out.mkdir(parents=True, exist_ok=True)
-        size = QUICK if quick else Size(every, prompts=limit or 12, max_tokens=max_tokens)
-        run(size, recordings, chosen, out, again or (only is not None))
-
-
-@app.command("pearl", context_settings=EXTRA_FLAGS)
-def bench_pearl(
-    context: typer.Context,
-    simulate: Annotated[
-        bool, typer.Option("--simulate", help="Compare PEARL's loop over sleeping models with theory.")
-    ] = False,
-    tokens: Annotated[int, typer.Option(help="With --simulate: tokens per run.", min=10)] = 800,
-    token_ms: Annotated[float, typer.Option(help="With --simulate: milliseconds per draft token.", min=0.01)] = 10.0,
-    draft_model: Annotated[str | None, typer.Option(help="Folder or Hugging Face id.")] = None,
-    shape: Annotated[str | None, typer.Option(help="Random weights of this shape as the target.")] = None,
-    draft_shape: Annotated[str | None, typer.Option(help="Random weights of this shape as the draft model.")] = None,
-    acceptance: Annotated[
-        float, typer.Option(help="With --shape: share of the draft model's tokens that are right.", min=0, max=1)
-    ] = 0.8,
-    prompts: Prompts = PROMPTS,
-    temperature: Temperatures = "0,0.8",
-    limit: Limit = None,
-    max_tokens: MaxTokens = 128,
-    repeats: Repeats = 5,
-    config: Config = None,
-    out: Out = None,
-) -> None:
-    """Compare drafting with a model: chains, trees, graphs and PEARL. Settings also work as flags."""
-    from bench.plan import BenchError, make_plan
-    from outrider.server.settings import load_settings, parse_flags
-
-    with errors_as_sentences():
-        if simulate:
-            from bench.pearl_simulation import run_simulation
-
-            run_simulation(tokens, token_ms, out)
-            return
-        named = {} if draft_model is None else {"draft_model.path": draft_model}
-        settings = load_settings(config, parse_flags(context.args) | named)
-        plan = make_plan("none", prompts, limit, temperature, max_tokens, repeats)
-        from bench.model.draft_models import run, run_shapes
-
-        if shape and draft_shape:
-            run_shapes(settings, plan, (shape, draft_shape), acceptance, out)
-        elif shape or draft_shape:
-            raise BenchError("Give both --shape and --draft-shape.")
-        else:
-            run(settings, plan, out)
+        run(QUICK if quick else Size(), recordings, chosen, out, again=only is not None)
 
 
 @app.command("serve", context_settings=EXTRA_FLAGS)
 def bench_serve(
     context: typer.Context,
-    url: Annotated[str | None, typer.Option(help="A running server; default: start one and compare with in-process.")] = None,
+    url: Annotated[str | None, typer.Option(help="A running server; default: start one.")] = None,
     rate: Annotated[str, typer.Option(help="Open loop: requests per second, separated by commas.")] = "",
-    concurrency: Annotated[str, typer.Option(help="Closed loop: numbers of clients, separated by commas.")] = "",
+    concurrency: Annotated[str, typer.Option(help="Closed loop: numbers of clients; without --rate, 1.")] = "",
     seconds: Annotated[float, typer.Option(help="Duration of each rate and concurrency.", min=0.1)] = 30.0,
     sessions: Annotated[float, typer.Option(help="Share of requests that belong to sessions.", min=0, max=1)] = 0.0,
-    target_ms: Annotated[float, typer.Option(help="Time to first token that counts as goodput.")] = 200.0,
+    target_ms: Annotated[
+        float, typer.Option(help="Maximum time to the first token of a request that counts as goodput.")
+    ] = 200.0,
     key: Annotated[str | None, typer.Option(help="The server's API key.", envvar="OPENAI_API_KEY")] = None,
     prompts: Prompts = PROMPTS,
-    temperature: Temperatures = "0,0.8",
+    temperature: Annotated[float, typer.Option(help="Temperature of the requests.", min=0)] = 0.8,
     limit: Limit = None,
     max_tokens: MaxTokens = 128,
     drafter: Annotated[str, typer.Option(help="Drafter name.")] = "fusion",
-    repeats: Repeats = 5,
     config: Config = None,
     out: Out = None,
-    plot: Plot = None,
 ) -> None:
-    """Measure a server from a client; with --rate or --concurrency, under load. Settings also work as flags."""
-    from bench.http import load, serve
+    """Measure a server under load from its clients. Settings also work as flags."""
+    from bench.http import load
     from bench.http.process import start_server
-    from bench.plan import make_plan, parse_counts, parse_numbers
+    from bench.plan import parse_counts, parse_drafters, parse_numbers, read_prompts
     from outrider.server.settings import load_settings, parse_flags
 
     with errors_as_sentences():
-        plan = make_plan(drafter, prompts, limit, temperature, max_tokens, repeats)
-        flags = [*([] if config is None else ["--config", str(config)]), *context.args]
-        settings = load_settings(config, parse_flags(context.args))
+        (name,) = parse_drafters(drafter)
         rates = parse_numbers("--rate", rate, positive=True) if rate else []
-        clients = parse_counts("--concurrency", concurrency) if concurrency else []
-        requests = load.Load(plan.prompts, seconds, max_tokens, plan.temperatures[-1], drafter, sessions, target_ms, key)
-        if not (rates or clients):
-            serve.run(settings, flags, plan, url, out)
-        elif url:
-            load.run(url, requests, rates, clients, out, plot)
-        else:
-            with start_server(flags) as server:
-                load.run(server.url, requests, rates, clients, out, plot)
+        clients = parse_counts("--concurrency", concurrency or "1") if concurrency or not rates else []
+        requests = load.Load(read_prompts(prompts, limit), seconds, max_tokens, temperature, name, sessions, target_ms, key)
+        if url:
+            load.run(url, requests, rates, clients, out)
+            return
+        load_settings(config, parse_flags(context.args))  # for its errors
+        with start_server([*([] if config is None else ["--config", str(config)]), *context.args]) as server:
+            load.run(server.url, requests, rates, clients, out)
 
 
 @app.command("peers", context_settings=EXTRA_FLAGS)
 def bench_peers(
     context: typer.Context,
-    peer: Annotated[str, typer.Option(help="Names of peers, separated by commas; default: all.")] = "",
+    shape: Annotated[str, typer.Option(help="Shapes of random weights, separated by commas.")] = "llama-460m",
     bits: Annotated[str, typer.Option(help="Bits per weight, separated by commas: 32, 16, 8 or 4.")] = "16,8,4",
-    drafter: Drafters = "none,fusion",
-    prompts: Prompts = PROMPTS,
-    temperature: Temperatures = "0",
-    limit: Limit = 12,
-    max_tokens: MaxTokens = 128,
-    repeats: Repeats = 5,
-    config: Config = None,
-    draft_model: Annotated[
-        str | None, typer.Option(help="Assistant of transformers; default: the embedded draft model.")
-    ] = None,
-    shape: Annotated[str, typer.Option(help="Shapes of random weights to measure too, separated by commas.")] = "",
-    forced: Annotated[Path | None, typer.Option(help="With --shape: emit the recorded answers of this stream.")] = None,
-    answers: Annotated[int | None, typer.Option(help="With --forced: use only the first ANSWERS lines.", min=1)] = None,
+    peer: Annotated[str, typer.Option(help="Names of peers, separated by commas.")] = "outrider,llama.cpp",
+    forced: Annotated[Path | None, typer.Option(help="Emit the recorded answers of this stream.")] = None,
     tokenizer: StreamTokenizer = "",
     corpus: Corpus = None,
+    limit: Limit = None,
+    max_tokens: MaxTokens = 128,
+    repeats: Repeats = 5,
+    drafter: Drafters = "none,fusion",
+    config: Config = None,
     out: Out = None,
-    plot: Plot = None,
 ) -> None:
-    """Compare with transformers and llama.cpp: same weights, prompts, machine and threads. Settings also work as flags."""
-    from bench.plan import BenchError, make_plan
+    """Compare with llama.cpp in one process, with the same random weights and threads. Settings also work as flags."""
+    from bench.plan import BenchError, parse_drafters
+    from bench.turns import parse_peers
 
     with errors_as_sentences():
-        if forced and not (shape and tokenizer):
-            raise BenchError("--forced needs --shape and --tokenizer.")
-        plan = make_plan(drafter, prompts, limit, temperature, max_tokens, repeats)
-        from bench.peers.answers import Choice
-        from bench.peers.run import make_levels, parse_bits, parse_peers, run
-        from bench.peers.shapes import Shapes
+        if forced and not tokenizer:
+            raise BenchError("--forced needs --tokenizer.")
+        drafters = parse_drafters(drafter)
+        from bench.peers.contenders import PEERS
+        from bench.peers.run import Choice, parse_bits, run, settings_by_bits
         from bench.recordings import Recordings
 
-        levels = make_levels(config, context.args)
-        choice = Choice(plan, parse_bits(bits), parse_peers(peer), draft_model)
-        recordings = Recordings([forced], tokenizer, corpus or [], answers) if forced else None
-        names = shape.split(",") if shape else []
-        shaped = Shapes(names, choice.bits, choice.peers, plan.drafters, recordings, max_tokens, repeats)
-        run(levels, choice, shaped, out, plot)
-
-
-@app.command("datastore")
-def bench_datastore(
-    paths: Annotated[list[Path], typer.Argument(help="Texts to index.")],
-    tokenizer: TextTokenizer = "",
-    prompts: Prompts = PROMPTS,
-    limit: Limit = None,
-    out: Out = None,
-) -> None:
-    """Measure time and memory to build, open and query a datastore."""
-    from bench.datastore import run
-    from outrider import models
-
-    with errors_as_sentences():
-        run(paths, tokenizer or str(models.TARGET), prompts, limit, out)
+        recordings = Recordings([forced], tokenizer, corpus or [], limit) if forced else None
+        peers, numbers = parse_peers(peer, list(PEERS)), parse_bits(bits)
+        choice = Choice(shape.split(","), numbers, peers, drafters, recordings, max_tokens, repeats)
+        run(settings_by_bits(config, context.args, numbers), choice, out)

@@ -1,4 +1,4 @@
-"""`outrider bench decode`: tokens per second and per step, in process; drafters and peers take turns on the same prompts."""
+"""`outrider bench decode`: tokens per second and per step, in process; drafters take turns on the same prompts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import resource
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,30 +17,28 @@ from rich.progress import Progress
 
 from bench import report
 from bench.model.bandwidth import read_bytes_per_second
-from bench.model.peers import PEERS, PeerName, Transformers
 from bench.plan import Plan
 from outrider.drafters.interface import Ints
-from outrider.drafters.options import DrafterName
+from outrider.drafters.options import DrafterName, Options
 from outrider.drafters.registry import make
 from outrider.server.settings import Settings
 from outrider.server.worker.runtime import Runtime, load
 from outrider.verify.decode import Decoded, finish
-from outrider.verify.generation import DecodeOptions, Generation
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions, Stream
+from outrider.verify.verifier import Verifier
 
-Contender = DrafterName | PeerName
 PHASES = ("draft", "verify", "commit")
 WARM_UP_PROMPTS = 2
 
 
 @dataclass
 class Tally:
-    """The answers of one contender at one temperature, over all repeats."""
+    """The answers of one drafter at one temperature, over all repeats."""
 
     tokens_per_second: list[float] = field(default_factory=list)  # one per repeat
     tokens: int = 0
-    steps: int = 0  # 0 for a peer, which does not report its steps
+    steps: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     answers: list[list[int]] = field(default_factory=list)  # token ids; of the last repeat
 
@@ -52,25 +49,17 @@ class Tally:
         self.seconds["verify"] += sum(step.verify_seconds for step in steps)
         self.seconds["commit"] += sum(step.commit_seconds for step in steps)
         self.steps += len(steps)
-        self.add_tokens([answer.tokens for answer in answers], seconds)
-
-    def add_tokens(self, answers: list[list[int]], seconds: float) -> None:
-        """Adds one repeat of a peer."""
-        tokens = sum(len(answer) for answer in answers)
+        tokens = sum(len(answer.tokens) for answer in answers)
         self.tokens += tokens
         self.tokens_per_second.append(tokens / seconds)
-        self.answers = answers
+        self.answers = [answer.tokens for answer in answers]
 
     def figures(self, weight_bytes: int, read_bytes_per_second: float) -> dict[str, Any]:
         """Medians and means, rounded; the achieved read bandwidth is that of the weights, once per step."""
-        rates = {
+        bandwidth = weight_bytes * self.steps / self.seconds["verify"]
+        return {
             "tokens_per_second": round(statistics.median(self.tokens_per_second), 2),
             "tokens_per_second_runs": [round(value, 2) for value in self.tokens_per_second],
-        }
-        if not self.steps:
-            return rates
-        bandwidth = weight_bytes * self.steps / self.seconds["verify"]
-        return rates | {
             "tokens_per_step": round(self.tokens / self.steps, 4),
             **{f"{phase}_ms_per_step": round(1e3 * s / self.steps, 4) for phase, s in self.seconds.items()},
             "weights_read_gb_per_second": round(bandwidth / 1e9, 2),
@@ -78,23 +67,22 @@ class Tally:
         }
 
 
-def run(settings: Settings, plan: Plan, out: Path | None, with_peers: bool = False, draft: str | None = None) -> dict[str, Any]:
-    """Measures, prints, and saves the figures if `out` is given. `draft` is the assistant model of the peers."""
+def run(settings: Settings, plan: Plan, out: Path | None, options: Options | None = None) -> dict[str, Any]:
+    """Measures, prints, and saves the figures if `out` is given. `options` are the drafters', instead of the settings'."""
     runtime = load(settings)
+    if options is not None:
+        runtime.resources = replace(runtime.resources, options=options)
     prompts = [encode(runtime, prompt) for prompt in plan.prompts]
-    runner = runtime.runner
-    peers = Transformers(settings.model.path, runner.cache_shape.dtype, runner.device, draft) if with_peers else None
-    contenders: list[Contender] = [*plan.drafters, *(peers.names if peers else [])]
-    tallies = {(temperature, name): Tally() for temperature in plan.temperatures for name in contenders}
-    measure = partial(measure_round, runtime, settings, plan, peers)
+    tallies = {(temperature, name): Tally() for temperature in plan.temperatures for name in plan.drafters}
     with Progress() as progress:
         task = progress.add_task("decoding", total=(plan.repeats + 1) * len(tallies))
         for repeat in range(plan.repeats + 1):
             for (temperature, name), tally in tallies.items():
+                started = time.perf_counter()
+                asked = prompts if repeat else prompts[:WARM_UP_PROMPTS]
+                answers = [answer(runtime, settings, name, prompt, temperature, plan) for prompt in asked]
                 if repeat:
-                    measure(name, temperature, prompts, tally)
-                else:
-                    measure(name, temperature, prompts[:WARM_UP_PROMPTS], Tally())
+                    tally.add(answers, time.perf_counter() - started)
                 progress.advance(task)
     figures = collect(runtime, settings, plan, tallies)
     show(figures)
@@ -103,29 +91,8 @@ def run(settings: Settings, plan: Plan, out: Path | None, with_peers: bool = Fal
     return figures
 
 
-def measure_round(
-    runtime: Runtime,
-    settings: Settings,
-    plan: Plan,
-    peers: Transformers | None,
-    name: Contender,
-    temperature: float,
-    prompts: Sequence[Ints],
-    tally: Tally,
-) -> None:
-    """Runs one contender once over all prompts."""
-    if name in PEERS:
-        assert peers is not None
-        timed = [peers.answer(name, prompt, temperature, plan.max_tokens, plan.seed) for prompt in prompts]
-        tally.add_tokens([tokens for tokens, _ in timed], sum(seconds for _, seconds in timed))
-        return
-    started = time.perf_counter()
-    answers = [answer(runtime, settings, cast(DrafterName, name), prompt, temperature, plan) for prompt in prompts]
-    tally.add(answers, time.perf_counter() - started)
-
-
 def collect(
-    runtime: Runtime, settings: Settings, plan: Plan, tallies: Mapping[tuple[float, Contender], Tally]
+    runtime: Runtime, settings: Settings, plan: Plan, tallies: Mapping[tuple[float, DrafterName], Tally]
 ) -> dict[str, Any]:
     """The figures of a run, as they are printed and saved."""
     runner = runtime.runner
@@ -170,15 +137,13 @@ def answer(runtime: Runtime, settings: Settings, drafter: DrafterName, prompt: I
     return finish(begin(runtime, settings, drafter, prompt, temperature, plan))
 
 
-def begin(
-    runtime: Runtime, settings: Settings, drafter: DrafterName, prompt: Ints, temperature: float, plan: Plan
-) -> Generation:
-    """The generation of one answer, to be run step by step."""
-    verifier = TreeVerifier(runtime.runner, runtime.runner.new_cache())
+def begin(runtime: Runtime, settings: Settings, drafter: DrafterName, prompt: Ints, temperature: float, plan: Plan) -> Stream:
+    """The stream of one answer, to be run step by step."""
+    verifier = Verifier(runtime.runner, runtime.runner.new_cache())
     params = SamplingParams(temperature=temperature, seed=plan.seed)
     budget = runtime.budget(settings.speculation.max_nodes)
     options = DecodeOptions(params, plan.max_tokens, runtime.stop_ids, **budget)
-    return Generation(verifier, make(drafter, runtime.resources), prompt, options)
+    return Stream(verifier, make(drafter, runtime.resources), prompt, options)
 
 
 def count_equal(expected: Sequence[list[int]], answers: Sequence[list[int]]) -> str:
@@ -199,8 +164,7 @@ def show(figures: dict[str, Any]) -> None:
             "same\ntokens": "same_tokens_as_first",
         },
         rows,
-        f"same tokens: answers equal to those of {rows[0]['drafter']}. "
-        "Peers use other random numbers, so they differ above temperature 0.",
+        f"same tokens: answers equal to those of {rows[0]['drafter']}.",
     )
     report.print_figures(
         "Mean time per step",
@@ -211,7 +175,7 @@ def show(figures: dict[str, Any]) -> None:
             "weights\nGB/s": "weights_read_gb_per_second:.1f",
             "share of\nbandwidth": "share_of_measured_bandwidth:.0%",
         },
-        [row for row in rows if "tokens_per_step" in row],
+        rows,
         f"weights: read once per verification; bandwidth: {figures['measured_read_gb_per_second']} GB/s, measured here.",
     )
     Console(highlight=False).print(f"Weights {figures['weights_mb']} MB; peak memory {figures['peak_memory_mb']} MB.")

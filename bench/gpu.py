@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,12 +20,13 @@ import typer
 from rich.console import Console
 
 from bench import report
-from bench.model import gpu_streams
+from bench.model import gpu_drafts, gpu_streams
 from bench.model.bandwidth import read_bytes_per_second
 from bench.plan import PROMPTS, Plan, read_prompts
 from bench.recordings import Recordings
 from outrider.server.settings import Settings
-from outrider.verify.model.attention import Layer, TorchAttention
+from outrider.verify.model.attention.interface import Layer
+from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.kv_cache import KVCache
@@ -36,6 +38,7 @@ from outrider.verify.model.invariance import MAX_COST
 
 TESTS = (
     "tests/verify/model/gpu/test_triton_attention.py",
+    "tests/verify/model/gpu/test_triton_sampling.py",
     "tests/verify/model/gpu/test_graphs.py",
     "tests/verify/model/gpu/test_paged_cache.py",
     "tests/verify/model/gpu/test_pooled_runner.py",
@@ -47,6 +50,8 @@ HEADS = 32
 GROUPS = (1, 2, 4, 8, 16, 32)  # query heads per key head
 HEAD_DIMS = (64, 96, 128, 256)
 ROWS = (1, 9, 65, 129)
+# Sizes of all cases alike, so that few variants of the kernel are compiled.
+MOST_ROWS, MOST_POSITIONS = 256, max(CONTEXTS) + max(ROWS)
 SHAPE = "llama-2-7b"
 DRAFT_SHAPES = ("llama-160m", "llama-1b")
 CONTEXT_TOKENS = 2304  # fits the longest replayed answer
@@ -56,16 +61,11 @@ GREEDY_STEP = 1.05
 EIGHT_STREAMS = 3.0  # least tokens of eight streams over one stream's, without drafts
 
 
-def start_tests() -> subprocess.Popen[str]:
-    """Starts the tests of code that needs a GPU, in a process of their own, concurrently with the untimed parts."""
-    return subprocess.Popen([sys.executable, "-m", "pytest", "-q", *TESTS], stdout=subprocess.PIPE, text=True)
-
-
-def tests(running: subprocess.Popen[str]) -> dict[str, Any]:
-    """Waits for the tests and returns their result."""
-    output, _ = running.communicate()
-    failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return {"passed": running.returncode == 0, "summary": output.strip().splitlines()[-1:], "failed": failed}
+def tests() -> dict[str, Any]:
+    """Runs the tests of code that needs a GPU, in a process of their own."""
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *TESTS], stdout=subprocess.PIPE, text=True)
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return {"passed": done.returncode == 0, "summary": done.stdout.strip().splitlines()[-1:], "failed": failed}
 
 
 @torch.inference_mode()
@@ -93,9 +93,9 @@ def kernel_error(
     )
     batch = ForwardBatch(torch.zeros(rows, dtype=torch.int64), ancestors.sum(1) - 1, ancestors)
     layer = Layer(0, head_dim**-0.5)
-    device_rows = DeviceRows(device, rows, pages)
+    device_rows = DeviceRows(device, MOST_ROWS, pages)
     device_rows.set(list(pieces_of(paged, batch)))
-    found = KernelAttention(pool, [device_rows], context + rows).attend(layer, query, key, value)
+    found = KernelAttention(pool, [device_rows], MOST_POSITIONS).attend(layer, query, key, value)
     reference = TorchAttention(exact, batch)
     expected = reference.attend(layer, query.float(), key.float(), value.float())
     return float((found.float() - expected).abs().max())
@@ -127,25 +127,17 @@ def steps(compile: str) -> Callable[[], dict[str, Any]]:
 
 def forced(stream: Path, tokenizer: str, corpus: Path | None, limit: int) -> Callable[[], dict[str, Any]]:
     """Replays recorded answers on forwards of SHAPE."""
-    from bench.model.forced import run_forced
+    from bench.model.forced import load_replay
+    from bench.peers.contenders import OutriderShape, RandomWeights
+    from bench.peers.run import replay
 
     def measured() -> dict[str, Any]:
         settings = Settings.model_validate({"model": {"dtype": "bfloat16", "context_tokens": CONTEXT_TOKENS}})
         recordings = Recordings([stream], tokenizer, [corpus] if corpus else [], limit)
-        return run_forced(SHAPE, settings, recordings, ["none", "fusion"], repeats=1, out=None)
-
-    return measured
-
-
-def draft_models(draft_shape: str) -> Callable[[], dict[str, Any]]:
-    """Measures the draft-model methods with a target of SHAPE; 80 % of the draft model's tokens are right."""
-    from bench.model.draft_models import run_shapes
-
-    def measured() -> dict[str, Any]:
-        settings = Settings.model_validate({"model": {"dtype": "bfloat16", "context_tokens": 1024}})
-        figures = run_shapes(settings, Plan(["none"], [""], [0.0], 192, 3), (SHAPE, draft_shape), 0.8, None)
-        torch.cuda.empty_cache()
-        return figures
+        lines, resources = load_replay(recordings, settings.speculation.options, CONTEXT_TOKENS)
+        with ExitStack() as stack:
+            peer = OutriderShape(RandomWeights(SHAPE, settings, None, resources, ["none", "fusion"]), stack)
+            return {"results": replay([peer], lines, repeats=1)}
 
     return measured
 
@@ -202,7 +194,7 @@ def claims(figures: dict[str, Any]) -> dict[str, bool]:
     if "pages" in done:
         results["joining and leaving takes no memory and loses no page"] = done["pages"]["steady"]
     if "forced" in done:
-        results["forced replay is 2.3 times plain decoding"] = done["forced"]["results"][-1]["times_none"] >= 2.3
+        results["forced replay is 2.3 times plain decoding"] = done["forced"]["results"][-1]["over_plain"] >= 2.3
     return results
 
 
@@ -241,15 +233,14 @@ def main(
     tokenizer: Annotated[str, typer.Option(help="The tokenizer of the recorded answers.")] = "",
     corpus: Annotated[Path | None, typer.Option(help="Texts to index before the replay.")] = None,
     limit: Annotated[int, typer.Option(help="Lines to replay.")] = 6,
+    only: Annotated[str, typer.Option(help="Parts to measure, separated by commas; all by default.")] = "",
 ) -> None:
     """Check and measure everything that needs a GPU."""
     if not torch.cuda.is_available():
         print("bench.gpu: torch finds no GPU; run this on a machine that has one.", file=sys.stderr)
         raise typer.Exit(2)
     parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "kernel": kernel,
         "lossless": lossless,
-        "tests": partial(tests, start_tests()),
         "memory": memory,
         "pages": gpu_streams.pages,
         "steps": steps("on"),
@@ -257,10 +248,14 @@ def main(
         "invariance": partial(gpu_streams.invariant, SHAPE, CONTEXT_TOKENS),
     }
     for draft_shape in DRAFT_SHAPES:
-        parts[f"drafting_{draft_shape}"] = draft_models(draft_shape)
+        parts[f"drafting_{draft_shape}"] = partial(gpu_drafts.drafting, SHAPE, draft_shape)
     if stream is not None:
         parts["forced"] = forced(stream, tokenizer, corpus, limit)
-    parts["steps_without_compile"] = steps("off")
+    parts |= {"steps_without_compile": steps("off"), "kernel": kernel, "tests": tests}
+    if unknown := {*only.split(",")} - {*parts, ""}:
+        print(f"bench.gpu: there is no part {sorted(unknown)[0]}; name some of {', '.join(parts)}.", file=sys.stderr)
+        raise typer.Exit(2)
+    parts = {name: part for name, part in parts.items() if not only or name in only.split(",")}
     results = measure_parts(parts, out)
     report.print_table("Claims", ("claim", "holds"), [(claim, "yes" if holds else "NO") for claim, holds in results.items()])
 

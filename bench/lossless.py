@@ -21,7 +21,7 @@ from outrider.drafters.options import DrafterName
 from outrider.server.settings import Settings
 from outrider.server.worker.runtime import Runtime, load
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.sampling import gumbel, warp_logits
+from outrider.verify.sampling.sampler import gumbel, warp_logits
 from outrider.verify.sampling_params import SamplingParams
 
 
@@ -94,9 +94,8 @@ def tie_margin(
     logits = runtime.runner.forward(runtime.runner.new_cache(), ForwardBatch.chain(text), logits=False)
     scores = logits[0].float()
     if not params.greedy:
-        scores = warp_logits(logits, params)[0] + gumbel(params.seed, [position], torch.arange(logits.shape[-1]))[0].to(
-            scores.device
-        )
+        noise = gumbel(params.for_prompt(len(prompt)).seed, [position], torch.arange(logits.shape[-1]))[0]
+        scores = warp_logits(logits, params)[0] + noise.to(scores.device)
     return float(scores[tokens[0]] - scores[tokens[1]])
 
 

@@ -22,9 +22,7 @@ MaxTokens = Annotated[int, typer.Option(help="Tokens per answer.", min=1)]
 Repeats = Annotated[int, typer.Option(help="Measured rounds; one more warms up.", min=1)]
 Corpus = Annotated[list[Path] | None, typer.Option(help="Texts to index before the replay; repeatable.")]
 StreamTokenizer = Annotated[str, typer.Option(help="Folder, Hugging Face id, or a sentencepiece .model file.")]
-TextTokenizer = Annotated[str, typer.Option(help="Folder or Hugging Face id; default: the embedded model's tokenizer.")]
 Out = Annotated[Path | None, typer.Option(help="Save the figures as JSON.")]
-Plot = Annotated[Path | None, typer.Option(help="Save a plot as PNG.")]
 
 
 @contextmanager

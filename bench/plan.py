@@ -11,7 +11,8 @@ from pathlib import Path
 
 from outrider.drafters.options import NAMES, DrafterName
 
-PROMPTS = Path(__file__).parent / "prompts.jsonl"  # completions of Python code, for the embedded model
+# Completions of Python code, for the embedded model.
+PROMPTS = Path(__file__).parent / "prompts.jsonl"
 
 
 class BenchError(ValueError):

@@ -25,7 +25,8 @@ from outrider.verify.model.loading import start_model
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.tokenizer import load_tokenizer
 
-ROWS = MAX_NODES + 1  # of a step
+# The rows of a step.
+ROWS = MAX_NODES + 1
 
 
 @dataclass(frozen=True)

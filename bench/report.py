@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from outrider.verify.measurement import processor_name
+from outrider.verify.findings import processor_name
 
 RESULTS = Path(__file__).parent / "results"
-ABSENT = "-"  # printed for a figure that is missing in a row
+# This is printed for a figure that is missing in a row.
+ABSENT = "-"
 
 
 def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[Any]], legend: str = "") -> None:
@@ -47,12 +47,13 @@ def print_figures(title: str, columns: Mapping[str, str], rows: Sequence[Mapping
     print_table(title, tuple(columns), cells, legend)
 
 
-def microsecond_quantiles(seconds: Collection[float]) -> dict[str, float]:
-    """Median and 99th percentile, in microseconds; 0 for fewer than two values."""
-    if len(seconds) < 2:
-        return {"p50": 0.0, "p99": 0.0}
-    cuts = statistics.quantiles(seconds, n=100)
-    return {"p50": round(1e6 * cuts[49], 1), "p99": round(1e6 * cuts[98], 1)}
+def quantiles(values: Sequence[float], unit: float = 1e3) -> dict[str, float]:
+    """p50, p90, p99 and maximum; `unit` converts seconds to milliseconds."""
+    if not values:
+        return {}
+    ordered = sorted(values)
+    picked = {f"p{share}": ordered[min(len(ordered) - 1, len(ordered) * share // 100)] for share in (50, 90, 99)}
+    return {name: round(unit * value, 2) for name, value in (picked | {"max": ordered[-1]}).items()}
 
 
 def save(path: Path, figures: Mapping[str, Any]) -> None:

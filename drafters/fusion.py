@@ -13,37 +13,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Verdict
+from outrider.drafters.kernel import kernel
 from outrider.drafters.options import FusionOptions
 from outrider.drafters.prediction import realign
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.adaptive import absorb, new_rows
+from outrider.drafters.tables.contexts import Contexts, Sources, advance, enter, new_contexts
 from outrider.drafters.tables.dice import LUCKY, MAX_FACTOR, MAX_PROBABILITY, Dice, lucky_row, new_dice, throw, weigh
 from outrider.drafters.tables.history import new_history
-from outrider.drafters.tables.kernel import kernel
-from outrider.drafters.tables.levels import (
-    LUCK,
-    NODE_SOURCES,
-    TABLE_ORDER,
-    Contexts,
-    Scratch,
-    Sources,
-    advance,
-    enter,
-    new_contexts,
-    new_scratch,
-)
+from outrider.drafters.tables.levels import LUCK, NODE_SOURCES, TABLE_ORDER, Scratch, new_scratch
 from outrider.drafters.tables.mixture import MAX_BOOST, MIN_MASS, STRENGTH, cell, commit, load_prior, predict
 from outrider.drafters.tables.ngram import BaseArrays
 from outrider.drafters.tables.nodes import Nodes, draft_tree, new_nodes, reset
 from outrider.drafters.tables.suffix import LONGEST_CONTEXT, Corpus, index
 from outrider.drafters.trigram import CONTEXT
 
-REALIGN_TOKENS = 8  # last tokens used to find the position in the prediction
+# This many of the last tokens are used to find the position in the prediction.
+REALIGN_TOKENS = 8
 
-MIN_PATH = 1e-6  # nodes of lower path probability are not drafted
-MIN_EXPANSION = 0.5  # in a full tree, a node is expanded only if a child of this probability would enter it
-MASS_MARGIN = 3.0  # in a full tree, shorter contexts are skipped below this multiple of the mass that a child needs to enter
+# At most this many outcomes of steps wait for the next draft: learning them together takes less time, and none while nothing
+# is drafted.
+MAX_UNLEARNED = 16
+
+# Nodes of lower path probability are not drafted.
+MIN_PATH = 1e-6
+# Once a child must be likely enough to enter the tree, a node is expanded only if a child with this probability would enter.
+MIN_EXPANSION = 0.5
+# In a full tree, shorter contexts are skipped once the remaining mass is below this multiple of what a child needs to enter.
+MASS_MARGIN = 3.0
 
 
 class FusionDrafter:
@@ -74,6 +72,7 @@ class FusionDrafter:
         self._rank = np.zeros(1 + MAX_NODES, np.int32)
         self._sequence = Sequence()
         self._reader = Reader()
+        self._unlearned: list[tuple[int, Verdict]] = []  # outcomes in order, each with the length of the text after it
         self._expected_before = 0  # position in the prediction before the last step
         self._dice = new_dice()
         self.feedback = options.feedback
@@ -88,24 +87,27 @@ class FusionDrafter:
         self._commit(sequence.tokens[known:])
         self._contexts.expected[0] = (1, 0) if len(prediction) else (0, 0)
 
-    def propose(self, budget: int) -> DraftTree:
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         if budget <= 0 or not len(self._sequence):
             return EMPTY
-        limit = min(budget, MAX_NODES)
+        self._learn()
+        limit, least = min(budget, MAX_NODES), max(MIN_PATH, least)
         dice = self._dice._replace(position=self._sequence.emitted)
-        size = _grow(self._sources, self._contexts, self._scratch, self._nodes, self._rank, limit, self._options.depth, dice)
+        sources, contexts, scratch, nodes = self._sources, self._contexts, self._scratch, self._nodes
+        size = _grow(sources, contexts, scratch, nodes, self._rank, limit, least, self._options.depth, dice)
         return draft_tree(self._nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:
-        self._commit(verdict.tokens)
-        if verdict.topk_ids.shape[-1]:
-            self._absorb(verdict)
-        self._realign(len(verdict.tokens))
+        self._unlearned.append((len(self._sequence), verdict))
+        if len(self._unlearned) == MAX_UNLEARNED:
+            self._learn()
 
     def end(self) -> None:
+        self._learn()
         self._sources = self._sources._replace(corpora=(), expected=np.zeros(1, np.int32))
 
     def state(self) -> State:
+        self._learn()
         history, rows = self._sources.history._asdict(), self._sources.rows._asdict()
         return {"known": numbers(self._reader.known), **self._trust, **join(history=history, rows=rows)}
 
@@ -123,18 +125,30 @@ class FusionDrafter:
         self._expected_before = int(self._contexts.expected[0, 0])
         _commit_all(self._sources, self._contexts, self._scratch, tokens)
 
-    def _absorb(self, verdict: Verdict) -> None:
-        """Blends the target's feedback into the tri-gram rows."""
+    def _learn(self) -> None:
+        """Learns the outcomes that wait."""
+        for length, verdict in self._unlearned:
+            self._commit(verdict.tokens)
+            if verdict.topk_ids.shape[-1]:
+                self._absorb(verdict, length - len(verdict.tokens))
+            self._realign(length, len(verdict.tokens))
+        self._unlearned.clear()
+
+    def _absorb(self, verdict: Verdict, start: int) -> None:
+        """Blends the target's feedback, after the first `start` tokens of the text, into the tri-gram rows."""
         base, rows, tree = self._sources.base, self._sources.rows, verdict.tree
-        context = self._sequence.context(CONTEXT, len(self._sequence) - len(verdict.tokens))
+        context = self._sequence.context(CONTEXT, start)
         absorb(base, rows, context, tree.tokens, tree.parents, verdict.topk_ids, verdict.topk_probs, TABLE_ORDER)
 
-    def _realign(self, emitted: int) -> None:
-        """Finds the position in the prediction again after the answer has departed from it."""
+    def _realign(self, length: int, emitted: int) -> None:
+        """Finds the position in the prediction again after the answer has departed from it.
+
+        The text had `length` tokens then, the last `emitted` of them from the last step.
+        """
         expected = self._sources.expected[1:]
         if len(expected) and self._contexts.expected[0, 0] == 0:
             near = max(0, self._expected_before - 1) + emitted
-            position = realign(expected, self._sequence.tokens[-REALIGN_TOKENS:], near)
+            position = realign(expected, self._sequence.tokens[max(0, length - REALIGN_TOKENS) : length], near)
             self._contexts.expected[0] = (1 + min(len(expected), position), 0)
 
 
@@ -152,10 +166,11 @@ def _grow(
     nodes: Nodes,
     rank: NDArray[np.int32],
     budget: int,
+    least: float,
     depth: int,
     dice: Dice,
 ) -> int:
-    """Marks the `budget` likeliest paths; returns the number of nodes, node 0 included.
+    """Marks the `budget` likeliest paths, each likelier than `least`; returns the number of nodes, node 0 included.
 
     rank[:size] holds the nodes by descending path probability; those before `at` are expanded. A child is never likelier
     than its parent, so this list of at most `budget` nodes is both the result and the queue.
@@ -163,15 +178,14 @@ def _grow(
     reset(nodes, 0)
     size, at, node = 0, -1, 0
     while True:
-        worst = nodes.path[rank[size - 1]] if size == budget else MIN_PATH
         if nodes.depths[node] < depth:
-            size = _expand(sources, contexts, scratch, nodes, rank, node, at, size, budget, dice)
-            worst = nodes.path[rank[size - 1]] if size == budget else MIN_PATH
+            size = _expand(sources, contexts, scratch, nodes, rank, node, at, size, budget, least, dice)
         at += 1
         if at >= size:
             break
         node = rank[at]
-        if size == budget and MIN_EXPANSION * nodes.path[node] <= worst:
+        worst = nodes.path[rank[size - 1]] if size == budget else least
+        if worst > MIN_PATH and MIN_EXPANSION * nodes.path[node] <= worst:
             break
         advance(sources, contexts, nodes.parents[node], nodes.tokens[node], node)
     return size + 1
@@ -188,11 +202,15 @@ def _expand(
     at: int,
     size: int,
     budget: int,
+    least: float,
     dice: Dice,
 ) -> int:
-    """Adds the successors of `node` that are among the `budget` likeliest nodes; returns the number of nodes."""
+    """Adds the successors of `node` that are likelier than `least` and among the `budget` likeliest nodes.
+
+    Returns the number of nodes.
+    """
     path, depth = nodes.path[node], nodes.depths[node]
-    worst = nodes.path[rank[size - 1]] if size == budget else MIN_PATH
+    worst = nodes.path[rank[size - 1]] if size == budget else least
     found = predict(sources, contexts, node, scratch, max(MIN_MASS, MASS_MARGIN * worst / path if size == budget else 0.0))
     tokens, probability = scratch.out, scratch.probability
     most = MAX_BOOST * (MAX_FACTOR if dice.strength > 0.0 else 1.0)
@@ -206,7 +224,7 @@ def _expand(
     for x in range(found):
         if path * probability[x] > worst:
             size = _insert(nodes, rank, node, at, size, budget, tokens[x], path * probability[x], scratch.out_source[x])
-            worst = nodes.path[rank[size - 1]] if size == budget else MIN_PATH
+            worst = nodes.path[rank[size - 1]] if size == budget else least
     return size
 
 

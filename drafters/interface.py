@@ -37,6 +37,7 @@ class Source(IntEnum):
     GRAMMAR = 7
     MERGED = 8  # a draft model's node, copied from another branch
     NOISE = 9  # a token that no table lists, with large noise
+    OTHER = 10  # a node of a drafter from another package
 
     @property
     def label(self) -> str:
@@ -49,63 +50,64 @@ class Draws:
     """The children of a node that were sampled from a draft model's distribution, without replacement."""
 
     q: Floats  # float32 [V]; that distribution
-    rows: tuple[int, ...]  # in sampling order
+    rows: tuple[int, ...]  # numbers of the nodes, in sampling order
 
 
-# The token that a draft model has sampled after these tokens below the root, and the distribution that it was sampled from,
-# float32 [V]; None if it has sampled none there.
+# Gets tokens below the root. Returns the token that a draft model has sampled after them and the distribution that it was
+# sampled from, float32 [V]; None if it has sampled none there.
 Continuation = Callable[[Collection[int]], tuple[int, Floats] | None]
 
 
 @dataclass(frozen=True, eq=False)
 class DraftTree:
-    """Draft tokens as a tree below the last committed token, the root.
+    """A draft: a tree of tokens below the root, the last committed token.
 
-    Nodes are stored depth-first, likeliest child first. So the first n nodes always form a tree, and an accepted path is
-    usually a prefix of the rows.
+    Nodes are stored depth-first, likeliest child first. So the first n nodes always form a tree, and an accepted path
+    usually consists of the first nodes.
     """
 
     tokens: Ints  # int32 [N]
-    parents: Ints  # int32 [N]; row of the parent, -1 = the root; parents[i] < i
+    parents: Ints  # int32 [N]; number of the parent, -1 = the root; parents[i] < i
     depths: Ints  # int32 [N]; children of the root have depth 1
     probability: Floats  # float32 [N]; estimated probability that the whole path to the node is accepted
     source: NDArray[np.uint8]  # uint8 [N]; a Source
-    # By the parent's row, -1 = the root. All other nodes are guesses: not sampled, or not for their position in the tree.
+    # Draws by the parent's number, -1 = the root. All other nodes are guesses: not sampled, or not for their position in the
+    # tree.
     draws: Mapping[int, Draws] = field(default_factory=dict)
-    continuation: Continuation | None = None  # of a tree whose chain is extended while it is verified; called after the forward
+    continuation: Continuation | None = None  # extends the tree's chain while it is verified; called after the forward
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def child(self, row: int, token: int) -> int | None:
-        """The row of the child of `row` (-1 = the root) with this token."""
-        return self._children.get((row, token))
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` (-1 = the root) with this token."""
+        return self._children.get((node, token))
 
     def follow(self, tokens: Ints) -> Ints:
-        """The rows of the nodes along `tokens` (int32 [M]) from the root, as far as the tree has them."""
-        rows: list[int] = []
+        """The nodes along `tokens` (int32 [M]) from the root, as far as the tree has them."""
+        path: list[int] = []
         for token in tokens.tolist():
-            row = self.child(rows[-1] if rows else -1, token)
-            if row is None:
+            node = self.child(path[-1] if path else -1, token)
+            if node is None:
                 break
-            rows.append(row)
-        return np.array(rows, np.int32)
+            path.append(node)
+        return np.array(path, np.int32)
 
     def likeliest(self, tokens: Collection[int], least: float = 0.0) -> list[int]:
-        """The tokens of the likeliest path below the end of `tokens`, of nodes of at least the probability `least`."""
-        rows = self.follow(np.array(list(tokens), np.int32)) if len(self) else NOTHING
-        if len(rows) < len(tokens):
+        """The likeliest path below the end of `tokens`; it stops at the first node less probable than `least`."""
+        path = self.follow(np.array(list(tokens), np.int32)) if len(self) else NOTHING
+        if len(path) < len(tokens):
             return []
-        first = row = int(rows[-1]) + 1 if len(rows) else 0
-        while row < len(self) and self.parents[row] == row - 1 and self.probability[row] >= least:
-            row += 1
-        return list(map(int, self.tokens[first:row]))
+        first = end = int(path[-1]) + 1 if len(path) else 0
+        while end < len(self) and self.parents[end] == end - 1 and self.probability[end] >= least:
+            end += 1
+        return list(map(int, self.tokens[first:end]))
 
     @cached_property
     def _children(self) -> dict[tuple[int, int], int]:
-        """Rows by parent and token."""
+        """Nodes by parent and token."""
         keys = zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
-        return {key: row for row, key in enumerate(keys)}
+        return {key: node for node, key in enumerate(keys)}
 
     @property
     def drawn(self) -> NDArray[np.bool_]:
@@ -176,7 +178,7 @@ def chain(tokens: Ints, probability: Floats, source: Source) -> DraftTree:
 def arrange(tokens: list[int], parents: list[int], probability: list[float], source: list[int]) -> tuple[DraftTree, list[int]]:
     """Lays out nodes depth-first, siblings in the given order. Parents precede their children; -1 = the root.
 
-    Returns the tree and, for each of its rows, the index of the node.
+    Returns the tree and, for each of its nodes, the index in the given order.
     """
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(parents):
@@ -221,11 +223,11 @@ class Verdict:
     """The target's verdict on a tree."""
 
     tree: DraftTree
-    rows: Ints  # int32 [A]; the accepted nodes, from the root's child down
+    path: Ints  # int32 [A]; the accepted nodes, from the root's child down
     tokens: Ints  # int32 [A+1]; the emitted tokens: the accepted ones and the bonus token
     topk_ids: Ints = field(default_factory=lambda: np.empty((0, 0), np.int32))  # int32 [N+1, K], likeliest first
     topk_probs: Floats = field(default_factory=lambda: np.empty((0, 0), np.float32))  # float32 [N+1, K]
-    seconds: float = 0.0  # of the target's forward and sampling
+    seconds: float = 0.0  # time of the target's forward and sampling
     logprobs: Logprobs | None = None  # if the request asks for them
 
     def cut(self, count: int) -> Verdict:
@@ -233,7 +235,7 @@ class Verdict:
         if count >= len(self.tokens):
             return self
         logprobs = self.logprobs and self.logprobs.cut(count)
-        return replace(self, rows=self.rows[:count], tokens=self.tokens[:count], logprobs=logprobs)
+        return replace(self, path=self.path[:count], tokens=self.tokens[:count], logprobs=logprobs)
 
 
 class Sampling(Protocol):
@@ -280,8 +282,11 @@ class Drafter(Protocol):
         `sampling` is for drafters that sample as the target does; None = greedy.
         """
 
-    def propose(self, budget: int) -> DraftTree:
-        """Proposes at most `budget` nodes below the sequence's last token; empty if nothing is worth verifying."""
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
+        """Proposes at most `budget` nodes below the sequence's last token; empty if nothing is worth verifying.
+
+        Nodes whose path probability is not above `least` would not be verified, so a drafter need not propose them.
+        """
 
     def observe(self, verdict: Verdict) -> None:
         """Learns from a verdict. The sequence already ends with `verdict.tokens`."""

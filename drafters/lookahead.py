@@ -22,8 +22,10 @@ from outrider.drafters.state import State, array, numbers
 from outrider.drafters.tables.nodes import draft_tree
 from outrider.drafters.tables.trie import child, new_trie, restart
 
-POOL_SHARE, WINDOW_SHARE = 0.6, 0.3  # factors of the path probability per token; pool n-grams are likelier
-POOL_TOKENS = 4096  # first tokens in the pool; the least recently used is evicted
+# Each token multiplies the path probability by one of these factors; n-grams of the pool are likelier.
+POOL_SHARE, WINDOW_SHARE = 0.6, 0.3
+# The pool holds the n-grams of this many first tokens; the least recently used one is evicted.
+POOL_TOKENS = 4096
 
 
 class LookaheadDrafter:
@@ -36,12 +38,12 @@ class LookaheadDrafter:
         self._options = options
         self._pool: OrderedDict[int, list[tuple[int, ...]]] = (
             OrderedDict()
-        )  # first token to the rest of its n-grams, newest last
+        )  # maps the first token to the rest of its n-grams, newest last
         self._trie = new_trie(2 + (options.window + options.guesses) * options.ngram)
-        self._levels: list[Ints] = []  # each int32 [columns]; level 0 first
+        self._levels: list[Ints] = []  # int32 [columns] per level; level 0 first
         self._sequence = Sequence()
-        self._proposed = False  # the window is part of the last draft
-        self._refines = False  # the verifier reports the target's choices, without which no window is worth its rows
+        self._proposed = False  # whether the window is part of the last draft
+        self._refines = False  # whether the verifier reports the target's choices, without which no window is worth its rows
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         random = np.random.default_rng(self._options.seed)
@@ -50,7 +52,7 @@ class LookaheadDrafter:
         if self._options.pool_from_prompt:
             self._learn(0)
 
-    def propose(self, budget: int) -> DraftTree:
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         self._proposed = budget > 0
         if not self._proposed:
             return EMPTY

@@ -6,14 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
+from outrider.drafters.kernel import kernel
 from outrider.drafters.options import LookupOptions
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.automaton import TOKENS, Automaton, append, new_automaton, repeated_suffix
-from outrider.drafters.tables.kernel import kernel
 from outrider.drafters.tables.nodes import Nodes, draft_tree, likeliest_unchosen, new_nodes, reset
 
-BRANCHES = 16  # candidates per draft node that fit into the search, on average
+# On average, this many candidates for each draft node fit into the search.
+BRANCHES = 16
 
 
 class LookupDrafter:
@@ -32,7 +33,7 @@ class LookupDrafter:
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         append(self._automaton, sequence.tokens[self._reader.begin(sequence) :])
 
-    def propose(self, budget: int) -> DraftTree:
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         if budget <= 0 or not self._automaton.size[TOKENS]:
             return EMPTY
         state = repeated_suffix(self._automaton)

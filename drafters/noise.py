@@ -13,6 +13,11 @@ def mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def prompt_seed(seed: int, tokens: int) -> int:
+    """The seed for a prompt of this many tokens: each turn of a conversation has noise of its own."""
+    return mix(seed ^ mix(tokens))
+
+
 def position_key(seed: int, position: int) -> int:
     """The key of an output position, whatever the token."""
     return mix(mix(seed) ^ position * 0xD1B54A32D192ED03 & MASK)

@@ -16,7 +16,7 @@ class NoDrafter(Stateless):
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         pass
 
-    def propose(self, budget: int) -> DraftTree:
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         return EMPTY
 
     def observe(self, verdict: Verdict) -> None:

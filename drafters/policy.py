@@ -11,39 +11,47 @@ from collections.abc import Sequence
 import numpy as np
 
 from outrider.drafters.interface import Floats
-from outrider.drafters.state import State, array, join, numbers, part, restore
+from outrider.drafters.state import State, array, join, loaded_means, means, numbers, part, restore
 
-DECAY = 0.9  # weight of earlier values in an EMA
-PROBE_INTERVAL = 16  # steps between two probes of an action that does not pay
+# An EMA gives its earlier mean this weight.
+DECAY = 0.9
+# Few tokens are accepted per step, so their mean needs more steps than that of a duration.
+TRUST_DECAY = 0.95
+PROBE_INTERVAL = 16
 CALIBRATION_BINS = 10
-CALIBRATION_PRIOR = 4.0  # pseudo-observations of the draft model's own probability
-CALIBRATION_DECAY = 0.999  # weight of earlier observations, per new one
-OUTLIER = 3.0  # times the mean
-TRUST_PRIOR = 0.2  # initial expected and accepted tokens per step: full trust
-GAIN_PRIOR = 0.3  # initial estimate of the tokens that a draft model adds to a step
-LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # tokens that the tables expect; means are kept separately between these
+# Each bin starts with this many observations, in which the draft model's own probability was right.
+CALIBRATION_PRIOR = 4.0
+# Each new observation multiplies the weight of earlier ones by this.
+CALIBRATION_DECAY = 0.999
+OUTLIER = 3.0
+# Expected and accepted tokens per step start with the same small value: full trust that the first steps can change.
+TRUST_PRIOR = 0.2
+# Until a draft model is measured, it is assumed to add this many tokens to a step.
+GAIN_PRIOR = 0.3
+# Means are kept separately for steps between these numbers of tokens that the tables expect.
+LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
-def ema(mean: float, value: float) -> float:
-    """Updates an exponential moving average with one more value. It starts at 0 and takes the first value as it is."""
-    return DECAY * mean + (1 - DECAY) * value if mean else value
+def ema(mean: float | None, value: float, decay: float = DECAY) -> float:
+    """Updates an exponential moving average with one more value. A mean of None means "no value yet"."""
+    return value if mean is None else decay * mean + (1 - decay) * value
 
 
-def bounded(mean: float, value: float) -> float:
-    """A duration, at most OUTLIER times its mean: what else the machine does delays a step now and then."""
-    return min(value, OUTLIER * mean) if mean else value
+def bounded(mean: float | None, value: float) -> float:
+    """Limits a duration to OUTLIER times its mean, because other work on the machine delays a step now and then."""
+    return value if mean is None else min(value, OUTLIER * mean)
 
 
 class Probe:
-    """Is due in one of `interval` calls; with `longest`, the interval doubles up to it each time, until `reset`."""
+    """Fires once in `interval` ticks. With `longest`, the interval doubles each time, up to `longest`, until `reset`."""
 
     def __init__(self, interval: int = PROBE_INTERVAL, longest: int = 0) -> None:
         self._shortest = self._interval = interval
         self._longest = longest
         self._calls = 0
 
-    def due(self) -> bool:
-        """Counts a call; true for every `interval`-th."""
+    def tick(self) -> bool:
+        """Counts a call; returns True for every `interval`-th."""
         self._calls += 1
         if self._calls < self._interval:
             return False
@@ -66,24 +74,24 @@ class CostBenefit:
     """Compares the time of an action with the time that its extra tokens would take without it."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0  # per action (EMA)
-        self._step_seconds = 0.0  # per step (EMA)
-        self._step_tokens = 0.0  # emitted per step (EMA)
+        self.seconds: float | None = None  # seconds per action (EMA)
+        self._step_seconds: float | None = None  # seconds per step (EMA)
+        self._step_tokens: float | None = None  # emitted tokens per step (EMA)
         self._probe = Probe()
 
     @property
-    def token_seconds(self) -> float:
-        """The time per emitted token; 0 if it has not been measured."""
-        return self._step_seconds / self._step_tokens if self._step_tokens else 0.0
+    def token_seconds(self) -> float | None:
+        """The time per emitted token; None if it has not been measured."""
+        return self._step_seconds / self._step_tokens if self._step_seconds and self._step_tokens else None
 
-    def pays(self, tokens: float) -> bool:
-        """Whether an action that is expected to add `tokens` is worth its time."""
-        return tokens * self.token_seconds >= self.seconds
+    def is_worth(self, tokens: float) -> bool:
+        """Whether an action that is expected to add `tokens` is worth its time; times that are not measured count nothing."""
+        return tokens * (self.token_seconds or 0.0) >= (self.seconds or 0.0)
 
-    def pays_or_probes(self, tokens: float) -> bool:
-        """As `pays`, but also true when a probe is due. Call once per step."""
-        probe = self._probe.due()
-        return self.pays(tokens) or probe
+    def is_worth_or_probe(self, tokens: float) -> bool:
+        """As `is_worth`, but also true when a probe is due. Call once per step."""
+        probe = self._probe.tick()
+        return self.is_worth(tokens) or probe
 
     def record_action(self, seconds: float) -> None:
         """Records the duration of an action."""
@@ -95,15 +103,18 @@ class CostBenefit:
         self._step_tokens = ema(self._step_tokens, tokens)
 
     def state(self) -> State:
-        return {"means": numbers(self.seconds, self._step_seconds, self._step_tokens), **join(probe=self._probe.state())}
+        return {"means": means(self.seconds, self._step_seconds, self._step_tokens), **join(probe=self._probe.state())}
 
     def load(self, saved: State) -> None:
-        self.seconds, self._step_seconds, self._step_tokens = array(saved, "means", np.float64, 3).tolist()
+        self.seconds, self._step_seconds, self._step_tokens = loaded_means(saved, "means", 3)
         self._probe.load(part(saved, "probe"))
 
 
 class Trust:
-    """How far to trust a drafter's probabilities: the ratio of accepted to expected tokens."""
+    """How far to trust a drafter's probabilities: the ratio of accepted to expected tokens.
+
+    `verify.budget` has one for each depth, and `retrieval` one for each length of a match.
+    """
 
     def __init__(self) -> None:
         self._expected = self._accepted = TRUST_PRIOR  # tokens per step (EMA)
@@ -115,8 +126,8 @@ class Trust:
 
     def record(self, expected: float, accepted: int) -> None:
         """Records one draft: the sum of the probabilities of its next tokens, and the number of accepted ones."""
-        self._expected = ema(self._expected, expected)
-        self._accepted = ema(self._accepted, accepted)
+        self._expected = ema(self._expected, expected, TRUST_DECAY)
+        self._accepted = ema(self._accepted, accepted, TRUST_DECAY)
 
     def state(self) -> State:
         return {"means": numbers(self._expected, self._accepted)}
@@ -163,11 +174,11 @@ def _bin(probability: float) -> int:
 class LevelMeans:
     """Means (EMA) of a value, by the number of tokens that the tables expect in the step."""
 
-    def __init__(self, start: float = 0.0) -> None:
+    def __init__(self, start: float | None = None) -> None:
         self._means = [start] * (len(LEVELS) + 1)
 
-    def of(self, expected: float) -> float:
-        """The mean for steps in which the tables expect about `expected` tokens."""
+    def of(self, expected: float) -> float | None:
+        """The mean for steps in which the tables expect about `expected` tokens; None = no value yet."""
         return self._means[bisect_left(LEVELS, expected)]
 
     def record(self, expected: float, value: float) -> None:

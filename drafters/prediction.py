@@ -13,7 +13,8 @@ from outrider.drafters.options import PredictionOptions
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import Stateless
 
-MAX_JUMP = 32  # tokens
+# A match of a single token counts only within this many tokens.
+MAX_JUMP = 32
 
 
 class PredictionDrafter(Stateless):
@@ -33,7 +34,7 @@ class PredictionDrafter(Stateless):
         self._position = 0
         self._sequence = sequence
 
-    def propose(self, budget: int) -> DraftTree:
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         tokens = self._expected[self._position : self._position + min(budget, self._options.length)]
         if not len(tokens):
             return EMPTY

@@ -11,8 +11,8 @@ from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Samplin
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import Stateless
 
-SHORTEST, LONGEST = 2, 8  # tokens of a match
-LENGTH = 10  # tokens of a draft
+SHORTEST, LONGEST = 2, 8
+LENGTH = 10
 
 
 class PromptLookupDrafter(Stateless):
@@ -27,7 +27,7 @@ class PromptLookupDrafter(Stateless):
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._sequence = sequence
 
-    def propose(self, budget: int) -> DraftTree:
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         text = self._sequence.tokens
         start, length = last_match(text)
         tokens = text[start : start + min(budget, LENGTH)]

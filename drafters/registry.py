@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -10,26 +11,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.draft import DraftDrafter
-from outrider.drafters.draft_graph import DraftGraphDrafter
-from outrider.drafters.draft_tree import DraftTreeDrafter
 from outrider.drafters.fusion import FusionDrafter
 from outrider.drafters.interface import Drafter, Verdict
 from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.model.chain import ModelChain
+from outrider.drafters.model.draft import DraftDrafter
+from outrider.drafters.model.draft_graph import DraftGraphDrafter
+from outrider.drafters.model.draft_tree import DraftTreeDrafter
 from outrider.drafters.model.language_model import LanguageModel
+from outrider.drafters.model.pearl import PearlDrafter
 from outrider.drafters.model.schedule import Schedules
 from outrider.drafters.model.union import UnionDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import (
+    INSTALLED,
     NAMES,
     NEED_A_MODEL,
     DrafterName,
     DraftTime,
     Options,
 )
-from outrider.drafters.pearl import PearlDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.prompt_lookup import PromptLookupDrafter
 from outrider.drafters.retrieval import RetrievalDrafter
@@ -39,7 +41,8 @@ from outrider.drafters.tables.ngram import BaseArrays, empty_base
 from outrider.drafters.tables.suffix import Corpus
 from outrider.drafters.trigram import TrigramDrafter
 
-LAYOUT = 1  # of the drafters' states; it increases when a name, a shape or a meaning changes
+# The version of the drafters' saved states increases when a name, a shape or a meaning changes.
+LAYOUT = 1
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Resources:
     corpus: Collection[Corpus] = ()
     vocabulary: int = 1 << 18  # token ids are below it
     model: Callable[[], LanguageModel] | None = None  # creates a session's draft model; None without a draft model
-    # What all sessions measured of the draft model beside tables, by drafter.
+    # What all sessions have measured of a draft model that drafts in addition to tables, by drafter.
     schedules: Mapping[DrafterName, Schedules] = field(default_factory=lambda: defaultdict(Schedules))
 
     @property
@@ -62,6 +65,9 @@ class Resources:
 
 def make(name: DrafterName, resources: Resources) -> Drafter:
     """A new drafter for one session."""
+    if name in INSTALLED:
+        drafter: Drafter = INSTALLED[name].load()(resources)
+        return drafter
     options = resources.options
     match name:
         case "none":
@@ -91,9 +97,10 @@ def make(name: DrafterName, resources: Resources) -> Drafter:
         case "draft-graph":
             return DraftGraphDrafter(model, options.draft_graph)
         case "pearl":
-            if options.pearl.thrifty and options.pearl.pre_verify and options.pearl.post_verify:
+            if options.pearl.only_if_worth and options.pearl.pre_verify and options.pearl.post_verify:
                 return _union(name, LookupDrafter(options.lookup), model, resources, "auto")
             return PearlDrafter(model, options.pearl)
+    raise ValueError(f"There is no drafter {name!r}; choose one of {', '.join(resources.names)}.")
 
 
 def make_uncompiled(resources: Resources, has_prediction: bool) -> Drafter:
@@ -105,6 +112,11 @@ def _union(name: DrafterName, tables: Drafter, model: LanguageModel, resources: 
     options = resources.options
     chain = ModelChain(model, options.pearl, choices=2)
     return UnionDrafter(tables, chain, resources.schedules[name], options.draft.gamma, time)
+
+
+def clone(drafter: Drafter, text: Sequence, cloned: Sequence) -> Drafter:
+    """A drafter for another session that has learned the same. What reads `text` in this one reads `cloned` in the other."""
+    return copy.deepcopy(drafter, {id(text): cloned})
 
 
 def arrays_of(drafter: Drafter) -> dict[str, NDArray[Any]]:

@@ -13,11 +13,11 @@ from dataclasses import replace
 import numpy as np
 
 from outrider.drafters.interface import EMPTY, NOTHING, DraftTree, Ints, Sampling, Source, Verdict
+from outrider.drafters.kernel import kernel
 from outrider.drafters.options import MAX_MATCH, RetrievalOptions
 from outrider.drafters.policy import Trust
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import State, join, part
-from outrider.drafters.tables.kernel import kernel
 from outrider.drafters.tables.nodes import choose_likeliest, draft_tree
 from outrider.drafters.tables.suffix import Corpus, follow, position_at, token_at
 from outrider.drafters.tables.trie import Trie, child, new_trie, restart
@@ -32,12 +32,12 @@ class RetrievalDrafter:
     def __init__(self, corpus: Collection[Corpus], options: RetrievalOptions) -> None:
         """Each request reads the blocks that `corpus` has when it begins; their number must not change."""
         self._corpus = corpus
-        self._blocks: tuple[Corpus, ...] = ()  # of the current request
+        self._blocks: tuple[Corpus, ...] = ()  # blocks that the current request reads
         self._options = options
         self._trie = new_trie(2 + options.matches * options.length if corpus else 2)
         self._low = np.zeros((len(corpus), MAX_MATCH + 1), np.int64)  # suffix ranges of the last 0, 1, 2 ... tokens
         self._high = np.zeros_like(self._low)
-        self._trust = [Trust() for _ in range(MAX_MATCH + 1)]  # by match length
+        self._trust = [Trust() for _ in range(MAX_MATCH + 1)]  # trust by match length
         self._match = 0  # length of the last draft's match
         self._first: frozenset[int] = frozenset()  # that draft's candidates for the next token
         self._expected = 0.0  # the share of the continuations that begin with one of them
@@ -47,7 +47,7 @@ class RetrievalDrafter:
         self._low[:], self._high[:] = 0, 0
         self._read(sequence.tokens[-MAX_MATCH:])
 
-    def propose(self, budget: int) -> DraftTree:
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         options = self._options
         self._first = frozenset()
         if budget <= 0 or not self._blocks:

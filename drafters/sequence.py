@@ -5,16 +5,18 @@ The verifier appends to it and truncates it; drafters only read it. Knows nothin
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 Finish = Literal["stop", "length"]
 Ints = NDArray[np.int32]
-UNLIMITED = 1 << 30  # tokens
-PADDING = 4  # -1 entries before the first token, so that a short context is also a view
+UNLIMITED = 1 << 30
+# This many -1 entries precede the first token, so that a short context is also a view.
+PADDING = 4
 
 
 class Sequence:
@@ -26,8 +28,7 @@ class Sequence:
     def __init__(self, prompt: Ints | None = None, max_tokens: int = UNLIMITED, stop_ids: Collection[int] = ()) -> None:
         self._buffer = np.full(PADDING + 64, -1, np.int32)
         self._length = 0
-        self.cache: object = None  # the target's cache of these tokens, set by the verifier for drafters that read its rows
-        self._shared: list[int] = []  # per request, the length of the prefix it shares with the text before it
+        self._shared: list[int] = []  # for each request, the length of the prefix that it shares with the text before it
         self.begin(np.empty(0, np.int32) if prompt is None else prompt, max_tokens, stop_ids)
 
     def begin(self, prompt: Ints, max_tokens: int = UNLIMITED, stop_ids: Collection[int] = ()) -> None:
@@ -93,6 +94,13 @@ class Sequence:
         self._length = min(self._length, length)
         self.prompt_length = min(self.prompt_length, length)
 
+    def clone(self, length: int) -> Self:
+        """Another text with the first `length` tokens of this one and its earlier requests."""
+        other = copy.copy(self)
+        other._buffer, other._shared = self._buffer.copy(), [*self._shared]
+        other.truncate(length)
+        return other
+
     @property
     def request(self) -> int:
         """The number of the current request, counted from 1."""
@@ -118,7 +126,7 @@ class Reader:
     def __init__(self) -> None:
         self._sequence: Sequence | None = None
         self._request = 0
-        self._most = UNLIMITED  # tokens that were processed, if they were before this reader was made
+        self._most = UNLIMITED  # number of tokens that were processed before this reader was made
 
     @property
     def known(self) -> int:

@@ -15,9 +15,10 @@ from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.adaptive import absorb, learn, new_rows
 from outrider.drafters.tables.ngram import BaseArrays
 from outrider.drafters.tables.nodes import draft_tree
-from outrider.drafters.tables.search import Trigrams, best_first, monte_carlo, new_pool
+from outrider.drafters.tables.search import RANKINGS, Trigrams, best_first, monte_carlo, new_pool
 
-CONTEXT = 3  # context tokens of the longest n-gram
+# The longest n-gram has this many context tokens.
+CONTEXT = 3
 
 
 class TrigramDrafter:
@@ -41,7 +42,7 @@ class TrigramDrafter:
         self._sequence = sequence
         self._learn(self._reader.begin(sequence))
 
-    def propose(self, budget: int) -> DraftTree:
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         if budget <= 0 or not len(self._sequence):
             return EMPTY
         size = self._search(budget)
@@ -69,8 +70,9 @@ class TrigramDrafter:
         """Marks the nodes of a draft in the pool; returns the pool's size."""
         options, search = self._options, (self._trigrams, self._pool, self._sequence.context(CONTEXT), self._options.depth)
         if options.search == "mcts":
-            by_score = options.ranking == "score"
-            return monte_carlo(*search, options.iterations, options.candidates, options.c1, options.c2, self._random, by_score)
+            ranking, summed = RANKINGS.index(options.ranking), options.reward == "sum"
+            constants = (options.iterations, options.candidates, options.c1, options.c2)
+            return monte_carlo(*search, *constants, self._random, ranking, summed)
         return best_first(*search, budget, options.floor, 1 if options.search == "greedy" else options.successors)
 
     def _learn(self, start: int) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-NAME = "SmolLM2-135M-Instruct"  # of the model in settings and in the API
+# The name of the model in settings and in the API.
+NAME = "SmolLM2-135M-Instruct"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 REQUIREMENTS = Path(__file__).parent / "smollm2.txt"
 

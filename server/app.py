@@ -22,9 +22,10 @@ from outrider.server.anthropic.schema import CountTokensBody, MessagesBody
 from outrider.server.chat.prompt import PromptEncoder
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.vocabulary import Vocabulary
+from outrider.server.corpora.registry import Corpora
+from outrider.server.corpora.routes import new_router as new_corpora_router
 from outrider.server.engine.engine import Engine
 from outrider.server.engine.interface import EngineLike
-from outrider.server.engine.rules import AcceptanceRules
 from outrider.server.http import errors
 from outrider.server.http.auth import Authenticator
 from outrider.server.http.exposition import MetricsPage, add_metrics_route
@@ -35,21 +36,21 @@ from outrider.server.http.quotas import HoldQuota, QuotaKeeper, Quotas
 from outrider.server.http.sse import cancel_on_disconnect
 from outrider.server.llama.endpoint import InfillEndpoint
 from outrider.server.llama.schema import InfillBody
-from outrider.server.openai.chat import ChatEndpoint
+from outrider.server.openai.chat import MAX_MESSAGES, ChatEndpoint
 from outrider.server.openai.completions import CompletionsEndpoint
 from outrider.server.openai.fields import NO_DEFAULTS
 from outrider.server.openai.generation import GenerationRunner
 from outrider.server.openai.models import DetokenizeBody, ModelEndpoint, ModelNames, TokenizeBody
-from outrider.server.openai.requests import RequestBuilder
+from outrider.server.openai.requests import RequestBuilder, no_corpus
 from outrider.server.openai.responses.endpoint import ResponsesEndpoint
 from outrider.server.openai.responses.schema import ResponsesBody
-from outrider.server.openai.responses.store import ResponseStore
+from outrider.server.openai.responses.store import CAPACITY, KEY_BYTES, ResponseStore
 from outrider.server.openai.sampling_defaults import load_sampling_defaults
 from outrider.server.openai.schema import ChatBody, CompletionBody
 from outrider.server.settings import Settings
 from outrider.server.telemetry import tracing
 from outrider.server.telemetry.metrics import Metrics
-from outrider.verify.tokenizer import load_tokenizer
+from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,6 +66,7 @@ class Endpoints:
     models: ModelEndpoint
     messages: MessagesEndpoint
     infill: InfillEndpoint
+    prompts: PromptEncoder
 
 
 def new_quotas(settings: Settings, metrics: Metrics, engine: EngineLike) -> QuotaKeeper:
@@ -89,7 +91,7 @@ def create_app(
     """
     metrics = metrics or Metrics(coarse=settings.server.coalesce_ms > 0)
     engine = new_engine(settings, metrics)
-    grammars, bodies = GrammarChecker(settings.limits), BodyPool({"messages": settings.limits.messages})
+    grammars, bodies = GrammarChecker(settings.limits), BodyPool({"messages": MAX_MESSAGES})
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -97,6 +99,8 @@ def create_app(
         on_start()
         yield
         await engine.stop()
+        if corpora is not None:
+            await corpora.close()
         await asyncio.to_thread(grammars.close)
         await asyncio.to_thread(bodies.close)
 
@@ -115,16 +119,8 @@ def create_app(
     errors.install(app)
     quotas = new_quotas(settings, metrics, engine)
     add_middleware(app, settings, metrics, quotas)
-    endpoints = create_endpoints(settings, tokenizer, engine, grammars, metrics, quotas)
-    v1 = APIRouter(prefix="/v1", route_class=JSONRoute)
-    add_generation_routes(v1, endpoints)
-    add_message_routes(v1, endpoints.messages)
-    add_model_routes(v1, endpoints.models)
-    app.include_router(v1)
-    unversioned = APIRouter(route_class=JSONRoute)
-    add_tokenization_routes(unversioned, endpoints.models)
-    add_editor_routes(unversioned, endpoints.infill)
-    app.include_router(unversioned)
+    corpora = new_corpora(settings, tokenizer, engine, metrics)
+    add_routes(app, create_endpoints(settings, tokenizer, engine, grammars, metrics, quotas, corpora), corpora)
     add_status_routes(app, engine)
     if settings.server.page:
         from outrider.server.page.routes import new_router  # a server without the page does not load it
@@ -135,6 +131,28 @@ def create_app(
     return app
 
 
+def new_corpora(settings: Settings, tokenizer: PreTrainedTokenizerBase, engine: EngineLike, metrics: Metrics) -> Corpora | None:
+    """The corpora that clients post; None if the settings or the engine do not allow any."""
+    if not (settings.corpora.total_bytes and engine.shares_files):
+        return None
+    return Corpora(settings, fingerprint(tokenizer), len(tokenizer), metrics)
+
+
+def add_routes(app: FastAPI, endpoints: Endpoints, corpora: Corpora | None) -> None:
+    """The routes of all endpoints."""
+    v1 = APIRouter(prefix="/v1", route_class=JSONRoute)
+    add_generation_routes(v1, endpoints)
+    add_message_routes(v1, endpoints.messages)
+    add_model_routes(v1, endpoints.models)
+    app.include_router(v1)
+    unversioned = APIRouter(route_class=JSONRoute)
+    add_tokenization_routes(unversioned, endpoints.models)
+    add_editor_routes(unversioned, endpoints.infill)
+    app.include_router(unversioned)
+    if corpora is not None:
+        app.include_router(new_corpora_router(corpora, endpoints.prompts))
+
+
 def create_endpoints(
     settings: Settings,
     tokenizer: PreTrainedTokenizerBase,
@@ -142,6 +160,7 @@ def create_endpoints(
     grammars: GrammarChecker,
     metrics: Metrics,
     quotas: QuotaKeeper,
+    corpora: Corpora | None = None,
 ) -> Endpoints:
     """The endpoints, with everything that they share."""
     load = partial(load_tokenizer, settings.model.path, settings.model.trust_remote_code, settings.model.revision)
@@ -149,21 +168,21 @@ def create_endpoints(
     sampling_defaults = NO_DEFAULTS
     if settings.model.generation_config == "auto":
         sampling_defaults = load_sampling_defaults(settings.model.path, settings.model.revision)
-    rules = AcceptanceRules(settings)
-    requests = RequestBuilder(settings, prompts, grammars, engine.wait_started, quotas.charge, sampling_defaults, rules)
-    runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3, rules.record)
+    block = no_corpus if corpora is None else corpora.block
+    requests = RequestBuilder(settings, prompts, grammars, engine.wait_started, quotas.charge, sampling_defaults, block)
+    runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3)
     chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner)
     names = ModelNames(settings.model.served_name, settings.model.aliases)
-    responses = settings.responses
-    budget_bytes = min(responses.key_bytes, responses.total_bytes // max(1, len(settings.auth.keys)))
-    store = ResponseStore(responses.capacity, responses.ttl_seconds, budget_bytes)
+    budget_bytes = min(KEY_BYTES, settings.responses.total_bytes // max(1, len(settings.auth.keys)))
+    store = ResponseStore(CAPACITY, settings.responses.ttl_seconds, budget_bytes)
     return Endpoints(
         chat=chat,
-        completions=CompletionsEndpoint(settings, prompts, vocabulary, requests, runner),
+        completions=CompletionsEndpoint(prompts, vocabulary, requests, runner),
         responses=ResponsesEndpoint(chat, prompts, vocabulary, store, runner),
-        models=ModelEndpoint(names, prompts, engine.wait_started, sampling_defaults),
+        models=ModelEndpoint(names, prompts, engine.wait_started, lambda: engine.info, sampling_defaults, chat.capabilities),
         messages=MessagesEndpoint(settings, prompts, chat, runner),
         infill=InfillEndpoint(settings.model.served_name, prompts, requests, runner),
+        prompts=prompts,
     )
 
 
@@ -243,8 +262,8 @@ def add_model_routes(v1: APIRouter, endpoint: ModelEndpoint) -> None:
     """/v1/models."""
 
     @v1.get("/models")
-    async def models() -> dict[str, Any]:
-        return endpoint.list()
+    async def models(client_version: str | None = None) -> dict[str, Any]:
+        return endpoint.list(client_version)
 
     @v1.get("/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
@@ -294,6 +313,8 @@ def add_status_routes(app: FastAPI, engine: EngineLike) -> None:
             info = engine.info
             versions |= {"dtype": info.dtype, "weight_bits": info.weight_bits, "kv_dtype": info.kv_dtype}
             versions["invariant_rows"] = info.invariance
+            if info.kernels:
+                versions["kernels"] = info.kernels
             if info.drafting is not None:
                 versions["drafting"] = info.drafting
         return versions

@@ -17,11 +17,14 @@ from outrider.server.terminal.command import URL
 if TYPE_CHECKING:
     from outrider.server.settings.sources import EffectiveSettings
 
-COMMANDS = "outrider.commands"  # entry point group: functions that add commands to the application
-CHECK_SECONDS = 1.0  # for the answer of whatever listens at the default address
+# Packages in this entry point group hold functions that add commands to the application.
+COMMANDS = "outrider.commands"
+# Whatever listens at the default address has this time to answer.
+CHECK_SECONDS = 1.0
 
 DraftModelOption = Annotated[
-    str | None, typer.Option(help="Smaller model with the same tokenizer, for drafting. Short for --draft_model.path.")
+    str | None,
+    typer.Option(help="Draft model: a smaller model with the same tokenizer, or a draft head. Short for --draft_model.path."),
 ]
 DrafterOption = Annotated[
     str | None,
@@ -99,7 +102,7 @@ def with_settings(function: Callable[[EffectiveSettings], None]) -> Callable[...
 def serve(effective: EffectiveSettings) -> None:
     """Serve a model.
 
-    Every setting below is a flag. It also works in a YAML file (--config), and in the environment: OUTRIDER_SERVER__PORT=9000.
+    Every setting below is a flag, a field of the YAML file (--config), and an environment variable: OUTRIDER_SERVER__PORT=9000.
     """
     from outrider.server.serve import run  # after the flags are checked: importing it takes seconds
 
@@ -110,7 +113,7 @@ def serve(effective: EffectiveSettings) -> None:
 def config(effective: EffectiveSettings) -> None:
     """Print the effective settings as YAML, with their origins.
 
-    Takes the flags of `outrider serve`. The origin of a value is default, file, environment or flag; API keys are masked.
+    Takes the flags of `outrider serve`. An origin is default, file, environment or flag. API keys are masked.
     """
     from outrider.server.settings.printing import effective_yaml
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-EXTRA_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}  # any setting works as a flag
+EXTRA_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-ConfigOption = Annotated[Path | None, typer.Option(help="YAML file with settings; see configs/ for examples.")]
+ConfigOption = Annotated[Path | None, typer.Option(help="YAML file of settings; configs/ has examples.")]
 ModelOption = Annotated[str | None, typer.Option(help="Local folder, Hugging Face id or GGUF file. Short for --model.path.")]
 
 

@@ -17,7 +17,8 @@ from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.verify.errors import ModelError
 from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
-BLOCK_TOKENS = 32_000_000  # sorting a block takes about 80 bytes per token
+# Sorting a block takes about 80 bytes per token.
+BLOCK_TOKENS = 32_000_000
 TEXT_SUFFIXES = {
     *(".txt", ".md", ".rst", ".html", ".css", ".yaml", ".toml", ".jsonl"),
     *(".py", ".c", ".h", ".cpp", ".js", ".ts", ".go", ".rs", ".java"),
@@ -33,7 +34,7 @@ def build_ngram(
 ) -> int:
     """Counts the texts in `paths` into an n-gram table. Returns its number of contexts. Raises DatastoreError."""
     loaded = open_tokenizer(tokenizer)
-    separator = len(loaded)  # not a token id: no n-gram spans two texts
+    separator = len(loaded)  # it is no token id, so no n-gram spans two texts
     max_bytes = None if max_megabytes is None else int(max_megabytes * 1e6)
     with Progress() as progress:
         blocks = token_blocks(read_all(find_files(paths), progress), loaded)

@@ -16,7 +16,8 @@ from outrider.server.imports import hide_torch
 if TYPE_CHECKING:
     from outrider.server.datastore_watch import Update
 
-NICENESS = 5  # of a watch; a server on the same machine runs first
+# A watch has this niceness, so that a server on the same machine comes first.
+NICENESS = 5
 
 app = typer.Typer(help="Build and inspect the tables that drafters read.", no_args_is_help=True)
 
@@ -37,7 +38,7 @@ def datastore_build(
     successors: Annotated[int, typer.Option(min=1, max=64, help="ngram: successors per context.")] = 12,
     max_megabytes: Annotated[float | None, typer.Option(help="ngram: drop rare contexts until the file fits.")] = None,
     order: Annotated[int, typer.Option(min=2, max=4, help="ngram: n-gram order; 3 for tri-grams.")] = 3,
-    append: Annotated[bool, typer.Option(help="suffix: add to an existing datastore.")] = False,
+    append: Annotated[bool, typer.Option(help="suffix: append to an existing datastore.")] = False,
 ) -> None:
     """Build a table from a corpus. Run the command again to resume an interrupted suffix build."""
     from outrider import models
@@ -64,10 +65,10 @@ def datastore_watch(
     directory: Annotated[Path, typer.Argument(help="Working tree; git tells which files are ignored.")],
     out: Annotated[Path, typer.Option(help="Folder of the suffix datastore; continued if it exists.")],
     tokenizer: Annotated[str, typer.Option(help="Folder or Hugging Face id; defaults to the embedded model's.")] = "",
-    interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks at the files.")] = 0.5,
+    interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two checks of the files.")] = 0.5,
     once: Annotated[bool, typer.Option("--once", help="Build or update the datastore, then exit.")] = False,
 ) -> None:
-    """Keep a suffix datastore equal to a working tree until Ctrl-C. Servers pick its updates up while they run."""
+    """Keep a suffix datastore up to date with a working tree until Ctrl-C. Running servers load its updates."""
     from outrider import models
 
     hide_torch()  # tokenizers need none

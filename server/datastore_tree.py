@@ -17,12 +17,14 @@ from typing import NamedTuple
 from outrider.server.datastore_builder import DatastoreError
 
 MAX_FILE_BYTES = 1_000_000
-MAX_MEAN_LINE = 400  # characters; minified code has longer lines
-HEAD_CHARACTERS = 2000  # of a file, in which a generator leaves its mark
+# Files whose mean line has more characters are taken for minified or generated.
+MAX_MEAN_LINE = 400
+# A generator leaves its mark in this many first characters.
+HEAD_CHARACTERS = 2000
 GENERATED_NAMES = re.compile(
     r"(^|/)(package-lock\.json|npm-shrinkwrap\.json|pnpm-lock\.yaml|go\.sum|[^/]*\.(lock|map|svg|min\.js|min\.css))$"
 )
-# Secrets by convention, whether or not a .gitignore names them.
+# These files hold secrets by convention, whether or not a .gitignore names them.
 SECRET_NAMES = re.compile(r"(^|/)(\.env(\.[^/]*)?|\.netrc|\.npmrc|\.pypirc|id_[a-z0-9]+|[^/]*\.(pem|key|p12|pfx))$")
 GENERATED_MARKS = re.compile(r"Code generated .* DO NOT EDIT|@generated\b")
 LIST = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
@@ -46,7 +48,7 @@ class WorkingTree:
             raise DatastoreError(f"There is no directory {root}.")
         self.root = root.resolve()
         self._store = os.path.relpath(store.resolve(), self.root) + "/"
-        self._empty: tempfile.TemporaryDirectory[str] | None = None  # a repository for a folder outside of any
+        self._empty: tempfile.TemporaryDirectory[str] | None = None  # the repository for a folder that is in none
 
     def close(self) -> None:
         """Deletes the temporary repository."""

@@ -23,14 +23,19 @@ from pydantic import TypeAdapter
 from outrider.drafters.tables import datastore
 from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.drafters.tables.splice import splice
+from outrider.server.batches import batches
 from outrider.server.datastore_builder import BLOCK_TOKENS, DatastoreError, open_tokenizer
 from outrider.server.datastore_tree import Stamp, WorkingTree, read_file
 from outrider.verify.tokenizer import fingerprint
 
-LOCK = "lock"  # file that is locked by the process that updates the store
-BATCH_CHARACTERS = 1_000_000  # tokenized at a time
-MAX_UNSETTLED_POLLS = 10  # a tree that keeps changing is indexed after this many polls
-IDLE_RATIO = 20  # time between two polls, at least this multiple of the time of one
+# The process that updates the store locks this file.
+LOCK = "lock"
+# This many characters are tokenized at a time.
+BATCH_CHARACTERS = 1_000_000
+# A tree that keeps changing is indexed after this many polls.
+MAX_UNSETTLED_POLLS = 10
+# The time between two polls is at least this multiple of the time that one takes.
+IDLE_RATIO = 20
 
 
 class Document(NamedTuple):
@@ -38,8 +43,8 @@ class Document(NamedTuple):
 
     path: str
     stamp: Stamp
-    digest: str  # of its content
-    tokens: int  # with the separator that follows them; 0 = not indexed, for example a binary file
+    digest: str  # digest of its content
+    tokens: int  # includes the separator that follows them; 0 = not indexed, for example a binary file
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class WatchedStore:
     def __init__(self, folder: Path, root: Path, tokenizer: str) -> None:
         """Continues the store in `folder`, if there is one. Raises DatastoreError."""
         self._tokenizer = open_tokenizer(tokenizer)
-        self._separator = len(self._tokenizer)  # not a token id
+        self._separator = len(self._tokenizer)  # it is no token id
         self._fingerprint = fingerprint(self._tokenizer)
         self._folder = folder
         self._root = str(root)
@@ -123,7 +128,7 @@ class WatchedStore:
 
     def _tokenize(self, texts: Iterator[tuple[Document, str]]) -> Iterator[tuple[Document, NDArray[np.uint32]]]:
         """The documents with their numbers of tokens, and the tokens with the separator."""
-        for batch in _batches(texts):
+        for batch in batches(texts, lambda each: len(each[1]), BATCH_CHARACTERS):
             ids = self._tokenizer([text for _, text in batch], add_special_tokens=False, verbose=False)["input_ids"]
             for (document, text), tokens in zip(batch, ids, strict=True):
                 ending = [self._separator] if text else []
@@ -223,20 +228,6 @@ def _lock(folder: Path) -> IO[bytes]:
         lock.close()
         raise DatastoreError(f"{folder} is updated by another `outrider datastore watch`; end that first.") from None
     return lock
-
-
-def _batches(texts: Iterator[tuple[Document, str]]) -> Iterator[list[tuple[Document, str]]]:
-    """The texts in lists of about BATCH_CHARACTERS."""
-    batch: list[tuple[Document, str]] = []
-    size = 0
-    for document, text in texts:
-        batch.append((document, text))
-        size += len(text)
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def watch(watcher: Watcher, interval_seconds: float, report: Callable[[Update], None]) -> None:

@@ -23,7 +23,7 @@ class FairPool(Generic[R]):
         """One thread per resource; `name` is the threads' prefix."""
         self._idle = list(resources)
         self._executor = ThreadPoolExecutor(len(resources), name)
-        self._running: set[str] = set()  # principals
+        self._running: set[str] = set()  # principals whose work is running
         # The work of each principal in order; the principal whose turn is next comes first.
         self._waiting: OrderedDict[str, deque[tuple[Callable[[R], Any], asyncio.Future[Any]]]] = OrderedDict()
 

@@ -21,13 +21,15 @@ from outrider.server.engine.engine import Engine
 from outrider.server.engine.worker_process import WorkerProcess
 from outrider.server.http.exposition import create_metrics_app
 from outrider.server.http.protocol import Connections
-from outrider.server.settings import Settings, SettingsError, is_loopback
+from outrider.server.settings import Settings, SettingsError
 from outrider.server.telemetry.metrics import Metrics
 from outrider.server.telemetry.tracing import TracingError
 from outrider.verify.tokenizer import load_tokenizer
 
-SPARE_FILES = 256  # open files beside the connections
-GRACE_SECONDS = 2.0  # after the drain, for streams to send their error
+# The process needs this many open files in addition to its connections.
+SPARE_FILES = 256
+# After the drain, streams have this time to send their error.
+GRACE_SECONDS = 2.0
 
 
 class MetricsServer(uvicorn.Server):
@@ -64,8 +66,8 @@ class DrainingServer(uvicorn.Server):
         self._engine = engine
         self._drain_seconds = drain_seconds
         self._metrics_server = metrics_server
-        self._signals = 0  # received
-        self._loop: asyncio.AbstractEventLoop | None = None  # from the start on
+        self._signals = 0  # number of signals received
+        self._loop: asyncio.AbstractEventLoop | None = None  # None before the start
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._signals += 1
@@ -91,7 +93,7 @@ class DrainingServer(uvicorn.Server):
         deadline = asyncio.get_running_loop().call_later(self._drain_seconds, self._engine.abort)
         try:
             await super().shutdown(sockets)
-            if self.force_exit:  # uvicorn leaves it out, and then cancels the application, whose error would be logged
+            if self.force_exit:  # uvicorn skips it, and then cancels the application, whose error would be logged
                 await self.lifespan.shutdown()
         finally:
             deadline.cancel()
@@ -103,7 +105,6 @@ def serve(
     settings: Settings, listener: socket.socket, worker: WorkerProcess, metrics_listener: socket.socket | None = None
 ) -> int:
     """Serves on the listeners until a signal; returns the exit code. Raises SettingsError or ModelError."""
-    check_address(settings)
     failures: list[str] = []
 
     def on_failure(reason: str) -> None:
@@ -111,7 +112,7 @@ def serve(
         failures.append(reason)
         server.should_exit = True
 
-    def on_start() -> None:  # from here on the server handles Ctrl-C
+    def on_start() -> None:  # the server handles Ctrl-C now
         host, port = listener.getsockname()[:2]
         address = f"http://{host}:{port}/v1"
         print(f"outrider: serving {settings.model.served_name} at {address} (loading the model)", file=sys.stderr)
@@ -123,15 +124,6 @@ def serve(
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     return 2 if failures else 0
-
-
-def check_address(settings: Settings) -> None:
-    """Raises SettingsError if the server would be open to the network without API keys."""
-    if not (settings.auth.keys or settings.auth.open or is_loopback(settings.server.host)):
-        raise SettingsError(
-            f"{settings.server.host} is a public address and there are no API keys; set auth.keys or auth.file, "
-            "or set --auth.open true if something else controls access."
-        )
 
 
 def create_server(

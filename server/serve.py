@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 
 from outrider.server.engine.worker_process import WorkerProcess
 from outrider.server.imports import frozen_imports, hide_torch
-from outrider.server.settings import Settings, SettingsError
+from outrider.server.settings import Settings, SettingsError, is_loopback
 from outrider.server.telemetry.logs import configure
 from outrider.verify.errors import ModelError
 
@@ -23,6 +23,7 @@ def run(settings: Settings) -> int:
     configure(settings.logging)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
+        check_address(settings)
         # The front end imports its modules while the worker imports torch, which takes seconds.
         with ExitStack() as stack:
             listener = stack.enter_context(listen(settings.server.host, settings.server.port))
@@ -40,6 +41,15 @@ def run(settings: Settings) -> int:
         return 2
     finally:
         gc.unfreeze()
+
+
+def check_address(settings: Settings) -> None:
+    """Raises SettingsError if the server would be open to the network without API keys."""
+    if not (settings.auth.keys or settings.auth.open or is_loopback(settings.server.host)):
+        raise SettingsError(
+            f"{settings.server.host} is a public address and there are no API keys; set auth.keys or auth.file, "
+            "or set --auth.open true if something else controls access."
+        )
 
 
 def listen(host: str, port: int, flag: str = "--port") -> socket.socket:

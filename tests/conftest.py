@@ -16,7 +16,7 @@ from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.server.settings import Settings, load_settings
-from outrider.verify.model.attention import NAME
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.runner import ModelRunner
 from tests.servers import SHARED_SERVERS, coalescing, crowded, guarded, served
 
@@ -31,17 +31,22 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "outrider"))
 
 WIDTH = 80  # columns of a terminal
 SHARED = Path(__file__).parents[2] / "shared" / "data"
-# The groups that take longest start first, so that no process is left with one at the end. While the first server's kernels
-# are compiled, the other processes run tests that need no kernels.
+# The groups that take longest start first, so that no process is left with one at the end. The first one compiles the kernels
+# for its server; meanwhile, the other processes run tests that need no kernels, since a second server would wait for them.
 LONG_GROUPS = (
     "real",
-    "served",
-    "tests/verify/test_rejection.py",
+    "tests/verify/sampling/test_rejection.py",
     "tests/verify/model/gpu/test_triton_attention.py",
     "tests/verify/model/gpu/test_graphs.py",
+    "served",
+    "real test_formats",
+    "real test_equality",
     "lossless greedy",
     "lossless sampled",
     "guarded",
+    "tests/integration/test_tokenizers.py",
+    "tests/server/chat/tools/test_parser.py",
+    "tests/bench/live/test_run.py",
     "crowded",
     "tests/server/test_cli.py",
     "tests/docker/test_dashboards.py",

@@ -26,7 +26,7 @@ class Oracle(Stateless):
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._at = 0
 
-    def propose(self, budget: int) -> DraftTree:
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         tokens = self._answer[self._at : self._at + min(self._length, budget)].copy()
         if self._wrong:
             tokens[self._wrong - 1 :: self._wrong] -= 1
@@ -43,7 +43,7 @@ class Oracle(Stateless):
 class Bush(Oracle):
     """Drafts the answer with `wrong` other tokens before each of its own, so accepted rows are far apart."""
 
-    def propose(self, budget: int) -> DraftTree:
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         answer = self._answer[self._at :][: budget // (1 + self._wrong)].tolist()
         tokens = [(token + other) % (max(answer) + 1) for token in answer for other in range(self._wrong, -1, -1)]
         above = np.arange(-1, len(answer) - 1) * (1 + self._wrong) + self._wrong
@@ -64,7 +64,7 @@ class Chaos(Stateless):
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         pass
 
-    def propose(self, budget: int) -> DraftTree:
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         if budget < 6:
             return EMPTY
         left, right = self._random.choice(self._vocabulary, (2, 2), replace=False)
@@ -93,7 +93,7 @@ class Driven:
         self.sequence.begin(prompt)
         self.drafter.begin(self.sequence, prediction, sampling)
 
-    def propose(self, budget: int) -> DraftTree:
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         return cast(DraftTree, self.drafter.propose(budget))
 
     def observe(self, verdict: Verdict) -> None:

@@ -26,6 +26,8 @@ class ToyModel:
     ) -> None:
         """`table` is [V, V]: row t holds the probabilities after token t. `thread`, if given, runs the work of `beside`."""
         self._table = table
+        with np.errstate(divide="ignore"):
+            self._logs = np.log(table)
         self._random = random
         self._thread = thread
         self._text: list[int] = []
@@ -70,8 +72,10 @@ class ToyModel:
         return done
 
     def _candidates(self, tokens: Collection[int], count: int) -> Candidates:
-        shares = self._table[list(tokens)]
-        noise = self._random.gumbel(size=shares.shape) if self._random is not None else 0.0
-        best = np.argsort(-(np.log(shares) + noise), axis=1)[:, :count]
+        last = list(tokens)
+        shares, scores = self._table[last], self._logs[last]
+        if self._random is not None:
+            scores = scores + self._random.gumbel(size=shares.shape)
+        best = np.argsort(-scores, axis=1)[:, :count]
         q = None if self._random is None else shares.astype(np.float32)
-        return Candidates(best.astype(np.int32), np.take_along_axis(shares, best, 1).astype(np.float32), q)
+        return Candidates(best.astype(np.int32), shares[np.arange(len(last))[:, None], best].astype(np.float32), q)

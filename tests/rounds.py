@@ -1,18 +1,18 @@
-"""Several requests in shared rounds."""
+"""Several streams in shared rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.verify.generation import Generation
-from outrider.verify.round import Round, Together
+from outrider.verify.round import RunDrafts, run_round
+from outrider.verify.stream import Stream
 
 
-def answers_in_rounds(generations: Sequence[Generation], together: Together) -> list[list[int]]:
-    """The tokens of all requests, each of which takes part in every round until it ends."""
-    active, found = dict(enumerate(generations)), [list[int]() for _ in generations]
+def answers_in_rounds(streams: Sequence[Stream], run_drafts: RunDrafts) -> list[list[int]]:
+    """The tokens of all streams, each of which takes part in every round until it ends."""
+    active, found = dict(enumerate(streams)), [list[int]() for _ in streams]
     while active:
-        outcomes = Round(list(active.values()), together=together).end()
+        outcomes = run_round(list(active.values()), run_drafts=run_drafts)
         for number, outcome in zip(list(active), outcomes, strict=True):
             assert outcome is not None and not isinstance(outcome, Exception), outcome
             found[number] += outcome.tokens

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import re
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ import openai
 import pytest
 
 from outrider import models
-from outrider.drafters.tables.kernel import CACHE_FOLDER
+from outrider.drafters.kernel import CACHE_FOLDER
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 180
@@ -106,12 +107,20 @@ def worker_of(server: Served) -> int:
     raise AssertionError("no worker")
 
 
+@lru_cache
+def certificates() -> ssl.SSLContext:
+    """The system's certificates. Clients share them, since loading them takes longer than a request."""
+    return ssl.create_default_context()
+
+
 @contextmanager
 def clients(url: str, key: str) -> Iterator[tuple[httpx.Client, openai.OpenAI]]:
     """A raw client and the official one; both send `key`."""
     with (
-        httpx.Client(base_url=url, timeout=60, headers={"Authorization": f"Bearer {key}"}) as http,
-        openai.OpenAI(base_url=f"{url}/v1", api_key=key) as client,
+        httpx.Client(base_url=url, timeout=60, headers={"Authorization": f"Bearer {key}"}, verify=certificates()) as http,
+        openai.OpenAI(
+            base_url=f"{url}/v1", api_key=key, http_client=openai.DefaultHttpxClient(verify=certificates())
+        ) as client,
     ):
         yield http, client
 
@@ -137,8 +146,8 @@ def serving(*flags: str, key: str = "none", program: str = "outrider.server.cli"
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
-    """A server without keys, with the default settings."""
-    with serving("--model.dtype", "float32", "--limits.body_bytes", "200000") as server:
+    """A server without keys. Every step drafts, whatever drafts cost on this machine."""
+    with serving("--model.dtype", "float32", "--limits.body_bytes", "200000", "--speculation.max_nodes", "16") as server:
         yield server
 
 
@@ -161,9 +170,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (folder / "config.yaml").write_text(
         f"auth: {{file: {folder / 'keys.yaml'}}}\n"
         "model: {dtype: float32}\n"
+        "speculation: {max_nodes: 16}\n"
         "limits: {body_bytes: 400000}\n"
         'sessions: {automatic: "off"}\n'  # so that a request without a session is independent of those before it
-        "speculation: {retrieval: {shortest: 2}}\n"  # so that not every token occurs in a datastore
         "logging: {format: json, level: debug}\n"
         f"metrics: {{key: {METRICS}}}\n"
     )
@@ -173,8 +182,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def crowded() -> Iterator[Served]:
-    """A server that runs one request, queues one more, and restarts a worker that stalls for 3 s."""
-    flags = {"max_active": "1", "max_waiting": "1", "stall_seconds": "3"}
+    """A server that runs one request, queues one more, and restarts a worker that stalls for 10 s; a busy one may for 3 s."""
+    flags = {"max_active": "1", "max_waiting": "1", "stall_seconds": "10"}
     with serving("--model.dtype", "float32", *(word for k, v in flags.items() for word in (f"--scheduling.{k}", v))) as server:
         yield server
 

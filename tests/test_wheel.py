@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -18,12 +19,24 @@ from outrider import models
 from outrider.verify.model.cpu.native import library
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("server", "drafters", "verify", "models", "bench", "training", "pyproject.toml", "setup.py", "README.md", "LICENSE")
-FOREIGN = ("server", "drafters", "verify", "models")
+SOURCES = (
+    "server",
+    "drafters",
+    "engines",
+    "verify",
+    "models",
+    "bench",
+    "training",
+    "pyproject.toml",
+    "setup.py",
+    "README.md",
+    "LICENSE",
+)
+FOREIGN = ("server", "drafters", "engines", "verify", "models")
 
 
-def build(folder: Path, **environment: str) -> Path:
-    """A wheel of the checkout, built without a network."""
+def build(folder: Path, part: str = "", **environment: str) -> Path:
+    """A wheel of the checkout, or of the distribution in a folder of it, built without a network."""
     source = folder / "source"
     source.mkdir()
     for name in SOURCES:
@@ -42,7 +55,7 @@ def build(folder: Path, **environment: str) -> Path:
         "--no-index",
         "--wheel-dir",
     ]
-    subprocess.run([*command, str(folder), str(source)], check=True, env=os.environ | environment, capture_output=True)
+    subprocess.run([*command, str(folder), str(source / part)], check=True, env=os.environ | environment, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -86,7 +99,8 @@ def test_the_wheel_serves_beside_packages_with_the_folders_names(tmp_path: Path)
     python = environment / "bin" / "python"
     printed = subprocess.run([python, "-c", program], cwd=work, check=True, capture_output=True, text=True).stdout.strip()
     assert Path(printed).is_relative_to(packages)
-    assert {file.name for file in Path(printed).parent.glob("*.so")} == {file.name for file in library.FOLDER.glob("*.so")}
+    variants = set(library.VARIANTS) if platform.machine() in ("x86_64", "AMD64") else {"portable"}
+    assert {file.name.partition(".")[0] for file in Path(printed).parent.glob("*.so")} == {f"_{each}" for each in variants}
     command: list[str | Path] = [
         environment / "bin" / "outrider",
         "serve",
@@ -108,3 +122,25 @@ def test_the_wheel_serves_beside_packages_with_the_folders_names(tmp_path: Path)
         finally:
             process.terminate()
             process.communicate()
+
+
+@pytest.mark.slow
+def test_the_drafters_are_installed_alone(tmp_path: Path) -> None:
+    wheel, environment = build(tmp_path, "drafters"), tmp_path / "environment"
+    assert wheel.name == "outrider_drafters-0.1.0-py3-none-any.whl"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    (packages,) = environment.glob("lib/python3*/site-packages")
+    for name in ("numpy", "numpy.libs", "numba", "llvmlite", "safetensors", "annotated_types"):
+        (packages / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
+    install = [sys.executable, "-m", "pip", "--python", str(environment), "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*install, str(wheel)], check=True)
+    assert {path.name for path in (packages / "outrider").iterdir()} == {"drafters", "engines"}
+    program = (
+        "from outrider.drafters.library import Resources, Session\n"
+        "session = Session('fusion', Resources(vocabulary=64))\n"
+        "session.begin([*range(20), *range(8)])\n"
+        "print(session.propose_chain(4).tokens.tolist())"
+    )
+    python = environment / "bin" / "python"
+    printed = subprocess.run([python, "-I", "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert printed.strip() == "[8, 9, 10, 11]"

@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.verify.gguf_tokenizer import QWEN2, TEKKEN
+from outrider.verify.gguf.tokenizer import QWEN2, TEKKEN
 from outrider.verify.tokenizer import load_tokenizer
 
 SENTENCES = [

@@ -23,7 +23,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
 SPECIAL_TOKENS = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
-HELD_OUT_SHARE = 1 / 64  # fraction of files, chosen by the hash of their text
+# The share of files, chosen by the hash of their text.
+HELD_OUT_SHARE = 1 / 64
 MAX_FILE_BYTES = 200_000
 SKIPPED_FOLDERS = {
     *("test", "tests", "testing", "_vendor", "site-packages", "idlelib", "lib2to3", "encodings", "pydoc_data"),

@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from training.corpus import CHAT_TEMPLATE, SPECIAL_TOKENS
 
-VOCABULARY = 4096  # tokens, special tokens included
+# The number of tokens, special tokens included.
+VOCABULARY = 4096
 # A line break and the indentation after it form one piece: together they carry most of Python's structure.
 PIECES = r"(?:\r?\n)+[ \t]*|[ _.]?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|[ \t]+(?=\S)|\s+"
 

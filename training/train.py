@@ -28,13 +28,15 @@ from training.optimization import Optimization
 from training.tokenizer import VOCABULARY, train_tokenizer
 
 CONTEXT_TOKENS = 2048
-END_ID = 0  # <|end|>, which also separates documents
+# The id of <|end|>, which also separates documents.
+END_ID = 0
 BASE_TABLE_BYTES = 8_000_000
 BATCH_TOKENS = 8192
 TARGET_SHAPE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8, "num_attention_heads": 4}
 DRAFT_SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
 # Most steps use short windows, which are cheaper; the last ones train the far positions.
-LONG_WINDOW_SHARE = 0.15  # fraction of the training time
+# The share of the training time.
+LONG_WINDOW_SHARE = 0.15
 SHORT_WINDOW_TOKENS = 512
 
 
@@ -148,7 +150,7 @@ def rate_at(share: float) -> float:
 
 
 def main(
-    minutes: float = typer.Option(60.0, help="Training time, including earlier runs that this one resumes."),
+    minutes: float = typer.Option(60.0, help="Training time in minutes, including that of earlier runs that this one resumes."),
     folder: Path = typer.Option(Path("build/train"), help="Checkpoints and tokenized text."),
     compiled: bool = typer.Option(True, help="Use torch.compile."),
 ) -> None:

@@ -26,8 +26,10 @@ from training.optimization import Optimization
 from training.train import SHORT_WINDOW_TOKENS, RunState, batch, rate_at, resume, save
 
 BATCH_TOKENS = 4096
-PASSES = 2  # over the same tokens: the first reads the target's states, each other one those of the pass before it
-STATE_WEIGHT = 0.1  # of the states' distance in the loss, beside the cross-entropy
+# The passes read the same tokens. The first reads the target's states, and each other one those of the pass before it.
+PASSES = 2
+# The weight of the states' distance in the loss, beside the cross-entropy.
+STATE_WEIGHT = 0.1
 
 
 class HeadLearner:
@@ -113,7 +115,7 @@ def export(learner: HeadLearner, place: Path, done: RunState) -> None:
 
 
 def main(
-    minutes: float = typer.Option(20.0, help="Training time, including earlier runs that this one resumes."),
+    minutes: float = typer.Option(20.0, help="Training time in minutes, including that of earlier runs that this one resumes."),
     folder: Path = typer.Option(Path("build/train"), help="Checkpoints and tokenized text."),
 ) -> None:
     """Train the embedded target's EAGLE head and write it to models/embedded/eagle/."""

@@ -1,100 +1,132 @@
 """Chooses the draft nodes that a round verifies: the subtrees of all streams with the most expected tokens per second.
 
 The cost of the likeliest n nodes comes from the machine's cost curve; their expected tokens are the sum of their path
-probabilities, times the trust in the stream's drafter. So drafting that does not pay stops within a few steps, and resumes
-after a probe that pays.
+probabilities, corrected by the trust in the stream's drafter at each depth. So drafting that does not pay stops within a few
+steps, and resumes after a probe that pays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import EMPTY, MAX_NODES, DraftTree, Ints
 from outrider.drafters.policy import Probe, Trust, ema
+from outrider.drafters.sequence import UNLIMITED
 from outrider.verify.cost import CostCurve
 
-HOPE = 1.2  # gain that drafting is assumed to have at first: it stops after some 20 drafts without any
-LEAST_GAIN = 1.02  # with which drafting goes on: choosing nodes and ranking the model's own candidates take time, too
-PROBE_INTERVAL = 4  # steps between two drafts while drafting does not pay; doubles up to LONGEST_INTERVAL
+# Drafting starts as if it paid a little, so it stops after a dozen drafts that gain nothing.
+HOPE = 1.1
+# Drafting must gain this much, because choosing nodes and ranking the model's own candidates take time, too.
+LEAST_GAIN = 1.03
+# While drafting does not pay, a stream drafts once in PROBE_INTERVAL steps, later once in LONGEST_INTERVAL.
+PROBE_INTERVAL = 4
 LONGEST_INTERVAL = 8
-PLAIN_INTERVAL = 16  # steps between two without a draft while drafting pays a little: they show what it is compared with
-CLEAR_GAIN = 1.5  # with which no such steps are needed
-MIN_NODES = 3  # in the smallest draft that is requested
-FULL_NODES = 64  # requested at first; more only if a draft of as many clearly pays
-FULL_BUDGET_GAIN = 1.5  # gain over break-even that restores the full budget, and then doubles it
+# While drafting pays less than CLEAR_GAIN, one step in this many drafts nothing, to measure what drafting is compared with.
+PLAIN_INTERVAL = 16
+CLEAR_GAIN = 1.5
+MIN_NODES = 3
+# Each of the first depths has a trust of its own; deeper nodes share that of the last.
+TRUSTED_DEPTHS = 4
+# A stream requests this many nodes at first, and more only if a draft of this size clearly pays.
+FULL_NODES = 64
+# A last node with this gain over break-even restores the full budget, and then doubles it.
+FULL_BUDGET_GAIN = 1.5
 
 
 @dataclass(frozen=True)
-class Selection:
-    """The part of a draft that is verified."""
+class Draft:
+    """What a stream proposes for one step."""
 
     tree: DraftTree
-    next_nodes: int | None = None  # number of nodes to request from the next step on; None = unchanged
+    depth: int = UNLIMITED  # depth of the deepest node that the step may verify
+    seconds: float = 0.0  # time that drafting took
+    context: int = 0  # tokens before the draft
+    prunable: bool = True  # whether nodes may be dropped before verification
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The nodes of one draft that a round verifies."""
+
+    tree: DraftTree
+    proposed: int  # nodes of the whole draft
+    expected: float | None = None  # tokens that the step is expected to emit; None = unknown
     gain: float = 1.0  # expected tokens per second of the round, drafting included, over those without drafts
+    next_nodes: int | None = None  # number of nodes to request from the next step on; None = unchanged
+
+    @classmethod
+    def whole(cls, draft: Draft) -> Choice:
+        """All nodes, without a prediction."""
+        return cls(draft.tree, len(draft.tree))
+
+    def __str__(self) -> str:
+        """The reason for the choice, for the log."""
+        nodes = f"{len(self.tree)} of {self.proposed} nodes"
+        return nodes if self.expected is None else f"{nodes} ({self.expected:.2f} tokens expected, gain {self.gain:.2f})"
 
 
-class Budget(Protocol):
-    """Decides how many nodes of one stream are drafted; `share` decides how many are verified."""
+class Budget:
+    """How many nodes one stream drafts; `divide_nodes` chooses those that a round verifies.
 
-    def nodes(self) -> int:
-        """The number of nodes that the drafter may propose in this step. Called once per step."""
+    With a cost curve, the curve and the drafter's past acceptance decide. Without one, each step drafts the same number of
+    nodes and verifies all of them.
+    """
 
-    def record(self, draft: DraftTree, selection: Selection, tokens: Ints, draft_seconds: float) -> None:
-        """Records one step's outcome: the emitted tokens (int32 [A+1]) and the seconds that drafting took."""
-
-
-class FixedBudget:
-    """The same number of nodes in every step. Implements `Budget`."""
-
-    def __init__(self, nodes: int) -> None:
-        self._nodes = nodes
-
-    def nodes(self) -> int:
-        return self._nodes
-
-    def record(self, draft: DraftTree, selection: Selection, tokens: Ints, draft_seconds: float) -> None:
-        pass
-
-
-class MeasuredBudget:
-    """Chooses the nodes by the machine's cost curve and the drafter's past acceptance. Implements `Budget`."""
-
-    def __init__(self, curve: CostCurve) -> None:
+    def __init__(self, nodes: int = FULL_NODES, curve: CostCurve | None = None) -> None:
+        """`nodes` is the number without a `curve`, and has no effect with one."""
         self.curve = curve
-        self.draft_seconds = 0.0  # per draft (EMA)
-        self._trust = Trust()
+        self.draft_seconds: float | None = None  # seconds per draft (EMA)
+        self._trust = [Trust() for _ in range(TRUSTED_DEPTHS)]
         self._has_drafted = False
-        self._most = curve.nodes[-1]
-        self._requested = min(FULL_NODES, self._most)
-        self._gain = HOPE  # of drafting (EMA)
+        self._asked = 0  # nodes requested for this step
+        self._most = nodes if curve is None else curve.nodes[-1]
+        self._requested = nodes if curve is None else min(FULL_NODES, self._most)
+        self._gain = HOPE  # gain of drafting (EMA)
         self._probe = Probe(PROBE_INTERVAL, LONGEST_INTERVAL)
         self._plain = Probe(PLAIN_INTERVAL)
 
-    @property
-    def trust(self) -> float:
-        """The factor by which the drafter's probabilities have come true."""
-        return self._trust.factor
+    def expected(self, tree: DraftTree) -> NDArray[np.float64]:
+        """The path probabilities of the nodes, float64 [N], corrected by how far the drafter's came true at each depth.
+
+        Without a cost curve, they are the drafter's.
+        """
+        factors = [trust.factor for trust in self._trust]
+        above = np.cumprod([1.0, *factors])[np.minimum(tree.depths, TRUSTED_DEPTHS)]
+        deeper: NDArray[np.float64] = factors[-1] ** np.maximum(0, tree.depths - TRUSTED_DEPTHS)
+        return tree.probability * above * deeper
 
     def nodes(self) -> int:
+        """The number of nodes that the drafter may propose in this step. Called once per step."""
+        if self.curve is None:
+            return self._requested
+        self._asked = 0
         if self._gain >= LEAST_GAIN:
             self._probe.reset()
-            return 0 if self._gain < CLEAR_GAIN and self._plain.due() else self._requested
-        return self._requested if self._probe.due() else 0
+            if self._gain >= CLEAR_GAIN or not self._plain.tick():
+                self._asked = self._requested
+        elif self._probe.tick():
+            self._asked = self._requested
+        return self._asked
 
-    def record(self, draft: DraftTree, selection: Selection, tokens: Ints, draft_seconds: float) -> None:
-        if not len(draft):
+    def least(self, context: int) -> float:
+        """The path probability below which no node after `context` tokens would be verified."""
+        return 0.0 if self.curve is None else self.curve.least_probability(context)
+
+    def record(self, draft: DraftTree, choice: Choice, tokens: Ints, draft_seconds: float) -> None:
+        """Records one step's outcome: the emitted tokens (int32 [A+1]) and the seconds that drafting took."""
+        if self.curve is None or not self._asked:
             return
-        self._requested = selection.next_nodes or self._requested
-        self._gain = ema(self._gain, selection.gain)
+        self._requested = choice.next_nodes or self._requested
+        self._gain = ema(self._gain, choice.gain)
         if self._has_drafted:  # the first draft of a request includes the draft model's reading of the prompt
             self.draft_seconds = ema(self.draft_seconds, draft_seconds)
         self._has_drafted = True
-        self._trust.record(*outcome(draft, tokens))
+        for depth, (probability, was_accepted) in enumerate(outcome(draft, tokens)):
+            self._trust[min(depth, TRUSTED_DEPTHS - 1)].record(probability, was_accepted)
 
     def next_nodes(self, useful: int, drafted: int, last_gain: float) -> int | None:
         """A drafter that fills its budget gets only the useful size next time, or more nodes if the last one clearly paid.
@@ -108,88 +140,84 @@ class MeasuredBudget:
         return min(self._most, max(FULL_NODES, self._requested * (2 if drafted == self._requested else 1)))
 
 
-@dataclass(frozen=True)
-class Offer:
-    """One stream's draft for a round."""
-
-    draft: DraftTree
-    budget: Budget
-    context: int  # tokens before the draft
-    prunable: bool = True
-
-    def kept(self) -> NDArray[np.bool_]:
-        """The nodes that must be verified, bool [N]: pruning by what was sampled would bias rejection sampling."""
-        if self.prunable and isinstance(self.budget, MeasuredBudget):
-            return self.draft.drawn
-        return np.ones(len(self.draft), np.bool_)
-
-
-def share(offers: Sequence[Offer], most: int | None = None) -> list[Selection]:
-    """The nodes to verify of each stream in one round: those with which the round emits the most tokens per second.
+def divide_nodes(drafts: Sequence[Draft], budgets: Sequence[Budget], most: int | None = None) -> list[Choice]:
+    """Chooses the nodes that one round verifies of each stream's draft: those with which it emits the most tokens per second.
 
     `most` bounds their number where the round also reads a prompt. Has no side effects.
     """
-    drafted = sum(len(offer.draft) for offer in offers)
-    measured = [offer.budget for offer in offers if isinstance(offer.budget, MeasuredBudget)]
-    if not drafted or not measured:
-        return [Selection(offer.draft) for offer in offers]
-    forced = np.concatenate([offer.kept() for offer in offers])
+    drafted = sum(len(draft.tree) for draft in drafts)
+    curve = curve_of(budgets)
+    if not drafted or curve is None:
+        return [Choice.whole(draft) for draft in drafts]
+    forced = np.concatenate([forced_nodes(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)])
     if forced.all():
-        return [Selection(offer.draft) for offer in offers]
-    gains = np.concatenate([trust_of(offer.budget) * offer.draft.probability for offer in offers])
+        return [Choice.whole(draft) for draft in drafts]
+    gains = np.concatenate([budget.expected(draft.tree) for draft, budget in zip(drafts, budgets, strict=True)])
     order = np.lexsort((-gains, ~forced))  # equal nodes keep their order, so parents come first
-    context = sum(offer.context for offer in offers) // len(offers)
-    roots = len(offers)
-    costs = measured[0].curve.of_rows(context, roots, roots + max(drafted, MAX_NODES))[roots - 1 :]
-    tokens = len(offers) + np.concatenate([[0.0], np.cumsum(gains[order], dtype=np.float64)])
-    # Tokens per second, by number of nodes.
-    rates = tokens / (costs[: drafted + 1] + sum(budget.draft_seconds for budget in measured))
+    context = sum(draft.context for draft in drafts) // len(drafts)
+    roots = len(drafts)
+    costs = curve.of_rows(context, roots, roots + max(drafted, MAX_NODES))[roots - 1 :]
+    tokens = roots + np.concatenate([[0.0], np.cumsum(gains[order], dtype=np.float64)])
+    # `rates` holds the tokens per second with 0, 1, ... nodes.
+    rates = tokens / (costs[: drafted + 1] + sum(budget.draft_seconds or 0.0 for budget in budgets))
     fewest = int(forced.sum())
     best = fewest + int(np.argmax(rates[fewest:]))
     kept, worth = np.zeros((2, drafted), np.bool_)
     worth[order[:best]] = True
     kept[order[: best if most is None else max(fewest, min(best, most))]] = True
     most = max(drafted, FULL_NODES)
-    break_even = rates[best] * (costs[most] - costs[0]) / most  # tokens that one more node must add
+    break_even = rates[best] * (costs[most] - costs[0]) / most  # the tokens that one more node must add
     gain = float(rates[best] * costs[0]) / roots
-    selections, end = [], 0
-    for offer in offers:
-        start, end = end, end + len(offer.draft)
-        next_nodes = requested(offer, worth[start:end], gains[start:end], break_even)
-        selections.append(Selection(pruned(offer.draft, kept[start:end]), next_nodes, gain))
-    return selections
+    choices, end = [], 0
+    for draft, budget in zip(drafts, budgets, strict=True):
+        start, end = end, end + len(draft.tree)
+        next_nodes = requested(draft, budget, worth[start:end], gains[start:end], break_even)
+        verified, own = kept[start:end], gains[start:end]
+        expected = 1 + float(own[verified].sum())
+        choices.append(Choice(pruned(draft.tree, verified), len(draft.tree), expected, gain, next_nodes))
+    return choices
 
 
-def pruned(draft: DraftTree, kept: NDArray[np.bool_]) -> DraftTree:
+def curve_of(budgets: Sequence[Budget]) -> CostCurve | None:
+    """The machine's cost curve; None if no stream's nodes are chosen by it."""
+    return next((budget.curve for budget in budgets if budget.curve is not None), None)
+
+
+def forced_nodes(draft: Draft, budget: Budget) -> NDArray[np.bool_]:
+    """The nodes that must be verified, bool [N]: pruning by what was sampled would bias rejection sampling."""
+    if draft.prunable and budget.curve is not None:
+        return draft.tree.drawn
+    return np.ones(len(draft.tree), np.bool_)
+
+
+def pruned(tree: DraftTree, kept: NDArray[np.bool_]) -> DraftTree:
     """The kept nodes (bool [N])."""
     if kept.all():
-        return draft
-    return draft.keep(kept) if kept.any() else EMPTY
+        return tree
+    return tree.keep(kept) if kept.any() else EMPTY
 
 
-def requested(offer: Offer, worth: NDArray[np.bool_], gains: NDArray[np.float64], break_even: float) -> int | None:
+def requested(
+    draft: Draft, budget: Budget, worth: NDArray[np.bool_], gains: NDArray[np.float64], break_even: float
+) -> int | None:
     """How many nodes the stream should draft from now on, by those that are worth verifying (bool [N]); None = as before."""
-    if not (isinstance(offer.budget, MeasuredBudget) and len(gains) and offer.prunable):
+    if budget.curve is None or not draft.prunable or not len(gains):
         return None
     last_gain = float(gains.min()) / break_even if break_even else np.inf
-    return offer.budget.next_nodes(int(worth.sum()), len(worth), last_gain)
+    return budget.next_nodes(int(worth.sum()), len(worth), last_gain)
 
 
-def trust_of(budget: Budget) -> float:
-    """The factor by which a stream's probabilities have come true."""
-    return budget.trust if isinstance(budget, MeasuredBudget) else 1.0
-
-
-def outcome(draft: DraftTree, tokens: Ints) -> tuple[float, int]:
+def outcome(draft: DraftTree, tokens: Ints) -> list[tuple[float, bool]]:
     """Compares a draft with the emitted tokens (int32 [A+1]).
 
-    Returns the probability that the draft gave to the next token, summed over the accepted path and its end, and the
-    number of drafted tokens that were emitted.
+    Returns, for each depth along the accepted path and its end, the probability that the draft gave to its next tokens
+    together, and whether one of them was emitted. The list ends where the draft has no next token.
     """
     rows = draft.follow(tokens)
-    parents = [-1, *rows.tolist()][: len(tokens)]
-    expected = 0.0
-    for parent in parents:
+    found: list[tuple[float, bool]] = []
+    for depth, parent in enumerate([-1, *rows.tolist()][: len(tokens)]):
         above = 1.0 if parent < 0 else float(draft.probability[parent])
-        expected += float(draft.probability[draft.parents == parent].sum()) / max(above, 1e-9)
-    return expected, len(rows)
+        probability = float(draft.probability[draft.parents == parent].sum()) / max(above, 1e-9)
+        if probability > 0.0:
+            found.append((probability, depth < len(rows)))
+    return found

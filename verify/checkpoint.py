@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from outrider.verify.errors import ModelError
-from outrider.verify.gguf_metadata import read_metadata
+from outrider.verify.gguf.metadata import read_metadata
 
-DEFAULT_REVISION = "main"  # the hub's default branch
+DEFAULT_REVISION = "main"
 GGUF = ".gguf"
-# By quantization_config.quant_method: what pip installs, by the name that Python imports.
+# Maps each quantization_config.quant_method to the packages it needs: what pip installs, by the name that Python imports.
 REQUIRED: dict[str, dict[str, str]] = {
     "awq": {"gptqmodel": "gptqmodel", "accelerate": "accelerate"},
     "compressed-tensors": {"compressed_tensors": "compressed-tensors"},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import MAX_NODES
+from outrider.drafters.policy import ema
 
 KEPT_SHARE = 0.25
-# Other work on the machine only adds time, so a step that took less than expected says more than one that took longer.
-FALL, RISE = 1 / 4, 1 / 16  # of a step's deviation that are corrected at once
-MOST_DEVIATION = 2.0  # the factor that one step can show
-COMMON_SHARE = 2 / 3  # of a correction that the whole curve shares; the rest is for the points around the step
+# The whole curve follows these shares of a step's deviation. Other work on the machine only adds time, so a step that took
+# less than expected says more than one that took more.
+FALL, RISE = 1 / 6, 1 / 24
+# The points around a step follow this share of what it deviates beyond the usual deviation.
+OWN = 1 / 16
+# A single step cannot show a larger factor than this.
+MOST_DEVIATION = 2.0
 
 
 class CostCurve:
@@ -35,13 +40,14 @@ class CostCurve:
         row_seconds: float = 0.0,
         stream_seconds: float = 0.0,
     ) -> None:
-        self.nodes = tuple(nodes)  # ascending, from 0 to the most that a step may have
+        self.nodes = tuple(nodes)  # ascending, from 0 to the most nodes of a step
         self.contexts = tuple(contexts)  # ascending
         # float64 [contexts, nodes]. Noise adds time, so of two measurements out of order, the larger one is wrong.
         self.seconds = lowered(np.array(seconds, np.float64))
-        self.row_seconds = row_seconds  # of each row beyond those of one stream's largest step
-        self.stream_seconds = stream_seconds  # of each further stream, beside its rows
-        self.is_corrected = False  # since it was loaded or saved
+        self.row_seconds = row_seconds  # seconds of a row beyond those of one stream's largest step
+        self.stream_seconds = stream_seconds  # seconds of a further stream, without its rows
+        self.is_corrected = False  # whether it has changed since it was loaded or saved
+        self._usual: float | None = None  # logarithm of recent steps' deviation (EMA)
 
     def at(self, context: int) -> NDArray[np.float64]:
         """Seconds of a step over 0, 1, ... nodes[-1] draft nodes after `context` tokens, float64 [nodes[-1] + 1]."""
@@ -55,6 +61,11 @@ class CostCurve:
             more = np.arange(1, rows - len(seconds) + 1)
             seconds = np.concatenate([seconds, seconds[-1] + more * self.row_seconds])
         return seconds[:rows] + self.stream_seconds * (streams - 1)
+
+    def least_probability(self, context: int) -> float:
+        """The probability below which no node pays: what the cheapest further node costs, over a step without any."""
+        row = neighbours(self.contexts, context) @ self.seconds
+        return float((np.diff(row) / np.diff(self.nodes)).min() / row[0])
 
     def paying_streams(self, most: int) -> int:
         """How many streams, at most `most`, a round should have: each adds KEPT_SHARE of what it would have alone, or more.
@@ -82,18 +93,22 @@ class CostCurve:
         self.is_corrected = True
 
     def _correct(self, context: int, nodes: int, ratio: float) -> None:
-        """Corrects all points by a step that took `ratio` times as long as expected.
+        """Corrects all points by a step that took `ratio` times as long as expected, and those around it by what only it shows.
 
         What disturbed the measurement of one point probably disturbed the others, and a point that is far too high would never
-        be chosen, so never be corrected. Therefore all points follow.
+        be chosen, so never be corrected. Therefore all points follow. Where all steps take longer, for example because of the
+        rest of the server, the points that are visited most must not approach the others: only their ratios decide.
         """
-        ratio = min(max(ratio, 1 / MOST_DEVIATION), MOST_DEVIATION)
-        change = ratio ** (FALL if ratio < 1 else RISE)
+        deviation = math.log(min(max(ratio, 1 / MOST_DEVIATION), MOST_DEVIATION))
+        self._usual = ema(self._usual, deviation)
+        own = deviation - self._usual
         around = np.outer(neighbours(self.contexts, context), neighbours(self.nodes, nodes))
-        seconds = self.seconds * change ** (COMMON_SHARE + (1 - COMMON_SHARE) * around)
-        # What is new decides: after a fall, what should cost less falls with it; after a rise, what should cost more rises.
-        self.seconds = lowered(seconds) if ratio < 1 else raised(seconds)
-        self.row_seconds *= change**COMMON_SHARE
+        common = (FALL if deviation < 0 else RISE) * deviation
+        seconds = self.seconds * np.exp(common + OWN * own * around)
+        # The new measurement decides: after a fall, points that should cost less fall with it; after a rise, points that
+        # should cost more rise.
+        self.seconds = lowered(seconds) if own < 0 else raised(seconds)
+        self.row_seconds *= math.exp(common)
 
     def state(self) -> dict[str, Any]:
         """What `parse` reads, for JSON."""

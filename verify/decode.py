@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from outrider.drafters.interface import Drafter, Ints
 from outrider.drafters.sequence import Finish
 from outrider.verify.constraints.reasoning import Constraint
-from outrider.verify.generation import DecodeOptions, Generation, Step
 from outrider.verify.round import run_round
+from outrider.verify.stream import DecodeOptions, Step, Stream
 from outrider.verify.verifier import Verifier
 
 
@@ -26,9 +26,9 @@ class Decoded:
         return len(self.tokens) / max(1, len(self.steps))
 
 
-def step(generation: Generation) -> Step:
+def step(stream: Stream) -> Step:
     """A round of one request alone. Raises what ends the request."""
-    outcome = run_round([generation])[0]
+    outcome = run_round([stream])[0]
     assert outcome is not None
     if isinstance(outcome, Exception):
         raise outcome
@@ -39,20 +39,20 @@ def decode(
     verifier: Verifier, drafter: Drafter, prompt: Ints, options: DecodeOptions, grammar: Constraint | None = None
 ) -> Decoded:
     """Decodes one answer."""
-    return finish(Generation(verifier, drafter, prompt, options, grammar))
+    return finish(Stream(verifier, drafter, prompt, options, grammar))
 
 
-def finish(generation: Generation) -> Decoded:
-    """Runs a generation to its end."""
+def finish(stream: Stream) -> Decoded:
+    """Runs a stream to its end."""
     tokens: list[int] = []
     steps: list[Step] = []
     try:
         while True:
-            taken = step(generation)
+            taken = step(stream)
             tokens.extend(taken.tokens)
             if taken.tree is not None:
                 steps.append(taken)
             if taken.finish is not None:
                 return Decoded(tokens, taken.finish, steps)
     finally:
-        generation.close()
+        stream.close()

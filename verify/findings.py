@@ -1,9 +1,11 @@
-"""Measurements that are saved for the next start."""
+"""Measurements, and choices that were made by them, that are saved for the next start."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -19,3 +21,40 @@ def save_finding(found: dict[str, Any], file: Path | None) -> None:
         partial.replace(file)
     except OSError:
         pass  # the next start measures again
+
+
+def load_choice(file: Path | None) -> object:
+    """The choice that `save_choice` has saved. None if there is no file or it is damaged: the caller then chooses again."""
+    try:
+        return json.loads(file.read_text())["choice"] if file else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def save_choice(choice: str | bool, file: Path | None) -> None:
+    """Saves a choice, as `save_finding`."""
+    save_finding({"choice": choice}, file)
+
+
+def choice_file(folder: Path | None, name: str, *parts: object) -> Path | None:
+    """The file of a choice that depends on `parts` and on this machine's processor."""
+    return folder and folder / f"{digest([processor(), *map(str, parts)])}-{name}.json"
+
+
+def digest(parts: list[str]) -> str:
+    """A hash of what a finding depends on, 16 hexadecimal digits."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def processor() -> str:
+    """The processor's model name and number of cores. No host name: every container has another one."""
+    return f"{processor_name()} {os.cpu_count()}"
+
+
+def processor_name() -> str:
+    """The processor's model name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

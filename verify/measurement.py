@@ -6,10 +6,7 @@ of each counts, and a point whose smallest times disagree is timed again.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,24 +17,28 @@ import torch
 
 from outrider.drafters.interface import MAX_NODES, Source, chain
 from outrider.verify.cost import CostCurve, parse
-from outrider.verify.findings import save_finding
+from outrider.verify.findings import digest, processor, save_finding
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.verifier import Verifier
 
 log = logging.getLogger("outrider.worker")
 
-# With the root, powers of two: beyond them, matrix products need another tile.
+# With the root, these are powers of two: beyond one, matrix products need another tile.
 NODES = (0, 1, 3, 7, 15, 31, 63, MAX_NODES)
-STREAM_NODES = 63  # of each of several streams
+# The cost of further rows is measured with several streams that have this many nodes each.
+STREAM_NODES = 63
 CONTEXTS = (64, 512, 2048, 8192, 32768)
-FEEDBACK = 8  # top tokens per row that drafters learn from by default
-ROUNDS, MOST_ROUNDS = 3, 12  # of all points, and of those whose times disagree
-POINT_SECONDS = 0.4  # no repeats of a point beyond this total
-AGREEMENT = 1.1  # the second smallest time over the smallest, at most
-STREAMS = 4  # of the steps of several streams
+FEEDBACK = 8
+# Every point is timed ROUNDS times, and at most MOST_ROUNDS times while its times disagree.
+ROUNDS, MOST_ROUNDS = 3, 12
+# A point is not repeated once its times add up to this.
+POINT_SECONDS = 0.4
+# Times agree if the second smallest is at most this multiple of the smallest.
+AGREEMENT = 1.1
+STREAMS = 4
 
 
 class Point(NamedTuple):
@@ -57,7 +58,7 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     streams = [started(runner, contexts[-1])]
     found = smallest_seconds(streams, [Point(context, count) for context in contexts for count in nodes])
     seconds = [[found[Point(context, count)] for count in nodes] for context in contexts]
-    streams.clear()  # its cache may have all pages
+    streams.clear()  # frees the cache, which may have all pages
     streams += [started(runner, contexts[0]) for _ in range(STREAMS)]
     few, many = Point(contexts[0], 0), Point(contexts[0], STREAM_NODES)
     has_room = runner.max_rows >= STREAMS * (STREAM_NODES + 1)
@@ -66,21 +67,21 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     stream_seconds = max(0.0, (found[few] - float(one)) / (STREAMS - 1))
     row_seconds = (seconds[0][-1] - seconds[0][-3]) / (nodes[-1] - nodes[-3])
     if has_room:
-        more = STREAMS * (STREAM_NODES + 1) - (nodes[-1] + 1)  # rows than those of one stream's largest step
+        more = STREAMS * (STREAM_NODES + 1) - (nodes[-1] + 1)  # rows beyond those of one stream's largest step
         row_seconds = (found[many] - seconds[0][-1] - stream_seconds * (STREAMS - 1)) / more
     return CostCurve(nodes, contexts, seconds, max(0.0, row_seconds), stream_seconds)
 
 
-def started(runner: ModelRunner, context: int) -> TreeVerifier:
+def started(runner: ModelRunner, context: int) -> Verifier:
     """A verifier after `context` zeros, which steps may exceed by MAX_NODES."""
     cache = runner.new_cache()
-    verifier = TreeVerifier(runner, cache)
+    verifier = Verifier(runner, cache)
     verifier.begin(np.zeros(context + 1, np.int32), SamplingParams(), max_tokens=MAX_NODES + 1)
     cache.fill(context)  # denormal numbers in fresh memory would be slow
     return verifier
 
 
-def smallest_seconds(streams: list[TreeVerifier], points: Sequence[Point]) -> dict[Point, float]:
+def smallest_seconds(streams: list[Verifier], points: Sequence[Point]) -> dict[Point, float]:
     """Seconds of a step of all streams at each point."""
     for point in points:
         if point.context == points[0].context:
@@ -106,7 +107,7 @@ def settled(times: Sequence[float]) -> bool:
     return second <= AGREEMENT * first or sum(times) >= POINT_SECONDS
 
 
-def step_seconds(streams: Sequence[TreeVerifier], point: Point) -> float:
+def step_seconds(streams: Sequence[Verifier], point: Point) -> float:
     """Seconds of one step of all streams: the forward and the verdicts."""
     tree = chain(np.zeros(point.nodes, np.int32), np.ones(point.nodes, np.float32), Source.NONE)
     for stream in streams:
@@ -114,7 +115,7 @@ def step_seconds(streams: Sequence[TreeVerifier], point: Point) -> float:
         stream.cache.assume(point.context)
     started_at = time.perf_counter()
     logits = streams[0].runner.forward_all([stream.segment(tree) for stream in streams])
-    verdicts = [stream.judge(tree, rows, FEEDBACK) for stream, rows in zip(streams, logits, strict=True)]
+    verdicts = [stream.judge(tree, rows, FEEDBACK)() for stream, rows in zip(streams, logits, strict=True)]
     seconds = time.perf_counter() - started_at
     for stream, verdict in zip(streams, verdicts, strict=True):
         stream.commit(verdict)
@@ -150,27 +151,17 @@ def cost_file(runner: ModelRunner, folder: Path | None) -> Path | None:
     return folder and folder / f"{machine_key(runner)}.json"
 
 
-def processor_name() -> str:
-    """The processor's model name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def machine_key(runner: ModelRunner) -> str:
     """A hash of what measurements depend on: model, dtype, machine, torch version and threads."""
     device = runner.device
-    # No host name: every container has another one.
-    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{processor_name()} {os.cpu_count()}"
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     shape = runner.cache_shape
     parts = [
-        f"smallest of {ROUNDS} rounds over {NODES} and of {STREAMS} streams, rows {runner.row_class}, {runner.backends}",
+        f"smallest of {ROUNDS} rounds over {NODES} and of {STREAMS} streams, rows {runner.invariant_range}, {runner.backends}",
         runner.model.config.to_json_string(),
         f"{shape.dtype} {shape.stored_dtype}",
         machine,
         torch.__version__,
         str(torch.get_num_threads()),
     ]
-    return hashlib.sha256("\0".join([*parts, str(runner.context_tokens)]).encode()).hexdigest()[:16]
+    return digest([*parts, str(runner.context_tokens)])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from outrider.drafters.noise import prompt_seed
 
 # The largest probability is 1 to float32 precision at any smaller temperature, and logits over it may overflow.
 MIN_TEMPERATURE = 1e-5
@@ -19,7 +21,7 @@ class SamplingParams:
     top_k: int = 0  # keep the k most likely tokens; 0 = all
     min_p: float = 0.0  # keep tokens with at least this fraction of the top token's probability
     seed: int = 0
-    rule: Literal["keyed", "rejection"] = "keyed"  # acceptance rule, see outrider.verify.acceptance
+    rule: Literal["keyed", "rejection"] = "keyed"  # acceptance rule, see outrider.verify.sampling.acceptance
     presence_penalty: float = 0.0  # subtracted from the logits of tokens that occur in the answer
     frequency_penalty: float = 0.0  # subtracted once per occurrence
     repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt or answer, multiplies negative ones
@@ -27,6 +29,10 @@ class SamplingParams:
     min_tokens: int = 0  # stop tokens are masked until the answer has this length
     ignore_eos: bool = False  # treat stop tokens as ordinary tokens
     logprobs: int | None = None  # report log-probabilities of each token and of this many top tokens
+
+    def for_prompt(self, tokens: int) -> SamplingParams:
+        """The parameters with the seed for a prompt of this many tokens."""
+        return replace(self, seed=prompt_seed(self.seed, tokens))
 
     @property
     def greedy(self) -> bool:

@@ -12,8 +12,8 @@ from transformers.utils import cached_file
 
 from outrider.verify.checkpoint import DEFAULT_REVISION, locate
 from outrider.verify.errors import ModelError, first_sentence
-from outrider.verify.gguf_metadata import read_metadata
-from outrider.verify.gguf_tokenizer import build_tokenizer
+from outrider.verify.gguf.metadata import read_metadata
+from outrider.verify.gguf.tokenizer import build_tokenizer
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = DEFAULT_REVISION) -> PreTrainedTokenizerBase:

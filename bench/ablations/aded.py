@@ -12,10 +12,13 @@ from bench.ablations.study import Ablation, Case
 from outrider.drafters.options import Options, RetrievalOptions, TrigramOptions
 from outrider.verify.sampling_params import SamplingParams
 
-PAPER = TrigramOptions(search="mcts", depth=4)  # 24 continuations of 4 tokens; adapts to the whole prompt
+# 24 continuations of 4 tokens, adapted to the whole prompt.
+PAPER = TrigramOptions(search="mcts", depth=4)
 REST = Options(retrieval=RetrievalOptions(shortest=2))
-LADE = {"ngram": 5, "window": 15, "guesses": 15}  # the configuration of Lookahead's authors for a 7B model
-LADE_NODES = 120  # its window's rows, and as many of its guesses
+# The configuration of Lookahead's authors for a 7B model.
+LADE = {"ngram": 5, "window": 15, "guesses": 15}
+# The rows of its window, and as many of its guesses.
+LADE_NODES = 120
 CATEGORIES = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 LENGTH = "tokens per step"
 
@@ -25,6 +28,22 @@ def drafted(**changed: Any) -> Callable[[Material], Row]:
     share = changed.pop("share", 1.0)
     options = Options(trigram=replace(PAPER, **changed))
     return lambda material: {LENGTH: material.replay("chat", "trigram", options, share=share).tokens_per_step}
+
+
+def adapted(adaptation: str, **changed: Any) -> Case:
+    """The same with a table for each answer, and with one table that all answers raise, as in the authors' program."""
+    options = Options(trigram=replace(PAPER, **changed))
+
+    def measure(material: Material) -> Row:
+        alone, carried = (material.replay("chat", "trigram", options, carry=carry) for carry in (False, True))
+        return {LENGTH: alone.tokens_per_step, "one table for all answers": carried.tokens_per_step}
+
+    return Case({"adaptation": adaptation}, measure)
+
+
+def searched(reward: str, ranking: str, **changed: Any) -> Case:
+    """Algorithm 1 with another reward or ranking."""
+    return Case({"reward": reward, "ranking": ranking}, drafted(reward=reward, ranking=ranking, **changed))
 
 
 def sampled(params: SamplingParams) -> Callable[[Material], Row]:
@@ -79,28 +98,27 @@ ABLATIONS = (
             Case({"answers": "CodeGen, HumanEval"}, compared("code"), {"paper": "2.21, 2.10, 2.67"}),
             Case({"answers": "embedded, greedy"}, embedded),
         ],
-        "recordings",
+        needs_recordings=True,
     ),
     Ablation(
         "aded-table-2",
         "Table 2: corpus size",
         "2.30 tokens per step with a corpus of 253 MB, 2.42 with 574 MB.",
         [Case({"share of the corpus": share}, drafted(share=share)) for share in (0.01, 0.06, 0.125, 0.25, 0.5, 1.0)],
-        "recordings",
+        needs_recordings=True,
         wide=True,
-        plotted=(LENGTH,),
     ),
     Ablation(
         "aded-figure-4a",
         "Figure 4a: the adaptive strategy",
-        "A higher accept length with the strategy, over all lengths of the answer (2.268 without it, in the text).",
+        "A higher accept length with the strategy, over all lengths of the answer.",
         [
-            Case({"adaptation": "none"}, drafted(adaptive=False)),
-            Case({"adaptation": "Algorithm 2"}, drafted(max_length=16, increment=0.04, maximum=3.0)),
-            Case({"adaptation": "Algorithm 2, whole text"}, drafted(max_length=1 << 16, increment=0.04, maximum=3.0)),
-            Case({"adaptation": "ours"}, drafted()),
+            adapted("none", adaptive=False),
+            adapted("Algorithm 2", max_length=16, increment=0.04, maximum=3.0),
+            adapted("Algorithm 2, whole text", max_length=1 << 16, increment=0.04, maximum=3.0),
+            adapted("ours"),
         ],
-        "recordings",
+        needs_recordings=True,
         wide=True,
     ),
     Ablation(
@@ -108,9 +126,8 @@ ABLATIONS = (
         "Figure 4b: tasks of MT-Bench",
         "The accept length is stable across the categories.",
         [category(name) for name in CATEGORIES],
-        "recordings",
+        needs_recordings=True,
         wide=True,
-        plotted=(LENGTH,),
     ),
     Ablation(
         "aded-figure-5a",
@@ -120,9 +137,7 @@ ABLATIONS = (
             Case({"top-p": p}, sampled(SamplingParams(temperature=1.0, top_p=p)))
             for p in (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
         ],
-        "models",
         wide=True,
-        plotted=(LENGTH,),
     ),
     Ablation(
         "aded-figure-5b",
@@ -132,9 +147,7 @@ ABLATIONS = (
             Case({"temperature": t}, sampled(SamplingParams(temperature=t)))
             for t in (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
         ],
-        "models",
         wide=True,
-        plotted=(LENGTH,),
     ),
     Ablation(
         "aded-figure-6",
@@ -144,34 +157,45 @@ ABLATIONS = (
             *(Case({"searches": count}, drafted(iterations=count)) for count in (10, 25, 50, 75, 100, 150, 200, 300)),
             Case({"searches": "greedy"}, drafted(search="greedy")),
         ],
-        "recordings",
+        needs_recordings=True,
         wide=True,
-        plotted=(LENGTH,),
     ),
     Ablation(
         "aded-figure-7a",
         "Figure 7a: c1",
         "The accept length rises with moderate exploration, and falls at either extreme.",
         [Case({"c1": c1}, drafted(c1=c1)) for c1 in (0.5, 1.0, 2.414, 8.0, 32.0, 128.0, 512.0)],
-        "recordings",
+        needs_recordings=True,
         wide=True,
-        plotted=(LENGTH,),
     ),
     Ablation(
         "aded-figure-7b",
         "Figure 7b: 1 / c2",
         "The same for the reciprocal of c2.",
         [Case({"1 / c2": 1 / c2}, drafted(c2=c2)) for c2 in (512.0, 128.0, 32.0, 8.0, 2.0, 0.5, 0.125)],
-        "recordings",
+        needs_recordings=True,
         wide=True,
-        plotted=(LENGTH,),
+    ),
+    Ablation(
+        "aded-algorithm-1",
+        "Algorithm 1: reward and ranking",
+        "The printed reward is 1 plus the sum of the tokens' probabilities, and continuations are ranked by their rewards.",
+        [
+            searched("mean", "score"),
+            searched("sum", "score"),
+            searched("mean", "visits", candidates=64),
+            searched("sum", "visits", candidates=64),
+            searched("mean", "path"),
+        ],
+        needs_recordings=True,
+        wide=True,
     ),
     Ablation(
         "aded-n-grams",
         "Choice of the n-gram model (text)",
         "Tri-grams give 2.30, bi-grams 1.80 and 4-grams 1.82.",
         [Case({"order": order}, drafted(order=order)) for order in (2, 3, 4)],
-        "recordings",
+        needs_recordings=True,
         wide=True,
     ),
 )

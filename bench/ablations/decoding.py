@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from outrider.drafters.interface import DraftTree, Ints, Source
+from outrider.drafters.model.pearl import PearlDrafter
 from outrider.drafters.options import DrafterName
-from outrider.drafters.pearl import PearlDrafter
 from outrider.drafters.registry import Resources, make
 from outrider.server.worker.runtime import Runtime
 from outrider.verify.decode import decode
-from outrider.verify.generation import DecodeOptions, Step
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions, Step
+from outrider.verify.verifier import Verifier
 
 NODES = 64  # of a draft, as in REST's own run
 MAX_RANK = 5  # children of a node that are told apart
@@ -46,7 +46,7 @@ class Decoding:
     @property
     def accepted(self) -> int:
         """Accepted draft tokens."""
-        return sum(len(step.accepted) for step in self.steps)
+        return sum(len(step.path) for step in self.steps)
 
     @property
     def acceptance(self) -> float:
@@ -58,17 +58,12 @@ class Decoding:
         """The share of the steps that accepted merged nodes."""
         return sum(bool(merged(step)) for step in self.steps) / len(self.steps)
 
-    @property
-    def merged_share(self) -> float:
-        """The share of merged nodes among the accepted ones."""
-        return sum(map(merged, self.steps)) / max(1, self.accepted)
-
     def ranks(self) -> Counter[int]:
         """The number of accepted nodes by their rank among their siblings, the likeliest of which has rank 0."""
         found: Counter[int] = Counter()
         for step in self.steps:
             tree = tree_of(step)
-            for row in step.accepted.tolist():
+            for row in step.path.tolist():
                 siblings = np.flatnonzero(tree.parents == tree.parents[row])
                 found[min(MAX_RANK - 1, int(np.searchsorted(siblings, row)))] += 1
         return found
@@ -96,7 +91,7 @@ def tree_of(step: Step) -> DraftTree:
 
 def merged(step: Step) -> int:
     """The number of accepted merged nodes."""
-    return int((tree_of(step).source[step.accepted] == Source.MERGED).sum())
+    return int((tree_of(step).source[step.path] == Source.MERGED).sum())
 
 
 def recurring_nodes(tree: DraftTree, size: int) -> set[int]:
@@ -126,7 +121,7 @@ def decode_all(
     result, started = Decoding(), time.perf_counter()
     for seed, prompt in enumerate(prompts):
         drafter = make(name, resources)
-        verifier = TreeVerifier(runtime.runner, runtime.runner.new_cache())
+        verifier = Verifier(runtime.runner, runtime.runner.new_cache())
         options = DecodeOptions(replace(params, seed=seed), max_tokens, runtime.stop_ids, nodes)
         answer = decode(verifier, drafter, prompt, options)
         result.answers += 1

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.ablations.decoding import NODES, Decoding, decode_all
+from bench.ablations.merging import Merge, RecordingGraphs, divergence
 from bench.ablations.size import Row, Size
 from bench.decode import encode
 from bench.plan import PROMPTS, read_prompts
@@ -25,16 +26,21 @@ from bench.recordings import Encoder, Line, index_tokens, load_corpus, load_enco
 from bench.replay import Tally, replay
 from outrider import models
 from outrider.drafters.interface import Drafter, Ints
-from outrider.drafters.options import DrafterName, Options
+from outrider.drafters.options import DrafterName, DraftGraphOptions, Options
 from outrider.drafters.registry import Resources, make
 from outrider.server.settings import load_settings
 from outrider.server.worker.runtime import Runtime, load
+from outrider.verify.decode import decode
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.stream import DecodeOptions
+from outrider.verify.verifier import Verifier
 
 StreamName = Literal["chat", "code"]
 CorpusName = Literal["chat", "library", "none"]
 Result = TypeVar("Result")
-INDEXES = 3  # kept
+# The number of indexes that are kept.
+INDEXES = 3
 GREEDY = SamplingParams(temperature=0)
 
 
@@ -75,9 +81,7 @@ class Material:
         """The recorded answers of a stream."""
         assert self._recordings is not None
         if stream not in self._lines:
-            lines = load_stream(getattr(self._recordings, stream), self._encoder, None)[0]
-            some = [line for number, line in enumerate(lines) if number // 2 % self.size.every == 0]
-            self._lines[stream] = some[: self.size.lines]
+            self._lines[stream] = load_stream(getattr(self._recordings, stream), self._encoder, self.size.lines)[0]
         return self._lines[stream]
 
     def corpus(self, name: CorpusName, share: float = 1.0) -> NDArray[np.uint32]:
@@ -108,12 +112,19 @@ class Material:
         share: float = 1.0,
         nodes: int = NODES,
         new: Callable[[Resources], Drafter] | None = None,
+        carry: bool = False,
     ) -> Tally:
-        """One drafter over recorded answers. `new` makes another drafter than that of this name."""
+        """One drafter over recorded answers. `new` makes another drafter than that of this name.
+
+        With `carry`, what it learns from an answer serves the next ones; otherwise, each has a new drafter.
+        """
         options, tally = options or Options(), Tally()
         resources = self.resources(options, corpus, share)
+        drafter: Drafter | None = None
         for line in self.lines(stream) if isinstance(stream, str) else stream:
-            replay(new(resources) if new else make(name, resources), line, nodes, tally)
+            if drafter is None or not carry:
+                drafter = new(resources) if new else make(name, resources)
+            replay(drafter, line, nodes, tally)
         return tally
 
     @cached_property
@@ -121,13 +132,25 @@ class Material:
         pair = {"model.dtype": "float32", "draft_model.dtype": "float32", "draft_model.path": str(models.DRAFT)}
         return load(load_settings(None, {**pair, "model.threads": "1", "speculation.max_nodes": "24"}))
 
+    def divergence(self, children: int, tau: int) -> float:
+        """The divergence of the draft model's distributions in merged contexts, while a graph drafts for the embedded pair."""
+        model, merges = self._runtime.resources.model, list[Merge]()
+        assert model is not None
+        options = DraftGraphOptions(children=children, tau=tau, only_if_worth=False)
+        limits = DecodeOptions(GREEDY, self.size.max_tokens, self._runtime.stop_ids, NODES)
+        for prompt in self._prompts:
+            verifier = Verifier(self._runtime.runner, self._runtime.runner.new_cache())
+            decode(verifier, RecordingGraphs(model(), options, merges), prompt, limits)
+        return divergence(self._draft_runner, merges) if merges else 0.0
+
+    @cached_property
+    def _draft_runner(self) -> ModelRunner:
+        flags = {"model.path": str(models.DRAFT), "model.dtype": "float32", "model.threads": "1", "speculation.max_nodes": "24"}
+        return load(load_settings(None, flags)).runner
+
     @cached_property
     def _prompts(self) -> list[Ints]:
         return [encode(self._runtime, prompt) for prompt in read_prompts(PROMPTS, self.size.prompts)]
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """The text of the embedded model's tokens."""
-        return str(self._runtime.tokenizer.decode(tokens))
 
     def decode(self, name: DrafterName, params: SamplingParams = GREEDY, **changed: Any) -> Decoding:
         """One drafter's answers of the embedded pair, decoded once.

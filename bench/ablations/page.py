@@ -1,8 +1,8 @@
-"""The tables of ablations in Markdown, for docs/papers.md."""
+"""The tables of ablations in Markdown, for docs/papers.md and docs/draft-papers.md."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 
@@ -14,13 +14,17 @@ def tables(results: Mapping[str, Any], paper: str) -> str:
 def section(name: str, result: Mapping[str, Any]) -> str:
     """One ablation."""
     rows = result["rows"]
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    lines = [[column, *(cell(row.get(column)) for row in rows)] for column in columns]
+    lines = [[column, *(cell(row.get(column)) for row in rows)] for column in columns_of(rows)]
     if not result["wide"]:
         lines = [list(line) for line in zip(*lines, strict=True)]
     head, *body = [f"| {' | '.join(line)} |" for line in lines]
     rule = "|" + "---|" * len(lines[0])
     return f"**{result['title']}** (`{name}`). The paper: {result['claim']}\n\n" + "\n".join([head, rule, *body, ""])
+
+
+def columns_of(rows: Collection[Mapping[str, Any]]) -> list[str]:
+    """The columns of a table, in order."""
+    return list(dict.fromkeys(column for row in rows for column in row))
 
 
 def cell(value: Any) -> str:
@@ -31,12 +35,5 @@ def cell(value: Any) -> str:
         return f"{value:,}"
     if not isinstance(value, float):
         return str(value)
-    return (
-        f"{value:,.0f}"
-        if abs(value) >= 100
-        else f"{value:.1f}"
-        if abs(value) >= 10
-        else f"{value:.3g}"
-        if abs(value) < 0.1
-        else f"{value:.2f}"
-    )
+    size = abs(value)
+    return format(value, ",.0f" if size >= 100 else ".1f" if size >= 10 else ".2f" if size >= 0.1 else ".3g")

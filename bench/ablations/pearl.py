@@ -9,19 +9,21 @@ from typing import Any
 import numpy as np
 
 from bench.ablations.material import Material
+from bench.ablations.simulation import closed_form, simulate
 from bench.ablations.size import Row
 from bench.ablations.study import Ablation, Case
-from bench.pearl_simulation import simulate
 
 WINDOW = 4  # about the speed ratio of the embedded pair
-LONG_CHAIN = {"gamma": 16, "theta_prob": 0.0, "thrifty": False}  # longer than nearly every run of accepted tokens
+LONG_CHAIN = {"gamma": 16, "theta_prob": 0.0, "only_if_worth": False}  # longer than nearly every run of accepted tokens
 TOKEN_SECONDS = 0.004  # of a simulated draft token
 
 
 def switched(name: str, published: float | None, **options: Any) -> Case:
     """PEARL's speed relative to plain decoding with changed options."""
     return Case(
-        {"method": name}, lambda material: material.speed("pearl", pearl={"thrifty": False, **options}), {"paper": published}
+        {"method": name},
+        lambda material: material.speed("pearl", pearl={"only_if_worth": False, **options}),
+        {"paper": published},
     )
 
 
@@ -30,7 +32,7 @@ def accepted(method: str, published: float) -> Case:
 
     def measure(material: Material) -> Row:
         if method == "PEARL":
-            decoding = material.decode("pearl", pearl={"thrifty": False, "window": WINDOW, "ahead": 0})
+            decoding = material.decode("pearl", pearl={"only_if_worth": False, "window": WINDOW, "ahead": 0})
             return {"accepted": decoding.right / max(1, decoding.rejections)}
         decoding = material.decode("draft", draft={**LONG_CHAIN, "gamma": WINDOW})
         return {"accepted": decoding.accepted / len(decoding.steps)}
@@ -43,10 +45,11 @@ def windows(values: Sequence[int], columns: dict[str, tuple[int, float]], publis
 
     def case(window: int) -> Case:
         def measure(material: Material) -> Row:
-            return {
-                name: simulate(ratio, rate, material.size.simulated_tokens, TOKEN_SECONDS, window)["tokens_per_second"]
-                for name, (ratio, rate) in columns.items()
-            }
+            row: dict[str, float] = {}
+            for name, (ratio, rate) in columns.items():
+                row[name] = simulate(ratio, rate, material.size.simulated_tokens, TOKEN_SECONDS, window)
+                row[f"{name}, if both wait"] = closed_form(ratio, rate, TOKEN_SECONDS, window)
+            return row
 
         return Case({"window": window}, measure, {"paper": published[window]})
 
@@ -58,7 +61,7 @@ def optimal(low: int, high: int) -> Case:
 
     def measure(material: Material) -> Row:
         decoding = material.decode("draft", draft=LONG_CHAIN)
-        lengths = Counter(len(step.accepted) for step in decoding.steps)
+        lengths = Counter(len(step.path) for step in decoding.steps)
         return {"share": sum(lengths[length] for length in range(low, high + 1)) / lengths.total()}
 
     return Case({"length": str(low) if low == high else f"{low}-{high}"}, measure)
@@ -83,8 +86,6 @@ ABLATIONS = (
             switched("without post-verify", 1.64, post_verify=False),
             switched("PEARL", 2.35),
         ],
-        "models",
-        timed=True,
         wide=True,
     ),
     Ablation(
@@ -92,7 +93,6 @@ ABLATIONS = (
         "Table 4: accepted tokens between two rejections",
         "DeepSeek 1.3B and 33B: 7.23 tokens with speculative decoding, whose window ends a run, and 29.65 with PEARL.",
         [accepted("SD", 7.23), accepted("PEARL", 29.65)],
-        "models",
         wide=True,
     ),
     Ablation(
@@ -104,8 +104,6 @@ ABLATIONS = (
             {"c = 3": (3, 0.85), "c = 5": (5, 0.85)},
             {2: "48.67, 25.07", 3: "65.59, 38.57", 4: "63.25, 49.07", 5: "57.26, 58.10", 6: "58.64, 57.05"},
         ),
-        "nothing",
-        timed=True,
         wide=True,
     ),
     Ablation(
@@ -123,8 +121,6 @@ ABLATIONS = (
                 7: "39.60, 35.92, 30.76",
             },
         ),
-        "nothing",
-        timed=True,
         wide=True,
     ),
     Ablation(
@@ -132,16 +128,12 @@ ABLATIONS = (
         "Figure 2a: mutual waiting",
         "CodeLlama 7B and 70B: the draft model waits 70 ms in each step, the target 140 ms.",
         [Case({"pair": "embedded"}, phases)],
-        "models",
-        timed=True,
     ),
     Ablation(
         "pearl-figure-2b",
         "Figure 2b: the optimal draft length of each step",
         "It changes from step to step, so a fixed length is too long or too short.",
         [optimal(0, 0), optimal(1, 1), optimal(2, 2), optimal(3, 3), optimal(4, 7), optimal(8, 15), optimal(16, 16)],
-        "models",
         wide=True,
-        plotted=("share",),
     ),
 )

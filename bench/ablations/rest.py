@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.ablations.material import CorpusName, Material, StreamName
+from bench.ablations.material import GREEDY, CorpusName, Material, StreamName
 from bench.ablations.size import Row
 from bench.ablations.study import Ablation, Case
 from outrider.drafters.interface import DraftTree
@@ -17,8 +17,12 @@ from outrider.drafters.options import MAX_MATCH, Options, RetrievalOptions
 from outrider.drafters.registry import Resources
 from outrider.drafters.retrieval import RetrievalDrafter, insert
 from outrider.drafters.tables.trie import restart
+from outrider.verify.sampling_params import SamplingParams
 
-PAPER = RetrievalOptions(shortest=2)  # matches of 16 to 2 tokens; 128 of them stand for the paper's 5000
+# Matches of 16 to 2 tokens, of which 128 stand for the paper's 5,000.
+PAPER = RetrievalOptions(shortest=2)
+# The paper's nucleus sampling.
+NUCLEUS = SamplingParams(temperature=0.8, top_p=0.95, rule="rejection")
 LENGTH, OURS = "M", "M, `retrieval`"
 RANDOM_SEQUENCES = RANDOM_TOKENS = 8
 
@@ -47,7 +51,7 @@ class CountingRetrieval(RetrievalDrafter):
         super().__init__(resources.corpus, PAPER)
         self._lengths = lengths
 
-    def propose(self, budget: int) -> DraftTree:
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         draft = super().propose(budget)
         self._lengths[self._match if len(draft) else 0] += 1
         return draft
@@ -90,6 +94,17 @@ def limited(nodes: int = 64, **changed: Any) -> Callable[[Material], Row]:
     return measure
 
 
+def chains(length: int) -> Case:
+    """Plain speculative decoding with drafts of this length, on the embedded pair."""
+
+    def measure(material: Material) -> Row:
+        options = {"gamma": length, "theta_prob": 0.0, "only_if_worth": False}
+        greedy, sampled = (material.decode("draft", params, draft=options).tokens_per_step for params in (GREEDY, NUCLEUS))
+        return {"M, greedy": greedy, "M, nucleus": sampled}
+
+    return Case({"draft tokens": length}, measure)
+
+
 def match_lengths(material: Material, stream: StreamName, corpus: CorpusName) -> Counter[int]:
     """The number of drafts by the length of the match that they are made from; 0 = no match."""
     lengths: Counter[int] = Counter()
@@ -114,16 +129,15 @@ ABLATIONS = (
         "Table 2: datastore size, code",
         "CodeLlama-7B on HumanEval: M is 1.96, 2.18, 2.35, 2.45 and 2.65 with 0.9, 4.4, 8.7, 14 and 27 GB.",
         [stored("code", "library", share) for share in (1 / 30, 1 / 6, 1 / 3, 1 / 2, 1.0)],
-        "recordings",
+        needs_recordings=True,
         wide=True,
-        plotted=(LENGTH, OURS),
     ),
     Ablation(
         "rest-table-3",
         "Table 3: selection of draft tokens",
         "Draft tokens from the trie give longer answers per step than random continuations.",
         [selected("code", method) for method in ("random", "trie")],
-        "recordings",
+        needs_recordings=True,
         wide=True,
     ),
     Ablation(
@@ -131,40 +145,44 @@ ABLATIONS = (
         "Table 4: datastore size, chats, greedy",
         "A datastore of 12 GB is 7 % faster than one of 465 MB (15.12 and 16.23 ms per token).",
         [stored("chat", "chat", share) for share in (0.04, 0.25, 1.0)],
-        "recordings",
+        needs_recordings=True,
     ),
     Ablation(
         "rest-table-5",
         "Table 5: datastore size, sampled answers",
-        "The same with nucleus sampling: 16.02 and 16.98 ms per token.",
+        "The same with nucleus sampling: 16.02 and 16.98 ms per token. Here: CodeGen's code, on the datastore of chats.",
         [stored("code", "chat", share) for share in (0.04, 0.25, 1.0)],
-        "recordings",
+        needs_recordings=True,
     ),
     Ablation(
         "rest-figure-3",
         "Figure 3: maximum suffix length",
         "Slower below 6 tokens, and no difference above.",
         [Case({"longest": longest}, limited(longest=longest)) for longest in (2, 3, 4, 5, 6, 8, 12, 16)],
-        "recordings",
+        needs_recordings=True,
         wide=True,
-        plotted=("M, chat", "M, code"),
+    ),
+    Ablation(
+        "rest-figures-4-11",
+        "Figures 4 to 11: speculative decoding by draft length",
+        "Drafts of 1 to 15 tokens are tried for each model, and the fastest length is the baseline.",
+        [chains(length) for length in (1, 2, 3, 4, 5, 6, 8, 10, 12, 15)],
+        wide=True,
     ),
     Ablation(
         "rest-figure-12",
         "Figure 12: number of draft tokens",
         "Faster up to 48 draft tokens, the same up to 200, slower beyond.",
         [Case({"draft tokens": nodes}, limited(nodes)) for nodes in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)],
-        "recordings",
+        needs_recordings=True,
         wide=True,
-        plotted=("M, chat", "M, code"),
     ),
     Ablation(
         "rest-figure-13",
         "Figure 13: lengths of the matched suffixes",
         "Nearly every context has a match; 85 % of the matches have 2 to 9 tokens, 15 % 10 to 16.",
         [matched(length) for length in (0, *range(2, MAX_MATCH + 1))],
-        "recordings",
+        needs_recordings=True,
         wide=True,
-        plotted=("share, chat", "share, code"),
     ),
 )

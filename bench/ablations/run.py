@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import Any
 from rich.progress import Progress
 
 from bench import report
-from bench.ablations import aded, gsd, pearl, plots, rest
+from bench.ablations import aded, gsd, pearl, rest
 from bench.ablations.material import Material, Recordings
+from bench.ablations.page import cell, columns_of
 from bench.ablations.size import Row, Size
 from bench.ablations.study import Ablation, Case
 from bench.plan import BenchError
@@ -22,24 +23,20 @@ ABLATIONS: tuple[Ablation, ...] = (*aded.ABLATIONS, *rest.ABLATIONS, *gsd.ABLATI
 RESULTS = "ablations.json"
 
 
-def choose(only: str | None, has_recordings: bool, with_timed: bool) -> list[Ablation]:
+def choose(only: str | None, has_recordings: bool) -> list[Ablation]:
     """The ablations to measure; `only` holds names separated by commas. Raises BenchError."""
-    names = only.split(",") if only else []
+    names = only.split(",") if only else [ablation.name for ablation in ABLATIONS]
     known = {ablation.name for ablation in ABLATIONS}
     if unknown := [name for name in names if name not in known]:
         raise BenchError(f"There is no ablation {', '.join(unknown)}; choose from {', '.join(sorted(known))}.")
-    chosen = [
-        ablation for ablation in ABLATIONS if ablation.name in names or (not names and (with_timed or not ablation.timed))
-    ]
-    if not has_recordings:
-        chosen = [ablation for ablation in chosen if ablation.needs != "recordings"]
+    chosen = [each for each in ABLATIONS if each.name in names and (has_recordings or not each.needs_recordings)]
     if not chosen:
         raise BenchError("These ablations need recorded answers; give --chat, --code, --corpus and --tokenizer.")
     return chosen
 
 
 def run(size: Size, recordings: Recordings | None, chosen: Sequence[Ablation], out: Path, again: bool = False) -> Row:
-    """Measures the chosen ablations that the folder `out` does not have, or all of them with `again`; prints and plots."""
+    """Measures the chosen ablations that the folder `out` does not have, or all of them with `again`; prints."""
     done = saved(out / RESULTS, size)
     material = Material(size, recordings)
     with Progress() as progress:
@@ -58,9 +55,6 @@ def run(size: Size, recordings: Recordings | None, chosen: Sequence[Ablation], o
     results = {ablation.name: done[ablation.name] for ablation in chosen}
     for name, result in results.items():
         show(name, result)
-    plots.draw(done, out)
-    if any(ablation.name.startswith("gsd") for ablation in chosen):
-        plots.draw_graph(material, out / "ablations-gsd-graph.png")
     return results
 
 
@@ -72,7 +66,7 @@ def measured(case: Case, material: Material) -> dict[str, Any]:
 
 def described(ablation: Ablation, rows: Sequence[Row]) -> dict[str, Any]:
     """The rows of an ablation, with what a page needs to show them."""
-    shown = {name: getattr(ablation, name) for name in ("paper", "title", "claim", "timed", "wide", "plotted")}
+    shown = {name: getattr(ablation, name) for name in ("paper", "title", "claim", "wide")}
     return {**shown, "commit": report.commit(), "date": datetime.now(UTC).date().isoformat(), "rows": rows}
 
 
@@ -93,17 +87,5 @@ def save(path: Path, size: Size, done: Mapping[str, Any]) -> None:
 def show(name: str, result: Mapping[str, Any]) -> None:
     """Prints one ablation."""
     columns = columns_of(result["rows"])
-    rows = [[cell(row.get(column)) for column in columns] for row in result["rows"]]
+    rows = [[cell(row.get(column)) or None for column in columns] for row in result["rows"]]
     report.print_table(f"{name}: {result['title']}", [column.replace(", ", ",\n") for column in columns], rows)
-
-
-def columns_of(rows: Collection[Row]) -> list[str]:
-    """The columns of a table, in order."""
-    return list(dict.fromkeys(column for row in rows for column in row))
-
-
-def cell(value: Any) -> str | None:
-    """A figure with about four digits; None if there is none."""
-    if not isinstance(value, float):
-        return None if value is None else str(value)
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"

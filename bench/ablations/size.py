@@ -13,8 +13,7 @@ Row = Mapping[str, Any]
 class Size:
     """How much is measured."""
 
-    every: int = 1  # one in this many pairs of recorded answers; the two turns of a chat are a pair
-    lines: int | None = None  # of the remaining ones; None = all
+    lines: int | None = None  # of recorded answers; None = all
     modules: int | None = None  # of the standard library, as a corpus of code; None = all
     prompts: int = 12
     max_tokens: int = 128  # per answer of the embedded model

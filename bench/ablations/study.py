@@ -33,10 +33,8 @@ class Ablation:
     title: str
     claim: str  # what the paper says, in one or two sentences
     cases: Sequence[Case]
-    needs: Literal["recordings", "models", "nothing"]
-    timed: bool = False  # figures depend on the machine and on what else it does
+    needs_recordings: bool = False
     wide: bool = False  # printed with a column per row: a sweep
-    plotted: tuple[str, ...] = ()  # columns to plot over the first label
 
     @property
     def paper(self) -> Paper:

@@ -17,8 +17,7 @@ import typer
 
 from bench import report
 from bench.agents.programs import agents, install, run
-from bench.agents.script import CHAT_TEMPLATE, FINAL_TEXT, TASKS
-from bench.http.conversation import long_model
+from bench.agents.script import FINAL_TEXT, TASKS, long_model
 from bench.http.process import start_server
 
 CONTEXT_TOKENS = 65_536
@@ -34,7 +33,6 @@ def main(
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         model = long_model(folder, CONTEXT_TOKENS)
-        (model / "chat_template.jinja").write_text(CHAT_TEMPLATE)
         flags = ["--model.path", str(model), "--model.dtype", "float32", "--logging.format", "json"]
         with start_server(flags, program="bench.agents.serve") as server:
             chosen = [agent for agent in agents(server.url, model.name, CONTEXT_TOKENS) if not only or agent.name in only]
@@ -45,7 +43,7 @@ def main(
             for agent, task in product(chosen, TASKS):
                 before = len(server.log)
                 row = run(agent, task, programs, folder / agent.name.replace(" ", "-") / task)
-                rows.append(row | {"requests": requests_of(list(server.log)[before:]), "passed": passed(row)})
+                rows.append(row | {"requests": requests_of(server.log[before:]), "passed": passed(row)})
     show(rows)
     report.save(out, {"context_tokens": CONTEXT_TOKENS, "runs": rows})
     if not all(row["passed"] for row in rows):

@@ -19,8 +19,10 @@ from bench.plan import BenchError
 
 AGENT_SECONDS = 240
 INSTALL_SECONDS = 600
-OUTPUT_CHARACTERS = 1500  # of each agent's output in the results
-FOLDER = "FOLDER"  # in the results, in place of the temporary folder that an agent ran in
+# This much of each agent's output is in the results.
+OUTPUT_CHARACTERS = 1500
+# In the results, this stands for the temporary folder that an agent ran in.
+FOLDER = "FOLDER"
 KEY = "no-key"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -1,12 +1,17 @@
-"""The tasks, and the recorded answers: a tool call, and a final text once the tool's result is in the prompt."""
+"""The tasks, the model, and the recorded answers: a tool call, and a final text once the tool's result is in the prompt."""
 
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
+from outrider import models
+
 TASKS = {"chat": "Say that the file is written.", "tools": "Write the file proof.txt with your shell tool."}
-PROOF = "proof.txt"  # the tool writes this file into the agent's working folder
+# The tool writes this file into the agent's working folder.
+PROOF = "proof.txt"
 PROOF_TEXT = "the tool ran"
 COMMAND = f"echo {PROOF_TEXT} > {PROOF} && cat {PROOF}"
 FINAL_TEXT = "Done: the file is written."
@@ -32,6 +37,15 @@ CHAT_TEMPLATE = """\
 {{- '\\n<tool_call>\\n' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson + '\\n</tool_call>' }}
 {%- endfor %}{{ '<|end|>\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"""
+
+
+def long_model(folder: Path, context_tokens: int = 16_384) -> Path:
+    """A copy of the embedded model in `folder` with a longer context and the agents' chat template."""
+    copied = shutil.copytree(models.TARGET, folder / "long")
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"max_position_embeddings": context_tokens}))
+    (copied / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    return copied
 
 
 def recorded_answer(prompt: str) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-REREAD_TOKENS = 32  # at most, of a turn's prompt by the next turn
+# At most this many tokens of a turn's prompt are read again by the next turn.
+REREAD_TOKENS = 32
 HEADERS = ("agent", "API", "chat", "tools", "streaming", "reuse", "tokens reused", "first token, s", "of the next turn, s")
 
 

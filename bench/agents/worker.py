@@ -15,7 +15,7 @@ from outrider.server.settings import Settings
 from outrider.server.worker import runtime
 from outrider.server.worker.kernels import Kernels
 from outrider.server.worker.runtime import Runtime
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.verifier import Verifier
 
 
 def main(file_descriptor: str) -> None:
@@ -33,12 +33,12 @@ def main(file_descriptor: str) -> None:
 
 def replay(tokenizer: PreTrainedTokenizerBase) -> None:
     """From now on, every request of this process is answered with `recorded_answer`."""
-    begin = TreeVerifier.begin
+    begin = Verifier.begin
 
-    def begin_recorded(verifier: TreeVerifier, prompt: Ints, *arguments: Any, **options: Any) -> int:
+    def begin_recorded(verifier: Verifier, prompt: Ints, *arguments: Any, **options: Any) -> int:
         reused = begin(verifier, prompt, *arguments, **options)
         answer = tokenizer.encode(recorded_answer(str(tokenizer.decode(prompt))), add_special_tokens=False)
         verifier._rule = Recorded(np.array(answer, np.int32))
         return reused
 
-    TreeVerifier.begin = begin_recorded  # type: ignore[method-assign, assignment]
+    Verifier.begin = begin_recorded  # type: ignore[method-assign, assignment]

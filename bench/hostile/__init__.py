@@ -1,1 +1,1 @@
-"""`python -m bench.hostile`: attacks on a server, and what must hold while they run."""
+"""Attacks on a server, which `bench.soak` sends."""

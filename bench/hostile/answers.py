@@ -1,4 +1,4 @@
-"""Reads answers, and tells the bad ones: server errors, tracebacks, and redirects to a forged host."""
+"""Reads responses and flags bad ones: server errors, tracebacks, and redirects to a forged host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from bench.hostile.malformed import FOREIGN
+from bench.hostile.connections import FOREIGN
 
 HANG_SECONDS = 60.0
 LOST = "worker_unavailable"  # the error code of a request whose worker was killed

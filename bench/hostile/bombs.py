@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from bench.hostile.encoding import encode, nested, raw
-from bench.hostile.endpoints import Endpoint, Place
 from bench.hostile.structures import AMBIGUOUS, GRAMMARS, REGEXES, schemas
 from bench.hostile.target import Target
 
-ELEMENTS: tuple[Any, ...] = ({}, 0, "")
 TINY = (5e-324, 1e-46, 1e-40)
 REPEATS = 60_000  # of a special token
 DIGITS = 5000  # of a logit_bias key
@@ -35,11 +32,6 @@ def named_bombs() -> list[Bomb]:
     """Every named attack, once."""
     kinds = (structures, masks, large_bodies, tool_grammars, numbers, special_tokens, shares, stored, nesting)
     return [bomb for kind in kinds for bomb in kind()]
-
-
-def filled_bombs(endpoints: Iterable[Endpoint]) -> list[Bomb]:
-    """Every list, object and text in the bodies of the endpoints, as long as a body may be."""
-    return [bomb for endpoint in endpoints for bomb in everywhere(endpoint)]
 
 
 def send(kind: str, path: str, hangs_up: bool = False, **fields: Any) -> Bomb:
@@ -134,48 +126,6 @@ def tool_grammars() -> Iterator[Bomb]:
         yield chat("tool grammar", tools=[custom], tool_choice="required")
         custom = {"type": "custom", "name": "f", "format": {"type": "grammar", **grammar}}
         yield response("tool grammar", tools=[custom], tool_choice={"type": "custom", "name": "f"})
-
-
-def everywhere(endpoint: Endpoint) -> Iterator[Bomb]:
-    """Those of one endpoint."""
-
-    def bomb(kind: str, place: Place, value: Callable[[Target, int], bytes]) -> Bomb:
-        return Bomb(kind, endpoint.path, partial(filled, place, value))
-
-    for place in endpoint.places:
-        if place.type == "array":
-            for element in (*ELEMENTS, place.element):
-                yield bomb("list", place, partial(elements, element))
-            yield bomb("longest list", place, partial(elements, place.element, count=place.max_items))
-        elif place.type == "object" and place.is_mapping:
-            yield bomb("mapping", place, entries)
-            yield bomb("list", place, lambda target, size: b'{"x": ' + elements({}, target, size - 7) + b"}")
-        elif place.type == "string":
-            yield bomb("text", place, long_text)
-
-
-def filled(place: Place, value: Callable[[Target, int], bytes], target: Target) -> bytes:
-    """A body with a value of the size that is left for it."""
-    start, end = encode(place.body).split(b"@")
-    return start + value(target, target.body_bytes - len(start) - len(end)) + end
-
-
-def elements(element: Any, target: Target, size: int, count: int | None = None) -> bytes:
-    """A list of `count` times the element, or of as many as fit."""
-    encoded = encode(element)
-    fitting = (size - 2) // (len(encoded) + 1)
-    return b"[" + b",".join([encoded] * (fitting if count is None else min(count, fitting))) + b"]"
-
-
-def entries(target: Target, size: int) -> bytes:
-    """An object with as many entries as fit."""
-    return b"{" + b",".join(b'"%07d":0' % number for number in range((size - 2) // 12)) + b"}"
-
-
-def long_text(target: Target, size: int) -> bytes:
-    """As many special tokens as fit."""
-    token = encode(longest_token(target))[1:-1]
-    return b'"' + token * ((size - 2) // len(token)) + b'"'
 
 
 def longest_token(target: Target) -> str:

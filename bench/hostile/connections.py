@@ -16,11 +16,12 @@ ANSWER_SECONDS = 1.0
 HELD = 64  # connections that stay open; the oldest is closed when another is opened
 SMALL_BUFFER = 4096  # bytes; the rest of an answer that nobody reads stays with the server
 NUMBERS = itertools.count()  # so that no session is used twice
+FOREIGN = "evil.example"
 ENDLESS: dict[str, Any] = {"temperature": 1.5, "ignore_eos": True, "stream": True}
 
 
 def head(target: Target, length: str, path: str = "/v1/completions", key: str | None = None) -> bytes:
-    """The head of a POST; `length` is the header that says how long its body is."""
+    """The head of a POST; `length` is the Content-Length or Transfer-Encoding line."""
     lines = [f"POST {path} HTTP/1.1", f"Host: {target.host}", "Content-Type: application/json", length]
     lines.append(f"Authorization: Bearer {key or target.keys[0]}")
     return "\r\n".join([*lines, "", ""]).encode()
@@ -49,6 +50,31 @@ HOLDS: dict[str, Callable[[Target], bytes]] = {
     "unread answer": lambda target: whole(target, prompt=[5] * (target.context_tokens // 2), echo=True, logprobs=20, n=4),
     "unread pipeline": lambda target: whole(target, max_tokens=1) * 50,
 }
+
+
+def broken_requests(target: Target) -> list[bytes]:
+    """Bytes that are not valid HTTP, or valid HTTP for another host."""
+    host = target.host
+    line = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {target.keys[0]}\r\n".encode()
+    foreign = f"Host: {FOREIGN}:8000\r\nOrigin: http://{FOREIGN}:8000\r\n\r\n".encode()
+    return [
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS hello
+        b"POST /v1/completions\r\n\r\n",
+        line + b"Content-Length: -5\r\n\r\n{}",
+        line + b"Content-Length: 5\r\nContent-Length: 50\r\n\r\n{}",
+        line + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
+        line + b"Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n",
+        line + b"Content-Length: 100000000000\r\n\r\n{}",
+        line + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n{}",
+        line + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
+        line + b"X: y\r\n" * 5000 + b"\r\n",
+        b"\0" * 500,
+        f"GET http://{FOREIGN}/v1/models HTTP/1.1\r\nHost: {FOREIGN}\r\n\r\n".encode(),
+        *(f"GET {path} HTTP/1.1\r\n".encode() + foreign for path in ("/health", "/health/", "/v1/models/", "/metrics")),
+        f"GET //v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n".encode(),
+        f"OPTIONS * HTTP/1.1\r\nHost: {host}\r\n\r\n".encode(),
+    ]
 
 
 async def send_raw(target: Target, content: bytes) -> tuple[str, bytes]:

@@ -16,9 +16,12 @@ from pathlib import Path
 from bench.http.process import find_worker
 
 TROUBLE_SECONDS = 0.5
-FULL_SHARE = 0.3  # of the time
-FULL_BYTES = 4096  # that a file may have on a full disk
-PHASE_SECONDS = 10.0  # after which the disk may be full, or not any more
+# The share of the time in which the disk is full.
+FULL_SHARE = 0.3
+# The bytes that a file may have on a full disk.
+FULL_BYTES = 4096
+# After this time, the disk becomes full or stops being full.
+PHASE_SECONDS = 10.0
 
 
 def truncate(data: bytes, rng: random.Random) -> bytes:

@@ -7,8 +7,10 @@ from typing import Any
 
 from bench.hostile.encoding import nested, raw
 
-RUN = 30_000  # characters of a token without end
-RULES = 2900  # of a chain: 35 kB of grammar
+# The characters of a token without end.
+RUN = 30_000
+# The rules of a chain, which is 35 kB of grammar.
+RULES = 2900
 BRACKETS = 20_000
 LEVELS = (60, 600, 1500)
 DEFINITIONS = 1500
@@ -20,7 +22,8 @@ def chain(first: str, count: int = RULES) -> str:
     return f'start: {first}0\n{links}\n{first}{count}: "x"'
 
 
-AMBIGUOUS = "start: s\ns: s s | w\nw: /[a-z ]/"  # each mask takes longer than the one before
+# Each mask takes longer than the one before.
+AMBIGUOUS = "start: s\ns: s s | w\nw: /[a-z ]/"
 GRAMMARS = (
     chain("a"),
     chain("A"),

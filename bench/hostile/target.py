@@ -7,7 +7,6 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from bench.hostile.endpoints import Endpoint, read_endpoints
 from bench.http.client import served_model
 from outrider.server.settings import Settings
 from outrider.verify.tokenizer import load_tokenizer
@@ -24,12 +23,9 @@ class Target:
     keys: tuple[str, ...]  # of the attackers
     bystanders_key: str
     body_bytes: int  # the server's limit
-    store_bytes: int  # of each key's stored responses
-    sessions: int  # that the server keeps
     context_tokens: int
     vocabulary_size: int
     special_tokens: tuple[str, ...]
-    endpoints: tuple[Endpoint, ...]
 
     @property
     def host(self) -> str:
@@ -49,7 +45,6 @@ async def survey(url: str, settings: Settings) -> Target:
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as client:
         counted = (await client.post("/tokenize", json={"prompt": "x"})).json()
         model = await served_model(client)
-        document = (await client.get("/openapi.json")).json()
     tokenizer = load_tokenizer(settings.model.path)
     return Target(
         url,
@@ -57,10 +52,7 @@ async def survey(url: str, settings: Settings) -> Target:
         tuple(keys.values()),
         bystanders_key,
         settings.limits.body_bytes,
-        settings.responses.key_bytes,
-        settings.sessions.capacity,
         counted["max_model_len"],
         len(tokenizer),
         tuple(tokenizer.all_special_tokens),
-        read_endpoints(document, model),
     )

@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,15 +95,6 @@ async def metric(client: httpx.AsyncClient, name: str) -> float:
 async def served_model(client: httpx.AsyncClient) -> str:
     """Name of the served model."""
     return str((await client.get("/v1/models")).json()["data"][0]["id"])
-
-
-def quantiles(values: Sequence[float], unit: float = 1e3) -> dict[str, float]:
-    """p50, p90, p99 and maximum; `unit` converts seconds to milliseconds."""
-    if not values:
-        return {}
-    ordered = sorted(values)
-    picked = {f"p{share}": ordered[min(len(ordered) - 1, len(ordered) * share // 100)] for share in (50, 90, 99)}
-    return {name: round(unit * value, 2) for name, value in (picked | {"max": ordered[-1]}).items()}
 
 
 async def sleep_until(deadline: float) -> None:

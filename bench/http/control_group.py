@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-REMOVE_SECONDS = 10.0  # until a group whose processes have ended is empty
+# The time until a group whose processes have ended is empty.
+REMOVE_SECONDS = 10.0
 
 
 @contextmanager

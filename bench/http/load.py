@@ -1,4 +1,4 @@
-"""`outrider bench serve --rate/--concurrency`: latency and goodput of a running server under load.
+"""`outrider bench serve`: latency and goodput of a running server under load.
 
 Closed loop: each client sends its next request once its last one is answered. Open loop: requests arrive as a Poisson process
 at a given rate, however slow the server is, which shows queueing. Goodput counts answers whose first token met the target.
@@ -19,7 +19,7 @@ import httpx
 from rich.progress import Progress
 
 from bench import report
-from bench.http.client import Outcome, new_client, quantiles, served_model, sleep_until, stream
+from bench.http.client import Outcome, new_client, served_model, sleep_until, stream
 from bench.plan import BenchError
 
 SESSIONS = 4
@@ -99,9 +99,9 @@ def figures(load: Load, kind: str, level: float, outcomes: Sequence[Outcome], se
         "answers_per_second": round(len(answered) / seconds, 3),
         "goodput_per_second": round(len(in_time) / seconds, 3),
         "tokens_per_second": round(sum(len(outcome.tokens) for outcome in answered) / seconds, 1),
-        "first_token_ms": quantiles([outcome.first_token for outcome in answered]),
-        "between_packets_ms": quantiles([gap for outcome in answered for gap in outcome.gaps]),
-        "end_to_end_ms": quantiles([outcome.seconds for outcome in answered]),
+        "first_token_ms": report.quantiles([outcome.first_token for outcome in answered]),
+        "between_packets_ms": report.quantiles([gap for outcome in answered for gap in outcome.gaps]),
+        "end_to_end_ms": report.quantiles([outcome.seconds for outcome in answered]),
     }
 
 
@@ -124,10 +124,8 @@ async def run_levels(url: str, load: Load, rates: Sequence[float], concurrencies
     return rows
 
 
-def run(
-    url: str, load: Load, rates: Sequence[float], concurrencies: Sequence[int], out: Path | None, plot: Path | None
-) -> list[dict[str, Any]]:
-    """Measures, prints, and saves figures and plot if paths are given. Raises BenchError if no server answers."""
+def run(url: str, load: Load, rates: Sequence[float], concurrencies: Sequence[int], out: Path | None) -> list[dict[str, Any]]:
+    """Measures, prints, and saves the figures if `out` is given. Raises BenchError if no server answers."""
     try:
         rows = asyncio.run(run_levels(url, load, rates, concurrencies))
     except (httpx.TransportError, KeyError) as error:
@@ -136,8 +134,6 @@ def run(
     if out:
         settings = {name: value for name, value in vars(load).items() if name not in ("prompts", "key")}
         report.save(out, {**settings, "prompts": len(load.prompts), "results": rows})
-    if plot:
-        draw(rows, plot)
     return rows
 
 
@@ -173,25 +169,3 @@ def count_statuses(statuses: Mapping[str, int]) -> tuple[int, int, int]:
     """Responses with status 200, with 429, and all others."""
     answered, refused = statuses.get("200", 0), statuses.get("429", 0)
     return answered, refused, sum(statuses.values()) - answered - refused
-
-
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Plots p50 and p99 of first tokens and whole answers by level as PNG: a panel per kind of loop."""
-    import matplotlib.pyplot as plt
-
-    kinds = sorted({row["loop"] for row in rows})
-    figure, axes = plt.subplots(1, len(kinds), figsize=(5 * len(kinds), 4), squeeze=False)
-    for axis, kind in zip(axes[0], kinds, strict=True):
-        selected = [row for row in rows if row["loop"] == kind]
-        for name, label in (("first_token_ms", "first token"), ("end_to_end_ms", "whole answer")):
-            for share, style in (("p50", "-"), ("p99", ":")):
-                values = [row[name].get(share) for row in selected]
-                axis.plot([row["level"] for row in selected], values, style, marker="o", label=f"{label}, {share}")
-        axis.set_xlabel("clients" if kind == "closed" else "requests per second")
-        axis.set_ylabel("ms")
-        axis.set_yscale("log")
-        axis.set_title(f"{kind} loop")
-        axis.legend()
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)

@@ -1,15 +1,17 @@
-"""A server process: starts one, finds its worker, reads its memory."""
+"""Server processes: starts one on a free port, stops it while it waits, finds its worker, reads its log and memory."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import socket
 import subprocess
 import sys
-import threading
+import tempfile
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,60 +21,104 @@ from bench.plan import BenchError
 
 START_SECONDS = 300
 STOP_SECONDS = 60
-LOG_LINES = 10_000
+TIMEOUT_SECONDS = 600
+# A connection that is kept open would end when its server runs again, at the moment that the next request is sent.
+UNKEPT = httpx.Limits(max_keepalive_connections=0)
 
 
 @dataclass(frozen=True)
 class ServerProcess:
     """A running server that this process started."""
 
+    name: str  # of its module
     url: str
-    process: subprocess.Popen[str]
-    log: deque[str]  # last lines of its stderr
+    client: httpx.Client
+    process: subprocess.Popen[bytes]  # the leader of the group that all of its processes are in
+    log_file: Path
+    started: float  # time.perf_counter()
+
+    @property
+    def log(self) -> list[str]:
+        """The lines that it has written."""
+        return self.log_file.read_text(errors="replace").splitlines()
+
+    @contextmanager
+    def running(self) -> Iterator[httpx.Client]:
+        """The client of a paused server, which runs in this block.
+
+        A server that waits for its turn may poll: six idle llama-servers would take a core from the program whose turn it is.
+        """
+        self.signal(signal.SIGCONT)
+        try:
+            yield self.client
+        finally:
+            self.signal(signal.SIGSTOP)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to all of the server's processes, if they have not ended."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, number)
+
+    def seconds_until(self, path: str, pause: float = 0.1) -> float:
+        """Polls a path until its status is 200; returns the seconds from the start.
+
+        Raises BenchError if the process ends, or after START_SECONDS.
+        """
+        while time.perf_counter() < self.started + START_SECONDS and self.process.poll() is None:
+            with suppress(httpx.TransportError):  # it does not listen yet
+                if self.client.get(path).status_code == 200:
+                    return time.perf_counter() - self.started
+            time.sleep(pause)
+        last = next((line.strip() for line in reversed(self.log) if line.strip()), "it printed nothing")
+        raise BenchError(f"{self.name} did not start: {last}")
 
 
 @contextmanager
-def start_server(flags: Sequence[str], program: str = "outrider.server.cli") -> Iterator[ServerProcess]:
-    """Starts a server on a free port, waits until it is ready, and stops it at the end. Raises BenchError.
+def start(
+    arguments: Sequence[str], ready: str = "", paused: bool = False, python: str = sys.executable, **environment: str
+) -> Iterator[ServerProcess]:
+    """Runs `python -m ARGUMENTS --port PORT`, waits until the path `ready` answers, and ends it at last. Raises BenchError."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with (
+        tempfile.NamedTemporaryFile(suffix=".log") as log,
+        httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS, limits=UNKEPT) as client,
+    ):
+        started = time.perf_counter()
+        # In a session of its own, Ctrl-C reaches this process only, which then ends the server.
+        process = subprocess.Popen(
+            [python, "-m", *arguments, "--port", str(port)],
+            stdout=log,
+            stderr=log,
+            env=os.environ | environment,
+            start_new_session=True,
+        )
+        server = ServerProcess(arguments[0], url, client, process, Path(log.name), started)
+        try:
+            if ready:
+                server.seconds_until(ready)
+            if paused:
+                server.signal(signal.SIGSTOP)
+            yield server
+        finally:
+            server.signal(signal.SIGCONT)
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
-    `program` is the module of its command line.
-    """
-    command = [sys.executable, "-m", program, "serve", "--port", "0", *flags]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    log: deque[str] = deque(maxlen=LOG_LINES)
-    reader = threading.Thread(target=log.extend, args=(process.stderr,), daemon=True)  # a full pipe would block the server
-    try:
-        url = served_url(process.stderr)
-        reader.start()
-        wait_until_ready(url, process)
-        yield ServerProcess(url, process, log)
-    finally:
-        process.terminate()
-        process.wait(STOP_SECONDS)
-        if reader.ident is not None:
-            reader.join(STOP_SECONDS)
-        process.stderr.close()
+
+def start_server(flags: Sequence[str], program: str = "outrider.server.cli") -> AbstractContextManager[ServerProcess]:
+    """`outrider serve`, until it is ready; `program` is the module of its command line."""
+    return start([program, "serve", *flags], "/ready")
 
 
-def served_url(lines: Iterable[str]) -> str:
-    """The address that a server prints at its start, after any lines of its log. Raises BenchError if the lines end before."""
-    line = ""
-    for line in lines:
-        if match := re.search(r"serving .* at (http://\S+)/v1", line):
-            return match[1]
-    raise BenchError(f"The server did not start: {line.strip()}")
-
-
-def wait_until_ready(url: str, process: subprocess.Popen[str]) -> None:
-    """Polls /ready. Raises BenchError if the process ends, or after START_SECONDS."""
-    deadline = time.monotonic() + START_SECONDS
-    while httpx.get(f"{url}/ready").status_code != 200:
-        if process.poll() is not None:
-            raise BenchError("The server ended before it was ready.")
-        if time.monotonic() > deadline:
-            raise BenchError(f"The server was not ready within {START_SECONDS} s.")
-        time.sleep(0.2)
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def find_worker(process_id: int) -> int | None:
@@ -92,11 +138,11 @@ def children(process_id: int) -> list[int]:
     return [int(child) for task in tasks for child in task.read_text().split()]
 
 
-def resident_mb(process_id: int) -> float:
-    """Anonymous resident memory of a process in MiB (pages of mapped files excluded); 0 if it has ended."""
+def resident_mb(process_id: int, kind: str = "RssAnon") -> float:
+    """Resident memory of a process in MiB, by default without pages of mapped files; VmHWM is its peak. 0 if it has ended."""
     try:
         status = Path(f"/proc/{process_id}/status").read_text()
     except OSError:
         return 0.0
-    match = re.search(r"RssAnon:\s+(\d+) kB", status)
+    match = re.search(rf"{kind}:\s+(\d+) kB", status)
     return int(match[1]) / 1024 if match else 0.0

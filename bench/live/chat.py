@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import msgspec
 
-from bench.peers.peer import Answer, Question
+from bench.live.setup import Question
 from bench.plan import BenchError
+from bench.turns import Answer
 
 
 def fields_of(question: Question) -> dict[str, Any]:

@@ -25,19 +25,19 @@ def bench_live(
     gguf: Annotated[
         Path | None, typer.Option(help="llama.cpp's file; default: the model's own, or one converted from it.")
     ] = None,
-    gguf_type: Annotated[str, typer.Option(help="Convert the file's matrices to this type, such as BF16.")] = "",
     vllm: Annotated[str, typer.Option(help="Python of an environment that has vLLM.")] = sys.executable,
-    learn: Annotated[bool, typer.Option("--learn", help="Drafts learn from earlier questions.")] = False,
     config: Config = None,
     out: Out = None,
 ) -> None:
-    """Measure a live model on Spec-Bench's tasks, beside other programs. Settings also work as flags."""
+    """Measure a live model and other programs on the tasks of Spec-Bench. Settings also work as flags."""
     from bench.plan import parse_drafters, parse_numbers
 
     with errors_as_sentences():
         drafters, temperatures = parse_drafters(drafter), parse_numbers("--temperature", temperature)
-        from bench.live.run import Choice, parse_peers, run
+        from bench.live.run import PEERS, run
+        from bench.live.setup import Choice
+        from bench.turns import parse_peers
 
-        chosen = parse_peers(peers)
-        choice = Choice(prompts, questions, drafters, temperatures, max_tokens, chosen, only, gguf, gguf_type, vllm, learn)
+        chosen = parse_peers(peers, list(PEERS))
+        choice = Choice(prompts, questions, drafters, temperatures, max_tokens, chosen, only, gguf, vllm)
         run(config, context.args, choice, out)

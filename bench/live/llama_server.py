@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 PLAIN = "plain"
-KINDS: Mapping[str, str] = {  # members of its enumeration, by the names of llama-server's --spec-type
+# The members of its enumeration, by the names of llama-server's --spec-type.
+KINDS: Mapping[str, str] = {
     "ngram-simple": "NGRAM_SIMPLE",
     "ngram-map-k": "NGRAM_MAP_K",
     "ngram-map-k4v": "NGRAM_MAP_K4V",

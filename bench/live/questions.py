@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.peers.peer import Question
+from bench.live.setup import Question
 from bench.plan import BenchError
 from outrider.verify.tokenizer import load_tokenizer
 
-TASKS: Mapping[str, str] = {  # by Spec-Bench's category; the categories of MT-Bench are one task
+# The tasks by Spec-Bench's category. The categories of MT-Bench are one task.
+TASKS: Mapping[str, str] = {
     "translation": "translation",
     "summarization": "summarization",
     "qa": "qa",

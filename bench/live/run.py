@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,48 +16,28 @@ from rich.progress import Progress
 from transformers import AutoConfig
 
 from bench import report
-from bench.live import figures as summaries
+from bench.figures import figures, pool, record
 from bench.live import tables
 from bench.live.hugging_face import TransformersChat
 from bench.live.llama import LlamaChat
+from bench.live.llama_python import LlamaPython
 from bench.live.outrider import OutriderChat
 from bench.live.questions import Renderer, parse_tasks, read_tasks
-from bench.live.setup import LivePeer, Setup
+from bench.live.setup import Choice, LivePeer, Question, Setup
 from bench.live.vllm import VllmChat
-from bench.peers.peer import Answer, Question, install_command
-from bench.peers.run import installed_version
-from bench.peers.turns import Contender, take_turns
 from bench.plan import BenchError
+from bench.turns import contenders, install_command, installed_version, take_turns
 from outrider.server.settings import Settings, load_settings, parse_flags
+from outrider.verify.gguf.metadata import read_metadata
 
-PEERS: Mapping[str, type[LivePeer]] = {"transformers": TransformersChat, "llama.cpp": LlamaChat, "vllm": VllmChat}
-VERSIONS = ("xllamacpp", "gguf")
+PEERS: Mapping[str, type[LivePeer]] = {
+    "transformers": TransformersChat,
+    "llama-cpp-python": LlamaPython,
+    "llama.cpp": LlamaChat,
+    "vllm": VllmChat,
+}
+VERSIONS = ("xllamacpp", "llama_cpp_python", "gguf")
 ALL = "all"  # the summary of every task
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What is measured."""
-
-    prompts: Path
-    questions: int  # per task
-    drafters: Sequence[str]
-    temperatures: Sequence[float]
-    max_tokens: int
-    peers: Sequence[str]  # names in PEERS
-    only: str  # names of tasks; empty measures all
-    gguf: Path | None
-    gguf_type: str
-    vllm: str
-    learn: bool
-
-
-def parse_peers(text: str) -> list[str]:
-    """Comma-separated names of peers; none for an empty text. Raises BenchError."""
-    names = [name for name in text.split(",") if name]
-    if unknown := [name for name in names if name not in PEERS]:
-        raise BenchError(f"There is no peer {', '.join(unknown)}; choose from {', '.join(PEERS)}.")
-    return [name for name in PEERS if name in names]
 
 
 def run(config: Path | None, flags: Sequence[str], choice: Choice, out: Path | None) -> dict[str, Any]:
@@ -74,7 +53,7 @@ def run(config: Path | None, flags: Sequence[str], choice: Choice, out: Path | N
         renderer = Renderer(setup.settings.model.path, setup.context_tokens, choice.max_tokens)
         peers: list[LivePeer] = [OutriderChat(setup, stack)]
         peers += [PEERS[name](setup, stack) for name in choice.peers if name not in skipped]
-        found = describe(setup, choice, skipped, read_parts(out))
+        found = describe(setup, skipped, read_parts(out))
         steps = progress.add_task("answering", total=len(chosen) * len(choice.temperatures) * (choice.questions + 1))
         for task in chosen:
             for temperature in choice.temperatures:
@@ -107,38 +86,24 @@ def make_setup(config: Path | None, flags: Sequence[str], choice: Choice, folder
     threads = given.model.threads or os.cpu_count() or 1
     common = [*([] if config is None else ["--config", str(config)]), *flags]
     common += ["--model.device", "cpu", "--model.threads", str(threads)]
-    context = given.model.context_tokens or context_of(given)
-    return Setup(
-        settings=given,
-        flags=common,
-        drafters=choice.drafters,
-        temperatures=choice.temperatures,
-        threads=threads,
-        context_tokens=context,
-        folder=folder,
-        gguf=choice.gguf,
-        gguf_type=choice.gguf_type,
-        vllm=choice.vllm,
-        learn=choice.learn,
-    )
+    return Setup(choice, given, common, threads, given.model.context_tokens or context_of(given), folder)
 
 
 def context_of(settings: Settings) -> int:
-    """The model's context in tokens."""
-    path = Path(settings.model.path)
-    place: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    config = AutoConfig.from_pretrained(**place if path.suffix == ".gguf" else {"pretrained_model_name_or_path": str(path)})
-    return int(config.max_position_embeddings)
+    """The model's context in tokens. Raises ModelError for a damaged GGUF file."""
+    path = settings.model.path
+    if path.endswith(".gguf"):
+        entries = read_metadata(path).entries  # in milliseconds; transformers takes seconds for a large vocabulary
+        return int(entries[f"{entries['general.architecture']}.context_length"])
+    return int(AutoConfig.from_pretrained(path).max_position_embeddings)
 
 
 def measure(peers: Sequence[LivePeer], questions: Sequence[Question], advance: Callable[[], None]) -> dict[str, Any]:
     """Every contender's answers to all questions but the last, which warms up."""
-    contenders: dict[Contender, Callable[[Question], Answer]] = {
-        Contender(peer.name, method, peer.transport): partial(peer.answer, method) for peer in peers for method in peer.methods
-    }
     *measured, warm_up = questions
-    tallies = take_turns(contenders, measured, 1, advance, [warm_up])
-    return {"commit": report.commit(), "machine": report.machine(), "rows": summaries.record(tallies, measured)}
+    answers = take_turns(contenders(peers), measured, 1, advance, [warm_up])
+    rows = record(answers, [len(question.ids) for question in measured])
+    return {"commit": report.commit(), "machine": report.machine(), "rows": rows}
 
 
 def read_parts(out: Path | None) -> list[dict[str, Any]]:
@@ -151,18 +116,16 @@ def read_parts(out: Path | None) -> list[dict[str, Any]]:
         raise BenchError(f"{out} holds no results of this benchmark; give another file with --out.") from None
 
 
-def describe(setup: Setup, choice: Choice, skipped: Mapping[str, str], parts: list[dict[str, Any]]) -> dict[str, Any]:
+def describe(setup: Setup, skipped: Mapping[str, str], parts: list[dict[str, Any]]) -> dict[str, Any]:
     """What is measured, with the parts so far."""
     model = setup.settings.model
     return {
         "model": model.served_name,
         "dtype": model.dtype,
         "quantize": model.quantize,
-        "gguf": setup.gguf.name if setup.gguf else None,
-        "gguf_type": setup.gguf_type or None,
+        "gguf": setup.choice.gguf.name if setup.choice.gguf else None,
         "threads": setup.threads,
-        "max_tokens": choice.max_tokens,
-        "learn": setup.learn,
+        "max_tokens": setup.choice.max_tokens,
         "versions": {name: installed_version(name) for name in VERSIONS},
         "skipped": dict(skipped),
         "summary": [],
@@ -180,6 +143,6 @@ def add_part(found: dict[str, Any], part: dict[str, Any]) -> None:
         alike = [each for each in parts if each["temperature"] == temperature]
         groups = {each["task"]: [each] for each in alike} | ({ALL: alike} if len(alike) > 1 else {})
         for task, members in groups.items():
-            rows = summaries.figures(summaries.pool(members))
+            rows = figures(pool(members))
             questions = sum(len(each["rows"][0]["tokens"]) for each in members)
             found["summary"].append({"task": task, "temperature": temperature, "questions": questions, "rows": rows})

@@ -10,26 +10,50 @@ from functools import cached_property
 from pathlib import Path
 
 from bench.model import gguf_file
-from bench.peers.peer import KINDS, Peer
 from bench.plan import BenchError
+from bench.turns import Peer
+from outrider.drafters.interface import Ints
 from outrider.server.settings import Settings
+
+GGUF_TYPES = {"float32": "F32", "bfloat16": "BF16"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt, as text and as token ids, and how to answer it."""
+
+    prompt: str
+    ids: Ints  # int32 [P]
+    temperature: float
+    max_tokens: int
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is measured."""
+
+    prompts: Path
+    questions: int  # per task
+    drafters: Sequence[str]
+    temperatures: Sequence[float]
+    max_tokens: int
+    peers: Sequence[str]  # names in `bench.live.run.PEERS`
+    only: str  # names of tasks; empty measures all
+    gguf: Path | None = None  # llama.cpp's file; None is the model's own, or one that is converted
+    vllm: str = ""  # the Python of an environment that has vLLM
 
 
 @dataclass(frozen=True)
 class Setup:
     """The model, and how it is run."""
 
+    choice: Choice
     settings: Settings  # Outrider's
     flags: Sequence[str]  # the same settings for a server's command line
-    drafters: Sequence[str]
-    temperatures: Sequence[float]
     threads: int
     context_tokens: int
     folder: Path  # for converted files
-    gguf: Path | None = None  # llama.cpp's file; None is the model's own, or one that is converted
-    gguf_type: str = ""  # type of its tensors; empty keeps the file's
-    vllm: str = ""  # the Python of an environment that has vLLM
-    learn: bool = False  # drafts learn from earlier questions
 
     @property
     def dtype(self) -> str:
@@ -40,20 +64,15 @@ class Setup:
     def gguf_path(self) -> Path:
         """The model as a GGUF file, converted if it has to be. Raises BenchError."""
         path = Path(self.settings.model.path)
-        source = self.gguf or (path if path.suffix == ".gguf" else None)
-        converted = self.folder / "model.gguf"
+        source = self.choice.gguf or (path if path.suffix == ".gguf" else None)
         if source is None:
             if not path.is_dir():
                 raise BenchError(f"{path} is no folder, and only folders are converted; give llama.cpp's file with --gguf.")
-            kind = next(kind.gguf for kind in KINDS.values() if kind.dtype == self.dtype and kind.quantize == "none")
-            gguf_file.convert(path, converted, self.gguf_type or kind)
-            return converted
+            source = self.folder / "model.gguf"
+            gguf_file.convert(path, source, GGUF_TYPES[self.dtype])
         if not source.exists():
             raise BenchError(f"There is no file {source}; give another one with --gguf.")
-        if not self.gguf_type:
-            return source
-        gguf_file.rewrite(source, converted, self.gguf_type)
-        return converted
+        return source
 
     @cached_property
     def model_folder(self) -> str:
@@ -66,7 +85,7 @@ class Setup:
         return str(unpacked)
 
 
-class LivePeer(Peer):
+class LivePeer(Peer[Question]):
     """A program that answers chats. Adding one is adding a class, and its name in `bench.live.run.PEERS`."""
 
     @abstractmethod

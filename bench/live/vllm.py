@@ -1,4 +1,7 @@
-"""vLLM's server on a CPU, plain and with its n-gram and suffix speculation."""
+"""vLLM's server on a CPU: plain, with its n-gram and suffix speculation, and with Outrider's drafts.
+
+Its environment needs Outrider's drafters: `pip install --no-deps ./drafters`.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from bench.http.process import start
 from bench.live.chat import ask, fields_of
-from bench.live.setup import LivePeer, Setup
-from bench.peers.peer import Answer, Question
-from bench.peers.server import start
+from bench.live.setup import LivePeer, Question, Setup
+from bench.turns import Answer
 
 NAME, PLAIN = "vllm", "plain"
 SPECULATION: Mapping[str, Mapping[str, Any]] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
     "suffix": {"method": "suffix"},
+    "outrider": {"method": "custom_class", "model": "outrider.engines.vllm.Proposer", "num_speculative_tokens": 8},
 }
-CACHE_GIB = "1"  # of keys and values; one answer at a time needs less
+# The size of the cache of keys and values. One answer at a time needs less.
+CACHE_GIB = "1"
 
 
 class VllmChat(LivePeer):
@@ -34,10 +39,12 @@ class VllmChat(LivePeer):
         environment = {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": CACHE_GIB, "HF_HUB_OFFLINE": "1"}
         flags = {method: ["--speculative-config", json.dumps(config)] for method, config in SPECULATION.items()}
         self._servers = {
-            method: stack.enter_context(start("vLLM", [*common, *flags.get(method, ())], "/health", environment, setup.vllm))
+            method: stack.enter_context(
+                start([*common, *flags.get(method, ())], "/health", True, setup.choice.vllm, **environment)
+            )
             for method in self.methods
         }
 
-    def answer(self, method: str, question: Question) -> Answer:
+    def answer(self, method: str, item: Question) -> Answer:
         with self._servers[method].running() as client:
-            return ask(client, fields_of(question) | {"model": NAME})
+            return ask(client, fields_of(item) | {"model": NAME})

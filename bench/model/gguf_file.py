@@ -17,26 +17,21 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.plan import BenchError
+from outrider.verify.model.cpu.native.gguf import LAYER
 from outrider.verify.tokenizer import load_tokenizer
 
-NAMES = {  # of tensors, by their names in the folder
+# The names of tensors, by their names in the folder.
+NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+    **LAYER,
 }
 NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
-FILE_TYPES = {"F32": "ALL_F32"}  # whose names do not begin with MOSTLY
-REWRITTEN = ("general.architecture", "general.file_type")  # fields that `rewrite` writes itself
-HEADS = ("lm_head.weight", "model.embed_tokens.weight")  # the table may be the head
+# The names of these types do not begin with MOSTLY.
+FILE_TYPES = {"F32": "ALL_F32"}
+# The embedding table may be the head.
+HEADS = ("lm_head.weight", "model.embed_tokens.weight")
 
 
 def convert(folder: Path, file: Path, weights: str = "F16") -> None:
@@ -72,29 +67,6 @@ def write(file: Path, config: Any, tensors: Mapping[str, torch.Tensor], weights:
             values = interleaved(values, heads)
         kind = gguf.GGMLQuantizationType[tensor_type(name, values.ndim, weights)]
         writer.add_tensor(tensor_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def rewrite(source: Path, file: Path, weights: str) -> None:
-    """Writes a GGUF file with matrices of another type; its other tensors and its vocabulary stay. Raises BenchError."""
-    import gguf
-
-    if weights not in gguf.GGMLQuantizationType.__members__:
-        raise BenchError(f"GGUF has no tensors of the type {weights}; choose one such as F32, F16, BF16 or Q8_0.")
-    kind, reader = gguf.GGMLQuantizationType[weights], gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(file, reader.fields["general.architecture"].contents())
-    for field in reader.fields.values():
-        if field.name not in REWRITTEN and not field.name.startswith("GGUF."):
-            array = field.types[0] == gguf.GGUFValueType.ARRAY
-            writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1] if array else None)
-    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES.get(weights, f"MOSTLY_{weights}")])
-    for tensor in reader.tensors:
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        stored = kind if values.ndim > 1 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(tensor.name, gguf.quants.quantize(values, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -16,9 +16,11 @@ from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
 
-COUNTS = (1, 2, 4, 8)  # of streams
+# The numbers of streams.
+COUNTS = (1, 2, 4, 8)
 TEXT_TOKENS = 512
-NODES = (0, 7)  # draft nodes of each stream
+# The draft nodes of each stream.
+NODES = (0, 7)
 REPEATS = 15
 PAGED_SHAPE, PAGED_CONTEXT, JOINING_ROUNDS, MOST_STREAMS = "llama-7m", 2048, 2000, 8
 
@@ -55,10 +57,14 @@ def _forward_seconds(runner: ModelRunner, caches: list[KVCache], nodes: int) -> 
 
 
 def invariant(shape: str, context_tokens: int) -> dict[str, Any]:
-    """The class of rows that was found for this shape in bfloat16, and what it costs."""
+    """The invariant range that was found for this shape in bfloat16, and what it costs."""
     runner = random_runner(shape, torch.bfloat16, "cuda", context_tokens)
     found = invariance.find(runner, context_tokens)
-    figures = {"holds": found.rows is not None, "cost": round(found.cost, 4), "summary": invariance.describe(found, found.rows)}
+    figures = {
+        "holds": found.bounds is not None,
+        "cost": round(found.cost, 4),
+        "summary": invariance.describe(found, found.bounds),
+    }
     torch.cuda.empty_cache()
     return figures
 

@@ -16,7 +16,7 @@ from outrider.verify.measurement import FEEDBACK
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.verifier import Verifier
 
 NODES = (0, 8, 16)
 ACCEPTED = 2  # nodes of each draft, so that a step chooses three tokens
@@ -36,7 +36,7 @@ SETTINGS = {
 def step_over_forward(runner: ModelRunner) -> dict[str, dict[str, dict[str, float]]]:
     """Ratios and milliseconds by setting and number of draft nodes; a step is compared with the forward next to it."""
     prompt = np.random.default_rng(0).integers(0, runner.vocabulary, PROMPT_TOKENS).astype(np.int32)
-    verifier = TreeVerifier(runner, runner.new_cache())
+    verifier = Verifier(runner, runner.new_cache())
     return {
         name: {str(nodes): paired(runner, verifier, prompt, params, feedback, nodes) for nodes in NODES}
         for name, (params, feedback) in SETTINGS.items()
@@ -44,7 +44,7 @@ def step_over_forward(runner: ModelRunner) -> dict[str, dict[str, dict[str, floa
 
 
 def paired(
-    runner: ModelRunner, verifier: TreeVerifier, prompt: Ints, params: SamplingParams, feedback: int, nodes: int
+    runner: ModelRunner, verifier: Verifier, prompt: Ints, params: SamplingParams, feedback: int, nodes: int
 ) -> dict[str, float]:
     """The figures of one setting, from rounds of a forward and a step over the same draft."""
 
@@ -73,7 +73,7 @@ def paired(
     }
 
 
-def _plain_step(verifier: TreeVerifier) -> int:
+def _plain_step(verifier: Verifier) -> int:
     """A step without a draft; returns its token."""
     verdict: Verdict = verifier.verify(EMPTY)
     verifier.commit(verdict)
@@ -87,7 +87,7 @@ def _draft(answer: list[int], nodes: int, vocabulary: int) -> DraftTree:
     return chain(np.array(tokens, np.int32), np.ones(nodes, np.float32), Source.NONE)
 
 
-def _forward(runner: ModelRunner, verifier: TreeVerifier, tree: DraftTree) -> None:
+def _forward(runner: ModelRunner, verifier: Verifier, tree: DraftTree) -> None:
     """The forward of a step, and no more."""
     batch = ForwardBatch.tree(int(verifier.sequence.tokens[-1]), tree)
     runner.forward(verifier.cache, batch)

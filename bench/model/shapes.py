@@ -9,14 +9,15 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5TextConfig, Qwen3Config
 
 from bench.plan import BenchError
-from outrider.verify.model.attention import NAME
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cache.codec import KVDtype
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.loading import prepare, resolve_devices
 from outrider.verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization
 from outrider.verify.model.runner import Compile, ModelRunner
 
-LOGITS_DEVIATION = 3.0  # the cost of sampling depends on how flat the distribution is
+# The cost of sampling depends on how flat the distribution is.
+LOGITS_DEVIATION = 3.0
 LLAMA = {"vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddings": False}
 
 
@@ -42,6 +43,9 @@ def qwen3_5(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, **ext
 
 
 SHAPES: dict[str, Callable[[], Any]] = {
+    "smollm2-135m": lambda: llama(
+        576, 30, 9, 3, 1536, vocab_size=49152, max_position_embeddings=8192, tie_word_embeddings=True
+    ),
     "llama-110m": lambda: llama(768, 12, 12, 4, 2048),
     "llama-160m": lambda: llama(768, 12, 12, 12, 3072),
     "llama-460m": lambda: llama(1280, 22, 20, 4, 3456),

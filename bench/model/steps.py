@@ -16,6 +16,7 @@ from bench.model.shapes import check_shape, random_runner
 from outrider.drafters.interface import MAX_NODES
 from outrider.server.settings import Settings
 from outrider.server.worker.runtime import default_threads
+from outrider.verify.cost import CostCurve
 from outrider.verify.measurement import CONTEXTS, measure, timed_forward
 from outrider.verify.model.loading import resolve_devices
 from outrider.verify.model.quantization import Quantization
@@ -46,10 +47,16 @@ def make_runner(shape: str, settings: Settings) -> ModelRunner:
     chosen = settings.model
     dtype = torch.bfloat16 if chosen.dtype == "auto" else getattr(torch, chosen.dtype)
     quantization = Quantization(chosen.quantize, chosen.quantize_head)
-    how = (chosen.pack, chosen.trace, chosen.compile, quantization, chosen.kv_dtype)
+    how = (chosen.pack, True, chosen.compile, quantization, chosen.kv_dtype)
     runner = random_runner(shape, dtype, chosen.device, chosen.context_tokens, *how)
     torch.set_num_threads(chosen.threads or default_threads(runner))
     return runner
+
+
+def node_budget(runner: ModelRunner, settings: Settings) -> tuple[int, CostCurve | None]:
+    """The most draft nodes of a step, and the measured costs that choose their number with `speculation.max_nodes: auto`."""
+    nodes = settings.speculation.max_nodes
+    return (MAX_NODES, measure(runner)) if nodes == "auto" else (nodes, None)
 
 
 def run_steps(shape: str, settings: Settings, out: Path | None) -> dict[str, Any]:

@@ -19,32 +19,33 @@ import numpy as np
 from rich.progress import Progress
 
 from bench import report
-from bench.model.forced import DEFAULT_CONTEXT_TOKENS, ForcedVerifier, select_fitting
-from bench.model.steps import make_runner
-from bench.recordings import Line, Recordings, load_encoder, load_resources, load_stream
-from outrider.drafters.interface import MAX_NODES
+from bench.model.forced import context_of, forced_stream, load_replay
+from bench.model.steps import make_runner, node_budget
+from bench.recordings import Line, Recordings
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.options import DrafterName
-from outrider.drafters.registry import Resources, make, warm
+from outrider.drafters.options import DrafterName, Options
 from outrider.server.settings import Settings
+from outrider.verify.controller import Controller
 from outrider.verify.cost import CostCurve
 from outrider.verify.decode import step
-from outrider.verify.generation import DecodeOptions, Generation
-from outrider.verify.measurement import measure
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.pace import Pace
 from outrider.verify.round import run_round
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions, Stream
+from outrider.verify.verifier import Verifier
 
 IN_TURNS = "in turns"
-PROMPT_TOKENS, BESIDE = 2000, 3  # of the prompt that is read, and streams beside it
+# A step of each stream, and which of them have ended.
+Advance = Callable[[Sequence[Stream]], Iterator[bool]]
+# The tokens of the prompt that is read, and the number of streams whose steps share its rounds.
+PROMPT_TOKENS, BESIDE = 2000, 3
 PLAIN_ROUNDS, PROMPT_REPEATS = 20, 3
 
 
 def run_streams(
     shape: str,
     settings: Settings,
+    options: Options,
     recordings: Recordings,
     drafter: DrafterName,
     counts: Sequence[int],
@@ -53,22 +54,15 @@ def run_streams(
     out: Path | None,
 ) -> dict[str, Any]:
     """Measures, prints, and saves the figures if `out` is given. Answers are cut to `max_tokens`. Raises BenchError."""
-    stream, encoder = recordings.streams[0], load_encoder(recordings.tokenizer)
-    lines, _ = load_stream(stream, encoder, recordings.limit)
-    lines = select_fitting(lines, settings.model.context_tokens or DEFAULT_CONTEXT_TOKENS)
+    lines, resources = load_replay(recordings, options, context_of(shape, settings))
     longest = sorted(lines, key=lambda line: len(line.answer))[-BESIDE:]  # none ends while a prompt is read beside them
     lines = [replace(line, answer=line.answer[:max_tokens]) for line in lines]
-    resources = load_resources(recordings.corpus, encoder, settings.speculation.options)
-    warm(resources)
     runner = make_runner(shape, settings)
-    nodes = settings.speculation.max_nodes
-    max_nodes, curve = (MAX_NODES, measure(runner)) if nodes == "auto" else (nodes, None)
+    budget = node_budget(runner, settings)
     gc.freeze()  # as the worker does: collections would delay rounds
 
-    def start(line: Line) -> Generation:
-        options = DecodeOptions(SamplingParams(temperature=0), len(line.answer), max_nodes=max_nodes, curve=curve)
-        prompt = line.prompt[-(runner.context_tokens - len(line.answer) - 1) :]
-        return Generation(ForcedVerifier(runner, line.answer), made(drafter, resources), prompt, options)
+    def start(line: Line) -> Stream:
+        return forced_stream(runner, drafter, resources, line, *budget)
 
     runs = {str(count): partial(tokens_per_second, lines, start, count, together) for count in counts}
     runs[IN_TURNS] = partial(tokens_per_second, lines, start, max(counts), in_turns)
@@ -79,14 +73,15 @@ def run_streams(
             for name, run in runs.items():
                 found[name].append(run())
                 progress.advance(task)
+    beside = [prompt_beside_streams(runner, longest, start, budget[1]) for _ in range(PROMPT_REPEATS)]
     figures = {
         "shape": shape,
         "dtype": str(runner.cache_shape.dtype),
-        "stream": stream.name,
+        "stream": recordings.streams[0].name,
         "drafter": drafter,
         "answers": len(lines),
         "results": rates(found),
-        "prompt_beside_streams": [prompt_beside_streams(runner, longest, start, curve) for _ in range(PROMPT_REPEATS)],
+        "prompt_beside_streams": [each for each in beside if each is not None],
     }
     show(figures)
     if out:
@@ -94,14 +89,7 @@ def run_streams(
     return figures
 
 
-def made(drafter: DrafterName, resources: Resources) -> Any:
-    """The drafter, which gets no feedback: logits of random weights mean nothing."""
-    found = NoDrafter() if drafter == "none" else make(drafter, resources)
-    found.feedback = 0
-    return found
-
-
-def together(active: Sequence[Generation]) -> Iterator[bool]:
+def together(active: Sequence[Stream]) -> Iterator[bool]:
     """One round; which of the requests have ended."""
     for outcome in run_round(active):
         if isinstance(outcome, Exception):
@@ -109,28 +97,28 @@ def together(active: Sequence[Generation]) -> Iterator[bool]:
         yield outcome is not None and outcome.finish is not None
 
 
-def in_turns(active: Sequence[Generation]) -> Iterator[bool]:
+def in_turns(active: Sequence[Stream]) -> Iterator[bool]:
     """A step of each request alone; which of them have ended."""
-    for generation in active:
-        yield step(generation).finish is not None
+    for stream in active:
+        yield step(stream).finish is not None
 
 
 def tokens_per_second(
     lines: Sequence[Line],
-    start: Callable[[Line], Generation],
+    start: Callable[[Line], Stream],
     streams: int,
-    advance: Callable[[Sequence[Generation]], Iterator[bool]],
+    advance: Advance,
 ) -> float:
     """Emitted tokens per second of all lines, of which `streams` are decoded at a time; prompts are read, too."""
-    waiting, active = list(lines), list[Generation]()
+    waiting, active = list(lines), list[Stream]()
     started = time.perf_counter()
     while waiting or active:
         while waiting and len(active) < streams:
             active.append(start(waiting.pop(0)))
         ended = list(advance(active))
-        for generation in [generation for generation, has_ended in zip(active, ended, strict=True) if has_ended]:
-            generation.close()
-            active.remove(generation)
+        for stream in [stream for stream, has_ended in zip(active, ended, strict=True) if has_ended]:
+            stream.close()
+            active.remove(stream)
     return sum(len(line.answer) for line in lines) / (time.perf_counter() - started)
 
 
@@ -148,40 +136,43 @@ def rates(found: dict[str, list[float]]) -> list[dict[str, Any]]:
 
 
 def prompt_beside_streams(
-    runner: ModelRunner, lines: Sequence[Line], start: Callable[[Line], Generation], curve: CostCurve | None
-) -> dict[str, float]:
+    runner: ModelRunner, lines: Sequence[Line], start: Callable[[Line], Stream], curve: CostCurve | None
+) -> dict[str, float] | None:
     """What a long prompt costs the streams beside which it is read, and what they cost it.
 
-    Their rounds while it is read are compared with rounds over the same text without it.
+    Their rounds while it is read are compared with rounds over the same text without it. Returns None if one of their answers
+    ends before the prompt is read.
     """
-    pace = Pace()
+    controller = Controller()
 
-    def begun() -> list[Generation]:
+    def begun() -> list[Stream]:
         streams = [start(line) for line in lines]
-        while any(stream.verifier.unread for stream in streams):
+        while any(stream.unread_prompt for stream in streams):
             run_round(streams)
         for _ in range(PLAIN_ROUNDS):
-            timed_round(streams, pace)
+            timed_round(streams, controller)
         return streams
 
-    def until_first_token(others: Sequence[Generation]) -> list[float]:
+    def until_first_token(others: Sequence[Stream]) -> list[float]:
         options = DecodeOptions(SamplingParams(temperature=0), 2, max_nodes=0, curve=curve)
         text = np.random.default_rng(1).integers(0, runner.vocabulary, PROMPT_TOKENS).astype(np.int32)
-        newcomer, seconds = Generation(TreeVerifier(runner, runner.new_cache()), NoDrafter(), text, options), []
+        newcomer, seconds = Stream(Verifier(runner, runner.new_cache()), NoDrafter(), text, options), []
         while newcomer.remaining == 2:
-            seconds.append(timed_round([*others, newcomer], pace))
+            seconds.append(timed_round([*others, newcomer], controller))
         newcomer.close()
         return seconds
 
     alone = until_first_token([])
     streams = begun()
     beside = until_first_token(streams)
-    left = sum(stream.remaining for stream in streams)
+    left = [stream.remaining for stream in streams]
     for stream in streams:
         stream.close()
+    if not all(left):
+        return None
     streams, plain = begun(), list[float]()
-    while sum(stream.remaining for stream in streams) > left:
-        plain.append(timed_round(streams, pace))
+    while sum(stream.remaining for stream in streams) > sum(left):
+        plain.append(timed_round(streams, controller))
     for stream in streams:
         stream.close()
     return {
@@ -194,10 +185,10 @@ def prompt_beside_streams(
     }
 
 
-def timed_round(generations: Sequence[Generation], pace: Pace) -> float:
+def timed_round(streams: Sequence[Stream], controller: Controller) -> float:
     """The seconds of one round."""
     started = time.perf_counter()
-    for outcome in run_round(generations, pace):
+    for outcome in run_round(streams, controller):
         if isinstance(outcome, Exception):
             raise outcome
     return time.perf_counter() - started
@@ -215,5 +206,8 @@ def show(figures: dict[str, Any]) -> None:
         "first token\nalone (s)": "alone_seconds:.3f",
         "first token\nover alone": "first_token_over_alone:.3f",
     }
-    title = f"A prompt of {PROMPT_TOKENS} tokens, read beside {BESIDE} streams"
-    report.print_figures(title, columns, figures["prompt_beside_streams"])
+    title = f"A prompt of {PROMPT_TOKENS} tokens, read during the steps of {BESIDE} streams"
+    if figures["prompt_beside_streams"]:
+        report.print_figures(title, columns, figures["prompt_beside_streams"])
+    else:
+        print(f"{title}: not measured, because the recorded answers end before it is read.")

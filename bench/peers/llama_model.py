@@ -8,15 +8,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from llama_cpp import Llama, llama_cpp
-from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+from llama_cpp.llama_speculative import LlamaDraftModel
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding as LlamaPromptLookupDecoding
+
+from outrider.verify.model.private_torch import has_amx
 
 
 @cache
 def avoid_amx() -> None:
     """Switches off the kernels of llama.cpp that crash on CPUs with AMX; on others, they stay."""
-    if torch.cpu._is_amx_tile_supported():
+    if has_amx():
         defaults = llama_cpp.llama_model_default_params
 
         def without_extra_buffers() -> Any:
@@ -36,7 +38,7 @@ class Model(Llama):  # type: ignore[misc]
 
     @classmethod
     @contextmanager
-    def opened(cls, file: Path, context_tokens: int, threads: int, drafts: bool) -> Iterator[Model]:
+    def opened(cls, file: Path, context_tokens: int, threads: int, draft_model: LlamaDraftModel | None) -> Iterator[Model]:
         """Loads a file and frees it at the end. With drafts, every row of a forward has logits."""
         avoid_amx()
         model = cls(
@@ -44,8 +46,8 @@ class Model(Llama):  # type: ignore[misc]
             n_ctx=context_tokens,
             n_threads=threads,
             n_threads_batch=threads,
-            logits_all=drafts,  # without it, drafts fail beyond the first batch
-            draft_model=LlamaPromptLookupDecoding() if drafts else None,
+            logits_all=draft_model is not None,  # without it, drafts fail beyond the first batch
+            draft_model=draft_model,
             verbose=False,
         )
         try:

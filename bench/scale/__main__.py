@@ -26,21 +26,27 @@ import uvicorn
 from rich.console import Console
 
 from bench import report
-from bench.http.client import new_client, quantiles, served_model
-from bench.scale.sleeping import PREFILL, STEP, TOKENS
+from bench.http.client import new_client, served_model
+from bench.http.process import free_port
+from bench.scale.sleeping import PREFILL_SECONDS, STEP, STEP_TOKENS
 from outrider.server.settings import Settings, load_settings
 
-ACTIVE = 4  # requests that a replica serves at once
-LOADS = {"half": 0.5, "full": 1.0, "double": 2.0}  # clients per request that the replicas serve at once
+# A replica serves this many requests at once.
+ACTIVE = 4
+# Clients for each request that the replicas serve at once.
+LOADS = {"half": 0.5, "full": 1.0, "double": 2.0}
 TURNS = 4
 HOST = "127.0.0.1"
-MEMORY_BYTES = 80 << 20  # Ray's object store, which nothing here uses
-PROCESSES = {  # the titles of the processes
+# The size of Ray's object store, which nothing here uses.
+MEMORY_BYTES = 80 << 20
+# The titles of the processes.
+PROCESSES = {
     "proxy": "ray::ProxyActor",
     "ingress": "ray::ServeReplica:outrider:ingress",
     "replicas": "ray::ServeReplica:outrider:replica",
 }
-CORES = 4  # that Ray is told of; it starts one idle process for each
+# Ray is told of this many cores, and starts one idle process for each.
+CORES = 4
 
 
 @dataclass
@@ -181,7 +187,7 @@ async def added_latency(settings: Settings, alone: str, cluster: str, requests: 
     for _ in range(requests):
         for url, seconds in found.items():
             seconds += (await load(url, 1, 1, 0.001)).first_token_seconds
-    alone_ms, ray_ms = quantiles(found[alone]), quantiles(found[cluster])
+    alone_ms, ray_ms = report.quantiles(found[alone]), report.quantiles(found[cluster])
     return {"one_machine_ms": alone_ms, "ray_ms": ray_ms, "added_ms_p50": round(ray_ms["p50"] - alone_ms["p50"], 2)}
 
 
@@ -189,7 +195,7 @@ def summary(answers: Answers) -> dict[str, Any]:
     """The figures of a load."""
     return {
         "events_per_second": round(answers.events_per_second, 1),
-        "first_token_ms": quantiles(answers.first_token_seconds),
+        "first_token_ms": report.quantiles(answers.first_token_seconds),
         "affinity": round(answers.on_their_replica / max(1, answers.later_turns), 4),
         "later_turns": answers.later_turns,
         "cpu_share": {name: round(used / answers.seconds, 3) for name, used in answers.cpu_seconds.items()},
@@ -218,32 +224,28 @@ async def measure(settings: Settings, most: int, ingresses: int, tokens: int, se
 
 
 def main(
-    replicas: Annotated[int, typer.Option(help="The most replicas.", min=1)] = 16,
+    replicas: Annotated[int, typer.Option(help="The largest number of replicas.", min=1)] = 16,
     ingress_replicas: Annotated[int, typer.Option(help="Processes that answer HTTP.", min=1)] = 1,
     tokens: Annotated[int, typer.Option(help="Tokens per answer.", min=1)] = 32,
-    step_tokens: Annotated[int, typer.Option(help="Tokens per step, which are one event of a stream.", min=1)] = 4,
     step_seconds: Annotated[float, typer.Option(help="Time of a step.")] = 0.25,
-    prefill_seconds: Annotated[float, typer.Option(help="Time to the first token.")] = 0.02,
     seconds: Annotated[float, typer.Option(help="Duration of each load.")] = 20.0,
-    requests: Annotated[int, typer.Option(help="Requests of the comparison with one machine, to each server.")] = 100,
-    port: Annotated[int, typer.Option(help="Port of the ingress.")] = 18090,
+    requests: Annotated[int, typer.Option(help="Requests to each server in the comparison with one machine.")] = 100,
     out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = report.RESULTS / "scale.json",
 ) -> None:
     """Measure a Ray cluster on this machine."""
     from outrider.server.ray.command import ENVIRONMENT
 
-    os.environ |= ENVIRONMENT | {PREFILL: str(prefill_seconds), STEP: str(step_seconds), TOKENS: str(step_tokens)}
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0"}
+    os.environ |= ENVIRONMENT | {STEP: str(step_seconds), "RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0"}
     os.environ["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] = "1"  # nobody uses the ingress that is replaced
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 1 << 16)), hard))
-    flags = {"server.port": port, "logging.requests": False, "scheduling.max_active": ACTIVE}
+    flags = {"server.port": free_port(), "logging.requests": False, "scheduling.max_active": ACTIVE}
     settings = load_settings(None, flags)
     options = {
         "ingress_replicas": ingress_replicas,
         "step_seconds": step_seconds,
-        "step_tokens": step_tokens,
-        "prefill_seconds": prefill_seconds,
+        "step_tokens": STEP_TOKENS,
+        "prefill_seconds": PREFILL_SECONDS,
         "active": ACTIVE,
     }
     with cluster(settings):

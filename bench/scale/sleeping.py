@@ -1,7 +1,7 @@
 """A model that sleeps: an engine without a worker, and a replica with this engine.
 
-It decodes up to `scheduling.max_active` requests at once. Its time to the first token and its time per step are in the
-environment, which reaches every process of a cluster. A request is cached if the replica has seen its conversation before.
+It decodes up to `scheduling.max_active` requests at once. Its time per step is in the environment, which reaches every
+process of a cluster. A request is cached if the replica has seen its conversation before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from outrider.server.ray.deployment import Replica
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import Metrics
 
-PREFILL, STEP, TOKENS = "BENCH_PREFILL_SECONDS", "BENCH_STEP_SECONDS", "BENCH_STEP_TOKENS"
+STEP = "BENCH_STEP_SECONDS"
+STEP_TOKENS = 4  # which are one event of a stream
+PREFILL_SECONDS = 0.02  # to the first token
 READY = Ready(
     1 << 17,
     "none",
@@ -35,11 +37,11 @@ class SleepingEngine:
 
     info: Ready | None = READY
     ready, state, failure, seconds_per_request = True, "ready", None, 1.0
+    shares_files = False
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._slots = asyncio.Semaphore(settings.scheduling.most_active)
-        self._prefill_seconds, self._step_seconds = float(os.environ[PREFILL]), float(os.environ[STEP])
-        self._step_tokens = int(os.environ[TOKENS])
+        self._step_seconds = float(os.environ[STEP])
         self._seen: set[str] = set()
 
     async def start(self, on_failure: Callable[[str], None]) -> None: ...
@@ -56,11 +58,11 @@ class SleepingEngine:
         async with self._slots:
             cached = len(request.prompt) if request.affinity in self._seen else 0
             self._seen.add(request.affinity)
-            await asyncio.sleep(self._prefill_seconds)
-            for start in range(0, request.max_tokens, self._step_tokens):
+            await asyncio.sleep(PREFILL_SECONDS)
+            for start in range(0, request.max_tokens, STEP_TOKENS):
                 if start:
                     await asyncio.sleep(self._step_seconds)
-                count = min(self._step_tokens, request.max_tokens - start)
+                count = min(STEP_TOKENS, request.max_tokens - start)
                 last = start + count == request.max_tokens
                 step = StepReport(0.0, self._step_seconds, 0.0, {}, {})
                 yield TokenEvent(request.id, [100] * count, " word" * count, "length" if last else None, step, cached)

@@ -21,21 +21,21 @@ from bench import report
 from bench.hostile.folder import FolderTrouble
 from bench.hostile.prober import probing
 from bench.hostile.target import survey
-from bench.hostile.verdict import MAX_GROWTH
-from bench.http.client import metric, new_client, quantiles
+from bench.http.client import metric, new_client
 from bench.soak.clients import Record, Soak, growth
 from bench.soak.intruder import Intruder
 from bench.soak.questions import make_questions
 from bench.soak.servers import Servers
 from outrider.server.settings import load_settings
 
-CONFIG = Path(__file__).parents[1] / "hostile.yaml"
+CONFIG = Path(__file__).parents[1] / "soak.yaml"
 FLAGS = {"scheduling.max_active": "4", "scheduling.max_waiting": "8", "sessions.folder_bytes": "200000000"}
 QUESTIONS = 48
 DAMAGE_SECONDS = 10.0  # between two damaged files, so that most sessions are found on the disk
 LOSS_SECONDS = 5.0  # after a kill, in which its requests fail
 LOSS = re.compile(r"estarting it|^\w+Error\b|^  File ")  # lines of the log: a lost worker, and the tracebacks before
 MAX_HEALTH_MS = 200.0  # p99
+MAX_GROWTH = 1.1  # of memory: the last quarter's median over the first quarter's, once the stores are full
 
 
 async def attacked(soak: Soak, intruder: Intruder, trouble: FolderTrouble) -> None:
@@ -76,6 +76,7 @@ def main(
             with probing(target.url) as health:
                 asyncio.run(attacked(soak, intruder, trouble))
             restarts = asyncio.run(worker_restarts(servers, target.bystanders_key))
+            losses = [line for line in servers.log if LOSS.search(line)]
     record = soak.record
     figures = {
         "minutes": minutes,
@@ -87,10 +88,12 @@ def main(
         "failed_at_seconds": [round(at, 1) for at in record.failed_at],
         "killed_at_seconds": [round(at, 1) for at in record.killed_at],
         "worker_restarts": restarts,
-        "worker_losses": [line for line in servers.log if LOSS.search(line)],
-        "health_ms": quantiles(health["seconds"]),
+        "worker_losses": losses,
+        "health_ms": report.quantiles(health["seconds"]),
         "health_failures": health["failures"],
-        "memory": {name: growth(samples) for name, samples in record.memory.items()},
+        "all_attacks_sent_seconds": intruder.round_seconds,
+        # Until every attack has been sent once, stores and buffers are not full.
+        "memory": {name: growth(samples, intruder.round_seconds or 0.0) for name, samples in record.memory.items()},
     }
     figures["failed"] = failed = failed_criteria(figures, record)
     Console().print(figures)

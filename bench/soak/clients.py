@@ -35,11 +35,15 @@ INVALID: list[dict[str, Any]] = [
     {"prompt": [1 << 40]},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"$ref": "#/nowhere"}}}},
 ]
-KILLS = (1 / 3, 2 / 3)  # of the duration: of the first server's worker
-RESTARTS = (1 / 6, 1 / 2)  # of the duration: of the second server
+# The first server's worker is killed at these shares of the duration.
+KILLS = (1 / 3, 2 / 3)
+# The second server is restarted at these shares of the duration.
+RESTARTS = (1 / 6, 1 / 2)
 SAMPLE_SECONDS = 5.0
-REPORT_SECONDS = 2.0  # until a new worker has reported its sessions
-SETTLING_SECONDS = 60.0  # of a process, before its memory counts
+# The time until a new worker has reported its sessions.
+REPORT_SECONDS = 2.0
+# The memory of a process counts after this time.
+SETTLING_SECONDS = 60.0
 
 
 class Sample(NamedTuple):
@@ -162,10 +166,14 @@ class Soak:
             await asyncio.sleep(SAMPLE_SECONDS)
 
 
-def growth(samples: Sequence[Sample]) -> dict[str, float]:
-    """Median memory of the last process in the first and the last quarter of its time, after SETTLING_SECONDS."""
+def growth(samples: Sequence[Sample], full_at: float = 0.0) -> dict[str, float]:
+    """Median memory of the last process in the first and the last quarter of its time.
+
+    The time before `full_at` seconds, when the stores are full, and the process's first SETTLING_SECONDS do not count.
+    """
     last = [sample for sample in samples if sample.process_id == samples[-1].process_id]
-    settled = [sample.mb for sample in last if sample.seconds > last[0].seconds + SETTLING_SECONDS] or [s.mb for s in last]
+    start = max(full_at, last[0].seconds + SETTLING_SECONDS)
+    settled = [sample.mb for sample in last if sample.seconds > start] or [s.mb for s in last]
     quarter = max(1, len(settled) // 4)
     early, late = statistics.median(settled[:quarter]), statistics.median(settled[-quarter:])
     return {"early_mb": round(early, 1), "late_mb": round(late, 1), "ratio": round(late / early, 4)}

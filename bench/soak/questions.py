@@ -6,15 +6,10 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from bench.decode import encode
-from bench.plan import PROMPTS, read_prompts
-from outrider.drafters.none import NoDrafter
+from bench.decode import answer, encode
+from bench.plan import PROMPTS, Plan, read_prompts
 from outrider.server.settings import Settings
 from outrider.server.worker.runtime import load
-from outrider.verify.decode import decode
-from outrider.verify.generation import DecodeOptions
-from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
 
 
 @dataclass(frozen=True)
@@ -32,9 +27,7 @@ def make_questions(settings: Settings, count: int) -> list[Question]:
     questions = []
     for number, prompt in enumerate((read_prompts(PROMPTS) * count)[:count]):
         temperature, limit = rng.choice((0.0, 0.7, 1.0)), rng.randint(8, 96)
-        params = SamplingParams(temperature=temperature, seed=number)
-        options = DecodeOptions(params, limit, runtime.stop_ids, 0)
-        verifier = TreeVerifier(runtime.runner, runtime.runner.new_cache())
-        tokens = decode(verifier, NoDrafter(), encode(runtime, prompt), options).tokens
+        plan = Plan([], [], [], limit, 1, seed=number)
+        tokens = answer(runtime, settings, "none", encode(runtime, prompt), temperature, plan).tokens
         questions.append(Question({"prompt": prompt, "temperature": temperature, "seed": number, "max_tokens": limit}, tokens))
     return questions

@@ -12,7 +12,8 @@ from pathlib import Path
 from bench.http.control_group import joined, memory_group
 from bench.http.process import ServerProcess, start_server
 
-MEMORY_BYTES = 2 << 30  # of each server
+# The memory limit of each server.
+MEMORY_BYTES = 2 << 30
 
 
 class Servers:

@@ -28,7 +28,7 @@ from outrider.drafters.model.ngram_predraft import NgramPredraft
 from outrider.drafters.options import MAX_WINDOW, PearlOptions
 from outrider.drafters.policy import Calibration, ema
 from outrider.drafters.sequence import Sequence
-from outrider.drafters.state import State, array, join, numbers, part
+from outrider.drafters.state import State, join, loaded_means, means, part
 
 
 @dataclass
@@ -42,23 +42,23 @@ class Link:
 
 
 class ModelChain:
-    """The chain of one session. `draft_beside` starts drafting that ends in `observe` or `end`."""
+    """The chain of one session. `draft_during` starts drafting that ends in `observe` or `end`."""
 
     def __init__(self, model: LanguageModel, options: PearlOptions, choices: int = 1) -> None:
-        """With two `choices`, the tree of the chain also has the model's second choice beside each token."""
+        """With two `choices`, the tree of the chain also has the model's second choice next to each token."""
         self._model = model
         self._options = options
         self._choices = choices
         self._calibration = Calibration(choices)
-        self._links: list[Link] = []  # all but the last token are rows of the model
+        self._links: list[Link] = []  # the model has rows for all but the last one
         self._predraft = NgramPredraft(options.ahead)
-        self._draft_seconds = 0.0  # per token (EMA)
-        self._verify_seconds = 0.0  # per step (EMA)
-        self._waited_seconds = 0.0  # for the draft model during the current verification
+        self._draft_seconds: float | None = None  # seconds per drafted token (EMA)
+        self._verify_seconds: float | None = None  # seconds per verification (EMA)
+        self._waited_seconds = 0.0  # seconds that the current verification has waited for the draft model
         self._background: Future[None] | None = None
         self._verified = threading.Event()  # ends background drafting
-        self.drafted_tokens = 0  # in total, like the counts below
-        self.accepted_tokens = 0  # including those checked by pre-verify
+        self.drafted_tokens = 0
+        self.accepted_tokens = 0  # includes the tokens that pre-verify checked
         self.rejections = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -69,10 +69,10 @@ class ModelChain:
 
     def state(self) -> State:
         parts = join(calibration=self._calibration.state(), predraft=self._predraft.state())
-        return {"seconds": numbers(self._draft_seconds, self._verify_seconds), **parts}
+        return {"seconds": means(self._draft_seconds, self._verify_seconds), **parts}
 
     def load(self, saved: State, text: Sequence) -> None:
-        self._draft_seconds, self._verify_seconds = array(saved, "seconds", np.float64, 2).tolist()
+        self._draft_seconds, self._verify_seconds = loaded_means(saved, "seconds", 2)
         self._calibration.load(part(saved, "calibration"))
         self._predraft.load(part(saved, "predraft"))
 
@@ -81,7 +81,7 @@ class ModelChain:
 
     @property
     def tokens(self) -> list[int]:
-        """The drafted tokens that are not emitted yet."""
+        """The tokens of the chain, which are not emitted yet."""
         return [link.token for link in self._links]
 
     @property
@@ -89,13 +89,13 @@ class ModelChain:
         """The number of tokens that are drafted in the time of one verification."""
         if self._options.window:
             return self._options.window
-        measured = self._draft_seconds > 0 and self._verify_seconds > 0
-        ratio = self._verify_seconds / self._draft_seconds if measured else self._model.speed_ratio
+        draft, verify = self._draft_seconds or 0.0, self._verify_seconds or 0.0
+        ratio = verify / draft if draft > 0 and verify > 0 else self._model.speed_ratio
         return max(1, min(MAX_WINDOW, round(ratio)))
 
     @property
-    def draft_seconds(self) -> float:
-        """The time to draft a token; 0 if it has not been measured."""
+    def draft_seconds(self) -> float | None:
+        """The time to draft a token; None if it has not been measured."""
         return self._draft_seconds
 
     def start(self, sequence: Sequence, sampling: Sampling | None = None) -> None:
@@ -113,7 +113,7 @@ class ModelChain:
         self._verified.clear()
         self._extend(count, least, guide)
 
-    def draft_beside(self, guide: DraftTree = EMPTY) -> None:
+    def draft_during(self, guide: DraftTree = EMPTY) -> None:
         """Starts drafting in the background what the model can draft in the time of a verification, and the guide's path."""
         self._verified.clear()
         count = self.window + len(guide.likeliest(()))
@@ -125,7 +125,7 @@ class ModelChain:
         length = len(links)
         if not length:
             return replace(EMPTY, continuation=self._continuation)
-        # Depth-first: the chain, then the second choices beside its tokens from its end upwards.
+        # Depth-first: the chain, then the second choices next to its tokens from its end upwards.
         branches = [(row, *link.second) for row, link in enumerate(links[: budget - length]) if link.second is not None][::-1]
         above = [1.0, *paths]
         return DraftTree(
@@ -144,7 +144,7 @@ class ModelChain:
         """Ends background drafting and keeps what is left of the chain. Raises if drafting has failed."""
         tokens = verdict.tokens
         self._verified.set()
-        advanced = self._model.submit(lambda: self._model.advance(tokens))  # after the forward that is running
+        advanced = self._model.submit(lambda: self._model.advance(tokens))  # runs after the current forward
         if (drafting := self._stop()) is not None:
             drafting.result()
         self._learn(tokens)
@@ -219,7 +219,7 @@ class ModelChain:
     def _continuation(self, path: Collection[int]) -> tuple[int, Floats] | None:
         """The chain's token after `path`, maybe sampled during the verification, and its distribution.
 
-        Waits for a forward that has begun, as `observe` would: whether a token is used must not depend on the token.
+        Waits for the running forward, as `observe` would: using only tokens that happen to be ready would bias the sample.
         """
         length, tokens = len(path), list(path)
         known = self.tokens[:length]

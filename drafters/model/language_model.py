@@ -1,4 +1,4 @@
-"""The interface to a draft model: candidates for the next token, and the rows of a token tree below the text, level by level.
+"""The interface to a draft model: candidates for the next token, and the rows of a tree below the text, level by level.
 
 Defines the interface only; the implementation is passed to the drafters.
 """
@@ -26,7 +26,7 @@ class Candidates:
 
 
 class LanguageModel(Protocol):
-    """A session's draft model. It reads the committed text and computes the rows of a token tree below its end.
+    """A session's draft model. It reads the committed text and computes the rows of a tree below its end.
 
     Row 0 is the last committed token; other rows are numbered as they are added.
     """

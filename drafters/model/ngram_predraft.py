@@ -14,9 +14,12 @@ from outrider.drafters.interface import EMPTY, DraftTree
 from outrider.drafters.policy import Probe, ema
 from outrider.drafters.state import State, array, join, numbers, part
 
-CAPACITY = 1 << 16  # contexts; the least recently updated is evicted
-MIN_PATH = 0.25  # nodes of a guide of lower path probability are no guesses
-MIN_ACCURACY = 0.4  # share of correct guesses below which the table guesses rarely
+# The table holds this many contexts, and evicts the least recently updated one.
+CAPACITY = 1 << 16
+# Nodes of a guide with a lower path probability are not used as guesses.
+MIN_PATH = 0.25
+# Below this share of correct guesses, the table guesses rarely.
+MIN_ACCURACY = 0.4
 
 
 class NgramPredraft:
@@ -42,7 +45,7 @@ class NgramPredraft:
 
     def guess(self, draft: Sequence[int], guide: DraftTree = EMPTY) -> list[int]:
         """Guesses the tokens that follow the text and the `draft` after it; those in the tree `guide`, if it has any."""
-        probe = self._probe.due()
+        probe = self._probe.tick()
         if self._accuracy < MIN_ACCURACY and not probe:
             return []
         if path := guide.likeliest(draft, MIN_PATH):
@@ -60,7 +63,7 @@ class NgramPredraft:
     def record(self, guessed: int, correct: int) -> None:
         """Records how many of the guessed tokens were correct."""
         if guessed:
-            self._accuracy = max(ema(self._accuracy, correct / guessed), 1e-6)
+            self._accuracy = ema(self._accuracy, correct / guessed)
 
     def state(self) -> State:
         grams = [(*context, token) for context, token in self._next.items()]

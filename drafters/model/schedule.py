@@ -1,10 +1,10 @@
-"""When a draft model drafts beside tables: before a verification, during it, or not at all, by what was measured.
+"""Decides by measured times when a draft model drafts in addition to tables: before a verification, during it, or not at all.
 
 Drafts from tables are nearly free, a model's forwards are not. Drafting before a verification takes its own time. Drafting
 during it may slow it down, because both models share cores or a device, and the step waits for the model's last forward. Both
-are worth their time if the tokens that the model adds would take longer without it. Those are tracked by the number of tokens
-that the tables expect: a model adds most where these know little. A model that does not pay is probed now and then, for a
-small share of the time.
+are worth their time if the tokens that the model adds would take longer without it. These tokens are tracked by the number of
+tokens that the tables expect, because a model adds most where the tables know little. A model that does not pay is probed now
+and then, for a small share of the time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ from typing import Any
 
 from outrider.drafters.policy import GAIN_PRIOR, CostBenefit, LevelMeans, Probe, bounded
 
-PROBE_STEPS = 4  # consecutive steps; a chain needs some to grow
-PROBE_SHARE = 0.01  # of the time, at most, that probes take
-LONGEST_CONTROL_INTERVAL = 1024  # steps with drafting between two without, if these have long confirmed what was known
-LATELY = 32  # steps
-MIN_GAIN = 0.02  # of a step's time; the least that drafting during a verification must save
+# A probe takes several consecutive steps, because a chain needs some to grow.
+PROBE_STEPS = 4
+# Probes take at most this share of the time.
+PROBE_SHARE = 0.01
+# Once steps without drafting have long confirmed that it pays, one step in this many still drafts nothing.
+LONGEST_CONTROL_INTERVAL = 1024
+# The model has drafted lately if it did in one of this many last steps.
+LATELY = 32
+# Drafting during a verification must save at least this share of a step's time.
+MIN_GAIN = 0.02
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class Choice:
     """What the draft model does in one step."""
 
     before: bool = False  # it drafts before the verification
-    beside: bool = False  # it drafts during it
+    during: bool = False  # it drafts during it
     is_probe: bool = False  # it drafts only to be measured again
 
 
@@ -36,13 +41,14 @@ class Schedule:
     def __init__(self) -> None:
         self._before = CostBenefit()
         self._before_gains = LevelMeans(GAIN_PRIOR)
-        self._beside_gains = LevelMeans(GAIN_PRIOR)  # in the next step
-        self._seconds = {beside: LevelMeans() for beside in (False, True)}  # of a step without drafting before it
-        self._control = Probe(longest=LONGEST_CONTROL_INTERVAL)  # of steps without drafting where it pays
-        self._probing = 0  # steps left of a probe
-        self._probe_seconds = 0.0  # that the last probe took beyond the steps' own time
-        self._allowance = 0.0  # seconds that probes may take
-        self._unpaid = 0  # steps since drafting paid
+        self._during_gains = LevelMeans(GAIN_PRIOR)  # tokens that drafting during a verification adds to the next step
+        # Seconds of a step without drafting before it, by whether the model drafts during it.
+        self._seconds = {during: LevelMeans() for during in (False, True)}
+        self._control = Probe(longest=LONGEST_CONTROL_INTERVAL)  # when to measure a step without drafting
+        self._probing = 0  # remaining steps of a probe
+        self._probe_seconds = 0.0  # seconds that the last probe added to its steps
+        self._allowance = 0.0  # seconds that probes may still take
+        self._unpaid = 0  # steps since drafting last paid
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Schedule:
         """Itself: all sessions share it."""
@@ -54,19 +60,19 @@ class Schedule:
         return self._unpaid < LATELY
 
     @property
-    def token_seconds(self) -> float:
-        """The time per emitted token; 0 if it has not been measured."""
+    def token_seconds(self) -> float | None:
+        """The time per emitted token; None if it has not been measured."""
         return self._before.token_seconds
 
     def choose(self, expected: float, has_chain: bool) -> Choice:
         """The choice for a step in which the tables expect `expected` tokens. Call once per step."""
-        before = not has_chain and self._before.pays(self._before_gains.of(expected))
-        beside = self._beside_pays(expected)
-        if not beside:
+        before = not has_chain and self._before.is_worth(self._before_gains.of(expected) or 0.0)
+        during = self._is_worth_during(expected)
+        if not during:
             self._control.reset()
-        if before or beside:
+        if before or during:
             self._unpaid, self._probing = 0, 0
-            return Choice(before, beside and not self._control.due())
+            return Choice(before, during and not self._control.tick())
         self._unpaid += 1
         if not self._probing and self._allowance >= self._probe_seconds:
             self._probing, self._probe_seconds = PROBE_STEPS, 0.0
@@ -78,7 +84,7 @@ class Schedule:
     def record_probe(self, expected: float, choice: Choice, seconds: float) -> None:
         """Records the whole time of a step. PROBE_SHARE of it is saved for probes, which spend what they add to a step."""
         if choice.is_probe:
-            extra = max(0.0, seconds - self._seconds[False].of(expected))
+            extra = max(0.0, seconds - (self._seconds[False].of(expected) or 0.0))
             self._probe_seconds += extra
             self._allowance -= extra
         elif not self._probing:
@@ -90,13 +96,13 @@ class Schedule:
         if seconds:
             self._before.record_action(bounded(self._before.seconds, seconds))
 
-    def record_beside(self, expected: float, tokens: float) -> None:
+    def record_during(self, expected: float, tokens: float) -> None:
         """Records the tokens that a draft during a verification added to the next step."""
-        self._beside_gains.record(expected, tokens)
+        self._during_gains.record(expected, tokens)
 
-    def record_step(self, expected: float, beside: bool, seconds: float) -> None:
+    def record_step(self, expected: float, during: bool, seconds: float) -> None:
         """Records the time of a step without drafting before it."""
-        means = self._seconds[beside]
+        means = self._seconds[during]
         means.record(expected, bounded(means.of(expected), seconds))
 
     def record_tokens(self, tokens: int, seconds: float) -> None:
@@ -106,13 +112,14 @@ class Schedule:
     def net_of_before(self, expected: float) -> float:
         """What drafting before a verification is worth, in tokens."""
         seconds = self.token_seconds
-        return max(0.0, self._before_gains.of(expected) - self._before.seconds / seconds) if seconds else 0.0
+        return max(0.0, (self._before_gains.of(expected) or 0.0) - (self._before.seconds or 0.0) / seconds) if seconds else 0.0
 
-    def _beside_pays(self, expected: float) -> bool:
+    def _is_worth_during(self, expected: float) -> bool:
         alone, both = self._seconds[False].of(expected), self._seconds[True].of(expected)
-        if not (alone and both):
-            return not both  # measures both, one after the other
-        return self._beside_gains.of(expected) * self.token_seconds >= both - alone + MIN_GAIN * alone
+        if alone is None or both is None:
+            return both is None  # measures both, one after the other
+        gain = (self._during_gains.of(expected) or 0.0) * (self.token_seconds or 0.0)
+        return gain >= both - alone + MIN_GAIN * alone
 
 
 class Schedules:

@@ -38,15 +38,15 @@ class UnionDrafter:
         self._time = time
         self._sequence = Sequence()
         self._sampling: Sampling | None = None
-        self._has_begun = False  # the chain; it begins with the request, or when it is first used
-        self._has_drafted = False  # in this request; the first draft includes the reading of the prompt
+        self._has_begun = False  # whether the chain has begun: with the request, or when it is first used
+        self._has_drafted = False  # whether this request has drafted; its first draft includes the reading of the prompt
         self._choice = Choice()
-        self._had_chain = False  # at the start of the step
+        self._had_chain = False  # whether there was a chain at the start of the step
         self._table_tree = EMPTY
         self._expected = 0.0  # tokens expected from the tables in this step
-        self._beside_before: float | None = None  # the same of the last step, if the model drafted during it
+        self._during_before: float | None = None  # `_expected` in the last step, if the model drafted during it
         self._started = 0.0  # time.perf_counter() at the start of the step
-        self._draft_seconds = 0.0  # of drafting before this verification
+        self._draft_seconds = 0.0  # seconds of drafting before this verification
 
     @property
     def drafted_tokens(self) -> int:
@@ -58,32 +58,32 @@ class UnionDrafter:
         self._sequence, self._sampling = sequence, sampling
         self._schedule = self._schedules.of(sampling is None or sampling.greedy)
         self._has_begun = self._has_drafted = False
-        self._beside_before = None
+        self._during_before = None
         if self._time != "auto" or self._schedule.pays_lately:
             self._begin_chain()
 
-    def propose(self, budget: int) -> DraftTree:
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         self._started, self._draft_seconds = time.perf_counter(), 0.0
         tree = self._table_tree = self._tables.propose(budget)
         self._expected = float(tree.probability.sum())
         self._had_chain = len(self._chain) > 0
         self._choice = self._choose() if budget > 0 else Choice()
-        if self._choice.before or self._choice.beside:
+        if self._choice.before or self._choice.during:
             self._begin_chain()
         if self._choice.before:
             self._draft_before(tree)
-        if len(self._chain) or self._choice.beside:
+        if len(self._chain) or self._choice.during:
             tree = merge(tree, self._chain.tree(budget), budget)
-        if self._choice.beside:
-            self._chain.draft_beside(self._table_tree)
+        if self._choice.during:
+            self._chain.draft_during(self._table_tree)
         return tree
 
     def observe(self, verdict: Verdict) -> None:
         gain = 0
         if self._had_chain or self._choice.before:
-            gain = max(0, len(verdict.rows) - len(self._table_tree.follow(verdict.tokens[:-1])))
+            gain = max(0, len(verdict.path) - len(self._table_tree.follow(verdict.tokens[:-1])))
         self._tables.observe(verdict)
-        if self._choice.before or self._choice.beside or len(self._chain):
+        if self._choice.before or self._choice.during or len(self._chain):
             self._chain.observe(verdict)
         else:
             self._has_begun = False  # it reads the tokens in between when it is used again
@@ -115,28 +115,29 @@ class UnionDrafter:
     def _draft_before(self, tree: DraftTree) -> None:
         """Drafts tokens that are expected to save more time than they cost."""
         started, token_seconds = time.perf_counter(), self._schedule.token_seconds
-        self._chain.draft(self._longest, self._chain.draft_seconds / token_seconds if token_seconds else 0.0, tree)
+        least = (self._chain.draft_seconds or 0.0) / token_seconds if token_seconds else 0.0
+        self._chain.draft(self._longest, least, tree)
         self._draft_seconds = time.perf_counter() - started
 
     def _record(self, gain: int, tokens: int, seconds: float) -> None:
         """Records a step of `seconds` that emitted `tokens` tokens, `gain` of them more than the tables' tree has."""
         schedule, choice = self._schedule, self._choice
-        drafts = choice.before or choice.beside
+        drafts = choice.before or choice.during
         is_first, self._has_drafted = drafts and not self._has_drafted, self._has_drafted or drafts
         if not is_first:
             schedule.record_tokens(tokens, seconds)
         if self._time != "auto":
             return
         schedule.record_probe(self._expected, choice, seconds)
-        if self._beside_before is not None:
+        if self._during_before is not None:
             # Without this chain, the model might have drafted another one before the verification.
             saved = gain - schedule.net_of_before(self._expected) if self._had_chain else 0.0
-            schedule.record_beside(self._beside_before, saved)
+            schedule.record_during(self._during_before, saved)
         if choice.before:
             schedule.record_before(self._expected, gain, 0.0 if is_first else self._draft_seconds)
         if not is_first:
-            schedule.record_step(self._expected, choice.beside, seconds - self._draft_seconds)
-        self._beside_before = self._expected if choice.beside else None
+            schedule.record_step(self._expected, choice.during, seconds - self._draft_seconds)
+        self._during_before = self._expected if choice.during else None
 
 
 def merge(left: DraftTree, right: DraftTree, budget: int) -> DraftTree:
@@ -144,11 +145,11 @@ def merge(left: DraftTree, right: DraftTree, budget: int) -> DraftTree:
 
     A node in both trees gets the larger probability. `right` has at most `budget` nodes.
     """
-    index_of: dict[tuple[int, int], int] = {}  # by parent's index and token
+    index_of: dict[tuple[int, int], int] = {}  # index in `found`, by the parent's index and the token
     found: list[tuple[float, int, int]] = []  # probability, depth, source
     indices: dict[int, int] = {}
     for tree in (left, right):
-        indices = {-1: -1}  # of the tree's rows
+        indices = {-1: -1}  # maps the tree's rows to indices in `found`
         columns = (tree.tokens, tree.parents, tree.depths, tree.probability, tree.source)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         for row, (token, parent, depth, probability, source) in enumerate(rows):

@@ -12,10 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.kernel import kernel
 from outrider.drafters.tables.ngram import PROBABILITY_UNIT, BaseArrays, context_key, find
 
-PROBES = 8  # slots per probe window
+# A probe window has this many slots.
+PROBES = 8
 
 
 class Rows(NamedTuple):

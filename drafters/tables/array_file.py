@@ -41,7 +41,7 @@ class ArrayFile:
 
     path: Path
     arrays: Mapping[str, NDArray[Any]]
-    byte_offsets: Mapping[str, int]  # of each array in the file
+    byte_offsets: Mapping[str, int]  # offset of each array in the file
     metadata: Mapping[str, str]
 
 

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.kernel import kernel
 
-HOPS = 32  # suffix links followed to record an occurrence; shorter strings keep their older record
+# This many suffix links are followed to record an occurrence; shorter strings keep their older record.
+HOPS = 32
 
 
 class Automaton(NamedTuple):
@@ -33,7 +34,7 @@ class Automaton(NamedTuple):
     table_edge: NDArray[np.int32]  # [H]
 
 
-TOKENS, STATES, EDGES, NEWEST = 0, 1, 2, 3  # entries of `Automaton.size`
+TOKENS, STATES, EDGES, NEWEST = 0, 1, 2, 3
 
 
 def new_automaton(capacity: int) -> Automaton:

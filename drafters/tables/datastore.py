@@ -23,11 +23,14 @@ from outrider.drafters.tables.array_file import ArrayFile, ArrayFileError
 from outrider.drafters.tables.pages import open_pages
 from outrider.drafters.tables.suffix import KIND, NONE, ROW, Corpus, corpus_of, tabulate
 
-MANIFEST = "manifest.json"  # in a folder that is updated in place
-PLAN = "plan.txt"  # in the folder of an unfinished build: the texts it is built from
+# This file is in a folder that is updated in place.
+MANIFEST = "manifest.json"
+# This file is in the folder of an unfinished build and lists the texts that the build reads.
+PLAN = "plan.txt"
 
 
-Version = tuple[int, int, int]  # device, inode, modification time
+# A version is the file's device, inode and modification time.
+Version = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -87,29 +90,34 @@ def load(folder: Path, fingerprint: str | None = None, vocabulary: int | None = 
 
     Also refuses blocks with token ids that are not below `vocabulary` (None = any).
     """
-    blocks = []
-    for file in open_blocks(folder, fingerprint):
-        separator, first = int(file.metadata["separator"]), file.arrays["first"]
-        if vocabulary is not None and first[min(vocabulary, separator)] < first[separator]:
-            raise ArrayFileError(
-                f"{file.path} has token ids that this model lacks; build it again with this model's tokenizer."
-            )
-        word_offsets = {name: offset // 4 for name, offset in file.byte_offsets.items()}
-        blocks.append(corpus_of(open_pages(file.path), word_offsets, file.arrays, separator))
-    return blocks
+    return [load_block(path, fingerprint, vocabulary) for path in block_paths(folder)]
+
+
+def load_block(path: Path, fingerprint: str | None = None, vocabulary: int | None = None) -> Corpus:
+    """Opens one block, as `load` does. Raises ArrayFileError."""
+    file = open_block(path, fingerprint)
+    separator, first = int(file.metadata["separator"]), file.arrays["first"]
+    if vocabulary is not None and first[min(vocabulary, separator)] < first[separator]:
+        raise ArrayFileError(f"{path} has token ids that this model lacks; build it again with this model's tokenizer.")
+    word_offsets = {name: offset // 4 for name, offset in file.byte_offsets.items()}
+    return corpus_of(open_pages(path), word_offsets, file.arrays, separator)
 
 
 def open_blocks(folder: Path, fingerprint: str | None = None) -> list[ArrayFile]:
     """Maps the files of all blocks and checks their arrays. Raises ArrayFileError as `load` does."""
-    files = [array_file.load(path, KIND, fingerprint) for path in block_paths(folder)]
-    for file in files:
-        try:
-            consistent = _consistent(file.arrays, int(file.metadata["separator"]))
-        except (KeyError, ValueError, IndexError):
-            raise ArrayFileError(f"{file.path} lacks arrays of a block; build the datastore again.") from None
-        if not consistent or any(offset % 4 for offset in file.byte_offsets.values()):
-            raise ArrayFileError(f"{file.path} is damaged; build the datastore again.")
-    return files
+    return [open_block(path, fingerprint) for path in block_paths(folder)]
+
+
+def open_block(path: Path, fingerprint: str | None = None) -> ArrayFile:
+    """Maps the file of one block and checks its arrays. Raises ArrayFileError as `load` does."""
+    file = array_file.load(path, KIND, fingerprint)
+    try:
+        consistent = _consistent(file.arrays, int(file.metadata["separator"]))
+    except (KeyError, ValueError, IndexError):
+        raise ArrayFileError(f"{path} lacks arrays of a block; build the datastore again.") from None
+    if not consistent or any(offset % 4 for offset in file.byte_offsets.values()):
+        raise ArrayFileError(f"{path} is damaged; build the datastore again.")
+    return file
 
 
 def _consistent(arrays: Mapping[str, NDArray[Any]], separator: int) -> bool:

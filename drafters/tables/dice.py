@@ -15,18 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import Ints, Sampling
+from outrider.drafters.kernel import kernel
 from outrider.drafters.noise import mix
-from outrider.drafters.tables.kernel import kernel
 
-LUCKY = 8  # lucky tokens per position
-LUCKY_IDS = 4096  # they are below it: in most vocabularies, frequent tokens have small ids
-RANK_OFFSET = 300.0  # Zipf-Mandelbrot: frequency ~ 1 / (id + offset)
-POSITIONS = 64  # whose lucky tokens are kept
-MEAN_FACTOR = math.sqrt(math.pi)  # mean of exp(G / 2)
-MAX_FACTOR = 16.0  # of the factors that make a token worth looking up; one in 800 is larger
-FULL_TEMPERATURE = 0.8  # from this temperature on, the noise has its full weight
-LUCKY_SHARE = 0.16  # of the unlisted tokens, the share that is lucky at temperature 1
-MIN_UNLISTED = 0.01  # probability that is left for tokens that no table lists
+LUCKY = 8
+# Lucky ids are below this. In most vocabularies, frequent tokens have small ids.
+LUCKY_IDS = 4096
+# In Zipf-Mandelbrot's law, a token's frequency is about 1 / (id + offset).
+RANK_OFFSET = 300.0
+# The lucky tokens of this many positions are kept.
+POSITIONS = 64
+# This is the mean of exp(G / 2).
+MEAN_FACTOR = math.sqrt(math.pi)
+# This bounds the factors that make a token worth looking up. One in 800 is larger.
+MAX_FACTOR = 16.0
+# From this temperature on, the noise has its full weight.
+FULL_TEMPERATURE = 0.8
+# At temperature 1, lucky tokens have this share of the unlisted tokens' probability.
+LUCKY_SHARE = 0.16
+# This much probability is left for tokens that no table lists.
+MIN_UNLISTED = 0.01
 MAX_PROBABILITY = 0.999
 
 
@@ -34,10 +42,10 @@ class Dice(NamedTuple):
     """The noise of a request."""
 
     seed: np.uint64  # mixed
-    position: int  # of the next token in the answer
+    position: int  # position of the next token in the answer
     strength: float  # weight of the noise's factor, in [0, 1]; 0 = the noise is not used
     luck: float  # probability that a token which no table lists is a lucky one
-    ids: int  # lucky tokens are below it
+    ids: int  # lucky tokens have smaller ids
     lucky: NDArray[np.float64]  # [POSITIONS, 1 + 2 * LUCKY]; a position, its lucky tokens, and their shares
 
 

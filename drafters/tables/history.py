@@ -14,27 +14,34 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.kernel import kernel
 from outrider.drafters.tables.suffix import LONGEST_CONTEXT
 
-MAX_OCCURRENCES = 8  # latest occurrences read per context
-MAX_RECENT = 128  # the same for the empty context, whose successors are the latest tokens
+# This many of the latest occurrences of a context are read.
+MAX_OCCURRENCES = 8
+# The empty context has its own limit, because its successors are the latest tokens.
+MAX_RECENT = 128
 
-POSITION, RUN, CHANGES, GAP, SKIPPED = range(5)  # entries of a copy's state
+POSITION, RUN, CHANGES, GAP, SKIPPED = range(5)
 COPY_STATE = 5
-LONGEST_COPY = 32  # matched tokens that are compared to choose the span to copy
-SETTLED = 16  # after as many matches in a row, the number of departures is reset
-RUN_EDGES = (6, 8, 11, 15, 20, 28, 31)  # classes of copies by matched tokens
-MAX_GAP = 8  # a copy ends after more tokens in a row that do not match
-REACH = 12  # tokens of the span that a departure may leave out
+# This many matched tokens are compared to choose the span to copy.
+LONGEST_COPY = 32
+# After this many matches in a row, the number of departures is reset.
+SETTLED = 16
+# Classes of copies are separated by these numbers of matched tokens.
+RUN_EDGES = (6, 8, 11, 15, 20, 28, 31)
+# A copy ends after more tokens in a row that do not match.
+MAX_GAP = 8
+# A departure may leave out this many tokens of the span.
+REACH = 12
 
 
 class History(NamedTuple):
     """Ring buffer of C tokens, C a power of two. A position counts from the start of the session's text."""
 
     text: NDArray[np.int32]  # [C]
-    # Tokens appended so far; the last departure that left out tokens of a span: the token before, the number left out. They
-    # share an array, because each array in the nested tuples makes each call of a kernel slower.
+    # The tokens appended so far, and the last departure that left out tokens of a span: the token before it and the number
+    # left out. They share an array, because each array in the nested tuples makes each call of a kernel slower.
     size: NDArray[np.int64]  # [3]
     newest: NDArray[np.int64]  # [L+1, 2C]; by context length and hash: the latest position after such a context, -1 = none
     older: NDArray[np.int64]  # [L+1, C]; the previous position in the same chain
@@ -106,7 +113,7 @@ def followers(
                 end += 1
             counts[i] += 1.0
         older = history.older[length, at]
-        if older >= position:  # overwritten by newer text
+        if older >= position:  # newer text has overwritten it
             break
         position = older
     return end, total

@@ -8,26 +8,22 @@ q(t). A table gives the trust in a level by source, context length, number of oc
 
 from __future__ import annotations
 
-import copy
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import Source
-from outrider.drafters.tables.adaptive import Rows, successors
+from outrider.drafters.kernel import kernel
+from outrider.drafters.tables.adaptive import successors
+from outrider.drafters.tables.contexts import LENGTHS, Contexts, Sources
 from outrider.drafters.tables.history import (
-    COPY_STATE,
     MAX_RECENT,
     POSITION,
     History,
     copy_phase,
-    extend_hashes,
-    follow_copy,
     followers,
 )
-from outrider.drafters.tables.kernel import kernel
-from outrider.drafters.tables.ngram import BaseArrays
 from outrider.drafters.tables.pages import word
 from outrider.drafters.tables.suffix import (
     DENSE,
@@ -38,54 +34,28 @@ from outrider.drafters.tables.suffix import (
     TOTAL,
     WIDTH,
     Corpus,
-    follow,
     frequent_row,
     position_at,
     token_at,
 )
 
-LENGTHS = LONGEST_CONTEXT + 1  # context lengths 0 to LONGEST_CONTEXT
-CORPUS, SESSION, TABLE, PREDICTION, COPY, LUCK = range(6)  # sources; luck is no level (`outrider.drafters.tables.dice`)
+# Luck is a source, but no level (`outrider.drafters.tables.dice`).
+CORPUS, SESSION, TABLE, PREDICTION, COPY, LUCK = range(6)
 NODE_SOURCES = np.array(
     [Source.RETRIEVAL, Source.LOOKUP, Source.TRIGRAM, Source.PREDICTION, Source.LOOKUP, Source.NOISE], np.uint8
 )
-SIZE_EDGES = (1, 2, 3, 5, 9, 20, 100)  # trust buckets by occurrences of a context
-DIVERSITY_EDGES = (0.0, 0.125, 0.25, 0.5, 0.75)  # and by distinct successors per occurrence, if there are several
+# Contexts share a bucket of trust by how often they occurred.
+SIZE_EDGES = (1, 2, 3, 5, 9, 20, 100)
+# Buckets also differ by the distinct successors per occurrence, if a context has several.
+DIVERSITY_EDGES = (0.0, 0.125, 0.25, 0.5, 0.75)
 SIZES, DIVERSITIES = len(SIZE_EDGES) + 1, len(DIVERSITY_EDGES) + 1
 BUCKETS = 5 * LENGTHS * SIZES * DIVERSITIES
-TABLE_ORDER = 3  # the table's n-grams: bi-grams and tri-grams
-DISCOUNT = 0.5  # absolute discount of each count, for contexts that occurred more than once
-MAX_SUCCESSORS = 512  # successors kept per prediction
-RECENT_AT, RECENT_FOUND, RECENT_TOTAL = 0, 1, 2  # entries of `Scratch.recent`
-
-
-class Sources(NamedTuple):
-    """The data that predictions are made from."""
-
-    corpora: tuple[Corpus, ...]  # at least one while a request runs; may be empty texts
-    history: History
-    base: BaseArrays
-    rows: Rows
-    expected: NDArray[np.int32]  # [M+1]; the length M of the client's prediction, then its tokens
-    hits: NDArray[np.float64]  # [BUCKETS]; trust = hits / tries
-    tries: NDArray[np.float64]  # [BUCKETS]
-    boost: NDArray[np.float64]  # [CELLS]; read-only
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Sources:
-        """A copy of what the session has learned. It shares the boost: a copy of it would be writable, and kernels are
-        specialised on that.
-        """
-        return Sources._make([*copy.deepcopy(self[:-1], memo), self.boost])
-
-
-class Contexts(NamedTuple):
-    """The position of each context in each source. Row 0 is the committed text; further rows are draft nodes."""
-
-    low: NDArray[np.int64]  # [N, corpora, LENGTHS]; suffix-array ranges of the last 0, 1, 2 ... tokens
-    high: NDArray[np.int64]  # [N, corpora, LENGTHS]
-    hashes: NDArray[np.uint64]  # [N, LENGTHS]; of the last 0, 1, 2 ... tokens
-    last: NDArray[np.int64]  # [N, 2 + COPY_STATE]; the last two tokens, -1 = none, and the copy (one array: see `History`)
-    expected: NDArray[np.int32]  # [N, 2]; index into `Sources.expected`, 0 = not aligned; tokens matched in a row
+# The table's n-grams are bi-grams and tri-grams.
+TABLE_ORDER = 3
+# This is subtracted from each count, for contexts that occurred more than once (absolute discounting).
+DISCOUNT = 0.5
+MAX_SUCCESSORS = 512
+RECENT_AT, RECENT_FOUND, RECENT_TOTAL = 0, 1, 2
 
 
 class Scratch(NamedTuple):
@@ -110,17 +80,6 @@ class Scratch(NamedTuple):
     recent_counts: NDArray[np.float64]  # [MAX_RECENT]
     row_tokens: NDArray[np.int32]  # [S]; successors in the tri-gram table
     row_probabilities: NDArray[np.float32]  # [S]
-
-
-def new_contexts(size: int, corpora: int) -> Contexts:
-    """Room for `size` contexts."""
-    return Contexts(
-        low=np.zeros((size, corpora, LENGTHS), np.int64),
-        high=np.zeros((size, corpora, LENGTHS), np.int64),
-        hashes=np.zeros((size, LENGTHS), np.uint64),
-        last=np.full((size, 2 + COPY_STATE), -1, np.int64),
-        expected=np.zeros((size, 2), np.int32),
-    )
 
 
 def new_scratch(vocabulary: int, corpora: int, row: int) -> Scratch:
@@ -169,58 +128,32 @@ def bucket(source: int, length: int, total: float, distinct: int) -> int:
 
 
 @kernel
-def advance(sources: Sources, contexts: Contexts, source: int, token: int, target: int) -> None:
-    """Makes row `target` the context of row `source` followed by `token`; both may be the same row.
+def _put_level(
+    scratch: Scratch, level: int, end: int, source: int, length: int, entry: int, discount: float, norm: float
+) -> int:
+    """Records level `level`, whose successors end at `end` in the buffers; returns the number of levels.
 
-    Row 0 takes tokens that are in the history.
+    `entry` is that of the trust table.
     """
-    low, high = contexts.low, contexts.high
-    for c in range(len(sources.corpora)):
-        follow(sources.corpora[c], low[source, c], high[source, c], token, low[target, c], high[target, c])
-    extend_hashes(contexts.hashes[source], token, contexts.hashes[target])
-    follow_copy(
-        sources.history, contexts.last[source, 2:], contexts.last[source, 1], token, contexts.last[target, 2:], target == 0
-    )
-    contexts.last[target, 0], contexts.last[target, 1] = contexts.last[source, 1], token
-    index, run = contexts.expected[source, 0], contexts.expected[source, 1]
-    agrees = 0 < index <= sources.expected[0] and sources.expected[index] == token
-    contexts.expected[target, 0] = index + 1 if agrees else 0
-    contexts.expected[target, 1] = run + 1 if agrees else 0
-
-
-@kernel
-def enter(sources: Sources, contexts: Contexts, ending: NDArray[np.int32]) -> None:
-    """Sets context row 0 to a text that ends with `ending`, without learning from it."""
-    contexts.low[0] = 0
-    contexts.high[0] = 0
-    contexts.hashes[0] = 0
-    contexts.last[0] = -1
-    contexts.expected[0] = 0
-    for c in range(len(sources.corpora)):
-        contexts.high[0, c, 0] = sources.corpora[c].size
-    for token in ending:
-        advance(sources, contexts, 0, token, 0)
+    scratch.starts[level + 1], scratch.buckets[level] = end, entry
+    scratch.discounts[level], scratch.norms[level] = discount, norm
+    scratch.level_lengths[level], scratch.level_sources[level] = length, source
+    return level + 1
 
 
 @kernel
 def _add_level(scratch: Scratch, level: int, end: int, source: int, length: int, total: float, distinct: int) -> int:
-    """Records level `level`, whose successors end at `end` in the buffers; returns the number of levels."""
+    """Records a level of `distinct` successors that were counted `total` times; returns the number of levels."""
     discount = DISCOUNT if total > 1 and total > DISCOUNT * distinct else 0.0
-    scratch.starts[level + 1] = end
-    scratch.buckets[level] = bucket(source, length, total, distinct)
-    scratch.discounts[level] = discount
-    scratch.norms[level] = total - discount * distinct
-    scratch.level_lengths[level], scratch.level_sources[level] = length, source
-    return level + 1
+    entry = bucket(source, length, total, distinct)
+    return _put_level(scratch, level, end, source, length, entry, discount, total - discount * distinct)
 
 
 @kernel
 def _prediction_level(scratch: Scratch, token: int, run: int) -> int:
     """Level 0: the next `token` of the client's prediction after `run` matched tokens; returns the number of levels."""
     scratch.tokens[0], scratch.counts[0] = token, 1.0
-    level = _add_level(scratch, 0, 1, PREDICTION, 0, min(run + 1, 101), 1)
-    scratch.discounts[0], scratch.norms[0] = 0.0, 1.0
-    return level
+    return _put_level(scratch, 0, 1, PREDICTION, 0, bucket(PREDICTION, 0, min(run + 1, 101), 1), 0.0, 1.0)
 
 
 @kernel
@@ -229,11 +162,8 @@ def _copy_level(history: History, copy: NDArray[np.int64], scratch: Scratch, lev
     begin = scratch.starts[level]
     scratch.tokens[begin], scratch.counts[begin] = history.text[copy[POSITION] & (len(history.text) - 1)], 1.0
     phase, run, changes = copy_phase(copy)
-    scratch.buckets[level] = _index(COPY, phase, min(run, SIZES - 1), min(changes, DIVERSITIES - 1))
-    scratch.starts[level + 1] = begin + 1
-    scratch.discounts[level], scratch.norms[level] = 0.0, 1.0
-    scratch.level_lengths[level], scratch.level_sources[level] = LONGEST_CONTEXT, COPY
-    return level + 1
+    entry = _index(COPY, phase, min(run, SIZES - 1), min(changes, DIVERSITIES - 1))
+    return _put_level(scratch, level, begin + 1, COPY, LONGEST_CONTEXT, entry, 0.0, 1.0)
 
 
 @kernel
@@ -255,11 +185,7 @@ def _table_level(sources: Sources, contexts: Contexts, row: int, scratch: Scratc
         mass += probabilities[i]
     size = min(SIZES - 1, int(probabilities[0] * SIZES))
     diversity = min(DIVERSITIES - 1, int((1.0 - min(1.0, mass)) * DIVERSITIES))
-    scratch.starts[level + 1] = begin + found
-    scratch.buckets[level] = _index(TABLE, 0, size, diversity)
-    scratch.discounts[level], scratch.norms[level] = 0.0, mass
-    scratch.level_lengths[level], scratch.level_sources[level] = TABLE_ORDER - 1, TABLE
-    return level + 1
+    return _put_level(scratch, level, begin + found, TABLE, TABLE_ORDER - 1, _index(TABLE, 0, size, diversity), 0.0, mass)
 
 
 @kernel

@@ -4,7 +4,7 @@ Over the levels i that `outrider.drafters.tables.levels` lists, longest context 
 
     P(t) = sum_i  trust_i * prod_{j before i} (1 - trust_j) * q_i(t).
 
-`bench/fit.py` fits the trust table once on held-out documents of a corpus; it holds no text. A session keeps
+`training/fit_prior.py` fits the trust table once on held-out documents of a corpus; it holds no text. A session keeps
 updating it with every committed token, drafted or not. A linear mixture gives no extra weight to a token on which two
 sources agree, so P(t) is multiplied by `boost`, the ratio of measured to predicted frequency in its cell, fitted on the
 same documents.
@@ -18,16 +18,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.drafters.kernel import kernel
 from outrider.drafters.tables import array_file
+from outrider.drafters.tables.contexts import LENGTHS, Contexts, Sources, advance
 from outrider.drafters.tables.history import append, find_copy
-from outrider.drafters.tables.kernel import kernel
-from outrider.drafters.tables.levels import COPY, LENGTHS, MAX_SUCCESSORS, SESSION, Contexts, Scratch, Sources, advance, levels
+from outrider.drafters.tables.levels import COPY, MAX_SUCCESSORS, SESSION, Scratch, levels
 from outrider.drafters.tables.suffix import LONGEST_CONTEXT
 
-POWERS = 12  # cells by probability: powers of two
+# Probabilities are divided into cells by powers of two.
+POWERS = 12
 CELLS = LENGTHS * 4 * POWERS
-STRENGTH = 8.0  # pseudo-count of the fitted trust at the start of a session
-MIN_MASS = 1e-3  # shorter contexts are skipped once less mass remains
+# The pseudo-count of the fitted trust at the start of a session.
+STRENGTH = 8.0
+# Shorter contexts are skipped once less mass remains.
+MIN_MASS = 1e-3
 MAX_BOOST = 6.0
 PRIOR_FILE = Path(__file__).parent / "prior.safetensors"
 

@@ -14,15 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.drafters.kernel import kernel
 from outrider.drafters.tables import array_file
 from outrider.drafters.tables.array_file import ArrayFileError
-from outrider.drafters.tables.kernel import kernel
 
 KIND = "ngram"
-TOKEN_BITS = 21  # bits per token id; the largest vocabularies in use need 18
+# A token id has at most this many bits. The largest vocabularies in use need 18.
+TOKEN_BITS = 21
 TRIPLE = np.uint64(1 << 42)
 MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03), np.uint64(0xBF58476D1CE4E5B9))
-PROBABILITY_UNIT = 65535.0  # probabilities are stored as uint16 multiples of 1 / PROBABILITY_UNIT
+# Probabilities are stored as uint16 multiples of 1 / PROBABILITY_UNIT.
+PROBABILITY_UNIT = 65535.0
 
 
 class BaseArrays(NamedTuple):

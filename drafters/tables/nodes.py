@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import EMPTY, DraftTree
-from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.kernel import kernel
 
 
 class Nodes(NamedTuple):

@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
-from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.kernel import kernel, pread
 
-PAGE_SHIFT = 6  # small pages: reads are scattered
+# Pages are small, because reads are scattered.
+PAGE_SHIFT = 6
 PAGE_WORDS = 1 << PAGE_SHIFT
 PAGE_BYTES = 4 * PAGE_WORDS
-SMALL_BYTES = 1 << 20  # files up to this size are cached whole
-
-# From the C library; numba resolves it by name, so kernels that call it remain cacheable.
-_pread = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.int64))
+# Smaller files are cached whole.
+SMALL_BYTES = 1 << 20
 
 
 class Pages(NamedTuple):
@@ -83,7 +81,7 @@ def word(pages: Pages, at: int) -> int:
 def _read(pages: Pages, page: int, slot: int) -> None:
     """Reads a page into its slot; zeros beyond the end of the file."""
     start = pages.words.ctypes.data + slot * PAGE_BYTES
-    received = max(0, _pread(pages.file, start, PAGE_BYTES, page * PAGE_BYTES))
+    received = max(0, pread(pages.file, start, PAGE_BYTES, page * PAGE_BYTES))
     for i in range((received + 3) >> 2, PAGE_WORDS):
         pages.words[slot, i] = 0
     pages.numbers[slot] = page

@@ -12,10 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import Source
+from outrider.drafters.kernel import kernel
 from outrider.drafters.tables.adaptive import Rows, successors
-from outrider.drafters.tables.kernel import kernel
 from outrider.drafters.tables.ngram import BaseArrays
 from outrider.drafters.tables.nodes import Nodes, likeliest_unchosen, new_nodes, reset
+
+# How continuations are ranked: by path probability, by the sum of their visits' rewards, or nodes by their visits.
+RANKINGS = ("path", "score", "visits")
+PATH, SCORE, VISITS = range(3)
 
 
 class Trigrams(NamedTuple):
@@ -130,10 +134,16 @@ def _select(pool: Pool, node: int, c1: float, c2: float) -> int:
 
 @kernel
 def _rollout(
-    trigrams: Trigrams, pool: Pool, node: int, text: NDArray[np.int32], depth: int, random: NDArray[np.uint64]
+    trigrams: Trigrams, pool: Pool, node: int, text: NDArray[np.int32], depth: int, random: NDArray[np.uint64], summed: bool
 ) -> float:
-    """Samples a continuation of `node` down to `depth`; returns the geometric mean of its tokens' probabilities, in (0, 1]."""
-    log_probability = np.log(max(pool.nodes.path[node], 1e-12))
+    """Samples a continuation of `node` down to `depth`; returns the geometric mean of its tokens' probabilities, in (0, 1].
+
+    If `summed`, returns 1 plus the sum of these probabilities, as Algorithm 1 is printed.
+    """
+    log_probability, total, above = np.log(max(pool.nodes.path[node], 1e-12)), 1.0, node
+    while above > 0:
+        total += pool.prior[above]
+        above = pool.nodes.parents[above]
     length = pool.nodes.depths[node]
     before, previous, last = _context(pool, node, text)
     base, rows, order = trigrams
@@ -152,9 +162,10 @@ def _rollout(
                 sampled = i
                 break
         log_probability += np.log(max(pool.row_probabilities[sampled], 1e-12))
+        total += pool.row_probabilities[sampled]
         before, previous, last = previous, last, pool.row_tokens[sampled]
         length += 1
-    return np.exp(log_probability / max(length, 1))
+    return total if summed else np.exp(log_probability / max(length, 1))
 
 
 @kernel
@@ -168,12 +179,13 @@ def monte_carlo(
     c1: float,
     c2: float,
     random: NDArray[np.uint64],
-    by_score: bool,
+    ranking: int,
+    summed: bool,
 ) -> int:
     """Algorithm 1: marks the `candidates` best continuations of up to `depth` tokens; returns the pool's size.
 
-    Ranks them `by_score` as the paper does, by the sum of the rewards of their visits; or by path probability, which is known
-    also of continuations that no rollout has visited or completed.
+    The `ranking` is an index of RANKINGS: SCORE is the paper's; PATH also ranks continuations that no rollout has visited or
+    completed; VISITS, as in the authors' code, ranks all nodes, not only the ends of continuations.
 
     Two differences from the authors' code: the reward is the path's own probability, normalised by its length (theirs
     looks up the wrong word, so every reward is about 1), and ties go to the likelier token instead of hash order.
@@ -188,13 +200,13 @@ def monte_carlo(
             size = _expand(trigrams, pool, size, node, text, len(pool.row_tokens))
             if pool.children[node]:
                 node = pool.first_child[node]
-        reward = _rollout(trigrams, pool, node, text, depth, random)
+        reward = _rollout(trigrams, pool, node, text, depth, random, summed)
         while node >= 0:
             pool.visits[node] += 1
             pool.reward[node] += reward
             node = pool.nodes.parents[node]
     for _ in range(candidates):
-        node = _best_leaf(pool, size, depth, by_score)
+        node = _best(pool, size, depth, ranking)
         if node < 0:
             break
         while node >= 0:
@@ -204,13 +216,18 @@ def monte_carlo(
 
 
 @kernel
-def _best_leaf(pool: Pool, size: int, depth: int, by_score: bool) -> int:
-    """The best unchosen node that is `depth` deep or has no children, and has been visited if ranked by score; or -1."""
+def _best(pool: Pool, size: int, depth: int, ranking: int) -> int:
+    """The best unchosen node, -1 if none: a leaf or a node at `depth`, except by visits. Only visited ones except by path."""
     best, best_value = -1, 0.0
     for node in range(1, size):
-        is_leaf = pool.nodes.depths[node] == depth or not pool.children[node]
-        value = pool.reward[node] if by_score else np.float64(pool.nodes.path[node])
-        if is_leaf and not pool.nodes.chosen[node] and value > best_value:
+        if pool.nodes.chosen[node] or (ranking != VISITS and pool.nodes.depths[node] != depth and pool.children[node]):
+            continue
+        value = np.float64(pool.nodes.path[node])
+        if ranking == SCORE:
+            value = pool.reward[node]
+        elif ranking == VISITS:
+            value = np.float64(pool.visits[node])
+        if value > best_value:
             best, best_value = node, value
     return best
 

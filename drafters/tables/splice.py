@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.drafters.kernel import kernel
 from outrider.drafters.options import MAX_MATCH
-from outrider.drafters.tables.kernel import kernel
 from outrider.drafters.tables.suffix import sort_suffixes
 
-SORT_RATIO = 4  # if at least one in this many tokens is new, sorting the whole text is faster
+# If at least one in this many tokens is new, sorting the whole text is faster.
+SORT_RATIO = 4
 
 
 def splice(
@@ -29,7 +30,7 @@ def splice(
     text = np.concatenate([tokens[kept], added.astype(tokens.dtype)])
     if len(added) * SORT_RATIO >= len(text):
         return text, sort_suffixes(text)
-    positions = (np.cumsum(kept, dtype=np.int64) - 1).astype(np.uint32)  # in the new text
+    positions = (np.cumsum(kept, dtype=np.int64) - 1).astype(np.uint32)  # positions in the new text
     old = positions[order[kept[order]]]
     new = (sort_suffixes(added) + len(old)).astype(np.uint32)
     at = np.zeros(len(new), np.int64)

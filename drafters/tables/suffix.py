@@ -13,16 +13,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.drafters.kernel import allocating_kernel, kernel
 from outrider.drafters.options import MAX_MATCH
-from outrider.drafters.tables.kernel import allocating_kernel, kernel
 from outrider.drafters.tables.pages import Pages, in_memory, word
 
 KIND = "suffix"
-LONGEST_CONTEXT = 6  # tokens; successors of frequent contexts up to this length are precomputed
-DENSE = 32  # a context with more occurrences is frequent
-WIDTH = 16  # successors stored per frequent context
+# The successors of frequent contexts of up to this many tokens are precomputed.
+LONGEST_CONTEXT = 6
+# A context with more occurrences is frequent.
+DENSE = 32
+# This many successors are stored for a frequent context.
+WIDTH = 16
 NONE = (1 << 32) - 1
-DISTINCT, TOTAL, SUCCESSORS = 0, 1, 2  # columns of a row
+DISTINCT, TOTAL, SUCCESSORS = 0, 1, 2
 ROW = SUCCESSORS + 3 * WIDTH
 
 
@@ -88,7 +91,7 @@ def tabulate(tokens: NDArray[Any], separator: int, order: NDArray[np.uint32] | N
     }
     pages, offsets = in_memory(arrays)
     bare = corpus_of(pages, offsets, arrays, separator)
-    # No room for rows yet: counts only. The empty text, which stands for no corpus, needs no kernel.
+    # There is no room for rows yet, only for counts. The empty text, which stands for no corpus, needs no kernel.
     found = _count_frequent(bare, arrays["slots"], arrays["rows"]) if len(tokens) else 0
     arrays["slots"] = np.full((1 << (2 * found + 1).bit_length(), 2), NONE, np.uint32)
     arrays["rows"] = np.full((found, ROW), NONE, np.uint32)
@@ -206,7 +209,7 @@ def follow(
     """Updates the ranges of a text's last 0, 1, 2 ... tokens for one more `token`; may update in place."""
     for length in range(len(low) - 1, 0, -1):
         start, end = low[length - 1], high[length - 1]
-        if token >= corpus.separator:  # not in the vocabulary of the corpus
+        if token >= corpus.separator:  # the corpus's vocabulary does not have it
             start, end = 0, 0
         elif length == 1:
             start, end = 0, corpus.size

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.tables.kernel import kernel
+from outrider.drafters.kernel import kernel
 from outrider.drafters.tables.nodes import Nodes, new_nodes, reset
 
 

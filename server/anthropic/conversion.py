@@ -6,20 +6,20 @@ Promises that the same beginning of a conversation gives the same beginning of a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain, groupby, takewhile
 from typing import Any
 
 import msgspec
 
 from outrider.server.anthropic.schema import (
+    READ_BLOCKS,
     CountTokensBody,
     MessageParam,
     MessagesBody,
     TextBlock,
     ThinkingBlock,
     ToolChoice,
-    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -40,7 +40,8 @@ from outrider.server.openai.structures import JsonSchema, ResponseFormat
 # Claude Code begins its system prompt with this line, whose content differs between requests.
 BILLING_LINE = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 TOOL_MODES = {"auto": "auto", "any": "required", "none": "none"}
-EFFORTS = {"xhigh": "high", "max": "high"}  # chat templates know low, medium and high
+# Chat templates know low, medium and high.
+EFFORTS = {"xhigh": "high", "max": "high"}
 
 
 def to_chat(body: CountTokensBody, template_arguments: dict[str, Any], system_anywhere: bool) -> ChatBody:
@@ -131,23 +132,17 @@ def from_assistant(turn: MessageParam) -> Message:
 
 
 def from_user(turn: MessageParam) -> Iterator[Message]:
-    """A turn of the user: one message for each tool result and each text."""
+    """A turn of the user: one message for each tool result and each other block."""
     for block in turn.blocks:
         if isinstance(block, ToolResultBlock):
             yield Message(role="tool", tool_call_id=block.tool_use_id, content=result_text(block))
-        elif isinstance(block, TextBlock):
+        elif isinstance(block, READ_BLOCKS):
             yield Message(role="user", content=block.text)
 
 
 def result_text(block: ToolResultBlock) -> str:
     """The text of a tool result. Chat templates have no field for failures, so the text names them."""
-    if isinstance(block.content, str):
-        text = block.content
-    else:
-        text = "\n".join(
-            f"Found tool: {part.tool_name}" if isinstance(part, ToolReferenceBlock) else part.text
-            for part in block.content or ()
-        )
+    text = "\n".join(part.text for part in block.blocks)
     return f"Error: {text}" if block.is_error else text
 
 
@@ -192,8 +187,3 @@ def to_response_format(body: CountTokensBody) -> ResponseFormat | None:
         return None
     schema = JsonSchema.model_validate({"name": "answer", "schema": body.output_config.format.schema_, "strict": True})
     return ResponseFormat(type="json_schema", json_schema=schema)
-
-
-def ignored_tools(types: Sequence[str]) -> str:
-    """The types of ignored tools as the value of a response header."""
-    return ", ".join(dict.fromkeys(re.sub(r"[^A-Za-z0-9_.-]", "?", each)[:64] for each in types[:32]))

@@ -15,9 +15,11 @@ from outrider.server.openai.generation import ChoiceOutput
 from outrider.server.openai.output_parser import OutputParser
 from outrider.server.openai.usage import Usage
 
-SIGNATURE = "outrider"  # of reasoning; clients return it with the reasoning, and nobody checks it
+# Reasoning needs a signature, which clients return with it. Nobody checks it.
+SIGNATURE = "outrider"
 PING = ServerSentEvent({"type": "ping"}, name="ping")
-FIELDS = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}  # of a block's deltas, by the block's type
+# Maps a block's type to the field of its deltas.
+FIELDS = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}
 DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
 
 
@@ -40,7 +42,7 @@ class MessageFormatter:
         self._usage = usage
         self._omits_thinking = request.thinking is not None and request.thinking.display == "omitted"
         self._open = False  # the last block is in progress
-        self._pieces: list[str] = []  # of the last block
+        self._pieces: list[str] = []  # pieces of the last block
         self.message: dict[str, Any] = {
             "id": message_id,
             "type": "message",

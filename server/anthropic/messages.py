@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import Any
 
@@ -12,11 +11,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from outrider.server.anthropic.conversion import ignored_tools, to_chat
+from outrider.server.anthropic.conversion import to_chat
 from outrider.server.anthropic.formatter import PING, MessageFormatter
 from outrider.server.anthropic.schema import CountTokensBody, MessagesBody
 from outrider.server.chat.prompt import PromptEncoder
 from outrider.server.http.errors import APIError
+from outrider.server.http.ignored import report_ignored
 from outrider.server.http.json_route import in_turn
 from outrider.server.openai.chat import ChatEndpoint
 from outrider.server.openai.generation import GenerationRunner, GenerationTask
@@ -24,9 +24,8 @@ from outrider.server.openai.schema import ChatBody
 from outrider.server.openai.usage import Usage
 from outrider.server.settings import Settings
 
-THINKING_ARGUMENTS = ("enable_thinking", "thinking")  # variables of chat templates that switch reasoning on or off
-IGNORED_TOOLS = "x-outrider-ignored"  # header
-log = logging.getLogger("outrider.requests")
+# These variables of chat templates switch reasoning on or off.
+THINKING_ARGUMENTS = ("enable_thinking", "thinking")
 
 
 class MessagesEndpoint:
@@ -48,12 +47,12 @@ class MessagesEndpoint:
         message_id, prompt_tokens = f"msg_{request.id.rpartition('-')[0]}", len(request.prompt)
         formatter = MessageFormatter(body, message_id, http.state.request_id, prompt_tokens, usage, chat.new_parser)
         task = GenerationTask(chat.requests, formatter, arrived, keep_alive=PING.encode(), new_stop=chat.new_stop, usage=usage)
-        return name_ignored_tools(await self._runner.respond(http, task, bool(body.stream)), http, body)
+        return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), body.ignored)
 
     async def count_tokens(self, http: HTTPRequest, body: CountTokensBody) -> Response:
         """The length of the prompt in tokens. Raises APIError, EngineError and RequestValidationError."""
         prompt = await self._chat.encode(http, await in_turn(http, lambda: self._to_chat(body)))
-        return name_ignored_tools(JSONResponse({"input_tokens": len(prompt)}), http, body)
+        return report_ignored(http, JSONResponse({"input_tokens": len(prompt)}), body.ignored)
 
     def _to_chat(self, body: CountTokensBody) -> ChatBody:
         """The request as a chat. Raises APIError and RequestValidationError."""
@@ -64,12 +63,3 @@ class MessagesEndpoint:
             raise RequestValidationError(error.errors()) from None
         except ValueError as error:
             raise APIError(400, f"Invalid body: {error}.", code="invalid_value") from None
-
-
-def name_ignored_tools(response: Response, http: HTTPRequest, body: CountTokensBody) -> Response:
-    """The response; names the tools that were left out of the prompt in its header. The log gets their number only."""
-    if body.ignored_tools:
-        response.headers[IGNORED_TOOLS] = ignored_tools(body.ignored_tools)
-        fields = {"tools": len(body.ignored_tools), "request_id": http.state.request_id}
-        log.info("tools left out of the prompt", extra={"fields": fields})
-    return response

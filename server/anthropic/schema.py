@@ -1,7 +1,8 @@
 """Request bodies of /v1/messages and /v1/messages/count_tokens, validated as Anthropic does.
 
 Unknown fields are ignored, and those of Anthropic's that have no meaning here: `cache_control`, `metadata`, `service_tier`,
-`container`, `context_management`. What this server cannot do, such as images, is rejected by name.
+`container`, `context_management`. A line of text stands for content that the model cannot read, such as images. Other fields
+that this server does not have are rejected by name.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from outrider.server.chat.media import MEDIA, placeholder
 from outrider.server.openai.fields import (
     MAX_ENTRIES,
     MAX_PARTS,
@@ -29,6 +31,44 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {"mcp_servers": (None, [])}
 class TextBlock(Body):
     type: Literal["text"]
     text: str
+
+
+class MediaBlock(Body):
+    """Content that the model cannot read. Its data are dropped, and a line of text stands for it."""
+
+    type: str
+
+    @property
+    def text(self) -> str:
+        return placeholder(self.type)
+
+
+class TextSource(Body):
+    type: Literal["text"]
+    data: str
+
+
+class TextDocument(Body):
+    """A document that is text."""
+
+    type: Literal["document"]
+    source: TextSource
+    title: str | None = None
+
+    @property
+    def text(self) -> str:
+        return f"{self.title}\n{self.source.data}" if self.title else self.source.data
+
+
+class SearchResultBlock(Body):
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
+
+    @property
+    def text(self) -> str:
+        return "\n".join([self.title, self.source, *(block.text for block in self.content)])
 
 
 class ThinkingBlock(Body):
@@ -59,27 +99,61 @@ class ToolReferenceBlock(Body):
     type: Literal["tool_reference"]
     tool_name: str
 
+    @property
+    def text(self) -> str:
+        return f"Found tool: {self.tool_name}"
+
 
 def block_type(block: Any) -> str:
     """The tag of a content block."""
     given = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-    return f"[{given}]" if isinstance(given, str) else ""
+    if isinstance(block, TextDocument) or (given == "document" and is_text(block)):
+        return "[document]"
+    return "[media]" if isinstance(given, str) and given in MEDIA else f"[{given}]" if isinstance(given, str) else ""
+
+
+def is_text(document: Any) -> bool:
+    """Whether the source of a document is text."""
+    source = document.get("source") if isinstance(document, dict) else None
+    return isinstance(source, dict) and source.get("type") == "text"
 
 
 def check_block(block: Any) -> Any:
     """The block, if this server supports its type. Raises ValueError."""
     given = block_type(block)[1:-1][:40]
-    if given not in BLOCK_TYPES:
-        raise ValueError(f"this server supports content of the types {', '.join(BLOCK_TYPES)}, not {given!r}")
+    if given not in (*BLOCK_TYPES, "media"):
+        raise ValueError(f"this server supports content of the types {', '.join(BLOCK_TYPES)} and media, not {given!r}")
     return block
 
 
-BLOCK_TYPES = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "tool_reference")
+def check_system_block(block: Any) -> Any:
+    """The block, if it is text. Raises ValueError."""
+    if block_type(block) != "[text]":
+        raise ValueError("a system prompt can have content of the type 'text' only; put other content into a user's message")
+    return block
+
+
+BLOCK_TYPES = (
+    "text",
+    "thinking",
+    "redacted_thinking",
+    "tool_use",
+    "tool_result",
+    "tool_reference",
+    "document",
+    "search_result",
+)
 CHECKED = BeforeValidator(check_block)
 BLOCK = Discriminator(block_type, "wrong_block", "This type of content is not allowed here")
 
 ResultBlock = Annotated[
-    Annotated[TextBlock, Tag("[text]")] | Annotated[ToolReferenceBlock, Tag("[tool_reference]")], BLOCK, CHECKED
+    Annotated[TextBlock, Tag("[text]")]
+    | Annotated[ToolReferenceBlock, Tag("[tool_reference]")]
+    | Annotated[TextDocument, Tag("[document]")]
+    | Annotated[SearchResultBlock, Tag("[search_result]")]
+    | Annotated[MediaBlock, Tag("[media]")],
+    BLOCK,
+    CHECKED,
 ]
 ResultBlocks = Annotated[list[ResultBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
 
@@ -92,22 +166,32 @@ class ToolResultBlock(Body):
     content: Annotated[Text | Annotated[ResultBlocks, Tag("[array]")], TEXT_OR_LIST] | None = None
     is_error: bool | None = None
 
+    @property
+    def blocks(self) -> list[ResultBlock]:
+        """The content as blocks."""
+        return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content or []
+
 
 Block = Annotated[
     Annotated[TextBlock, Tag("[text]")]
     | Annotated[ThinkingBlock, Tag("[thinking]")]
     | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
     | Annotated[ToolUseBlock, Tag("[tool_use]")]
-    | Annotated[ToolResultBlock, Tag("[tool_result]")],
+    | Annotated[ToolResultBlock, Tag("[tool_result]")]
+    | Annotated[TextDocument, Tag("[document]")]
+    | Annotated[SearchResultBlock, Tag("[search_result]")]
+    | Annotated[MediaBlock, Tag("[media]")],
     BLOCK,
     CHECKED,
 ]
 Blocks = Annotated[list[Block], Field(max_length=MAX_ENTRIES, fail_fast=True)]
-SystemBlock = Annotated[TextBlock, CHECKED]
+SystemBlock = Annotated[TextBlock, BeforeValidator(check_system_block)]
 SystemBlocks = Annotated[list[SystemBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
 
+# These blocks of a user's turn are text, or a line stands for them.
+READ_BLOCKS = (TextBlock, TextDocument, SearchResultBlock, MediaBlock)
 ALLOWED_BLOCKS = {
-    "user": (TextBlock, ToolResultBlock),
+    "user": (*READ_BLOCKS, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
@@ -163,7 +247,7 @@ AnyTool = Annotated[
 
 class ToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None  # with type "tool"
+    name: str | None = None  # set if the type is "tool"
     disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")
@@ -216,9 +300,13 @@ class CountTokensBody(Body):
         return [tool for tool in self.tools or () if isinstance(tool, CustomTool)]
 
     @property
-    def ignored_tools(self) -> list[str]:
-        """The types of the tools that are left out of the prompt."""
-        return [tool.type for tool in self.tools or () if isinstance(tool, ServerTool)]
+    def ignored(self) -> list[str]:
+        """What is left out of the prompt: tools that the client does not run, and what the model cannot read."""
+        names = [f"tools.{tool.type}" for tool in self.tools or () if isinstance(tool, ServerTool)]
+        blocks = (block for turn in self.messages for block in turn.blocks)
+        inner = (each for block in blocks for each in (block.blocks if isinstance(block, ToolResultBlock) else [block]))
+        names += [f"messages.{block.type}" for block in inner if isinstance(block, MediaBlock)]
+        return list(dict.fromkeys(names))
 
     @property
     def thinks(self) -> bool:

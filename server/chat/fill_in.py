@@ -12,10 +12,14 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, takewhile
 from typing import NamedTuple
 
-REPOSITORY_LINE, CURRENT_FILE_LINE = "myproject\n", "filename\n"  # llama-server's; /infill names neither
-CUT_TOKENS = 256  # a long text is cut by multiples, so that prompts of consecutive keystrokes begin alike
-MARKER_COUNT = 3  # in front of prefix, suffix and answer
-PREFIX_SHARE = 0.75  # of the room for the texts around the cursor, if both are long
+# These are llama-server's names; requests to /infill contain neither.
+REPOSITORY_LINE, CURRENT_FILE_LINE = "myproject\n", "filename\n"
+# A long text is cut by multiples of this, so that prompts of consecutive keystrokes begin alike.
+CUT_TOKENS = 256
+# One marker each stands in front of the prefix, the suffix and the answer.
+MARKER_COUNT = 3
+# The prefix gets this share of the room for the texts around the cursor, if both are long.
+PREFIX_SHARE = 0.75
 
 
 @dataclass(frozen=True)
@@ -35,14 +39,14 @@ FORMATS = (
     FillInFormat("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
     FillInFormat("[PREFIX]", "[SUFFIX]", None),  # Codestral
 )
-# Markers of files: before the repository's name, if there is one, and before a file's name.
+# The first marker precedes the repository's name, if there is one, and the second a file's name.
 REPOSITORY_FORMATS: tuple[tuple[str | None, str], ...] = (
     ("<|repo_name|>", "<|file_sep|>"),  # Qwen
     ("<repo_name>", "<file_sep>"),  # StarCoder 2
     ("<reponame>", "<filename>"),  # Granite 3, StarCoder
     (None, "<|file_separator|>"),  # CodeGemma
 )
-# Further tokens with which models end an answer.
+# Models also end an answer with these tokens.
 ENDS = ("<|endoftext|>", "[MIDDLE]", "<|fim_pad|>", "<fim_pad>", "▁<EOT>", "<|EOT|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
 MARKERS = frozenset(
     text
@@ -88,7 +92,7 @@ class FillInTokens:
     middle: int | None
     repository: int | None
     file: int | None  # None = files are separated by their names only
-    stops: tuple[int, ...]  # end an answer
+    stops: tuple[int, ...]  # tokens that end an answer
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from llguidance import gbnf_to_lark
 
-MAX_CHARACTERS = 1 << 13  # at worst, the conversion takes quadratic time
+# At worst, the conversion takes quadratic time.
+MAX_CHARACTERS = 1 << 13
 
 
 def is_gbnf(grammar: str) -> bool:

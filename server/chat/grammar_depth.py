@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Strings, comments and regexes first, so that the names inside them are skipped; an unclosed one ends with its line, so that
-# it is read once. A name that starts a line and is followed by a colon, perhaps after attributes, is defined there.
+# Strings, comments and regexes match first, so that the names inside them are skipped. An unclosed one ends with its line, so
+# that it is read once. A name that starts a line and is followed by a colon, perhaps after attributes, is defined there.
 LARK = re.compile(
     r"""
       "(?:\\.|[^"\\\n])*+"?

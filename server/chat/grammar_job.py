@@ -21,7 +21,8 @@ from outrider.server.chat.tools.lark import COMPACT
 from outrider.server.chat.tools.lark_pattern import lark_pattern
 
 LENIENT: Any = {**COMPACT, "lenient": True}
-INPUT = "input"  # the parameter of the function that stands for a custom tool
+# A function that stands for a custom tool has this parameter.
+INPUT = "input"
 
 
 class TooDeep(ValueError):
@@ -51,7 +52,7 @@ class Job:
     prefix: str = ""  # see `prefixed`
     structure: Structure | None = None
     functions: Mapping[str, Any] = field(default_factory=dict)  # schemas of the parameters by name, without a structure
-    inputs: Mapping[str, InputGrammar] = field(default_factory=dict)  # of the functions that stand for custom tools
+    inputs: Mapping[str, InputGrammar] = field(default_factory=dict)  # grammars of the functions that stand for custom tools
     format: str | ToolFormat = "hermes"
     special: Mapping[str, int] = field(default_factory=dict)  # ids of the tokens that a grammar matches by id
     max_calls: int = 1

@@ -20,9 +20,12 @@ from outrider.server.engine.worker_process import command, environment_without_s
 from outrider.server.fair_pool import FairPool
 
 log = logging.getLogger("outrider")
-ANSWER_SECONDS = 30.0  # to wait for a process that makes no progress; it limits its processor time itself
-CACHED_GRAMMARS, CACHED_BYTES = 256, 16 << 20  # valid grammars; the oldest are evicted
-FATAL = "it is nested too deeply or takes too long to compile; simplify it."  # the reason, if the process dies
+# A process that makes no progress gets this time. It limits its processor time itself.
+ANSWER_SECONDS = 30.0
+# Valid grammars are cached, and the oldest are evicted.
+CACHED_GRAMMARS, CACHED_BYTES = 256, 16 << 20
+# This is the reason given if the process dies.
+FATAL = "it is nested too deeply or takes too long to compile; simplify it."
 
 
 class Built(NamedTuple):
@@ -30,7 +33,7 @@ class Built(NamedTuple):
 
     grammar: str = ""
     reason: str = ""
-    code: str = ""  # of the error
+    code: str = ""  # code of the error
 
 
 class GrammarProcess:
@@ -87,7 +90,7 @@ class GrammarValidator:
         self._max_bytes = max_bytes
         self._process: GrammarProcess | None = None
         self._pool = FairPool([self], "outrider-grammars")
-        self._valid: OrderedDict[bytes, Built] = OrderedDict()  # by the job's digest
+        self._valid: OrderedDict[bytes, Built] = OrderedDict()  # results by the job's digest
 
     async def build(self, job: Job, principal: str = "") -> Built:
         """The grammar that a job describes. Raises TooDeep, and OSError if no process can be started.

@@ -22,10 +22,14 @@ from llguidance import LLMatcher, LLTokenizer
 from outrider.server.chat.grammar_job import TooDeep, build, decode
 from outrider.verify.constraints.limits import LIMITS, first_line
 
-CPU_SECONDS = 2.0  # for one grammar; LIMITS keeps the slowest known ones below 1 s
-MEMORY_BYTES = 1 << 30  # address space; the largest known grammars need an eighth
-MAX_STACK_BYTES = 2 << 20  # a chain of 650 rules fits
-STACK_SHARE = 4  # of the worker's stack, which has the size of this process's main thread's
+# A grammar may take this long. LIMITS keeps the slowest known grammars below 1 s.
+CPU_SECONDS = 2.0
+# This bounds the address space. The largest known grammars need an eighth of it.
+MEMORY_BYTES = 1 << 30
+# A chain of 650 rules fits.
+MAX_STACK_BYTES = 2 << 20
+# Grammars get one part in this many of the worker's stack, whose size is that of this process's main thread.
+STACK_SHARE = 4
 
 
 def main(file_descriptor: str) -> None:
@@ -41,7 +45,7 @@ def main(file_descriptor: str) -> None:
 def limit_process() -> None:
     """Limits memory, and drops core dumps and panic messages, which contain text of clients."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    with contextlib.suppress(OSError, ValueError):  # not on every system
+    with contextlib.suppress(OSError, ValueError):  # some systems have no such limit
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 

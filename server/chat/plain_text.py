@@ -14,7 +14,8 @@ from outrider.server.chat.fill_in import MARKERS
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SPACE = "\u2581"  # SentencePiece's character for a space, which it may also put in front of a text
+# SentencePiece writes a space as this character, which it may also put in front of a text.
+SPACE = "\u2581"
 ANCHOR = "\u263a"
 
 
@@ -47,7 +48,7 @@ class PlainText:
         """The ids of a text. If it `continues` another one, it gets no space in front."""
         start, ids = 0, list[int]()
         for found in self._pattern.finditer(text):
-            cut = found.start() + 1  # inside the marker
+            cut = found.start() + 1  # the cut is inside the marker
             ids += self._encode(tokenizer, text[start:cut], continues or start > 0)
             start = cut
         return ids + self._encode(tokenizer, text[start:], continues or start > 0)

@@ -12,20 +12,27 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from jinja2.exceptions import TemplateError
+from numpy.typing import NDArray
 
+from outrider.server.batches import batches
 from outrider.server.chat.fill_in import MARKER_COUNT, FillInText, FillInTokens, assemble, encode_parts, find_tokens, fit
 from outrider.server.chat.plain_text import PlainText, encode
 from outrider.server.fair_pool import FairPool
-from outrider.server.http.errors import APIError
+from outrider.server.http.errors import APIError, ContextExceeded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
 Load = Callable[[], "PreTrainedTokenizerBase"]
-TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError)  # what expressions can raise
-INLINE_CHARACTERS = 4096  # encoded in about a millisecond, so not worth a thread
+# Expressions of a template can raise these exceptions.
+TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError)
+# A text of this length is encoded in about a millisecond, so a thread is not worth it.
+INLINE_CHARACTERS = 4096
+# Documents of this length together are encoded in one turn, in about a tenth of a second.
+BATCH_CHARACTERS = 1 << 18
 
 # While the template is rendered, a special token in a user's text is replaced by its index between these private-use
 # characters.
@@ -122,11 +129,26 @@ class PromptEncoder:
         self._check_length(field, text, context_tokens)
         return await self._run(principal, len(text), partial(self._encode_plain, field, context_tokens, text=text))
 
+    async def documents(self, principal: str, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+        """The ids of each text without special tokens, uint32 [N]; its principal's prompts have their turns meanwhile."""
+        found = []
+        for batch in batches(texts, len, BATCH_CHARACTERS):
+            found += await self._pool.run(principal, partial(self._encode_all, batch))
+        return found
+
+    def _encode_all(self, texts: Sequence[str], tokenizer: Load) -> list[NDArray[np.uint32]]:
+        return [np.array(self._plain.encode(tokenizer(), text), np.uint32) for text in texts]
+
     @property
     def eos_ids(self) -> list[int]:
         """The tokenizer's own end of a text; the model may have others."""
         end: Any = self._tokenizer.eos_token_id
         return [] if end is None else [int(end)]
+
+    @property
+    def fills_in(self) -> bool:
+        """Whether the model's tokenizer has the tokens of fill-in-the-middle prompts."""
+        return self._fill_in_tokens is not None
 
     @property
     def fill_in_stops(self) -> list[int]:
@@ -183,14 +205,14 @@ class PromptEncoder:
         """As `PlainText.encode`. Raises APIError if the text spells more markers than the context has tokens."""
         markers = self._plain.count_markers(text)
         if markers > context_tokens:
-            raise too_long(field, f"at least {markers} tokens", f"{context_tokens}")
+            raise ContextExceeded(markers, context_tokens, field)
         return self._plain.encode(tokenizer, text, continues)
 
     def _check_length(self, field: str, text: str, context_tokens: int) -> None:
         """Raises APIError if the text cannot fit, whatever its tokens are."""
-        limit = context_tokens * self._longest_token
-        if len(text) > limit:
-            raise too_long(field, f"{len(text)} characters", f"{limit}")
+        tokens = -(-len(text) // self._longest_token)
+        if tokens > context_tokens:
+            raise ContextExceeded(tokens, context_tokens, field)
 
     def _chat(
         self,
@@ -216,7 +238,7 @@ class PromptEncoder:
         self._check_length("messages", str(text), context_tokens)
         pieces = MARK.split(str(text))  # the odd ones are the numbers of marks, each at least one token
         if len(pieces) // 2 > context_tokens:
-            raise too_long("messages", f"at least {len(pieces) // 2} tokens", f"{context_tokens}")
+            raise ContextExceeded(len(pieces) // 2, context_tokens, "messages")
         ids: list[int] = []
         for i, piece in enumerate(pieces):
             if i % 2:
@@ -236,9 +258,3 @@ class PromptEncoder:
     def _mark(self, text: str) -> str:
         clean = text.replace(MARK_START, "").replace(MARK_END, "")
         return self._special_pattern.sub(lambda found: f"{MARK_START}{self._numbers[found[0]]}{MARK_END}", clean)
-
-
-def too_long(field: str, size: str, limit: str) -> APIError:
-    """The error for a text that is refused before it is encoded."""
-    message = f"The prompt has {size}, but this model's context holds at most {limit}; shorten the prompt."
-    return APIError(400, message, field, "context_length_exceeded")

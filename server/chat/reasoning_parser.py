@@ -18,7 +18,7 @@ class ReasoningFormat:
     opening: str  # a prompt that ends with it has opened the reasoning
     closing: str
     markers: tuple[str, ...]  # a chat template has this format if it contains all of them
-    wrapper: tuple[str, str] | None = None  # around the content after the reasoning
+    wrapper: tuple[str, str] | None = None  # texts around the content after the reasoning
     channels: bool = False  # the whole answer consists of harmony's messages
 
     def prefix(self, special: dict[str, int], calls: bool) -> str:
@@ -67,7 +67,7 @@ class ReasoningParser(SourceParser):
         self._tools = tools
         self._may_reason, self._reasoning = may_reason, reasoning
         self._format = format
-        self._spaces: list[str] = []  # at the end of the reasoning so far; they are not part of it
+        self._spaces: list[str] = []  # spaces at the end of the reasoning so far; they are not part of it
 
     def finish(self) -> list[Part]:
         parts = super().finish()

@@ -15,9 +15,11 @@ from outrider.server.chat.tools import ToolFormat, tool_parser
 from outrider.server.chat.tools.formats import Words, is_slot
 from outrider.server.chat.tools.gemma import QUOTE
 
-NAME = "response_template"  # of the derived formats
+# Formats derived from a template have this name.
+NAME = "response_template"
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-NAMED = {"name": "{name}", "arguments": "{content}"}  # the opening marker contains the function's name
+# The opening marker contains the function's name.
+NAMED = {"name": "{name}", "arguments": "{content}"}
 PLACEHOLDER = re.compile(r"\{(?:content\.)?(\w+)\}")
 PATTERN_WORD = re.compile(
     r"\(\?P<(?P<group>\w+)>[^()]*\)|(?P<space>\\s[*+]|\\n[?*+]?| [?*+])|\\(?P<escaped>[^\w\s])|(?P<plain>[^\\^$.|?*+()\[\]{}])"

@@ -16,12 +16,16 @@ from outrider.server.chat.tools.grammar import MAX_CALLS
 from outrider.server.http.errors import APIError
 from outrider.server.settings import Limits
 
+SCHEMA_DEPTH = 64
+RULE_DEPTH = 256
+
 
 class GrammarChecker:
     """Builds and checks the grammars of requests."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits, schema_depth: int = SCHEMA_DEPTH, rule_depth: int = RULE_DEPTH) -> None:
+        """JSON schemas nest at most `schema_depth` deep, and the rules of a grammar refer at most `rule_depth` deep."""
+        self._depths = schema_depth, rule_depth
         self._validator = GrammarValidator(limits.grammar_bytes)
 
     async def tool_calls(
@@ -64,14 +68,14 @@ class GrammarChecker:
         self._validator.close()
 
     def _job(self, **what: Any) -> Job:
-        return Job(self._limits.schema_depth, self._limits.rule_depth, **what)
+        return Job(*self._depths, **what)
 
     async def _checked(self, name: str, job: Job, principal: str) -> str:
         """The grammar that a job describes, if it is valid. Raises APIError, naming the field `name`."""
         try:
             built = await self._validator.build(job, principal)
         except UnicodeEncodeError:
-            raise  # has its own error response
+            raise  # it has an error response of its own
         except TooDeep as error:
             raise APIError(400, f"Invalid '{name}': {error}", name, "too_deep") from None
         except OSError:

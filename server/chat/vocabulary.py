@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's tokens for single bytes
-SPACE = "\u2581"  # SentencePiece's character for a space
+# SentencePiece writes tokens for single bytes in this form.
+BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+# SentencePiece writes a space as this character.
+SPACE = "\u2581"
 ANGLE_BRACKETS = re.compile("<.*>", re.DOTALL)
 CACHED_TOKENS = 1 << 17
 
@@ -35,7 +37,7 @@ class Vocabulary:
         self._added = {int(id): str(token) for id, token in added.items()}
         flagged = {str(token): int(id) for id, token in added.items() if getattr(token, "special", False)}
         named = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
-        self.special = flagged | {str(token): int(id) for token, id in named if id is not None}  # ids by text
+        self.special = flagged | {str(token): int(id) for token, id in named if id is not None}  # special tokens' ids by text
         self.special_ids = frozenset(self.special.values())
         # llguidance matches special tokens by id only, and takes every added token in angle brackets for one.
         self.grammar_tokens = self.special | {text: id for id, text in self._added.items() if ANGLE_BRACKETS.fullmatch(text)}
@@ -59,7 +61,7 @@ class Vocabulary:
         piece: Any = self._tokenizer.convert_ids_to_tokens(token)
         if piece is None:  # the model may have more tokens than the tokenizer
             return b""
-        if isinstance(piece, bytes):  # of tokenizers over bytes that are written in Python
+        if isinstance(piece, bytes):  # tokenizers over bytes that are written in Python
             return piece
         if self._alphabet is not None:
             known = all(character in self._alphabet for character in piece)

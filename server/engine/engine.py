@@ -35,8 +35,10 @@ from outrider.server.settings import Scheduling, Settings
 from outrider.server.telemetry.metrics import Metrics
 
 log = logging.getLogger("outrider")
-MAX_UNREAD_EVENTS = 64  # of a request, before it is held: it keeps its session, but gets no turn
-HELD_SECONDS = 60.0  # until a held request whose events are not read is ended
+# A request with this many unread events is held: it keeps its session, but gets no turn.
+MAX_UNREAD_EVENTS = 64
+# A held request whose events stay unread for this long is ended.
+HELD_SECONDS = 60.0
 
 
 class EngineError(RuntimeError):
@@ -106,12 +108,14 @@ class Stream:
     arrived: float  # time.monotonic()
     events: asyncio.Queue[TokenEvent | EngineError] = field(default_factory=asyncio.Queue)
     sent: bool = False  # the worker has the request
-    held: asyncio.TimerHandle | None = None  # gets no turn until its events have been read, and is ended at this time
-    ended: bool = False  # because it was held for too long, or with too many others
+    held: asyncio.TimerHandle | None = None  # ends the request, which gets no turn until its events have been read
+    ended: bool = False  # ended because it was held for too long, or with too many others
 
 
 class Engine:
     """Owns the queue and the supervisor. Call `start`, then `generate` for each request, then `stop`."""
+
+    shares_files = True
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._keep_alive_seconds = settings.server.keep_alive_seconds
@@ -123,9 +127,9 @@ class Engine:
         self._supervisor = Supervisor(settings, self._on_message, self._on_lost, self._on_unavailable, self._on_failed)
         self._spawned: WorkerProcess | None = None
         self._started = asyncio.Event()  # set when the first worker is ready or has failed
-        self.info: Ready | None = None  # of the latest ready worker
-        self.ready = False  # a worker serves requests
-        self._draining = False  # new requests are refused
+        self.info: Ready | None = None  # what the latest ready worker reported
+        self.ready = False  # whether a worker serves requests
+        self._draining = False  # whether new requests are refused
         self.failure: str | None = None  # why no worker runs and requests are refused, one sentence
 
     @property

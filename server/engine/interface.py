@@ -12,6 +12,10 @@ class EngineLike(Protocol):
     """Answers requests. Call `start`, then `generate` for each request, then `stop`."""
 
     @property
+    def shares_files(self) -> bool:
+        """Whether the workers read the files of this machine."""
+
+    @property
     def info(self) -> Ready | None:
         """Properties of a worker that is or was ready."""
 

@@ -36,14 +36,15 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     drafter: DrafterName | None = None  # None = the configured one
     max_nodes: int | None = None  # None = the configured number
     principal: str = ""  # the API key's name, which owns the session and the key's datastores
+    corpus: str | None = None  # the file of the corpus that its drafts may use
     prediction: list[int] = []  # token ids of the client's predicted output
-    stop_token_ids: list[int] = []  # in addition to the model's own
-    skip_special_tokens: bool = True  # in the text
+    stop_token_ids: list[int] = []  # ids of further stop tokens, in addition to the model's own
+    skip_special_tokens: bool = True  # leave special tokens out of the text
     continues_prompt: bool = True  # the text continues the prompt's, so it keeps a space in front
-    priority: int = 0  # in the queue; lower runs first
-    grammar: str | None = None  # for the answer, in llguidance's format
+    priority: int = 0  # priority in the queue; lower runs first
+    grammar: str | None = None  # grammar of the answer, in llguidance's format
     keep_stop: bool = False  # the text includes the stop string or token
-    scores_prompt: bool = False  # return log-probabilities of the prompt's tokens
+    wants_prompt_logprobs: bool = False  # return log-probabilities of the prompt's tokens
     reasoning: ReasoningLimit | None = None  # None = no limit
     trace: bool = False  # report the draft of each step
     affinity: str = ""  # requests with equal values go to one replica of a cluster
@@ -74,7 +75,8 @@ class Forget(msgspec.Struct, frozen=True, tag=True):
     session: str
 
 
-SAVE_SECONDS = 20.0  # for a worker to save its sessions after a Shutdown message
+# After a Shutdown message, a worker has this time to save its sessions.
+SAVE_SECONDS = 20.0
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -87,13 +89,14 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     context_tokens: int
     device: str
     dtype: str
-    seconds: float  # since the process's start
+    seconds: float  # time since the process's start
     slots: int  # KV caches of a full context on the device
     slot_bytes: int
     max_active: int  # requests served concurrently
     invariance: str  # whether logits have the same bits in every step, and why
     weight_bits: float  # mean bits of a weight that a step reads
-    kv_dtype: str  # of cached keys and values
+    kv_dtype: str  # data type of cached keys and values
+    kernels: str = ""  # those that were chosen for this CPU; empty on a GPU
     drafting: bool | None = None  # whether the default drafter's kernels are loaded, by the last `Status`
 
 
@@ -104,7 +107,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepTrace(msgspec.Struct, frozen=True):
-    """The draft that one decoding step verified, at most MAX_NODES nodes, and its outcome."""
+    """The draft that one step verified, at most MAX_NODES nodes, and its outcome."""
 
     tokens: list[int]
     parents: list[int]  # row of the parent, -1 = the last token before the step
@@ -112,10 +115,13 @@ class StepTrace(msgspec.Struct, frozen=True):
     sources: list[str]  # labels
     accepted: list[int]  # rows of the accepted nodes, in the order of the text
     bonus: int | None  # the token after them; None if the answer ends before it
+    proposed: int  # nodes that the drafter proposed
+    expected: float | None  # tokens that the step was expected to emit; None if its nodes were not chosen by their cost
+    gain: float  # expected tokens per second, over those without a draft
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """Times and counts of one decoding step, and its draft if the request asks for it."""
+    """Times and counts of one step, and its draft if the request asks for it."""
 
     draft_seconds: float
     verify_seconds: float
@@ -128,9 +134,9 @@ class StepReport(msgspec.Struct, frozen=True):
 class TokenLogprobs(msgspec.Struct, frozen=True):
     """Log-probabilities under the target's distribution, before any sampling rule; one entry per token."""
 
-    chosen: list[float]  # of the token itself
+    chosen: list[float]  # log-probabilities of the tokens themselves
     ids: list[list[int]]  # the top tokens, most likely first
-    values: list[list[float]]  # of the top tokens
+    values: list[list[float]]  # log-probabilities of the top tokens
 
 
 class TokenEvent(msgspec.Struct, frozen=True, tag=True):
@@ -140,11 +146,11 @@ class TokenEvent(msgspec.Struct, frozen=True, tag=True):
     tokens: list[int]
     text: str
     finish: Finish | None = None  # set in the last event of the request
-    step: StepReport | None = None  # None during prefill
+    step: StepReport | None = None  # None while the prompt is read
     cached_tokens: int = 0  # prompt tokens found in the session's KV cache
     reuse: Reuse | None = None  # in the first event
     logprobs: TokenLogprobs | None = None  # if requested
-    prompt_logprobs: TokenLogprobs | None = None  # of the prompt without its first token; in the first event
+    prompt_logprobs: TokenLogprobs | None = None  # log-probabilities of the prompt without its first token; in the first event
     stop_string: str | None = None  # the stop string that ended the answer; in the last event
 
 

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-EMA_WEIGHT = 0.9  # of earlier requests in the mean duration
+# The mean duration gives earlier requests this weight.
+EMA_WEIGHT = 0.9
 
 
 class QueueFull(Exception):
@@ -36,11 +37,11 @@ class Place:
     principal: str
     tokens: int  # prompt length
     priority: int  # among the principal's own requests; lower runs first
-    session: str | None = None  # which one request uses at a time
+    session: str | None = None  # only one request uses a session at a time
     state: Literal["waiting", "running", "held"] = "waiting"  # a held request gets no turn until it is resumed
-    started: bool = False  # it has had a turn, so the worker has its state
+    started: bool = False  # whether it has had a turn, so that the worker has its state
     since: float = 0.0  # the clock's time at the latest turn
-    seconds: float = 0.0  # in earlier turns
+    seconds: float = 0.0  # time in earlier turns
 
 
 class Queue:
@@ -63,10 +64,10 @@ class Queue:
         self._on_pause = on_pause
         self._clock = clock
         self._places: dict[str, Place] = {}  # in order of arrival
-        self._last_turn: dict[str, int] = {}  # number of the last turn, by principal with a request in the queue
+        self._last_turn: dict[str, int] = {}  # number of the last turn of each principal with a request in the queue
         self._turns = 0
         self._open = False
-        self.seconds_per_request = 1.0  # in the worker (EMA)
+        self.seconds_per_request = 1.0  # seconds of a request in the worker (EMA)
 
     @property
     def waiting(self) -> int:

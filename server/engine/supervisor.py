@@ -20,13 +20,18 @@ from outrider.server.engine.worker_process import WorkerProcess
 from outrider.server.settings import Settings
 
 log = logging.getLogger("outrider")
-STOP_SECONDS = 5.0  # for the worker to end after a Shutdown message or a signal
-POLL_SECONDS = 0.01  # between two checks whether it has ended
-WATCH_SECONDS = 0.5  # between two checks for a stall
+# The worker must end within this time after a Shutdown message or a signal.
+STOP_SECONDS = 5.0
+# The supervisor checks at this interval whether the worker has ended.
+POLL_SECONDS = 0.01
+# A stall is looked for at this interval.
+WATCH_SECONDS = 0.5
 MIN_DELAY_SECONDS = 1.0
 MAX_DELAY_SECONDS = 30.0
-STABLE_SECONDS = 60.0  # a worker that ran this long after Ready resets the restart delay
-MAX_FAILED_STARTS = 5  # in a row, before the restarts count as failed; with their delays about 15 s
+# A worker that ran this long after Ready resets the restart delay.
+STABLE_SECONDS = 60.0
+# After this many failed starts in a row, the restarts count as failed. With their delays, that takes about 15 s.
+MAX_FAILED_STARTS = 5
 
 
 class Supervisor:
@@ -49,11 +54,11 @@ class Supervisor:
         self._launch = launch
         self._thread = ThreadPoolExecutor(1, "outrider-launch")
         self._process: WorkerProcess | None = None
-        self._refusal: str | None = None  # the message of this worker's Refused
+        self._refusal: str | None = None  # message of this worker's Refused
         self._ready_at: float | None = None  # time.monotonic() of this worker's Ready message
-        self._was_ready = False  # a worker has been ready since the server started
+        self._was_ready = False  # whether a worker has been ready since the server started
         self._delay = 0.0  # seconds before the next restart
-        self._failed_starts = 0  # in a row: workers that could not be started, or ended before they were ready
+        self._failed_starts = 0  # consecutive workers that could not be started, or ended before they were ready
         self._started_at = self._last_message_at = time.monotonic()
         self._kill_reason: str | None = None  # why this worker was killed, one sentence
         self._stopping = False
@@ -100,7 +105,7 @@ class Supervisor:
         self._side.send(messages.encode(message))
 
     def watch(self, busy: Callable[[], bool]) -> None:
-        """From now on, kills a worker that loads for longer than `scheduling.load_seconds`, or is silent while it is `busy`."""
+        """Starts a watchdog that kills a worker which loads longer than `load_seconds`, or is silent while it is `busy`."""
         self._spawn_task(self._watch(busy))
 
     async def _watch(self, busy: Callable[[], bool]) -> None:

@@ -13,7 +13,8 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import cast
 
-LENGTH = struct.Struct("<I")  # bytes of the message that follows
+# Each message follows its length in bytes.
+LENGTH = struct.Struct("<I")
 READ_BYTES = 1 << 16
 
 

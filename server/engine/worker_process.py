@@ -38,7 +38,7 @@ def command(module: str, argument: str) -> list[str]:
 class WorkerProcess:
     """A running worker and the front end's end of the socket to it."""
 
-    module: ClassVar[str] = "outrider.server.worker.main"  # whose `main` the process runs
+    module: ClassVar[str] = "outrider.server.worker.main"  # the process runs this module's `main`
 
     def __init__(self, settings: Settings) -> None:
         """Starts the process; returns at once. The settings cross the socket without the API keys. Raises OSError."""

@@ -16,9 +16,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from outrider.server.http.errors import APIError
 from outrider.server.settings import ApiKey
 
-ANYONE = "anyone"  # the principal of a server without keys
-OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/"})  # /metrics has its own rules, see `exposition`
-OPEN_PREFIX = "/page/"  # the playground's files: a browser sends no key with them, and they contain nothing of the server
+# All clients of a server without keys are this principal.
+ANYONE = "anyone"
+# /metrics has its own rules, see `exposition`.
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/"})
+# A browser sends no key with requests for the playground's files, and they contain nothing of the server.
+OPEN_PREFIX = "/page/"
 
 
 class Authenticator:

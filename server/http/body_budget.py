@@ -13,8 +13,10 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 
-SMALL_BYTES = 1 << 16  # as much as uvicorn buffers of a body that nobody reads
-RETURN_SECONDS = 1.0  # after the last large body, when nobody refers to it any more
+# uvicorn buffers as much of a body that nobody reads.
+SMALL_BYTES = 1 << 16
+# Memory is returned this long after a large body has been given back, when nobody refers to it any more.
+RETURN_SECONDS = 1.0
 TOTAL_BYTES, CLIENT_BYTES = 64 << 20, 16 << 20
 
 
@@ -33,7 +35,7 @@ class BodyBudget:
     def __init__(self, total_bytes: int = TOTAL_BYTES, client_bytes: int = CLIENT_BYTES) -> None:
         self._total_bytes, self._client_bytes = total_bytes, client_bytes
         self._held: Counter[str] = Counter()  # bytes by client
-        self._waiting: list[Waiting] = []  # first come first
+        self._waiting: list[Waiting] = []  # in order of arrival
         self._returning: asyncio.TimerHandle | None = None
 
     async def take(self, client: str, size: int) -> int:
@@ -58,7 +60,7 @@ class BodyBudget:
         if not self._held[client]:
             del self._held[client]
         self._grant()
-        if not self._held and self._returning is None:
+        if self._returning is None:
             self._returning = asyncio.get_running_loop().call_later(RETURN_SECONDS, self._return)
 
     def _return(self) -> None:

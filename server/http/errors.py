@@ -18,8 +18,10 @@ from starlette.types import Scope
 
 from outrider.server.engine.engine import EngineError, InvalidRequest, Overloaded, Unavailable
 
-RETRY_AFTER_SECONDS = 1.0  # if the error has no estimate
-MESSAGE_CHARACTERS, PARAM_CHARACTERS = 600, 120  # both may quote a client's value of any length
+# Errors without an estimate suggest this delay.
+RETRY_AFTER_SECONDS = 1.0
+# Both may quote a client's value of any length, so they are cut.
+MESSAGE_CHARACTERS, PARAM_CHARACTERS = 600, 120
 ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -43,7 +45,8 @@ ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     529: "overloaded_error",
 }
-BODY_UNREAD = (401, 403, 408, 413, 421, 431)  # these may leave the rest of the body unread, so the connection closes
+# Responses with these statuses may leave the rest of the body unread, so the connection closes.
+BODY_UNREAD = (401, 403, 408, 413, 421, 431)
 
 
 def shortened(text: str, characters: int) -> str:
@@ -93,6 +96,23 @@ class APIError(HTTPException):
         return JSONResponse(self.anthropic_body(request_id), self.anthropic_status, headers)
 
 
+class ContextExceeded(APIError):
+    """A prompt that leaves no room for an answer, in the words by which clients of each API know that they must shorten it."""
+
+    def __init__(self, tokens: int, context_tokens: int, field: str) -> None:
+        """`tokens` is the prompt's length, or for a prompt that was not encoded, the shortest that it could have."""
+        message = (
+            f"This model's maximum context length is {context_tokens} tokens. However, your {field} resulted in {tokens} "
+            f"tokens, and an answer needs at least one. Please reduce the length of the {field}."
+        )
+        super().__init__(400, message, field, "context_length_exceeded")
+        self._anthropic_message = f"prompt is too long: {tokens} tokens > {context_tokens - 1} maximum"
+
+    def anthropic_body(self, request_id: str | None) -> dict[str, Any]:
+        body = super().anthropic_body(request_id)
+        return body | {"error": body["error"] | {"message": self._anthropic_message}}
+
+
 class ErrorDetail(BaseModel):
     """Details of an error."""
 
@@ -123,7 +143,7 @@ class AnthropicErrorBody(BaseModel):
     request_id: str | None
 
 
-# The error responses of every endpoint, for the OpenAPI description.
+# The OpenAPI description lists these error responses for every endpoint.
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": description}
     for status, description in {

@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 
-MAX_DEPTH = 128  # nesting of objects and arrays; Python's recursion, pydantic's and Jinja's allow a few hundred
-MAX_NODES = 1 << 17  # objects, arrays and fields; in memory, each may take a hundred times its size as text
+# This bounds the nesting of objects and arrays. Recursion in Python, pydantic and Jinja allows a few hundred levels.
+MAX_DEPTH = 128
+# This bounds the number of objects, arrays and fields. In memory, each may take a hundred times its size as text.
+MAX_NODES = 1 << 17
 NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}:'))
 STEPS = {ord(character): step for character, step in zip("[{]}:", (1, 1, -1, -1, 0), strict=True)}
 

@@ -20,7 +20,8 @@ from outrider.server.http.errors import APIError, from_validation
 from outrider.server.http.json_body import InvalidJSON, decode
 
 T = TypeVar("T")
-INLINE_BYTES = 1 << 14  # of a body that is decoded and validated in about a millisecond, so not worth a thread
+# A body of this size is decoded and validated in about a millisecond, so a thread is not worth it.
+INLINE_BYTES = 1 << 14
 
 
 class BodyPool:

@@ -17,9 +17,12 @@ from outrider.server.http.errors import ANTHROPIC_PATHS, APIError
 from outrider.server.settings import Logging
 from outrider.server.telemetry.metrics import Metrics
 
-REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")  # safe to log and to send back
-MIN_BYTES_PER_SECOND = 1 << 14  # of a body
-PROBES = ("/health", "/ready", "/metrics")  # polled every few seconds, so logged at level debug only
+# Ids of this form are safe to log and to send back.
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+# A body must arrive at least this fast.
+MIN_BYTES_PER_SECOND = 1 << 14
+# These paths are polled every few seconds, so they are logged at level debug only.
+PROBES = ("/health", "/ready", "/metrics")
 log = logging.getLogger("outrider.requests")
 
 

@@ -1,6 +1,12 @@
 """uvicorn's HTTP protocol with bounds: open connections, the time for a request to arrive, the time for a response to be read.
 
 Knows nothing about the application. `BodyLimit` answers uploads that are too slow, because the application reads the body.
+
+uvicorn does not document the classes in `uvicorn.protocols`. This module overrides methods of `HttpToolsProtocol`, and reads
+its transport and the requests that it starts. Tested with uvicorn 0.54; `tests/server/http/test_protocol.py` names the
+methods and attributes, and fails if one is missing. Without them, `Connections.protocol` can be replaced by uvicorn's own
+"httptools", and a proxy such as nginx has to bound connections and slow clients: `limit_concurrency` bounds connections
+without closing idle ones.
 """
 
 from __future__ import annotations
@@ -19,8 +25,10 @@ from outrider.server.http.errors import APIError
 from outrider.server.settings import Server
 from outrider.server.telemetry.metrics import Metrics
 
-HEAD_BYTES = 1 << 16  # of a request line with its headers, checked whenever data arrives
-MAX_PIPELINED = 16  # unanswered requests per connection
+# This bounds a request line with its headers. It is checked whenever data arrives.
+HEAD_BYTES = 1 << 16
+# A connection has at most this many unanswered requests.
+MAX_PIPELINED = 16
 
 
 class Connections:

@@ -33,7 +33,7 @@ class QuotaKeeper(Protocol):
         """Counts one HTTP request, which runs until `release`. Raises APIError if the quota is used up."""
 
     def release(self, principal: str) -> None:
-        """An admitted request has ended."""
+        """Records that an admitted request has ended."""
 
     def charge(self, principal: str, requests: int) -> None:
         """Counts further requests of an HTTP request that is admitted. Later ones wait until the allowance covers them."""

@@ -20,10 +20,14 @@ T = TypeVar("T")
 
 KEEP_ALIVE = b": keep-alive\n\n"
 PADDED_BYTES = 256
-COALESCED_PADDED_BYTES = 2048  # a coalesced event holds the text of a whole tick
-MAX_PENDING_ITEMS = 64  # for a client that does not read
-CLIENT_CLOSED_REQUEST = 499  # nginx's status; the client cannot receive it, but logs and metrics record it
-HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second turns off buffering in nginx
+# A coalesced event holds the text of a whole tick, so it is padded to more bytes.
+COALESCED_PADDED_BYTES = 2048
+# For a client that does not read, at most this many events are buffered.
+MAX_PENDING_ITEMS = 64
+# This is nginx's status. The client cannot receive it, but logs and metrics record it.
+CLIENT_CLOSED_REQUEST = 499
+# The second header turns off buffering in nginx.
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,8 @@ class ServerSentEvent:
         return name + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
-DONE = ServerSentEvent("[DONE]")  # the last event of OpenAI's chat and completion streams
+# OpenAI's chat and completion streams end with this event.
+DONE = ServerSentEvent("[DONE]")
 
 
 def pad(data: dict[str, Any], multiple_bytes: int) -> dict[str, Any]:
@@ -66,7 +71,7 @@ async def coalesce(source: AsyncGenerator[T | None, None], tick_seconds: float) 
     each None becomes an empty batch. An error of `source` is raised at a tick, after the items before it. While a batch is not
     taken, `source` is read up to MAX_PENDING_ITEMS items ahead.
 
-    The number and the times of packets reveal how many draft tokens were accepted at each step, which reveals the
+    The number and the times of packets reveal how many nodes were accepted at each step, which reveals the
     text's topic (arXiv 2411.01076). Coalescing hides both, padding hides the sizes; the total time still shows.
     """
     pending: list[T] = []

@@ -13,7 +13,8 @@ from outrider.server.llama.schema import InfillBody
 from outrider.server.openai.generation import GenerationRunner, GenerationTask
 from outrider.server.openai.requests import RequestBuilder
 
-ANSWER_TOKENS = 256  # that a long prompt leaves room for, if the request sets no limit
+# A long prompt leaves room for this many tokens if the request sets no limit.
+ANSWER_TOKENS = 256
 
 
 class InfillEndpoint:

@@ -26,7 +26,7 @@ class InfillFormatter:
         self._arrived = arrived
         self._stats = stats
         self._eos_ids = eos_ids
-        self._tokens = 0  # generated so far
+        self._tokens = 0  # tokens generated so far
         self._has_new_line = False
         self._last = ChoiceOutput(0)
 

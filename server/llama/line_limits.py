@@ -20,7 +20,8 @@ class LineLimits:
         self._seconds = seconds
         self._clock = clock
         self._started: float | None = None
-        self._spaces: int | None = None  # at the beginning of the current line so far; None after them, and in the first line
+        # Spaces at the beginning of the current line; None after them, and in the first line.
+        self._spaces: int | None = None
 
     def feed(self, text: str) -> Cut | None:
         now = self._clock()

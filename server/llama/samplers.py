@@ -14,7 +14,7 @@ from outrider.verify.sampling_params import SamplingParams
 
 # Samplers run in this order; those of equal rank commute.
 RANKS = {"penalties": 0, "top_k": 1, "temperature": 1, "top_p": 2, "min_p": 3, "infill": 3}
-# The values that switch samplers off.
+# These values switch samplers off.
 OFF: dict[str, dict[str, Any]] = {
     "penalties": {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
     "top_k": {"top_k": 0},

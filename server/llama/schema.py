@@ -11,11 +11,11 @@ from outrider.server.chat.fill_in import ContextFile, FillInText
 from outrider.server.llama.line_limits import LineLimits
 from outrider.server.llama.samplers import Samplers, select
 from outrider.server.openai import unsupported
-from outrider.server.openai.fields import MAX_PARTS, NO_DEFAULTS, Body, SamplingFields, Strings
-from outrider.server.openai.schema import GenerationBody, UntracedSpeculation
+from outrider.server.openai.fields import MAX_PARTS, NO_DEFAULTS, Body, SamplingFields, Strings, UntracedSpeculation
+from outrider.server.openai.schema import GenerationBody
 from outrider.verify.sampling_params import SamplingParams
 
-# What other endpoints reject and this one has.
+# Other endpoints reject these fields.
 ACCEPTED = ("response_fields", "samplers", "t_max_predict_ms")
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **{name: values for name, values in unsupported.UNSUPPORTED.items() if name not in ACCEPTED},
@@ -54,7 +54,8 @@ class InfillBody(GenerationBody):
     samplers: Samplers | None = None  # None = all
     n_indent: Annotated[int, Field(ge=0, le=1 << 31)] | None = None  # spaces and tabs
     t_max_predict_ms: Annotated[int, Field(ge=-1, le=1 << 62)] | None = None  # 0 or less = no limit
-    # Without effect: prefixes are always kept, contexts are never shifted, and llama-server does not use the last one either.
+    # These fields have no effect: prefixes are always kept, contexts are never shifted, and llama-server does not use the last
+    # one either.
     cache_prompt: bool | None = None
     n_keep: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
     t_max_prompt_ms: Annotated[int, Field(ge=-1, le=1 << 62)] | None = None

@@ -22,6 +22,7 @@ from outrider.server.chat.tools import FORMATS, Part, ToolFormat, ToolParser, de
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import Request
 from outrider.server.http.errors import APIError
+from outrider.server.http.ignored import report_ignored
 from outrider.server.http.json_route import in_turn
 from outrider.server.openai.choices import ChoicesFormatter
 from outrider.server.openai.generation import ChoiceOutput, GenerationRunner, GenerationTask, Stop
@@ -34,6 +35,7 @@ from outrider.server.settings import Settings
 from outrider.verify.sampling_params import ReasoningLimit
 
 log = logging.getLogger("outrider")
+MAX_MESSAGES = 2048
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,18 @@ class ChatEndpoint:
         markers = self._reasoning or THINK
         self._reasoning_tokens = prompts.token(markers.opening), prompts.token(markers.closing)
 
+    @property
+    def capabilities(self) -> list[str]:
+        """What the model can do on this server, as its card names it."""
+        known = {
+            "chat": bool(self._prompts.template),
+            "tools": self._tool_format is not None,
+            "reasoning": self._reasoning is not None,
+            "structured_outputs": True,
+            "fill_in": self._prompts.fills_in,
+        }
+        return [name for name, has in known.items() if has]
+
     async def create(self, http: HTTPRequest, body: ChatBody) -> Response:
         """Answers a chat. Raises APIError and EngineError."""
         arrived = time.monotonic()
@@ -79,7 +93,7 @@ class ChatEndpoint:
         task = GenerationTask(
             chat.requests, formatter, arrived, choices=body.candidates, padded=body.pads_stream, new_stop=chat.new_stop
         )
-        return await self._runner.respond(http, task, bool(body.stream))
+        return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), body.ignored)
 
     async def prepare(self, http: HTTPRequest, body: ChatBody) -> PreparedChat:
         """Checks the body, renders and encodes its prompt, and compiles its grammar. Raises APIError."""
@@ -116,7 +130,7 @@ class ChatEndpoint:
     async def encode(self, http: HTTPRequest, body: ChatBody) -> list[int]:
         """Checks the body, and returns the token ids of its prompt. Raises APIError."""
         self._requests.check(body)
-        check_count("messages", len(body.messages), self._limits.messages, "messages")
+        check_count("messages", len(body.messages), MAX_MESSAGES, "messages")
         if body.top_logprobs is not None and not body.logprobs:
             raise APIError(400, "'top_logprobs' needs 'logprobs': true.", "top_logprobs", "invalid_value")
         messages, options = await in_turn(http, lambda: (self._rendered(body), self._template_options(body)))

@@ -19,21 +19,16 @@ from outrider.server.openai.logprobs import completion_logprobs
 from outrider.server.openai.requests import RequestBuilder, check_count
 from outrider.server.openai.schema import CompletionBody
 from outrider.server.openai.usage import Usage
-from outrider.server.settings import Settings
+
+MAX_PROMPTS = 64
 
 
 class CompletionsEndpoint:
     """POST /v1/completions."""
 
     def __init__(
-        self,
-        settings: Settings,
-        prompts: PromptEncoder,
-        vocabulary: Vocabulary,
-        requests: RequestBuilder,
-        runner: GenerationRunner,
+        self, prompts: PromptEncoder, vocabulary: Vocabulary, requests: RequestBuilder, runner: GenerationRunner
     ) -> None:
-        self._max_prompts = settings.limits.prompts
         self._prompts = prompts
         self._vocabulary = vocabulary
         self._requests = requests
@@ -43,9 +38,14 @@ class CompletionsEndpoint:
         """Completes the prompts. Raises APIError and EngineError."""
         arrived = time.monotonic()
         self._requests.check(body)
-        check_count("prompt", len(body.prompts), self._max_prompts, "prompts")
+        check_count("prompt", len(body.prompts), MAX_PROMPTS, "prompts")
         if body.best_of is not None and (body.best_of < (body.n or 1) or body.stream):
-            raise APIError(400, "'best_of' must be at least 'n', and cannot be streamed.", "best_of", "invalid_value")
+            raise APIError(
+                400,
+                "'best_of' must be at least 'n', and cannot be streamed; raise it, and leave 'stream' out.",
+                "best_of",
+                "invalid_value",
+            )
         principal, context_tokens = http.state.principal, await self._requests.context_tokens()
         if body.suffix:
             texts = [FillInText(prompt, body.suffix) for prompt in body.prompts]
@@ -75,7 +75,7 @@ class CompletionFormatter(ChoicesFormatter):
     def __init__(self, request: CompletionBody, vocabulary: Vocabulary, request_id: str | None = None) -> None:
         super().__init__(request, vocabulary, request_id)
         self._best_of = request.best_of
-        self._returned = request.n or 1  # per prompt
+        self._returned = request.n or 1  # choices per prompt
 
     def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
         if self._best_of is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from outrider.server.chat.grammar_job import INPUT
+from outrider.server.chat.media import MEDIA, placeholder
 from outrider.server.http import json_body
 from outrider.server.openai.fields import MAX_ENTRIES, MAX_PARTS, TEXT_OR_LIST, Body, FreeForm, Name, Text
 
@@ -21,24 +22,46 @@ class TextPart(Body):
     refusal: str = ""
 
 
-Parts = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+class MediaPart(Body):
+    """Content that the model cannot read. Its data are dropped, and a line of text stands for it."""
+
+    type: str
 
 
-def text_parts_only(content: Any) -> Any:
-    """The content, if it has parts of text only. Raises ValueError."""
+def part_type(part: Any) -> str:
+    """The tag of a part of content."""
+    given = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return "[media]" if isinstance(given, str) and given in MEDIA else "[text]"
+
+
+def known_parts_only(content: Any) -> Any:
+    """The content, if all its parts are of types that are known. Raises ValueError."""
     for part in content if isinstance(content, list) else []:
-        part_type = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-        if part_type not in TEXT_TYPES:
-            raise ValueError(f"content parts must be of type 'text'; this model does not support {part_type!r}")
+        given = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+        if given not in (*TEXT_TYPES, *MEDIA):
+            raise ValueError(f"content parts must be text, images, audio, video or files, not {given!r}")
     return content
 
 
-Content = Annotated[Text | Annotated[Parts, Tag("[array]")], TEXT_OR_LIST, BeforeValidator(text_parts_only)]
+ContentPart = Annotated[Annotated[TextPart, Tag("[text]")] | Annotated[MediaPart, Tag("[media]")], Discriminator(part_type)]
+Parts = Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+Content = Annotated[Text | Annotated[Parts, Tag("[array]")], TEXT_OR_LIST, BeforeValidator(known_parts_only)]
 
 
-def content_text(content: str | Sequence[TextPart] | None) -> str:
-    """Content as one string."""
-    return content if isinstance(content, str) else "".join(part.text or part.refusal for part in content or ())
+def content_text(content: str | Sequence[TextPart | MediaPart] | None) -> str:
+    """Content as one string. A line stands for what the model cannot read."""
+    if isinstance(content, str):
+        return content
+    parts = content or ()
+    texts = (placeholder(part.type) if isinstance(part, MediaPart) else part.text or part.refusal for part in parts)
+    return ("\n" if any(isinstance(part, MediaPart) for part in parts) else "").join(texts)
+
+
+def media_names(field: str, contents: Iterable[Content | None]) -> Iterator[str]:
+    """The names of what is left out of these contents of a body's `field`."""
+    for content in contents:
+        if not isinstance(content, str):
+            yield from (f"{field}.{part.type}" for part in content or () if isinstance(part, MediaPart))
 
 
 class CalledFunction(Body):
@@ -74,7 +97,7 @@ class CustomToolCall(Body):
 
 
 def tool_type(value: Any) -> str | None:
-    """The tag of a tool, of its name in `tool_choice`, or of its call. Without a type, it is a function."""
+    """The tag of the `type` of a tool, a `tool_choice` or a call; that of a function if there is no type."""
     given = value.get("type", "function") if isinstance(value, dict) else getattr(value, "type", None)
     return f"[{given}]" if given in ("function", "custom") else None
 

@@ -13,12 +13,16 @@ import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-# Maximum lengths. They bound the cost of a body; the settings' limits are lower and have errors of their own.
-MAX_ENTRIES = 1 << 14  # messages, input items, prompts, choices and biases
-MAX_PARTS = 1024  # any other list or dict
+from outrider.drafters.options import MAX_NODES, DrafterName
+
+# These maximum lengths bound the cost of a body; the settings' limits are lower and have errors of their own. MAX_ENTRIES is
+# for messages, input items, prompts, choices and biases, MAX_PARTS for any other list or dict.
+MAX_ENTRIES = 1 << 14
+MAX_PARTS = 1024
 MAX_TOKEN_IDS = 1 << 20
-MAX_METADATA_PAIRS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512  # OpenAI's
-MAX_TEMPLATE_BYTES = 1 << 16  # arguments of the chat template, as JSON
+# These are OpenAI's limits.
+MAX_METADATA_PAIRS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+MAX_TEMPLATE_BYTES = 1 << 16  # bytes of the chat template's arguments, as JSON
 MAX_TOKEN_DIGITS = 10
 
 
@@ -38,6 +42,24 @@ class SamplingFields(Body):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
 
 
+class SpeculationBody(Body):
+    """Outrider's extension: drafter, draft size and acceptance rule of a request, and what to report of its speculation."""
+
+    drafter: DrafterName | None = None
+    max_nodes: Annotated[int, Field(ge=0, le=MAX_NODES)] | None = None
+    # "keyed" gives the same tokens with any drafter; "rejection" preserves only the target's distribution.
+    rule: Literal["keyed", "rejection"] | None = None
+    corpus: Annotated[str, Field(max_length=256)] | None = None  # the name of one of the key's corpora
+    report: bool | None = None
+    trace: bool | None = None
+
+
+class UntracedSpeculation(SpeculationBody):
+    """The same for endpoints whose answers have no place for the drafts."""
+
+    trace: Literal[False] | None = None
+
+
 NO_DEFAULTS = SamplingFields()
 
 
@@ -47,6 +69,24 @@ def first_given(*layers: SamplingFields) -> dict[str, Any]:
     return {name: next((value for value in given if value is not None), None) for name, given in values}
 
 
+# What a client that needs an unsupported field can do.
+INSTEAD = {
+    "background": "wait for the response, or stream it",
+    "bad_words": "use 'logit_bias'",
+    "function_call": "use 'tool_choice'",
+    "functions": "use 'tools'",
+    "lora": "serve a model that the adapter is merged into",
+    "max_completion_tokens": "use 'max_output_tokens'",
+    "max_tokens": "use 'max_output_tokens'",
+    "messages": "use 'input'",
+    "mirostat": "use 'top_p' or 'min_p'",
+    "n_probs": "use 'logprobs'",
+    "reasoning_effort": "use 'reasoning.effort'",
+    "response_format": "use 'text.format'",
+    "typical_p": "use 'top_p' or 'min_p'",
+}
+
+
 def reject_unsupported(body: Any, unsupported: Mapping[str, tuple[Any, ...]], prefix: str = "") -> Any:
     """The body, if its unsupported fields have only values without effect. Raises PydanticCustomError.
 
@@ -54,8 +94,9 @@ def reject_unsupported(body: Any, unsupported: Mapping[str, tuple[Any, ...]], pr
     """
     for name, without_effect in unsupported.items():
         if isinstance(body, dict) and body.get(name) not in without_effect:
-            message = "'{name}' is not supported by this server; leave it out"
-            raise PydanticCustomError("unsupported", message, {"name": prefix + name})
+            message = "'{name}' is not supported by this server; leave it out{instead}"
+            instead = f", or {INSTEAD[name]}" if name in INSTEAD else ""
+            raise PydanticCustomError("unsupported", message, {"name": prefix + name, "instead": instead})
     return body
 
 
@@ -112,7 +153,8 @@ def check_template_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]  # of a function or schema; 128 characters as in Anthropic's API
+# A function or a schema has this name; 128 characters are Anthropic's limit.
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 Effort = Annotated[str, Field(max_length=64)]
 TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
 Strings = Annotated[list[str], Field(max_length=MAX_PARTS, fail_fast=True)]
@@ -121,11 +163,10 @@ Metadata = Annotated[dict[str, str], BeforeValidator(check_metadata)]
 Biases = Annotated[dict[str, float], Field(max_length=MAX_ENTRIES), BeforeValidator(check_biases)]
 TemplateArguments = Annotated[FreeForm, AfterValidator(check_template_arguments)]
 
-# Branches of unions, and what picks one of them.
+# Tags name the branches of unions, and discriminators pick one of them.
 Text = Annotated[str, Tag("[string]")]
 ToolMode = Annotated[Literal["none", "auto", "required"], Tag("[string]")]
 TEXT_OR_LIST = Discriminator(json_type, "wrong_type", "Input should be a string or a list")
-TEXT_OR_OBJECT = Discriminator(json_type, "wrong_type", "Input should be a string or an object")
 TextOrStrings = Annotated[Text | Annotated[Strings, Tag("[array]")], TEXT_OR_LIST]
 Prompt = Annotated[
     Text

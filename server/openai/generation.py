@@ -35,12 +35,12 @@ class ChoiceOutput:
     index: int
     finish: Finish | None = None
     tokens: list[int] = field(default_factory=list)
-    logprobs: TokenLogprobs | None = None  # of `tokens`; a stop token at the end may have none
+    logprobs: TokenLogprobs | None = None  # log-probabilities of `tokens`; a stop token at the end may have none
     stop_string: str | None = None  # the stop string that ended the choice
     offset: int = 0  # characters of the choice before `text`
     echoed_tokens: int = 0  # leading `tokens` that belong to the echoed prompt
     pieces: list[tuple[str, int]] = field(default_factory=list)  # text and number of tokens of each event
-    step: StepReport | None = None  # of the last event
+    step: StepReport | None = None  # step of the last event
 
     def add(self, event: TokenEvent) -> None:
         """Appends an event of the same choice."""
@@ -109,7 +109,7 @@ class Formatter(Protocol):
 class Cut(NamedTuple):
     """Where a choice ends."""
 
-    characters: int  # of the last text that belong to the choice
+    characters: int  # characters of the last text that belong to the choice
     finish: Finish
 
 
@@ -146,31 +146,24 @@ class GenerationTask:
     requests: Sequence[Request]  # one per choice: all choices of the first prompt, then those of the next
     formatter: Formatter
     arrived: float  # time.monotonic()
-    choices: int = 1  # per prompt
+    choices: int = 1  # choices per prompt
     keep_alive: bytes = sse.KEEP_ALIVE  # sent after each keep-alive interval without an event
     padded: bool = False  # pad stream events, so that their sizes do not reveal their content
     echoes: Sequence[str] = ()  # text of each prompt, if choices begin with it
     new_stop: Callable[[], Stop] | None = None  # makes what ends a choice early
     on_complete: Callable[[], None] = lambda: None  # called after the engine has finished, before the answer's last byte
     stats: dict[str, float] = field(default_factory=dict)  # times and counts for the request log and traces
-    usage: Usage = field(default_factory=Usage)  # so far
-    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by prompt, of its tokens without the first
+    usage: Usage = field(default_factory=Usage)  # usage so far
+    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by prompt, without its first token
 
 
 class GenerationRunner:
     """Runs tasks on the engine."""
 
-    def __init__(
-        self,
-        engine: TokenSource,
-        metrics: Metrics,
-        tick_seconds: float = 0.0,
-        record: Callable[[Request, TokenEvent], None] = lambda request, event: None,
-    ) -> None:
-        """With `tick_seconds` > 0, streams are coalesced into one batch of events per tick. `record` gets every event."""
+    def __init__(self, engine: TokenSource, metrics: Metrics, tick_seconds: float = 0.0) -> None:
+        """With `tick_seconds` > 0, streams are coalesced into one batch of events per tick."""
         self._engine = engine
         self._metrics = metrics
-        self._record = record
         self._tick_seconds = tick_seconds
 
     async def respond(self, http: HTTPRequest, task: GenerationTask, stream: bool) -> Response:
@@ -266,7 +259,6 @@ class GenerationRunner:
                         )
                         if event.step is not None:
                             self._metrics.record_step(event.step, len(event.tokens))
-                            self._record(task.requests[choice], event)
                         yield ChoiceEvent(choice, event)
         finally:
             if task.requests[0].temporary:

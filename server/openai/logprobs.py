@@ -9,7 +9,8 @@ from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.engine.messages import TokenLogprobs
 from outrider.server.openai.generation import ChoiceOutput
 
-MIN_LOGPROB = -9999.0  # OpenAI's replacement for minus infinity, which JSON does not have
+# OpenAI's replacement for minus infinity, which JSON does not have.
+MIN_LOGPROB = -9999.0
 
 
 def content_logprobs(vocabulary: Vocabulary, output: ChoiceOutput) -> list[dict[str, Any]]:

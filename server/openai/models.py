@@ -16,7 +16,8 @@ from outrider.server.http.errors import APIError
 from outrider.server.openai.conversation import Messages
 from outrider.server.openai.fields import NO_DEFAULTS, Body, SamplingFields, TokenIds
 
-MAX_NAME_CHARACTERS = 256  # every chunk of a stream repeats the model's name
+# Every chunk of a stream repeats the model's name.
+MAX_NAME_CHARACTERS = 256
 
 
 class ModelNames:
@@ -70,18 +71,27 @@ class ModelEndpoint:
         names: ModelNames,
         prompts: PromptEncoder,
         wait_started: Callable[[], Awaitable[Ready]],
+        info: Callable[[], Ready | None] = lambda: None,
         sampling_defaults: SamplingFields = NO_DEFAULTS,
+        capabilities: Sequence[str] = (),
     ) -> None:
-        """`sampling_defaults` are the model's, which its card shows."""
+        """`info` returns the properties of a worker that is or was ready. The model's card shows what the last two say."""
         self._names = names
         self._created = int(time.time())
         self._prompts = prompts
         self._wait_started = wait_started
+        self._info = info
+        self._capabilities = [*capabilities]
         self._sampling_defaults = sampling_defaults.model_dump(exclude_none=True)
 
-    def list(self) -> dict[str, Any]:
-        """GET /v1/models."""
-        return {"object": "list", "data": [self._card(name) for name in self._names.listed]}
+    def list(self, client_version: str | None) -> dict[str, Any]:
+        """GET /v1/models.
+
+        Codex sends its version and expects `models`, an entry of which has dozens of fields that change between its releases.
+        For a model that is not listed, it uses its own settings.
+        """
+        catalog: dict[str, Any] = {} if client_version is None else {"models": []}
+        return {"object": "list", "data": [self._card(name) for name in self._names.listed], **catalog}
 
     def retrieve(self, name: str) -> dict[str, Any]:
         """GET /v1/models/{name}. Raises APIError."""
@@ -89,11 +99,20 @@ class ModelEndpoint:
         return self._card(name)
 
     def _card(self, name: str) -> dict[str, Any]:
+        """The model under one of its names. The length of its context is null until it is loaded, and has the names that the
+        clients of vLLM, of routers and of llama-server know.
+        """
+        info = self._info()
+        context_tokens = info and info.context_tokens
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "outrider",
+            "max_model_len": context_tokens,
+            "context_length": context_tokens,
+            "meta": {"n_ctx": context_tokens, "n_vocab": self._prompts.size},
+            "capabilities": self._capabilities,
             "default_sampling_params": self._sampling_defaults,
         }
 

@@ -13,9 +13,9 @@ from outrider.drafters.options import NEED_A_MODEL
 from outrider.server.chat.prompt import PromptEncoder
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.engine.messages import Ready, Request
-from outrider.server.engine.rules import AcceptanceRules
 from outrider.server.http.auth import ANYONE
-from outrider.server.http.errors import APIError
+from outrider.server.http.errors import APIError, ContextExceeded
+from outrider.server.http.json_route import turn_of
 from outrider.server.openai.conversation import beginning, content_text
 from outrider.server.openai.fields import NO_DEFAULTS, SamplingFields
 from outrider.server.openai.models import ModelNames
@@ -24,8 +24,21 @@ from outrider.server.settings import Settings
 from outrider.verify.sampling_params import SamplingParams
 
 SESSION_CHARACTERS = 256
-AFFINITY_TOKENS = 64  # of a prompt that is no chat; texts that begin with the same ones share a replica of a cluster
-SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that the choices' seeds differ
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 500
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIASES = 1024
+# Prompts that are not chats share a replica of a cluster if they begin with the same tokens, this many.
+AFFINITY_TOKENS = 64
+# The stride is odd, so that the choices' seeds differ.
+SEED_STRIDE = 0x9E3779B97F4A7C15
+
+
+def no_corpus(principal: str, name: str | None) -> None:
+    """As `Corpora.block`, on a server that keeps no corpora."""
+    if name is not None:
+        message = f"This server keeps no corpora; leave 'speculation.corpus' out instead of naming {name!r}."
+        raise APIError(400, message, "speculation.corpus", "no_corpora")
 
 
 class RequestBuilder:
@@ -39,12 +52,12 @@ class RequestBuilder:
         wait_started: Callable[[], Awaitable[Ready]],
         charge: Callable[[str, int], None] = lambda principal, requests: None,
         sampling_defaults: SamplingFields = NO_DEFAULTS,
-        rules: AcceptanceRules | None = None,
+        corpus_block: Callable[[str, str | None], str | None] = no_corpus,
     ) -> None:
         """`wait_started` returns the properties of the worker once it has loaded, and may raise EngineError.
 
         `charge` counts further requests of a principal: every choice of every prompt counts as one. `sampling_defaults` are
-        the model's, for all endpoints.
+        the model's, for all endpoints. `corpus_block` is `Corpora.block`.
         """
         self._names = ModelNames(settings.model.served_name, settings.model.aliases)
         self._finds_sessions = settings.finds_sessions_by_text
@@ -56,7 +69,8 @@ class RequestBuilder:
         self._wait_started = wait_started
         self._charge = charge
         self._sampling_defaults = sampling_defaults
-        self._rules = rules or AcceptanceRules(settings)
+        self._rule = settings.speculation.rule
+        self._corpus_block = corpus_block
 
     async def context_tokens(self) -> int:
         """The model's context length, once the worker has loaded. Raises EngineError."""
@@ -73,13 +87,13 @@ class RequestBuilder:
             self._check_trace(body)
         for name in ("n", "best_of"):
             check_count(name, getattr(body, name, None) or 1, self._limits.choices, "choices")
-        check_count("stop", len(body.stop_strings), self._limits.stop_strings, "stop strings")
-        limit = self._limits.stop_characters
-        if any(len(stop) > limit for stop in body.stop_strings):
-            raise APIError(400, f"A stop string may have at most {limit} characters.", "stop", "too_long")
-        check_count("logit_bias", len(body.logit_bias or {}), self._limits.logit_biases, "biases")
+        check_count("stop", len(body.stop_strings), MAX_STOP_STRINGS, "stop strings")
+        if any(len(stop) > MAX_STOP_CHARACTERS for stop in body.stop_strings):
+            message = f"A stop string may have at most {MAX_STOP_CHARACTERS} characters."
+            raise APIError(400, message, "stop", "too_long")
+        check_count("logit_bias", len(body.logit_bias or {}), MAX_LOGIT_BIASES, "biases")
         self._check_tokens("logit_bias", [int(token) for token in body.logit_bias or {}])
-        check_count("stop_token_ids", len(body.stop_token_ids or []), self._limits.stop_token_ids, "stop tokens")
+        check_count("stop_token_ids", len(body.stop_token_ids or []), MAX_STOP_TOKEN_IDS, "stop tokens")
         self._check_tokens("stop_token_ids", body.stop_token_ids or [])
 
     async def build(
@@ -88,16 +102,16 @@ class RequestBuilder:
         """One request per choice of each prompt (token ids). `grammar` overrides the structured output. Raises APIError."""
         context_tokens = await self.context_tokens()
         for prompt in prompts:
-            check_prompt(prompt, context_tokens)
+            check_prompt(prompt, context_tokens, "messages" if isinstance(body, ChatBody) else "prompt")
         principal, request_id, choices = http.state.principal, uuid.uuid4().hex, body.candidates
-        session = self._session_name(http, body)
+        session, corpus = self._session_name(http, body), self._corpus_block(turn_of(http), body.corpus)
         prediction = await self._prediction(principal, body, context_tokens)
         grammar = grammar or await self._grammars.grammar(body.structures, principal)
         scored_tokens = check_logprobs(body, prompts, context_tokens, self._limits.logprobs)
         limits = (context_tokens, body.token_limit, self._limits.max_tokens, scored_tokens)
         max_tokens = min(limit for limit in limits if limit is not None)
         self._charge(principal, len(prompts) * choices - 1)
-        params = [self._sampling_params(body, grammar) for _ in prompts]  # without a seed, each prompt gets its own
+        params = [self._sampling_params(body) for _ in prompts]  # without a seed, each prompt gets its own
         return [
             Request(
                 id=f"{request_id}-{number * choices + choice}",
@@ -111,6 +125,7 @@ class RequestBuilder:
                 temporary=session is None and choices > 1,
                 drafter=body.speculation.drafter if body.speculation else None,
                 max_nodes=body.speculation.max_nodes if body.speculation else None,
+                corpus=corpus,
                 prediction=prediction[:context_tokens],
                 stop_token_ids=body.stop_token_ids or [],
                 skip_special_tokens=body.hides_special_tokens,
@@ -118,7 +133,7 @@ class RequestBuilder:
                 priority=body.priority or 0,
                 grammar=grammar,
                 keep_stop=bool(body.include_stop_str_in_output),
-                scores_prompt=body.returns_prompt_logprobs and choice == 0,
+                wants_prompt_logprobs=body.returns_prompt_logprobs and choice == 0,
                 trace=body.traces_steps,
                 affinity=affinity_of(principal, session, body, prompt),
             )
@@ -126,12 +141,10 @@ class RequestBuilder:
             for choice in range(choices)
         ]
 
-    def _sampling_params(self, body: GenerationBody, grammar: str | None) -> SamplingParams:
+    def _sampling_params(self, body: GenerationBody) -> SamplingParams:
         """The sampling parameters of a body, with the acceptance rule."""
-        params, speculation = body.sampling_params(self._sampling_defaults), body.speculation
-        asked, drafter = (speculation.rule, speculation.drafter) if speculation else (None, None)
-        comparable = body.seed is not None or body.candidates > 1 or grammar is not None
-        return replace(params, rule=self._rules.choose(asked, drafter, params, comparable))
+        asked = body.speculation and body.speculation.rule
+        return replace(body.sampling_params(self._sampling_defaults), rule=asked or self._rule)
 
     def _session_name(self, http: HTTPRequest, body: GenerationBody) -> str | None:
         """The name of the request's session among its principal's; None if the request names none.
@@ -213,13 +226,12 @@ def check_logprobs(body: GenerationBody, prompts: Sequence[Sequence[int]], conte
     return affordable
 
 
-def check_prompt(prompt: Sequence[int], context_tokens: int) -> None:
+def check_prompt(prompt: Sequence[int], context_tokens: int, field: str = "prompt") -> None:
     """Raises APIError if the prompt is empty or does not leave room for an answer."""
     if not prompt:
-        raise APIError(400, "The prompt is empty; give at least one token.", "prompt", "invalid_value")
+        raise APIError(400, "The prompt is empty; give at least one token.", field, "invalid_value")
     if len(prompt) >= context_tokens:
-        message = f"The prompt has {len(prompt)} tokens, but this model's context holds {context_tokens}; shorten the prompt."
-        raise APIError(400, message, "prompt", "context_length_exceeded")
+        raise ContextExceeded(len(prompt), context_tokens, field)
 
 
 def choice_params(params: SamplingParams, choice: int) -> SamplingParams:

@@ -48,7 +48,7 @@ def load_sampling_defaults(path: str, revision: str = DEFAULT_REVISION) -> Sampl
 def read(path: str, revision: str) -> dict[str, Any]:
     """The content of the model's file; empty if there is none. Raises OSError, ValueError and RecursionError."""
     if path.endswith(GGUF):
-        return {}  # such files hold no defaults
+        return {}  # these files hold no defaults
     file = cached_file(path, FILE, revision=revision, _raise_exceptions_for_missing_entries=False)
     given = {} if file is None else json.loads(Path(file).read_bytes())
     if not isinstance(given, dict):

@@ -13,10 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from outrider.drafters.interface import MAX_NODES
-from outrider.drafters.options import DrafterName
 from outrider.server.chat.grammar_job import InputGrammar
-from outrider.server.openai.conversation import Content, Messages, NamedTool, Tool
+from outrider.server.openai.conversation import Content, Messages, NamedTool, Tool, media_names
 from outrider.server.openai.fields import (
     MAX_PARTS,
     NO_DEFAULTS,
@@ -26,6 +24,7 @@ from outrider.server.openai.fields import (
     Metadata,
     Prompt,
     SamplingFields,
+    SpeculationBody,
     TemplateArguments,
     TextOrStrings,
     first_given,
@@ -37,9 +36,11 @@ from outrider.server.openai.unsupported import UNSUPPORTED, UNSUPPORTED_IN_CHATS
 from outrider.verify.sampling_params import SamplingParams
 
 UINT64 = (1 << 64) - 1
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
-MIN_TEMPERATURE = 1e-5  # below it, sampling is greedy
-MIN_TOP_P = 1e-6  # smaller than the most likely token's probability in any vocabulary, so it keeps that token only
+DEFAULT_COMPLETION_TOKENS = 16
+# Below this, sampling is greedy.
+MIN_TEMPERATURE = 1e-5
+# This is smaller than the most likely token's probability in any vocabulary, so it keeps that token only.
+MIN_TOP_P = 1e-6
 
 
 class StreamOptions(Body):
@@ -52,24 +53,6 @@ class PredictionBody(Body):
 
     type: Literal["content"]
     content: Content
-
-
-class SpeculationBody(Body):
-    """Outrider's extension: drafter, draft size and acceptance rule of a request, and what to report of its speculation."""
-
-    drafter: DrafterName | None = None
-    max_nodes: Annotated[int, Field(ge=0, le=MAX_NODES)] | None = None
-    # "keyed" gives the same tokens with any drafter; "rejection" preserves only the target's distribution; "auto" uses it
-    # where no seed, grammar or further choice makes answers comparable, and it is faster.
-    rule: Literal["keyed", "rejection", "auto"] | None = None
-    report: bool | None = None
-    trace: bool | None = None
-
-
-class UntracedSpeculation(SpeculationBody):
-    """The same for endpoints whose answers have no place for the drafts."""
-
-    trace: Literal[False] | None = None
 
 
 class GenerationBody(SamplingFields, StructureFields):
@@ -85,6 +68,7 @@ class GenerationBody(SamplingFields, StructureFields):
     session_id: Annotated[str, Field(max_length=256)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=256)] | None = None
     speculation: SpeculationBody | None = None
+    ngram_corpus_id: Annotated[str, Field(max_length=256)] | None = None  # SGLang's name of `speculation.corpus`
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repeat_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None  # llama-server's name, like the next one
@@ -131,6 +115,11 @@ class GenerationBody(SamplingFields, StructureFields):
     @abstractmethod
     def num_logprobs(self) -> int | None:
         """Number of most likely tokens to compute besides the chosen one, at each position; None = no log-probabilities."""
+
+    @property
+    def corpus(self) -> str | None:
+        """The name of the corpus that the drafts may use, if the request chooses one."""
+        return (self.speculation and self.speculation.corpus) or self.ngram_corpus_id
 
     @property
     def returns_logprobs(self) -> bool:
@@ -278,6 +267,11 @@ class ChatBody(GenerationBody):
         if mode in (None, "none", "auto"):
             return []
         return [tool for tool in self.tools or () if chosen is None or tool.name in chosen]
+
+    @property
+    def ignored(self) -> list[str]:
+        """What the model cannot read and is left out of the prompt."""
+        return list(dict.fromkeys(media_names("messages", (message.content for message in self.messages))))
 
     @property
     def hides_special_tokens(self) -> bool:

@@ -1,4 +1,4 @@
-"""The draft of one decoding step, as chunks of chats and completions contain it."""
+"""The draft of one step, as chunks of chats and completions contain it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ def trace_body(vocabulary: Vocabulary, step: StepReport, trace: StepTrace) -> di
         },
         "accepted": trace.accepted,
         "bonus": None if bonus is None else {"token": bonus, "text": vocabulary.text_of(bonus)},
+        "proposed": trace.proposed,
+        "expected_tokens": None if trace.expected is None else round(trace.expected, 3),
+        "gain": round(trace.gain, 3),
         "draft_ms": milliseconds(step.draft_seconds),
         "verify_ms": milliseconds(step.verify_seconds),
         "commit_ms": milliseconds(step.commit_seconds),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Rejected by name, unless they have one of these values, which have no effect.
+# These fields are rejected by name, unless they have one of these values, which have no effect.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     # OpenAI's
     "functions": (None, []),
@@ -47,7 +47,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "xtc_probability": (None, 0),
 }
 
-# Further fields of one endpoint, as above.
+# These are further fields of one endpoint, as above.
 UNSUPPORTED_IN_CHATS: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (None, False),
     "best_of": (None, 1),
@@ -56,7 +56,7 @@ UNSUPPORTED_IN_CHATS: dict[str, tuple[Any, ...]] = {
 }
 UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {"add_special_tokens": (None, True)}
 
-# Accepted with any value: hints, and parameters of what is rejected above.
+# Any value is accepted in these fields, which are hints, or parameters of fields that are rejected above.
 WITHOUT_EFFECT = (
     "cache_prompt",
     "dry_allowed_length",

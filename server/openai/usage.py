@@ -11,13 +11,13 @@ from outrider.server.engine.messages import TokenEvent
 
 @dataclass
 class Usage:
-    """Tokens and decoding steps so far, over all prompts and choices."""
+    """Tokens and steps so far, over all prompts and choices."""
 
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt tokens
+    cached_tokens: int = 0  # prompt tokens that were cached
     completion_tokens: int = 0
     steps: int = 0
-    drafted: Counter[str] = field(default_factory=Counter)  # draft tokens by drafter
+    drafted: Counter[str] = field(default_factory=Counter)  # draft nodes by drafter
     accepted: Counter[str] = field(default_factory=Counter)
 
     def record_event(self, event: TokenEvent) -> None:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from outrider.server.ray.scale import Scale
     from outrider.server.settings import Settings
 
-NAME = "outrider"  # of the Serve application
-# What a Ray that this command starts is told: calls between deployments go straight through gRPC, and the application runs in
-# its process's main event loop. Both take milliseconds off the first token. Nodes of other clusters need them in their own
-# environment.
+NAME = "outrider"
+# A Ray that this command starts gets these variables: calls between deployments go straight through gRPC, and the application
+# runs in its process's main event loop. Both take milliseconds off the first token. Nodes of other clusters need them in their
+# own environment.
 ENVIRONMENT = {"RAY_SERVE_USE_GRPC_BY_DEFAULT": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
 
 
@@ -37,21 +37,23 @@ def deploy(
     context: typer.Context,
     config: ConfigOption = None,
     model: ModelOption = None,
-    replicas: Annotated[int, typer.Option(help="Model replicas; the fewest with --max-replicas.", min=1)] = 1,
+    replicas: Annotated[int, typer.Option(help="Number of model replicas; with --max-replicas, the least number.", min=1)] = 1,
     max_replicas: Annotated[
-        int | None, typer.Option(help="The most model replicas: their number follows the running requests.", min=1)
+        int | None,
+        typer.Option(help="The largest number of model replicas, which then follows the number of running requests.", min=1),
     ] = None,
     ingress_replicas: Annotated[int, typer.Option(help="Processes that answer HTTP.", min=1)] = 1,
     cpus: Annotated[float, typer.Option(help="Cores that each model replica reserves.", min=0)] = 1.0,
     gpus: Annotated[float, typer.Option(help="GPUs that each model replica reserves.", min=0)] = 0.0,
     address: Annotated[
-        str | None, typer.Option(help="Address of a Ray cluster; default: the one of this machine, or else a new one.")
+        str | None,
+        typer.Option(help="Address of a Ray cluster; default: the cluster that this machine belongs to, or else a new one."),
     ] = None,
 ) -> None:
     """Serve a model on many machines, with Ray Serve.
 
-    Every setting of `outrider serve` is a flag. On a running cluster the command returns once the model is served; a cluster
-    that it has started itself ends with it.
+    Every setting of `outrider serve` is a flag. On a running cluster, the command returns once the model is served. A cluster
+    that it starts itself ends with it.
     """
     from outrider.server.settings import SettingsError, load_settings, parse_flags
 
@@ -72,7 +74,7 @@ def deploy(
 
 def run(settings: Settings, scale: Scale, address: str | None) -> None:
     """Deploys, and waits for Ctrl-C if this process has started the cluster. Raises SettingsError and ConnectionError."""
-    from outrider.server.front_end import check_address
+    from outrider.server.serve import check_address
 
     check_address(settings)
     for name, value in ENVIRONMENT.items():
@@ -85,7 +87,7 @@ def run(settings: Settings, scale: Scale, address: str | None) -> None:
 
     app = application(settings, scale)
     started = connect(address, scale)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # after Ray, whose handler prints the process's stack
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # must follow Ray's own handler, which prints the process's stack
     try:
         check_room(ray.cluster_resources(), scale, started)
         say(

@@ -18,14 +18,15 @@ from outrider.server.telemetry.metrics import Metrics
 
 REPORT_SECONDS = 5.0
 SILENT_SECONDS = 4 * REPORT_SECONDS
-SAMPLE = re.compile(rb"^(\w+)(?:\{|(?= ))", re.MULTILINE)  # the name of a sample, and the bracket of its labels
+# Matches the name of a sample and the bracket of its labels.
+SAMPLE = re.compile(rb"^(\w+)(?:\{|(?= ))", re.MULTILINE)
 
 
 @dataclass
 class Member:
     """What the coordinator knows of one process."""
 
-    reported_at: float  # the clock's time
+    reported_at: float  # the clock's time at the report
     page: bytes = b""
     held: Counter[str] = field(default_factory=Counter)  # running requests by principal
 

@@ -26,10 +26,13 @@ from outrider.server.settings import Auth, Settings, SettingsError, load_setting
 from outrider.server.telemetry.logs import configure
 
 ROUTER = "outrider.server.ray.router.AffinityRouter"
-NEIGHBOURS = 2  # replicas that are tried after a full one
-COORDINATOR_CALLS = 10_000  # at once
-NO_ACCESS_LOG = {"enable_access_log": False}  # the ingress logs its requests itself
-INGRESS_CALLS = 1024  # HTTP requests at once, per ingress
+# After a full replica, this many others are tried.
+NEIGHBOURS = 2
+COORDINATOR_CALLS = 10_000
+# The ingress logs its requests itself.
+NO_ACCESS_LOG = {"enable_access_log": False}
+# Each ingress answers at most this many HTTP requests at once.
+INGRESS_CALLS = 1024
 
 
 class Replica(ModelReplica):

@@ -18,7 +18,7 @@ from outrider.verify.tokenizer import load_tokenizer
 
 
 class IngressMetrics(Metrics):
-    """The metrics of an ingress. Those of workers are the replicas', which also count their own decoding steps."""
+    """The metrics of an ingress. Those of workers are the replicas', which also count their own steps."""
 
     def __init__(self, coarse: bool) -> None:
         super().__init__(coarse)

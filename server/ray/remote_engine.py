@@ -23,8 +23,10 @@ from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import Metrics
 
 log = logging.getLogger("outrider")
-MAX_LOSSES = 3  # replicas that a request may lose before it fails: its prompt may be what ends them
-RETRY_SECONDS = 1.0  # between two attempts to reach a first replica
+# A request fails after it has lost this many replicas, because its prompt may be what ends them.
+MAX_LOSSES = 3
+# A first replica is tried at this interval.
+RETRY_SECONDS = 1.0
 
 
 class ReplicaLost(Exception):
@@ -51,6 +53,7 @@ class Replicas(Protocol):
 class RemoteEngine:
     """An engine whose workers are the replicas of a cluster. See `EngineLike`."""
 
+    shares_files = False
     failure = None  # replicas that fail are replaced; requests wait for them
 
     def __init__(self, settings: Settings, metrics: Metrics, replicas: Replicas) -> None:
@@ -61,8 +64,8 @@ class RemoteEngine:
         self._started = asyncio.Event()
         self._search: asyncio.Task[None] | None = None
         self._draining = False
-        self.info: Ready | None = None  # of the first replica that answered
-        self.seconds_per_request = 1.0  # EMA
+        self.info: Ready | None = None  # what the first replica that answered reported
+        self.seconds_per_request = 1.0  # seconds of a request (EMA)
 
     @property
     def ready(self) -> bool:

@@ -34,7 +34,7 @@ class Call(msgspec.Struct, frozen=True):
     """A request on its way to a replica."""
 
     request: Request
-    age_seconds: float  # since its arrival; the machines' clocks differ
+    age_seconds: float  # age since its arrival, because the machines' clocks differ
     admitted: bool  # exempt from the queue's bounds
 
 
@@ -43,8 +43,8 @@ class Error(msgspec.Struct, frozen=True, tag=True):
 
     kind: Kind
     message: str  # may be shown to the client
-    reason: str = ""  # of an overload
-    seconds: float = 0.0  # after which an overload may be over
+    reason: str = ""  # reason of an overload
+    seconds: float = 0.0  # time after which an overload may be over
 
 
 Batch = list[TokenEvent | Error]

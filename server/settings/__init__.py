@@ -1,24 +1,23 @@
 """The settings: the tree, its sources, and its reference."""
 
 from outrider.server.settings.access import ApiKey, Auth, MetricsAccess, Server, is_loopback
+from outrider.server.settings.models import DraftModel, Model
+from outrider.server.settings.section import SettingsError
 from outrider.server.settings.sources import load_settings, parse_flags
+from outrider.server.settings.speculation import Speculation
+from outrider.server.settings.stores import Corpora, Responses, Sessions
 from outrider.server.settings.tree import (
-    DraftModel,
     Limits,
     Logging,
-    Model,
-    Responses,
     Scheduling,
-    Sessions,
     Settings,
-    SettingsError,
-    Speculation,
     Tracing,
 )
 
 __all__ = [
     "ApiKey",
     "Auth",
+    "Corpora",
     "DraftModel",
     "Limits",
     "Logging",

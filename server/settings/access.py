@@ -6,11 +6,9 @@ import ipaddress
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr
 
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from outrider.server.settings.section import Section
 
 
 class Server(Section):
@@ -20,20 +18,24 @@ class Server(Section):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free port.")
     keep_alive_seconds: float = Field(15.0, gt=0, description="Interval of SSE keep-alive comments on an idle stream.")
     coalesce_ms: int = Field(
-        0, ge=0, le=10_000, description="Flush streams at this interval, which hides draft acceptance; 0 sends tokens at once."
+        0,
+        ge=0,
+        le=10_000,
+        description="Milliseconds between two parts of a stream, whose times then do not show which drafts were accepted; "
+        "0 sends each token at once.",
     )
-    page: bool = Field(True, description="Serve the playground, a web page at /.")
-    drain_seconds: float = Field(30.0, ge=0, description="Grace period for running requests at shutdown.")
-    cors_origins: tuple[str, ...] = Field((), description="Allowed CORS origins; empty disables CORS.")
+    page: bool = Field(True, description="Serve the playground, a web page for trying the model, at /.")
+    drain_seconds: float = Field(30.0, ge=0, description="Time that running requests have to finish at shutdown.")
+    cors_origins: tuple[str, ...] = Field((), description="Allowed CORS origins; an empty list disables CORS.")
     allowed_hosts: tuple[str, ...] | None = Field(
         None,
-        description="Host names that requests may use beside localhost, server.host and IP addresses; * allows every name. "
-        "null allows every name if there are API keys, and no further names without.",
+        description="Host names that requests may use in addition to localhost, server.host and IP addresses; * allows "
+        "every name. null allows every name if there are API keys, and otherwise no others.",
     )
     trusted_proxies: tuple[str, ...] = Field(
         (),
-        description="Addresses or networks of reverse proxies whose X-Forwarded-For names the client: without API keys, "
-        "clients are told apart by address. Empty ignores the header.",
+        description="Addresses or networks of reverse proxies whose X-Forwarded-For header names the client, because "
+        "without API keys clients are distinguished by their addresses. An empty list ignores the header.",
     )
     max_connections: int = Field(
         1024, ge=1, description="Maximum open connections; a further one replaces an idle one, or gets a 503 if none is idle."
@@ -42,7 +44,7 @@ class Server(Section):
         30.0, gt=0, description="Maximum time for a request to arrive; its body gets another second for every 16 KiB."
     )
     write_seconds: float = Field(
-        60.0, gt=0, description="A client that reads nothing of a response for this long is disconnected."
+        60.0, gt=0, description="Maximum time in which a client reads nothing of a response before it is disconnected."
     )
 
 
@@ -50,7 +52,7 @@ class ApiKey(Section):
     """One client's API key, its datastores and its quotas."""
 
     key: SecretStr = Field(min_length=8, description="The secret that the client sends as a bearer token.")
-    datastores: tuple[str, ...] = Field((), description="Suffix datastores searched for this key's requests only.")
+    datastores: tuple[str, ...] = Field((), description="Suffix datastores that only this key's requests search.")
     max_concurrent: int | None = Field(None, ge=1, description="Overrides auth.max_concurrent for this key.")
     requests_per_minute: int | None = Field(None, ge=1, description="Overrides auth.requests_per_minute for this key.")
 
@@ -68,10 +70,14 @@ class Auth(Section):
     )
     open: bool = Field(False, description="Allow a public address without API keys.")
     max_concurrent: int | None = Field(
-        64, ge=1, description="Concurrent requests per key; null sets no limit, and so does the default without keys."
+        64,
+        ge=1,
+        description="Maximum concurrent requests per key; null sets no limit. Without keys, the default sets none either.",
     )
     requests_per_minute: int | None = Field(
-        None, ge=1, description="Requests per minute and key; each choice of each prompt counts. null sets no limit."
+        None,
+        ge=1,
+        description="Maximum requests per minute and key, in which each choice of each prompt counts; null sets no limit.",
     )
 
     @property
@@ -83,9 +89,9 @@ class Auth(Section):
 class MetricsAccess(Section):
     """Access to /metrics. A server with API keys refuses it until a port or a key is set."""
 
-    host: str = Field("127.0.0.1", description="Address of metrics.port.")
+    host: str = Field("127.0.0.1", description="Address on which metrics.port listens.")
     port: int | None = Field(
-        None, ge=0, le=65535, description="Separate port for /metrics; 0 picks a free port, null serves it on server.port."
+        None, ge=0, le=65535, description="Separate port for /metrics; 0 picks a free port, and null serves it on server.port."
     )
     key: SecretStr | None = Field(None, min_length=8, description="Bearer token that /metrics requires; null requires none.")
 

@@ -17,10 +17,10 @@ class Setting:
     """One setting."""
 
     name: str  # dotted, such as server.port
-    type: str  # in words, such as "integer (0 to 65535)"
+    type: str  # type in words, such as "integer (0 to 65535)"
     choices: tuple[str, ...]  # the values of an enumeration
     required: bool
-    default: str  # as YAML, or in words; empty if the setting is required
+    default: str  # default as YAML or in words; empty if the setting is required
     description: str
 
 

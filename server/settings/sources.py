@@ -20,7 +20,8 @@ from pydantic_settings import SettingsError as UnreadableError
 from outrider.drafters.options import NEED_A_MODEL
 from outrider.server.settings.access import Auth
 from outrider.server.settings.reference import setting_names
-from outrider.server.settings.tree import Settings, SettingsError, parse_list
+from outrider.server.settings.section import SettingsError, parse_list
+from outrider.server.settings.tree import Settings
 
 Origin = Literal["default", "file", "environment", "flag"]
 FILE: Origin = "file"

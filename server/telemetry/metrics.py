@@ -21,10 +21,31 @@ LATENCY_BUCKETS = (
 )
 PHASE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0003, *LATENCY_BUCKETS)
 TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64, 128)
-REFUSALS = ("queue_full", "tokens", "concurrency", "rate", "deadline", "draining", "unread")  # or ended early
-CLOSINGS = ("full", "late", "stalled")  # why the server closed a connection: max_connections, read_seconds, write_seconds
+# The reasons for which a request is refused or ended early.
+REFUSALS = ("queue_full", "tokens", "concurrency", "rate", "deadline", "draining", "unread")
+# The reasons for which the server closes a connection: max_connections, read_seconds, write_seconds.
+CLOSINGS = ("full", "late", "stalled")
 FAILURES = ("500", "503", "529")
 SNAPSHOT_SECONDS = 10.0
+
+
+class _Factory:
+    """Makes the metrics of one registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"outrider_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def latency(self, name: str, text: str) -> Histogram:
+        return self.histogram(name, text, LATENCY_BUCKETS)
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"outrider_{name}", text, labels, registry=self.registry)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"outrider_{name}", text, labels, registry=self.registry)
 
 
 class Metrics:
@@ -37,59 +58,49 @@ class Metrics:
     def __init__(self, coarse: bool = False) -> None:
         self._coarse = coarse
         self._snapshot, self._snapshot_time = b"", -math.inf
-        self.registry = registry = CollectorRegistry()
-
-        def latency(
-            name: str, text: str, buckets: tuple[float, ...] = LATENCY_BUCKETS, labels: tuple[str, ...] = ()
-        ) -> Histogram:
-            return Histogram(f"outrider_{name}", text, labels, buckets=buckets, registry=registry)
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"outrider_{name}", text, labels, registry=registry)
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"outrider_{name}", text, registry=registry)
-
-        self.time_to_first_token = latency("time_to_first_token_seconds", "From the request's arrival to its first token.")
-        self.inter_token_latency = latency("inter_token_latency_seconds", "Time between the tokens of an answer, per token.")
-        self.request_duration = latency("request_duration_seconds", "From the request's arrival to its last token.")
-        self.queue = latency("queue_seconds", "From the request's arrival to its start in the worker.")
-        self.step = latency("step_seconds", "One decoding step, by phase.", PHASE_BUCKETS, ("phase",))
+        new = _Factory(CollectorRegistry())
+        self.registry = new.registry
+        self.time_to_first_token = new.latency("time_to_first_token_seconds", "From the request's arrival to its first token.")
+        self.inter_token_latency = new.latency("inter_token_latency_seconds", "Time between tokens of an answer, per token.")
+        self.request_duration = new.latency("request_duration_seconds", "From the request's arrival to its last token.")
+        self.queue = new.latency("queue_seconds", "From the request's arrival to its start in the worker.")
+        self.step = new.histogram("step_seconds", "One decoding step, by phase.", PHASE_BUCKETS, "phase")
         self._draft, self._verify, self._commit = (self.step.labels(phase) for phase in ("draft", "verify", "commit"))
-        self.tokens_per_step = latency("tokens_per_step", "Tokens emitted per target forward.", TOKEN_BUCKETS)
-        self.requests = counter("requests_total", "Requests answered, by endpoint and status.", "endpoint", "status")
-        self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of all requests.")
-        self.cached_prompt_tokens = counter("cached_prompt_tokens_total", "Prompt tokens found in a session's KV cache.")
-        self.generated_tokens = counter("generated_tokens_total", "Tokens emitted.")
-        self.steps = counter("steps_total", "Decoding steps: target forwards that emitted tokens.")
-        self.draft_tokens = counter("draft_tokens_total", "Draft nodes verified, by drafter.", "drafter")
-        self.accepted_tokens = counter("accepted_tokens_total", "Draft nodes accepted, by drafter.", "drafter")
-        self.accepted_per_position = counter(
-            "accepted_tokens_per_position_total", "Accepted draft tokens by position in the block.", "position"
+        self.tokens_per_step = new.histogram("tokens_per_step", "Tokens emitted per target forward.", TOKEN_BUCKETS)
+        self.requests = new.counter("requests_total", "Requests answered, by endpoint and status.", "endpoint", "status")
+        self.prompt_tokens = new.counter("prompt_tokens_total", "Prompt tokens of all requests.")
+        self.cached_prompt_tokens = new.counter("cached_prompt_tokens_total", "Prompt tokens found in a session's KV cache.")
+        self.generated_tokens = new.counter("generated_tokens_total", "Tokens emitted.")
+        self.steps = new.counter("steps_total", "Decoding steps: target forwards that emitted tokens.")
+        self.draft_tokens = new.counter("draft_tokens_total", "Draft nodes verified, by drafter.", "drafter")
+        self.accepted_tokens = new.counter("accepted_tokens_total", "Draft nodes accepted, by drafter.", "drafter")
+        self.accepted_per_position = new.counter(
+            "accepted_tokens_per_position_total", "Draft nodes accepted, by their depth in the draft.", "position"
         )
         self._positions = [self.accepted_per_position.labels(str(1 + i)) for i in range(MAX_NODES)]
-        self.worker_restarts = counter("worker_restarts_total", "Restarts of the worker process.")
-        self.worker_ready = gauge("worker_ready", "Whether a worker serves requests (1) or is missing or loading (0).")
-        self.model_info = Gauge(
-            "outrider_model_info",
+        self.worker_restarts = new.counter("worker_restarts_total", "Restarts of the worker process.")
+        self.worker_ready = new.gauge("worker_ready", "Whether a worker serves requests (1) or is missing or loading (0).")
+        self.model_info = new.gauge(
+            "model_info",
             "The model that the worker serves: 1, with the data types of model and cache, and the mean bits per weight.",
-            ("dtype", "weight_bits", "kv_dtype"),
-            registry=registry,
+            *("dtype", "weight_bits", "kv_dtype"),
         )
-        self.rejected_requests = counter(
+        self.rejected_requests = new.counter(
             "rejected_requests_total", "Requests refused, or ended at their deadline, by reason.", "reason"
         )
-        self.closed_connections = counter(
+        self.closed_connections = new.counter(
             "closed_connections_total", "Connections closed by the server because of a bound, by reason.", "reason"
         )
-        self.running = gauge("requests_running", "Running requests.")
-        self.waiting = gauge("requests_waiting", "Waiting requests.")
-        self.session_requests = counter(
+        self.running = new.gauge("requests_running", "Running requests.")
+        self.waiting = new.gauge("requests_waiting", "Waiting requests.")
+        self.session_requests = new.counter(
             "session_requests_total", "Requests by how they came by their session: new, continued or forked.", "reuse"
         )
-        self.sessions = gauge("sessions", "Sessions in the worker.")
-        self.kv_cache_usage = gauge("kv_cache_usage_ratio", "Share of the KV cache positions in use.")
-        self.last_progress = gauge("last_progress_timestamp_seconds", "Unix time of the worker's last message.")
+        self.sessions = new.gauge("sessions", "Sessions in the worker.")
+        self.corpora = new.gauge("corpora", "Corpora that clients have posted.")
+        self.corpora_bytes = new.gauge("corpora_bytes", "Size of their indexes.")
+        self.kv_cache_usage = new.gauge("kv_cache_usage_ratio", "Share of the KV cache positions in use.")
+        self.last_progress = new.gauge("last_progress_timestamp_seconds", "Unix time of the worker's last message.")
         by_label = (
             (self.rejected_requests, REFUSALS),
             (self.closed_connections, CLOSINGS),
@@ -106,7 +117,7 @@ class Metrics:
         self.requests.labels(endpoint, str(status)).inc()
 
     def record_step(self, step: StepReport, tokens: int) -> None:
-        """Counts one decoding step that emitted `tokens`."""
+        """Counts one step that emitted `tokens`."""
         self._draft.observe(step.draft_seconds)
         self._verify.observe(step.verify_seconds)
         self._commit.observe(step.commit_seconds)

@@ -52,7 +52,7 @@ class TraceRequests:
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind, StatusCode
 
-        # Not `tracestate` and `baggage`, in which a client may write anything.
+        # `tracestate` and `baggage` are left out, because a client may write anything in them.
         parents = [value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"]
         carrier = {"traceparent": parents[0]} if parents else {}
         with self._tracer.start_as_current_span("request", context=extract(carrier), kind=SpanKind.SERVER) as span:

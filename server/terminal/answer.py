@@ -11,7 +11,8 @@ from outrider.server.terminal.client import NO_CHUNK, ChatError
 from outrider.server.terminal.colours import SourceReader, paint
 from outrider.server.terminal.printable import printable
 
-MALFORMED = (LookupError, TypeError, AttributeError, ValueError)  # raised for fields that are missing or of another type
+# These exceptions are raised for fields that are missing or of another type.
+MALFORMED = (LookupError, TypeError, AttributeError, ValueError)
 
 
 @dataclass
@@ -21,9 +22,9 @@ class Answer:
     write: Callable[[str], None]  # shows text at once
     colours: bool = False
     clock: Callable[[], float] = time.monotonic
-    text: str = ""  # without reasoning
-    first_seconds: float | None = None  # from the question to the first text
-    seconds: float = 0.0  # from the question to the end
+    text: str = ""  # text without reasoning
+    first_seconds: float | None = None  # time from the question to the first text
+    seconds: float = 0.0  # time from the question to the end
     usage: dict[str, Any] = field(default_factory=dict)
     speculation: dict[str, Any] = field(default_factory=dict)
 

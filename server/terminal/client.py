@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from outrider.server.terminal.printable import one_line
 
-TIMEOUT_SECONDS = 10.0  # to connect, and for short answers
+# The timeout applies to connecting and to short answers.
+TIMEOUT_SECONDS = 10.0
 MAX_ERROR_BYTES = 1 << 16
 NO_CHUNK = "The server sent something that is no part of a chat completion; is it an OpenAI-compatible server?"
 

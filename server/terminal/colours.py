@@ -1,11 +1,12 @@
-"""Colours of an answer's text by the drafter that guessed it; bonus tokens are plain."""
+"""Colours of an answer's text by the drafter that drafted it; bonus tokens are plain."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-CODES = {  # ANSI colours by label of `outrider.drafters.interface.Source`
+# ANSI colours, by label of `outrider.drafters.interface.Source`.
+CODES = {
     "none": "37",
     "trigram": "32",
     "retrieval": "36",
@@ -16,6 +17,7 @@ CODES = {  # ANSI colours by label of `outrider.drafters.interface.Source`
     "grammar": "90",
     "merged": "91",
     "noise": "95",
+    "other": "94",
 }
 
 

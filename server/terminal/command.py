@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from outrider.server.terminal.own_server import OwnServer
 
 URL = "http://127.0.0.1:8000"
-INTERRUPTED = 130  # exit code of a program that Ctrl-C has ended
+# The exit code of a program that Ctrl-C has ended.
+INTERRUPTED = 130
 
 
 def register(outrider: typer.Typer) -> None:
@@ -37,8 +38,10 @@ def chat(
         str | None, typer.Option(help="API key of the server; default: OPENAI_API_KEY, for a server that --url names.")
     ] = None,
     drafter: Annotated[str | None, typer.Option(help="Drafter; default: the server's.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed, which repeats answers; default: a new one for each.")] = None,
-    colours: Annotated[bool, typer.Option("--colours", help="Colour the text by the drafter that guessed it.")] = False,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed, with which answers are repeated; default: a new seed for each answer.")
+    ] = None,
+    colours: Annotated[bool, typer.Option("--colours", help="Colour each token by the drafter that proposed it.")] = False,
 ) -> None:
     """Chat with a model in the terminal. With --model, all settings of `outrider serve` also work as flags."""
     from outrider.server.terminal.chat import Chat

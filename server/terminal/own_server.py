@@ -64,7 +64,7 @@ class OwnServer:
     def __init__(self, config: Path | None, flags: dict[str, Any]) -> None:
         """Starts the process with these settings; returns at once."""
         self.key = secrets.token_urlsafe()
-        # In a process group of its own, so that Ctrl-C stops an answer and not the server.
+        # The server has a process group of its own, so that Ctrl-C stops an answer and not the server.
         self._process = subprocess.Popen(
             command("outrider.server.terminal.own_server", ""),
             stdin=subprocess.PIPE,

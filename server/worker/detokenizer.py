@@ -122,7 +122,7 @@ class AnswerText:
         text = self._detokenizer.feed(tokens)
         if not self._stops.would_stop(text):
             return self._stops.feed(text), len(tokens)
-        self._detokenizer.state = state  # token by token, to find the one that completes a stop string
+        self._detokenizer.state = state  # the tokens are repeated one by one, to find the one that completes a stop string
         text = ""
         for used, token in enumerate(tokens, start=1):
             text += self._stops.feed(self._detokenizer.feed([token]))

@@ -19,17 +19,19 @@ from outrider.verify.model.cache.paging import Page, Rows, distinct_bytes
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.memory import free_bytes
 
-KEPT_SHARE = 0.25  # of the memory that is free after the weights, for the rows of all sessions
-MEMORY_SHARE = 1 - RESERVED_SHARE  # of the same memory, for rows and the copies of their pages
+# By default, the rows of all sessions may take this share of the memory that is free after the weights.
+KEPT_SHARE = 0.25
+# Rows and the copies of their pages may take this share of the same memory.
+MEMORY_SHARE = 1 - RESERVED_SHARE
 
 
 @dataclass(frozen=True)
 class Bounds:
     """What the sessions may use."""
 
-    sessions: int  # kept for later requests
-    kept_bytes: int  # of the rows of all sessions, of which shared pages count once
-    memory_bytes: int  # of the host's memory for the rows of all sessions
+    sessions: int  # number of sessions kept for later requests
+    kept_bytes: int  # bytes of the rows of all sessions, which count shared pages once
+    memory_bytes: int  # bytes of host memory for the rows of all sessions
 
     @classmethod
     def of(cls, sessions: int, kept_bytes: int | None, memory_bytes: int | None) -> Bounds:
@@ -64,7 +66,7 @@ class Eviction:
         return found
 
     def paused(self, paused: Sequence[Session], sessions: Sequence[Session]) -> Session | None:
-        """The session of a paused request, first paused first, whose rows have to go; None if none has to.
+        """The first paused session whose rows have to go; None if none has to.
 
         A principal's latest one gives way only when the memory runs short: it is likely to continue soon.
         """
@@ -106,6 +108,6 @@ class Eviction:
 
 
 def most_over(sizes: Mapping[str, int], limit: int, candidates: Sequence[Session]) -> Session | None:
-    """The first candidate of the principal that uses the most, of those with more than an equal share of the limit."""
+    """The first candidate of the principal that uses most, if that is more than an equal share of the limit; else None."""
     over = [each for each in candidates if sizes[each.principal] * len(sizes) > limit]
     return max(over, key=lambda each: sizes[each.principal], default=None)

@@ -1,4 +1,4 @@
-"""A running request: turns decoding steps into TokenEvents."""
+"""A running request: turns steps into TokenEvents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.server.worker.detokenizer import AnswerText, Detokenizer
 from outrider.server.worker.runtime import Runtime
 from outrider.server.worker.session import Session
 from outrider.verify.constraints.reasoning import Constraint, ReasoningBudget
-from outrider.verify.generation import DecodeOptions, Generation, Step
+from outrider.verify.stream import DecodeOptions, Step, Stream
 
 LABELS = {int(source): source.label for source in Source}
 
@@ -34,7 +34,7 @@ class Job:
             max_tokens=request.max_tokens,
             stop_ids=runtime.stop_ids.union(request.stop_token_ids),
             prediction=tuple(request.prediction),
-            scores_prompt=request.scores_prompt,
+            wants_prompt_logprobs=request.wants_prompt_logprobs,
             **runtime.budget(max_nodes),
         )
         resources = runtime.resources_of(request.principal)
@@ -46,7 +46,8 @@ class Job:
         constraint: Constraint | None = grammar
         if request.reasoning is not None:
             constraint = ReasoningBudget(request.reasoning, runtime.runner.vocabulary, grammar)
-        self.generation = Generation(session.verifier, drafter, np.array(request.prompt, np.int32), options, constraint)
+        with runtime.chosen(request.corpus):
+            self.stream = Stream(session.verifier, drafter, np.array(request.prompt, np.int32), options, constraint)
         self._text = AnswerText(
             detokenizer=make_detokenizer(request, runtime.tokens),
             stops=request.stop,
@@ -63,17 +64,17 @@ class Job:
         tokens = step.tokens if used == self._visible(step) else step.tokens[:used]
         logprobs = None if step.logprobs is None else token_logprobs(step.logprobs, used)
         first, self._first_event = self._first_event, False
-        scores = self.generation.prompt_logprobs if first else None
+        prompt = self.stream.prompt_logprobs if first else None
         return TokenEvent(
             id=self.id,
             tokens=tokens,
             text=text,
             finish=finish,
             step=step_report(step, step_trace(step, tokens) if self.request.trace else None),
-            cached_tokens=self.generation.reused_tokens,
+            cached_tokens=self.stream.reused_tokens,
             reuse=self.session.reuse if first else None,
             logprobs=logprobs,
-            prompt_logprobs=None if scores is None else token_logprobs(scores, len(scores.chosen)),
+            prompt_logprobs=None if prompt is None else token_logprobs(prompt, len(prompt.chosen)),
             stop_string=self._text.stop_string,
         )
 
@@ -82,7 +83,7 @@ class Job:
         finish = step.finish
         text, used = self._text.feed(step.tokens[: self._visible(step)])
         if self._text.stopped:
-            self.generation.take_back(len(step.tokens) - used)
+            self.stream.take_back(len(step.tokens) - used)
             return text, used, "stop"
         if finish is not None:
             text += self._text.finish()
@@ -95,7 +96,7 @@ class Job:
 
     def close(self) -> None:
         """Ends the request for the drafter; the session keeps the KV cache."""
-        self.generation.close()
+        self.stream.close()
 
 
 def make_detokenizer(request: Request, tokens: Vocabulary) -> Detokenizer:
@@ -122,17 +123,17 @@ def step_report(step: Step, trace: StepTrace | None = None) -> StepReport | None
         verify_seconds=step.verify_seconds,
         commit_seconds=step.commit_seconds,
         drafted=count_sources(sources),
-        accepted=count_sources(sources[step.accepted]),
+        accepted=count_sources(sources[step.path]),
         trace=trace,
     )
 
 
 def step_trace(step: Step, tokens: list[int]) -> StepTrace | None:
     """The step's draft and what became of it; None if the target ran no step. `tokens` are those that the answer keeps."""
-    tree = step.tree
-    if tree is None:
+    tree, choice = step.tree, step.choice
+    if tree is None or choice is None:
         return None
-    accepted = step.accepted[: len(tokens)].tolist()
+    accepted = step.path[: len(tokens)].tolist()
     return StepTrace(
         tokens=tree.tokens.tolist(),
         parents=tree.parents.tolist(),
@@ -140,6 +141,9 @@ def step_trace(step: Step, tokens: list[int]) -> StepTrace | None:
         sources=[LABELS[source] for source in tree.source.tolist()],
         accepted=accepted,
         bonus=tokens[-1] if len(tokens) > len(accepted) else None,
+        proposed=choice.proposed,
+        expected=choice.expected,
+        gain=choice.gain,
     )
 
 

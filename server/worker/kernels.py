@@ -17,8 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from numba.core.event import Event, Listener, install_listener
-
+from outrider.drafters.kernel import NotCached, without_compiling
 from outrider.drafters.options import NAMES, DrafterName
 from outrider.drafters.registry import Resources, warm
 from outrider.server.engine.worker_process import command, decode_settings, encode_settings
@@ -26,21 +25,8 @@ from outrider.server.settings import Settings
 from outrider.server.worker.resources import Tables, distinct, load_resources
 
 log = logging.getLogger("outrider.worker")
-NICENESS = 5  # requests run first
-
-
-class NotCached(Exception):
-    """A kernel is not in numba's cache."""
-
-
-class CompileRefusal(Listener):  # type: ignore[misc]
-    """While installed, a kernel that would have to be compiled raises NotCached instead."""
-
-    def on_start(self, event: Event) -> None:
-        raise NotCached
-
-    def on_end(self, event: Event) -> None:
-        """Required by numba; nothing to do."""
+# Requests run first.
+NICENESS = 5
 
 
 class Kernels:
@@ -48,7 +34,7 @@ class Kernels:
 
     def __init__(self, settings: Settings, background: bool = True) -> None:
         """Without `background`, `load` blocks until the missing kernels are compiled."""
-        self.ready = False  # for all drafters
+        self.ready = False  # whether the kernels of all drafters are loaded
         default = settings.speculation.drafter
         # Drafters whose kernels are not loaded yet; each group is compiled by a process of its own.
         self._groups: list[tuple[DrafterName, ...]] = [(default,), tuple(name for name in NAMES if name != default)]
@@ -116,7 +102,7 @@ class Kernels:
 
     def _try_cache(self, names: Sequence[DrafterName]) -> bool:
         try:
-            with install_listener("numba:compile", CompileRefusal()):
+            with without_compiling():
                 self._warm(names)
         except NotCached:
             return False

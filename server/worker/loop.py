@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import MutableSequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-from outrider.drafters.interface import MAX_NODES
 from outrider.server.engine import messages
 from outrider.server.engine.messages import (
     SAVE_SECONDS,
@@ -39,19 +40,22 @@ from outrider.server.worker.storage.session_files import SessionFiles
 from outrider.server.worker.storage.session_folder import ForeignFolder
 from outrider.server.worker.storage.session_format import Fits
 from outrider.verify.constraints.grammar import GrammarError
-from outrider.verify.generation import PromptError, Step
-from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.controller import Controller
 from outrider.verify.model.cache.paging import OutOfPages
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.pace import Pace
-from outrider.verify.round import Overlap, Round
-from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
+from outrider.verify.round import Round
+from outrider.verify.stream import PromptError, Step
 
 log = logging.getLogger("outrider.worker")
-IDLE_SECONDS = 0.5  # to wait for messages when there is no work
-SILENT_SHARE = 0.1  # of scheduling.stall_seconds: the longest silence while a prompt is read
-REPORT_SECONDS = 0.5  # of silence during prefill, before a Status message shows that the worker is alive
-CLIENT_ERRORS = (PromptError, GrammarError)  # a request that fails to start with one of these leaves its session unchanged
+E = TypeVar("E", bound=Request | Job)
+# Without work, the worker waits for messages this long at a time.
+IDLE_SECONDS = 0.5
+# A round without steps is silent for at most this share of scheduling.stall_seconds.
+SILENT_SHARE = 0.1
+# After this silence while a prompt is read, a Status message shows that the worker is alive.
+REPORT_SECONDS = 0.5
+# A request that fails to start with one of these errors leaves its session unchanged.
+CLIENT_ERRORS = (PromptError, GrammarError)
 
 
 class Worker:
@@ -74,12 +78,12 @@ class Worker:
             learn=runtime.learn,
         )
         self._waiting: deque[Request | Job] = deque()  # new requests, and jobs whose pause has ended
-        self._tried: dict[str, int] = {}  # by id of a waiting request: `SessionStore.changes` at its last try
+        self._tried: dict[str, int] = {}  # `SessionStore.changes` at the last try of each waiting request, by id
         self._active: list[Job] = []
-        self._running: tuple[list[Job], Round] | None = None  # a round whose forward has started, and its jobs
-        self._overlap = Overlap()
+        self._launched: tuple[list[Job], Round] | None = None  # a round that is to be finished, and its jobs
         gap_ms = settings.scheduling.max_gap_ms
-        self._pace = Pace(None if gap_ms is None else gap_ms / 1e3, SILENT_SHARE * settings.scheduling.stall_seconds)
+        max_seconds = None if gap_ms is None else gap_ms / 1e3
+        self._controller = Controller(max_seconds, SILENT_SHARE * settings.scheduling.stall_seconds)
         self._paused: dict[str, Request | Job] = {}  # by request id
         self._last_sent_at = 0.0  # time.monotonic()
 
@@ -164,63 +168,72 @@ class Worker:
         return True
 
     def _round(self) -> None:
-        """Runs a round of the active jobs; or starts one of half of them, and ends the one before it, of the other half."""
+        """Runs a round of all active jobs. Where two halves of them alternate, finishes a round and launches the next."""
         if self._alternates:
-            self._make_room()
-            before = self._running
-            busy = before[0] if before else []
-            jobs = [job for job in self._active if job not in busy]
-            half = jobs[: (len(self._active) + 1) // 2]
-            self._running = (half, self._started(half, keeps=True)) if half else None
-            if before is not None:
-                self._end_round(*before)
-        elif self._running is not None:
+            self._alternate()
+        elif self._launched is not None:
             self._settle()
         else:
             self._make_room()
-            started = self._started(self._active)
-            self._end_round(self._active, started)
-            self._overlap.record(started)
+            jobs = self._active
+            self._finish(jobs, self._launch(jobs))
+
+    @property
+    def _alternates(self) -> bool:
+        """Whether one half of the jobs should be computed on the device while the host works for the other."""
+        return self._runtime.runner.device.type != "cpu" and len(self._active) > 1 and self._controller.overlaps()
+
+    def _alternate(self) -> None:
+        """Launches a round of half of the jobs, and finishes the one that was launched before, of the other half."""
+        self._make_room()
+        before = self._launched
+        busy = before[0] if before else []
+        half = [job for job in self._active if job not in busy][: (len(self._active) + 1) // 2]
+        self._launched = (half, self._launch(half, clone_logits=True)) if half else None
+        if before is not None:
+            self._finish(*before)
+
+    def _launch(self, jobs: list[Job], clone_logits: bool = False) -> Round:
+        """A round of these jobs, whose forward has started."""
+        launched = Round([job.stream for job in jobs], self._controller, clone_logits, self._runtime.run_drafts)
+        launched.launch()
+        return launched
+
+    def _finish(self, jobs: list[Job], launched: Round) -> None:
+        """Finishes a round. Jobs whose prompt had to wait come first in the next one."""
+        outcomes = launched.finish()
+        others = [job for job in self._active if job not in jobs]
+        waiting = [job for job, outcome in zip(jobs, outcomes, strict=True) if outcome is None]
+        self._active = waiting + others
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if outcome is not None and not self._deliver(job, outcome):
+                self._active.append(job)
+        if time.monotonic() - self._last_sent_at > REPORT_SECONDS:  # the round only read a chunk
+            self._report()
+
+    def _settle(self) -> None:
+        """Finishes the round that is launched, before jobs are taken out of line."""
+        if self._launched is not None:
+            launched, self._launched = self._launched, None
+            self._finish(*launched)
 
     def _make_room(self) -> None:
         """Lets the requests that came last wait while the KV caches have no room for a round of all."""
         if self._sessions.is_short:
             self._sessions.trim()
-        while not self._sessions.fits([round_rows(job) for job in self._active]) and len(self._active) > 1:
-            if self._running is not None:
+        while (
+            not self._sessions.fits([(job.stream.cache, job.stream.most_rows) for job in self._active])
+            and len(self._active) > 1
+        ):
+            if self._launched is not None:
                 self._settle()
                 continue
             job = self._active.pop()
             self._sessions.pause(job.session)
             self._waiting.appendleft(job)
 
-    @property
-    def _alternates(self) -> bool:
-        return self._runtime.runner.device.type != "cpu" and len(self._active) > 1 and self._overlap.pays()
-
-    def _started(self, jobs: list[Job], keeps: bool = False) -> Round:
-        return Round([job.generation for job in jobs], self._pace, keeps, self._runtime.together)
-
-    def _end_round(self, jobs: list[Job], started: Round) -> None:
-        """Ends a round. Jobs whose prompt had to wait come first in the next one."""
-        outcomes = started.end()
-        others = [job for job in self._active if job not in jobs]
-        waiting = [job for job, outcome in zip(jobs, outcomes, strict=True) if outcome is None]
-        self._active = waiting + others
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            if outcome is not None and not self._finish(job, outcome):
-                self._active.append(job)
-        if time.monotonic() - self._last_sent_at > REPORT_SECONDS:  # the round read a part of a prompt
-            self._report()
-
-    def _settle(self) -> None:
-        """Ends the round that is running, before jobs are taken out of line."""
-        if self._running is not None:
-            running, self._running = self._running, None
-            self._end_round(*running)
-
-    def _finish(self, job: Job, outcome: Step | Exception) -> bool:
-        """Sends what a round brought a job that is not in line; returns whether the job has ended."""
+    def _deliver(self, job: Job, outcome: Step | Exception) -> bool:
+        """Sends what a round has brought to a job that is not in line; returns whether the job has ended."""
         event: TokenEvent | None = None
         error = outcome if isinstance(outcome, Exception) else None
         if isinstance(outcome, Step):
@@ -249,7 +262,7 @@ class Worker:
         if failed:
             job.session.reset()
         self._sessions.release(job.session)
-        if self._runtime.curve is not None:  # which the job's steps have corrected
+        if self._runtime.curve is not None:  # the job's steps have corrected it
             self._runtime.max_active = max_active(self._settings, self._runtime.slots, self._runtime.curve)
         self._report()
 
@@ -268,14 +281,7 @@ class Worker:
         """Takes the request out of line, wherever it is; None if it has ended."""
         self._settle()
         self._tried.pop(request_id, None)
-        if request_id in self._paused:
-            return self._paused.pop(request_id)
-        for line in (self._active, self._waiting):
-            for entry in line:
-                if entry.id == request_id:
-                    line.remove(entry)  # type: ignore[arg-type]
-                    return entry
-        return None
+        return self._paused.pop(request_id, None) or take(self._active, request_id) or take(self._waiting, request_id)
 
     def _report(self) -> None:
         self._send(Status(len(self._sessions), self._sessions.usage_ratio, self._runtime.max_active, self._drafts))
@@ -289,10 +295,13 @@ class Worker:
         self._wire.send(messages.encode(message))
 
 
-def round_rows(job: Job) -> tuple[KVCache, int]:
-    """The job's KV cache, and the most rows that a round writes to it."""
-    verifier = job.session.verifier
-    return verifier.cache, PREFILL_CHUNK_TOKENS if verifier.unread else MAX_NODES + 1
+def take(line: MutableSequence[E], request_id: str) -> E | None:
+    """Takes the entry of a request out of a line; None if it is not there."""
+    for index, entry in enumerate(line):
+        if entry.id == request_id:
+            del line[index]
+            return entry
+    return None
 
 
 def session_files(settings: Settings, runner: ModelRunner) -> SessionFiles | None:

@@ -21,7 +21,8 @@ from outrider.server.imports import frozen_imports
 from outrider.server.settings import Settings
 from outrider.server.telemetry.logs import configure
 
-START_SECONDS = 60.0  # to wait for the Start message
+# The Start message must arrive in this time.
+START_SECONDS = 60.0
 
 
 def main(file_descriptor: str) -> None:
@@ -81,6 +82,7 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         invariance=runtime.runner.invariance,
         weight_bits=runtime.runner.weight_bits,
         kv_dtype=str(shape.stored_dtype).removeprefix("torch."),
+        kernels=runtime.runner.kernels,
     )
     wire.send(messages.encode(ready))
     runtime.kernels.poll()  # loads cached kernels, while the front end reads the message

@@ -17,23 +17,27 @@ from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
 from outrider.verify.model.cache.paging import PAGE_TOKENS, page_count
 from outrider.verify.model.cache.windows import held_positions
 
-MIN_CONTEXT_TOKENS = 8192  # a context is not shortened further, because agents' prompts would no longer fit
-RESERVED_SHARE = 0.2  # of the free memory, for activations
-ROUNDED_TOKENS = 1024  # a shortened context is a multiple, so that it is the same at the next start
+# A context is not shortened below this, because agents' prompts would no longer fit.
+MIN_CONTEXT_TOKENS = 8192
+# This share of the free memory is left for activations.
+RESERVED_SHARE = 0.2
+# A shortened context is a multiple of this, so that it is the same at the next start.
+ROUNDED_TOKENS = 1024
 
 
 @dataclass(frozen=True)
 class MemoryFigures:
     """The memory of one device."""
 
-    free_bytes: int  # after the weights
+    free_bytes: int  # free memory after the weights are loaded
     token_bytes: int  # keys and values of one position, also those of a draft model on the same device
     model_tokens: int  # the longest context that the model supports
-    reserved_share: float = RESERVED_SHARE  # of the free memory
-    slot_bytes: int = 0  # of one cache beside its positions: states of recurrent layers
-    device: str = "the device"  # in messages
+    reserved_share: float = RESERVED_SHARE  # share of the free memory left for activations
+    slot_bytes: int = 0  # bytes of a cache's recurrent layers, which do not grow with its positions
+    device: str = "the device"  # device's name in messages
     is_lazy: bool = False  # a cache takes the memory of its text, as on a CPU; otherwise, caches are in pages
-    windowed: Sequence[tuple[int, int]] = ()  # sliding windows, and of `token_bytes` those of layers that keep no more
+    # Pairs of a sliding window and of the part of `token_bytes` that belongs to layers with this window.
+    windowed: Sequence[tuple[int, int]] = ()
 
     @property
     def budget_bytes(self) -> int:
@@ -56,14 +60,14 @@ class MemoryFigures:
         return 1 if self.is_lazy else PAGE_TOKENS
 
     def sharing(self, wished: int, full: int, context_tokens: int) -> int:
-        """KV caches that share the pool, beside `full` whole contexts; each has states of its own."""
+        """KV caches that share the pool, where `full` whole contexts must fit; each has states of its own."""
         if self.is_lazy:
             return 0
         left = self.budget_bytes - full * self.cache_bytes(context_tokens)
         return min(wished, full + left // self.slot_bytes) if self.slot_bytes else wished
 
     def pages(self, most: int, caches: int, context_tokens: int) -> int | None:
-        """Pages of the pool beside `caches` KV caches' states, for at most `most` full contexts; None without a pool."""
+        """Pages of the pool that fit with `caches` KV caches' states, at most `most` full contexts; None without a pool."""
         if self.is_lazy:
             return None
         fitting = (self.budget_bytes - caches * self.slot_bytes) // (self.token_bytes * PAGE_TOKENS)
@@ -85,7 +89,7 @@ class MemoryWishes:
 
     @property
     def caches(self) -> int:
-        """The most KV caches that are of use: those of kept sessions, and of requests beside them."""
+        """The most KV caches that are of use: those of kept sessions and of running requests."""
         return self.sessions + (self.max_active or DEFAULT_MAX_ACTIVE)
 
 
@@ -93,11 +97,11 @@ class MemoryWishes:
 class MemoryPlan:
     """The KV caches on the device."""
 
-    slots: int  # those of a whole context that fit
+    slots: int  # KV caches of a whole context that fit
     context_tokens: int
     note: str | None = None  # one sentence about what does not fit, and the setting that changes it
-    caches: int = 0  # that share the pages, if there are some
-    pages: int | None = None  # of the pool; None without one
+    caches: int = 0  # KV caches that share the pages; 0 without a pool
+    pages: int | None = None  # pages of the pool; None without one
 
     @property
     def streams(self) -> int:

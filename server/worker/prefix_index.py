@@ -11,7 +11,8 @@ import numpy as np
 from outrider.drafters.sequence import Ints
 
 K = TypeVar("K", bound=Hashable)
-BLOCK_TOKENS = 32  # beginnings are compared in units of a block
+# Beginnings are compared in units of a block.
+BLOCK_TOKENS = 32
 
 
 class PrefixIndex(Generic[K]):
@@ -19,7 +20,7 @@ class PrefixIndex(Generic[K]):
 
     def __init__(self) -> None:
         self._hashes: dict[K, list[bytes]] = {}
-        self._keys: dict[bytes, dict[K, None]] = {}  # by hash, the texts that have the block, in the order of `put`
+        self._keys: dict[bytes, dict[K, None]] = {}  # the texts that have a block, in the order of `put`, by its hash
 
     def put(self, key: K, owner: str, tokens: Ints) -> None:
         """Adds a text, int32 [N], or replaces it."""

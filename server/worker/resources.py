@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,20 +13,26 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from outrider import models
+from outrider.drafters.library.learned import LearnedText
 from outrider.drafters.model.language_model import LanguageModel
 from outrider.drafters.options import Options
 from outrider.drafters.registry import Resources
 from outrider.drafters.tables import datastore, ngram
 from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.drafters.tables.ngram import BaseArrays
-from outrider.drafters.tables.suffix import Corpus
+from outrider.drafters.tables.suffix import Corpus, index
 from outrider.server.settings import Settings
-from outrider.server.worker.learned import LearnedText
 
 log = logging.getLogger("outrider.worker")
-CHECK_SECONDS = 1.0  # between two checks of whether a datastore has changed
-ModelFactory = Callable[[], LanguageModel]  # makes the draft model's state for one session
+# Datastores are checked for changes at this interval.
+CHECK_SECONDS = 1.0
+# This many corpora stay open after the requests that chose them, deleted ones included.
+MAX_OPENED = 8
+# The factory makes the draft model's state for one session.
+ModelFactory = Callable[[], LanguageModel]
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,49 @@ class Blocks(Protocol):
         """The blocks as they are now."""
 
 
+class ChosenCorpus:
+    """The corpus that a beginning request has chosen: one block for `Stores`, which is empty without a choice.
+
+    Drafters read their blocks when a request begins. So a request begins within `chosen`, and no other one sees its corpus.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._none = self._block = index(np.empty(0, np.int64), tables.vocabulary)
+        self._opened: OrderedDict[str, Corpus] = OrderedDict()  # by file, least recently used first
+
+    def __len__(self) -> int:
+        """The number of blocks."""
+        return 1
+
+    def current(self) -> tuple[Corpus, ...]:
+        """The chosen block."""
+        return (self._block,)
+
+    @contextlib.contextmanager
+    def chosen(self, block: str | None) -> Iterator[None]:
+        """Within it, the block of this file is the chosen one."""
+        self._block = self._none if block is None else self._open(block)
+        try:
+            yield
+        finally:
+            self._block = self._none
+
+    def _open(self, block: str) -> Corpus:
+        """The block of a file; an empty one if it cannot be used, for example because it was deleted meanwhile."""
+        if block not in self._opened:
+            try:
+                loaded = datastore.load_block(Path(block), self._tables.tokenizer_fingerprint, self._tables.vocabulary)
+            except (ArrayFileError, OSError) as error:
+                log.warning("a corpus is not used: %s", error)
+                return self._none
+            self._opened[block] = loaded
+        self._opened.move_to_end(block)
+        if len(self._opened) > MAX_OPENED:
+            self._opened.popitem(last=False)
+        return self._opened[block]
+
+
 class Stores(Collection[Corpus]):
     """The blocks of several datastores, as they are at each iteration. Open blocks are closed with their last user."""
 
@@ -98,7 +149,7 @@ class Stores(Collection[Corpus]):
         self._stores = stores
 
     def learning(self, learned: Blocks) -> Stores:
-        """The same datastores, and what a principal's sessions have said in place of the last one, an empty text."""
+        """The same datastores, with what a principal's sessions have said in place of the last one, which is empty."""
         return Stores([*self._stores[:-1], learned])
 
     def __len__(self) -> int:
@@ -116,19 +167,22 @@ class Stores(Collection[Corpus]):
 
 
 def load_resources(
-    settings: Settings, tables: Tables, model: ModelFactory | None = None
+    settings: Settings, tables: Tables, model: ModelFactory | None = None, chosen: ChosenCorpus | None = None
 ) -> tuple[Resources, dict[str, Resources]]:
     """The shared resources, and those of each principal with its own datastores. Raises ArrayFileError with one sentence.
 
-    If principals learn from their sessions, the last datastore stands for what they have learned (`Stores.learning`).
+    `chosen` is the block of requests that choose a corpus; default: an empty one. If principals learn from their sessions, the
+    last datastore stands for what they have learned (`Stores.learning`).
     """
     opened = cache(lambda path: Store(Path(path), tables))  # a datastore that several keys name is opened once
     options = settings.speculation.options
 
     learned = [LearnedText(1, tables.vocabulary)] if settings.learns_from_sessions else []
 
+    corpora = [chosen or ChosenCorpus(tables)] if settings.corpora.total_bytes else []
+
     def corpus(paths: Iterable[str]) -> Stores:
-        return Stores([*(opened(path) for path in (*options.retrieval.datastores, *paths)), *learned])
+        return Stores([*(opened(path) for path in (*options.retrieval.datastores, *paths)), *corpora, *learned])
 
     shared = Resources(options, load_base(options, tables), corpus(()), tables.vocabulary, model)
     own = {name: replace(shared, corpus=corpus(key.datastores)) for name, key in settings.auth.keys.items() if key.datastores}

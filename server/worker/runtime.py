@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -18,12 +19,12 @@ from outrider.drafters.interface import Ints
 from outrider.drafters.registry import Resources
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.http.body_budget import TOTAL_BYTES
-from outrider.server.settings import Settings
+from outrider.server.settings import DraftModel, Model, Settings
 from outrider.server.settings.tree import DEFAULT_MAX_ACTIVE
 from outrider.server.worker.kernels import Kernels
 from outrider.server.worker.learned import MAX_PRINCIPALS, LearnedTexts
 from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
-from outrider.server.worker.resources import Stores, Tables, distinct, load_resources
+from outrider.server.worker.resources import ChosenCorpus, Stores, Tables, distinct, load_resources
 from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.cost import CostCurve
 from outrider.verify.draft_model.runner import DraftRunner
@@ -36,19 +37,16 @@ from outrider.verify.model.loading import LoadOptions, load_weights, start_model
 from outrider.verify.model.memory import free_bytes
 from outrider.verify.model.quantization import Quantization
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.round import Together, in_turns
-from outrider.verify.self_draft.layers import SELF
-from outrider.verify.self_draft.loading import share_target
-from outrider.verify.self_draft.search import load_or_search
-from outrider.verify.self_draft.session import SelfRunner
+from outrider.verify.round import RunDrafts, in_turns
 from outrider.verify.tokenizer import check_pair, fingerprint, load_tokenizer
 
 log = logging.getLogger("outrider.worker")
 SMALL_MODEL_BYTES = 64_000_000
-LEARNED_TOKEN_BYTES = 16  # of a principal's earlier texts: the text itself, its index and their table
+# A token of a principal's earlier texts takes this much in the text itself, its index and their table.
+LEARNED_TOKEN_BYTES = 16
 
 
-class Budget(TypedDict):
+class BudgetOptions(TypedDict):
     """The fields of DecodeOptions that set the draft budget."""
 
     max_nodes: int
@@ -61,18 +59,19 @@ class Runtime:
 
     runner: ModelRunner
     tokenizer: PreTrainedTokenizerBase
-    tokens: Vocabulary  # of the tokenizer
+    tokens: Vocabulary  # the tokenizer's vocabulary
     stop_ids: frozenset[int]
     resources: Resources
-    own_resources: dict[str, Resources]  # by principal, for those with their own datastores
+    own_resources: dict[str, Resources]  # resources of the principals with datastores of their own
     slots: int  # KV caches on the device
     max_active: int  # requests served concurrently
     grammars: GrammarCompiler
     curve: CostCurve | None  # None unless speculation.max_nodes is auto
     kernels: Kernels
     curve_file: Path | None = None
+    corpus: ChosenCorpus | None = None  # None if there are no corpora
     learned: LearnedTexts | None = None  # None if sessions learn only from themselves
-    together: Together = in_turns  # runs the drafting of several requests
+    run_drafts: RunDrafts = in_turns  # runs the drafting of several requests
 
     def resources_of(self, principal: str) -> Resources:
         """The drafters' resources for a principal's requests."""
@@ -82,12 +81,16 @@ class Runtime:
         assert isinstance(resources.corpus, Stores)
         return replace(resources, corpus=resources.corpus.learning(self.learned.of(principal)))
 
+    def chosen(self, corpus: str | None) -> contextlib.AbstractContextManager[None]:
+        """Within it, a request begins whose drafts may use the corpus of this file."""
+        return contextlib.nullcontext() if self.corpus is None else self.corpus.chosen(corpus)
+
     def learn(self, principal: str, session: Hashable, text: Ints) -> None:
         """Keeps the text (int32 [N]) of a principal's session for the drafts of its others."""
         if self.learned is not None:
             self.learned.of(principal).add(session, text)
 
-    def budget(self, max_nodes: int | Literal["auto"]) -> Budget:
+    def budget(self, max_nodes: int | Literal["auto"]) -> BudgetOptions:
         """The draft budget of a request, as fields of DecodeOptions."""
         most = self.runner.draft_nodes
         if max_nodes != "auto":
@@ -111,18 +114,15 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
     tokenizer = load_tokenizer(settings.model.path, settings.model.trust_remote_code, settings.model.revision)
     draft = load_draft(settings, tokenizer, runner)
     slots = start_models(runner, draft, settings, tokenizer)
-    model, together = None, in_turns
-    shared_draft: DraftRunner | None = None
+    model, run_drafts = None, in_turns
     if draft is not None:
         shared_draft = share_draft(draft, runner.vocabulary, slots, settings.draft_model.threads)
         shared_draft.measure(runner)
-    elif settings.draft_model.path == SELF:
-        shared_draft = own_draft(settings, tokenizer, runner, slots)
-    if shared_draft is not None:
-        model, together = shared_draft.session, shared_draft.together
+        model, run_drafts = shared_draft.session, shared_draft.run_drafts
     curve = load_curve(runner, settings)
     tables = Tables(fingerprint(tokenizer), vocabulary=max(runner.vocabulary, len(tokenizer)) + 1)
-    resources, own = load_resources(settings, tables, model)
+    corpus = ChosenCorpus(tables)
+    resources, own = load_resources(settings, tables, model, corpus)
     kernels = kernels or Kernels(settings, background=False)
     # After the measurements, which a concurrent compilation would disturb.
     kernels.load(distinct([resources, *own.values()]), tables)
@@ -140,7 +140,8 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
         curve=curve,
         kernels=kernels,
         curve_file=cost_file(runner, cost_folder(settings)),
-        together=together,
+        run_drafts=run_drafts,
+        corpus=corpus,
         learned=LearnedTexts(settings.sessions.learned_tokens, tables.vocabulary) if settings.learns_from_sessions else None,
     )
 
@@ -150,51 +151,40 @@ def load_target(settings: Settings) -> ModelRunner:
     model = settings.model
     if checkpoint_bytes(model.path) < SMALL_MODEL_BYTES:
         torch.set_num_threads(1)  # while other processes start, a second thread slows loading down
-    return load_weights(
-        LoadOptions(
-            path=model.path,
-            revision=model.revision,
-            dtype=model.dtype,
-            device=model.device,
-            context_tokens=model.context_tokens,
-            trust_remote_code=model.trust_remote_code,
-            pack=model.pack,
-            trace=model.trace,
-            compile=model.compile,
-            quantization=Quantization(model.quantize, model.quantize_head),
-            kv_dtype=model.kv_dtype,
-        )
+    return load_weights(replace(shared_options(settings, model), kv_dtype=model.kv_dtype))
+
+
+def shared_options(settings: Settings, model: Model | DraftModel) -> LoadOptions:
+    """How the target or a draft model is loaded, as far as both have the same settings."""
+    assert model.path is not None
+    target = settings.model
+    return LoadOptions(
+        path=model.path,
+        revision=model.revision,
+        dtype=model.dtype,
+        device=model.device,
+        context_tokens=target.context_tokens,
+        trust_remote_code=model.trust_remote_code,
+        pack=target.pack,
+        compile=target.compile,
+        quantization=Quantization(model.quantize, target.quantize_head),
+        findings=cost_folder(settings),
     )
 
 
 def load_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase, runner: ModelRunner) -> ModelRunner | HeadModel | None:
-    """The draft model or the target's draft head, not started, if one is set. The target `runner` has not started either.
-
-    None if the target drafts for itself: then it starts first.
+    """The draft model or draft head, if one is set. Neither it nor the target's `runner` has started.
 
     Raises ModelError, also if a draft model does not share the target's tokenizer.
     """
     draft, target = settings.draft_model, settings.model
-    if draft.path is None or draft.path == SELF:
+    if draft.path is None:
         return None
     head = load_head(draft.path, runner, target.revision if draft.path == MTP else draft.revision, target.pack)
     if head is not None:
         return head
     check_pair(tokenizer, load_tokenizer(draft.path, draft.trust_remote_code, draft.revision))
-    return load_weights(
-        LoadOptions(
-            path=draft.path,
-            revision=draft.revision,
-            dtype=draft.dtype,
-            device=draft.device,
-            context_tokens=target.context_tokens,
-            trust_remote_code=draft.trust_remote_code,
-            pack=target.pack,
-            trace=target.trace,
-            compile=target.compile,
-            quantization=Quantization(draft.quantize, target.quantize_head),
-        )
-    )
+    return load_weights(shared_options(settings, draft))
 
 
 def share_draft(draft: ModelRunner | HeadModel, vocabulary: int, slots: int, threads: int) -> DraftRunner:
@@ -202,13 +192,6 @@ def share_draft(draft: ModelRunner | HeadModel, vocabulary: int, slots: int, thr
     if isinstance(draft, HeadModel):
         return HeadRunner(draft, slots, threads)
     return DraftRunner(draft, vocabulary, slots, threads)
-
-
-def own_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase, runner: ModelRunner, slots: int) -> SelfRunner:
-    """The started target without some layers, as a draft model for all sessions. Raises ModelError."""
-    draft = settings.draft_model
-    skipped = load_or_search(runner, tokenizer, cost_folder(settings)) if draft.skip_layers == "auto" else draft.skip_layers
-    return share_target(runner, skipped, slots, draft.threads)
 
 
 def start_models(
@@ -266,9 +249,9 @@ def plan_draft(runner: ModelRunner, draft: ModelRunner | HeadModel | None, plan:
 def memory_figures(
     runner: ModelRunner, draft: ModelRunner | HeadModel | None, model_tokens: int | None = None, stores: int = 0
 ) -> list[MemoryFigures]:
-    """The memory of each device of a model, on which the weights are; the draft model's caches may be on one of them.
+    """The memory of each device of a model after its weights. The draft model's caches may be on one of the devices.
 
-    The longest context is the model's unless `model_tokens` is given. On a CPU, `stores` bytes are for something else.
+    The longest context is the model's unless `model_tokens` is given. On a CPU, `stores` bytes are reserved.
     """
     models = [runner] if draft is None else [runner, draft]
     shapes = [part for model in models for part in model.cache_shape.parts]
@@ -301,10 +284,10 @@ def memory_bytes(settings: Settings) -> int:
 
 
 def store_bytes(settings: Settings) -> int:
-    """The memory that stored responses, bodies and earlier sessions' texts take when they are full."""
+    """The memory that stored responses, corpora, bodies and earlier sessions' texts take when they are full."""
     principals = len(settings.auth.keys) + 1 if settings.auth.keys else MAX_PRINCIPALS
     learned = principals * settings.sessions.learned_tokens * LEARNED_TOKEN_BYTES if settings.learns_from_sessions else 0
-    return settings.responses.total_bytes + TOTAL_BYTES + learned
+    return settings.responses.total_bytes + settings.corpora.total_bytes + TOTAL_BYTES + learned
 
 
 def max_active(settings: Settings, slots: int, curve: CostCurve | None) -> int:

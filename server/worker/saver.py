@@ -24,7 +24,7 @@ class Saver:
     def __init__(self, files: SessionFiles, clock: Callable[[], float] = time.monotonic) -> None:
         self._files = files
         self._clock = clock
-        self._saving: tuple[Contents, Session | None] | None = None  # its rows may be read
+        self._saving: tuple[Contents, Session | None] | None = None  # what is being saved; the session's rows may be read
         self._executor = ThreadPoolExecutor(1, "outrider-saver")
         self._running: Future[Any] | None = None
 
@@ -44,7 +44,7 @@ class Saver:
             self._running = self._executor.submit(self._files.sweep)
 
     def save_all(self, sessions: Iterable[Session], seconds: float) -> None:
-        """Saves the sessions that have changed, in this order and as far as the time allows. The last call."""
+        """Saves the sessions that have changed, in this order and as far as the time allows. Call it last."""
         deadline = self._clock() + seconds
         self.wait(seconds)
         self.stop()
@@ -70,7 +70,7 @@ class Saver:
         self._running = self._executor.submit(self._files.save, path, contents)
 
     def stop(self) -> bool:
-        """Returns when no rows are read any more: whether all have been, so that the session will be saved."""
+        """Waits until no rows are read. Returns whether all have been read, so that the session will be saved."""
         if self._saving is None:
             return True
         (contents, session), self._saving = self._saving, None

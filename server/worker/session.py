@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from outrider.drafters.interface import Drafter, Ints
 from outrider.drafters.options import DrafterName
-from outrider.drafters.registry import Resources, load, make
+from outrider.drafters.registry import Resources, clone, load, make
 from outrider.drafters.state import StateError
 from outrider.server.engine.messages import Reuse
 from outrider.server.worker.storage.session_format import StoredRows, StoredSession
 from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.verifier import Verifier
 
 log = logging.getLogger("outrider.worker")
 # A prompt continues a conversation although its last tokens differ from the earlier prompt's: the end of a rendered
@@ -24,7 +23,7 @@ CHANGED_TOKENS = 32
 
 
 class SessionKey(NamedTuple):
-    """Names a session. Principals have separate names; sessions without a name are numbered."""
+    """Names a session. Names are scoped to their principal; sessions without a name are numbered."""
 
     principal: str
     name: str | int
@@ -34,9 +33,9 @@ class SessionKey(NamedTuple):
 class Session:
     """The state of one conversation."""
 
-    verifier: TreeVerifier
+    verifier: Verifier
     drafters: dict[DrafterName, Drafter] = field(default_factory=dict)
-    principal: str = ""  # whose memory it takes
+    principal: str = ""  # the principal that owns the session and its memory
     key: SessionKey | None = None  # None = the session leaves no state
     reuse: Reuse = "new"  # how the current request came by the session
     stored: StoredSession | None = None  # what the session was restored from, until its first request
@@ -81,9 +80,9 @@ class Session:
 
     def fork(self, slot: KVCache, length: int) -> Session:
         """A session in `slot` with the first `length` tokens of this one's text, and what its drafters have learned."""
-        memo: dict[int, Any] = {}
-        verifier = self.verifier.fork(slot, length, memo)
-        return Session(verifier, {name: copy.deepcopy(drafter, memo) for name, drafter in self.drafters.items()})
+        verifier = self.verifier.clone(slot, length)
+        text, cloned = self.verifier.sequence, verifier.sequence
+        return Session(verifier, {name: clone(drafter, text, cloned) for name, drafter in self.drafters.items()})
 
     def reset(self) -> None:
         """Drops text and drafters, whose state is unknown after an error."""

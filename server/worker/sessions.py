@@ -13,10 +13,7 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-
-import torch
+from collections.abc import Callable, Sequence
 
 from outrider.drafters.interface import Ints
 from outrider.drafters.sequence import common_prefix
@@ -24,11 +21,12 @@ from outrider.server.worker.eviction import Bounds, Eviction
 from outrider.server.worker.prefix_index import BLOCK_TOKENS, PrefixIndex
 from outrider.server.worker.saver import Saver
 from outrider.server.worker.session import Session, SessionKey
+from outrider.server.worker.slots import Slots
 from outrider.server.worker.storage.session_files import SessionFiles
-from outrider.server.worker.storage.session_format import DamagedSession, StoredRows, StoredSession
+from outrider.server.worker.storage.session_format import DamagedSession, StoredSession
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.verifier import Verifier
 
 log = logging.getLogger("outrider.worker")
 
@@ -67,12 +65,12 @@ class SessionStore:
         self._numbers = itertools.count()
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()  # least recently used first
         self._index: PrefixIndex[SessionKey] = PrefixIndex()
-        self._changes = 0  # after which a request that has to wait may find a session or a slot
+        self._changes = 0  # number of changes after which a waiting request may find a session or a slot
         self._reading: list[tuple[Session, int]] = []  # sessions whose first rows requests wait for, and their number
         self._unnamed: list[Session] = []  # busy, and dropped after their request
-        self._paused: list[Session] = []  # busy with a paused request; first paused first
-        self.slots = capacity + 1 if slots is None else slots
-        self._free = [runner.new_cache() for _ in range(self.slots)]
+        # Busy with a paused request; first paused first. A request that waits to continue may be paused once more.
+        self._paused: dict[Session, None] = {}
+        self._slots = Slots(runner, capacity + 1 if slots is None else slots, self._swappable)
         self._files = files
         self._saver = None if files is None else Saver(files, clock)
         for stored in files.load() if files else ():
@@ -81,6 +79,11 @@ class SessionStore:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def slots(self) -> int:
+        """The number of KV caches on the device."""
+        return self._slots.count
 
     @property
     def usage_ratio(self) -> float:
@@ -155,21 +158,19 @@ class SessionStore:
 
     def _create(self, source: Session | None, shared: int) -> Session | None:
         """A new session, which begins with the tokens shared with `source`; None if it has to wait."""
-        if source is not None:
+        if source is None:
+            slot = self._slots.take()
+        else:
             rows = source.verifier.committed_rows
             if rows < shared - 1 and source.busy and source not in self._paused:
                 self._reading.append((source, shared - 1))
                 return None
-            source.check_readable()
-        slot = self._take_slot()
+            slot = self._slots.take_for(source, shared)
         if slot is None:
             return None
-        if source is not None and source.verifier.is_swapped_out and not self.fits([(slot, shared)]):
-            self._free.append(slot)
-            return None
         if source is None or min(shared, source.verifier.committed_rows) < BLOCK_TOKENS:
-            return Session(TreeVerifier(self._runner, slot))
-        with self._returned_on_error(slot, source):
+            return Session(Verifier(self._runner, slot))
+        with self._slots.returned_on_error(slot, source):
             session = source.fork(slot, shared)
         session.reuse = "forked"
         return session
@@ -177,58 +178,23 @@ class SessionStore:
     def _swap_in(self, session: Session) -> bool:
         """Gives the session a slot if it has none; returns False while every slot is busy."""
         if session.verifier.is_swapped_out:
-            session.check_readable()
-            slot = self._take_slot()
-            if slot is None:
+            if not self._slots.swap_in(session):
                 return False
-            if not self.fits([(slot, session.verifier.committed_rows)]):
-                self._free.append(slot)
-                return False
-            with self._returned_on_error(slot, session):
-                session.verifier.swap_in(slot)
             self._drop_copies(session)
         return True
 
-    @contextmanager
-    def _returned_on_error(self, slot: KVCache, source: Session) -> Iterator[None]:
-        """Returns a slot that a session's rows could not be copied to. Raises DamagedSession if they came from a file."""
-        try:
-            yield
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:
-            slot.truncate(0)
-            self._free.append(slot)
-            if not isinstance(rows := source.verifier.rows, StoredRows):
-                raise
-            raise DamagedSession(rows.path, f"does not fit this model: {error}") from None
-
-    def _take_slot(self) -> KVCache | None:
-        """A free slot; if there is none, that of a session that can be swapped out."""
-        if not self._free:
-            self._swap_out()
-        return self._free.pop() if self._free else None
-
-    def _swap_out(self) -> bool:
-        """Frees the slot of the session that needs it least; returns False if all are in use."""
+    def _swappable(self) -> list[Session]:
+        """The sessions that can be swapped out, those that need their slots least first."""
         self._stop_saving()
-        idle = [session for session in self._sessions.values() if not session.busy]
-        for session in (*idle, *self._paused):
-            if not session.verifier.is_swapped_out:
-                self._give_back(session.verifier.swap_out())
-                return True
-        return False
+        return [*(session for session in self._sessions.values() if not session.busy), *self._paused]
 
     def fits(self, wanted: Sequence[tuple[KVCache, int]]) -> bool:
-        """Whether each cache has room for its number of new rows. Swaps idle sessions out to make room."""
-        while (free := self._runner.free_pages) is not None and sum(each.missing_pages(rows) for each, rows in wanted) > free:
-            if not self._swap_out():
-                return False
-        return True
+        """Whether each cache has room for its number of new rows. Swaps idle and paused sessions out to make room."""
+        return self._slots.fits(wanted)
 
     def pause(self, session: Session) -> None:
         """Lets others use the slot of a busy session until `resume`, and its memory if its principal has too much."""
-        self._paused.append(session)
+        self._paused.setdefault(session)
         self._changes += 1
         self.trim()
 
@@ -236,7 +202,7 @@ class SessionStore:
         """Gives a paused session a slot again; returns False while every slot is busy."""
         if not self._swap_in(session):
             return False
-        self._paused.remove(session)
+        del self._paused[session]
         return True
 
     def release(self, session: Session) -> None:
@@ -245,8 +211,7 @@ class SessionStore:
         session.busy = session.saved = False
         session.stored = None
         session.released_at = self._clock()
-        if session in self._paused:
-            self._paused.remove(session)
+        self._paused.pop(session, None)
         if session.key is None:
             self._unnamed.remove(session)
             self._drop(session)
@@ -299,7 +264,7 @@ class SessionStore:
                 self._restore(stored)
 
     def _restore(self, stored: StoredSession) -> None:
-        verifier = TreeVerifier.restored(self._runner, stored.text, stored.prompt_tokens, stored.rows)
+        verifier = Verifier.restored(self._runner, stored.text, stored.prompt_tokens, stored.rows)
         key = SessionKey(stored.principal, next(self._numbers) if stored.name is None else stored.name)
         session = Session(verifier, principal=key.principal, key=key, stored=stored, file=stored.path, saved=True)
         session.released_at = self._clock()
@@ -320,8 +285,8 @@ class SessionStore:
         while (idle := self._eviction.idle(self._all)) is not None:
             assert idle.key is not None
             self.forget(idle.key, remove=False)
-        while (paused := self._eviction.paused(self._paused, self._all)) is not None:
-            self._give_back(paused.verifier.drop_rows())
+        while (paused := self._eviction.paused([*self._paused], self._all)) is not None:
+            self._slots.give_back(paused.verifier.drop_rows())
 
     @property
     def is_short(self) -> bool:
@@ -333,12 +298,7 @@ class SessionStore:
         return [*self._sessions.values(), *self._unnamed]
 
     def _drop(self, session: Session) -> None:
-        self._give_back(session.verifier.release())
-
-    def _give_back(self, slot: KVCache | None) -> None:
-        if slot is not None:
-            slot.discard()
-            self._free.append(slot)
+        self._slots.give_back(session.verifier.release())
 
     def _drop_copies(self, session: Session) -> None:
         """Frees the copies of pages that a session's slot on a CPU holds as well, unless another session needs them."""

@@ -20,7 +20,7 @@ def test_the_entry_point_adds_the_commands() -> None:
     assert "bench" in listed
     assert "verify-lossless" in listed and "verify-quality" in listed
     commands = CliRunner().invoke(app, ["bench", "--help"]).output
-    assert all(name in commands for name in ("decode", "api", "live", "peers", "replay", "pearl", "serve", "datastore"))
+    assert all(name in commands for name in ("decode", "live", "peers", "replay", "ablations", "serve"))
 
 
 def test_nothing_heavy_is_imported_with_the_commands() -> None:
@@ -36,16 +36,15 @@ def test_nothing_heavy_is_imported_with_the_commands() -> None:
         (["bench", "decode", "--temperature", "warm"], "--temperature takes numbers"),
         (["bench", "decode", "--shape", "llama-1b", "--forced", "x.jsonl"], "--forced needs --shape and --tokenizer"),
         (["bench", "decode", "--model.no_such", "1"], "model.no_such"),
+        (["bench", "decode", "--draft.no_such", "1"], "no option --draft.no_such"),
         (["bench", "peers", "--bits", "5"], "--bits takes some of 32, 16, 8, 4"),
         (["bench", "peers", "--peer", "vllm"], "no peer vllm"),
         (["bench", "peers", "--shape", "llama-9t"], "no shape 'llama-9t'"),
-        (["bench", "peers", "--forced", "x.jsonl"], "--forced needs --shape and --tokenizer"),
+        (["bench", "peers", "--forced", "x.jsonl"], "--forced needs --tokenizer"),
         (["bench", "peers", "--model.quantize", "int8"], "leave out --model.quantize"),
         (["bench", "live", "--prompts", "x", "--peers", "ollama"], "no peer ollama"),
         (["bench", "live", "--prompts", "no-such-file", "--peers", ""], "Cannot read questions from no-such-file"),
         (["bench", "replay", "--stream", "x", "--tokenizer", "x", "--nodes", "many"], "--nodes takes whole numbers"),
-        (["bench", "pearl", "--shape", "llama-1b"], "both --shape and --draft-shape"),
-        (["bench", "pearl"], "Give a draft model"),
         (["bench", "serve", "--rate", "0"], "--rate takes numbers above 0"),
         (["bench", "serve", "--concurrency", "1.5"], "--concurrency takes whole numbers"),
     ],

@@ -14,9 +14,9 @@ from outrider.drafters.none import NoDrafter
 from outrider.server.settings import Settings
 from outrider.server.worker.runtime import load
 from outrider.verify.decode import decode
-from outrider.verify.generation import DecodeOptions
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions
+from outrider.verify.verifier import Verifier
 
 PROMPT = "def read_file(path):\n"
 
@@ -34,7 +34,7 @@ def test_a_divergence_has_a_position_and_a_margin(exact: Settings) -> None:
     runtime = load(exact)
     prompt = encode(runtime, PROMPT)
     for params in (SamplingParams(temperature=0), SamplingParams(temperature=1.0, seed=3)):
-        verifier = TreeVerifier(runtime.runner, runtime.runner.new_cache())
+        verifier = Verifier(runtime.runner, runtime.runner.new_cache())
         plain = decode(verifier, NoDrafter(), prompt, DecodeOptions(params, 6)).tokens
         other = [*plain[:4], (plain[4] + 1) % 4096]
         assert tie_margin(runtime, prompt, plain, other, 4, params) > 0  # plain decoding took the higher one

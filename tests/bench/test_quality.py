@@ -35,7 +35,7 @@ def test_the_embedded_model_loses_little(exact: Settings) -> None:
 
 def test_the_embedded_model_loses_little_to_a_cache_in_8_bits(exact: Settings) -> None:
     full, coded = (
-        exact.model_copy(update={"model": exact.model.model_copy(update={"trace": False, "kv_dtype": kv_dtype})})
+        exact.model_copy(update={"model": exact.model.model_copy(update={"kv_dtype": kv_dtype})})
         for kv_dtype in ("auto", "int8")
     )
     windows = read_windows(TEXT, exact, window=256, tokens=256)

@@ -30,9 +30,11 @@ def test_figures_are_formatted_and_missing_ones_are_dashes(printed: Callable[[],
     ]
 
 
-def test_quantiles_are_in_microseconds() -> None:
-    assert report.microsecond_quantiles([number / 1e6 for number in range(1, 100)]) == {"p50": 50.0, "p99": 99.0}
-    assert report.microsecond_quantiles([1.0]) == {"p50": 0.0, "p99": 0.0}
+def test_quantiles_are_elements_of_the_values() -> None:
+    values = [number / 1000 for number in range(1, 101)]
+    assert report.quantiles([]) == {}
+    assert report.quantiles(values) == {"p50": 51.0, "p90": 91.0, "p99": 100.0, "max": 100.0}
+    assert report.quantiles(values, 1e6)["p50"] == 51_000.0
 
 
 def test_results_hold_their_provenance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
 """Generates configs/default.yaml and the tables of docs/settings.md from the settings tree, and those of docs/api.md,
-docs/agents.md and docs/papers.md.
+docs/agents.md, docs/papers.md and docs/draft-papers.md.
 
 After a change of a setting, of `outrider.server.openai.unsupported` or of agents.json or ablations.json in bench/results, run
 `python -m tests.docs.generated` to rewrite the files.
@@ -26,7 +26,7 @@ SETTINGS = ROOT / "docs" / "settings.md"
 API = ROOT / "docs" / "api.md"
 AGENTS = ROOT / "docs" / "agents.md"
 AGENTS_RESULTS = ROOT / "bench" / "results" / "agents.json"
-PAPERS = ROOT / "docs" / "papers.md"
+PAPERS = (ROOT / "docs" / "papers.md", ROOT / "docs" / "draft-papers.md")
 ABLATIONS_RESULTS = ROOT / "bench" / "results" / "ablations.json"
 
 HEADER = """\
@@ -66,7 +66,7 @@ def agents(page: str) -> str:
 
 
 def papers(page: str) -> str:
-    """docs/papers.md with the regenerated tables of the ablations."""
+    """A page of the papers with the regenerated tables of its ablations."""
     results = json.loads(ABLATIONS_RESULTS.read_text())["ablations"]
     for paper in ("aded", "rest", "gsd", "pearl"):
         page = _replace(page, paper, f"\n{ablations.tables(results, paper)}")
@@ -133,4 +133,5 @@ if __name__ == "__main__":
     SETTINGS.write_text(settings(SETTINGS.read_text()))
     API.write_text(api(API.read_text()))
     AGENTS.write_text(agents(AGENTS.read_text()))
-    PAPERS.write_text(papers(PAPERS.read_text()))
+    for path in PAPERS:
+        path.write_text(papers(path.read_text()))

@@ -66,4 +66,4 @@ def test_a_cut_verdict_keeps_the_first_tokens() -> None:
     verdict = Verdict(tree, np.array([0, 1], np.int32), np.array([5, 6, 9], np.int32))
     assert verdict.cut(3) is verdict
     assert verdict.cut(1).tokens.tolist() == [5]
-    assert verdict.cut(1).rows.tolist() == [0]
+    assert verdict.cut(1).path.tolist() == [0]

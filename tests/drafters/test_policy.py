@@ -8,34 +8,35 @@ from outrider.drafters.policy import PROBE_INTERVAL, Calibration, CostBenefit, L
 
 
 def test_a_mean_starts_with_its_first_value_and_then_decays() -> None:
-    assert ema(0.0, 5.0) == 5.0
+    assert ema(None, 5.0) == 5.0
+    assert ema(0.0, 5.0) == pytest.approx(0.5)
     assert ema(5.0, 0.0) == pytest.approx(4.5)
     assert ema(ema(5.0, 1.0), 1.0) == pytest.approx(1 + 4 * 0.81)
 
 
 def test_a_probe_is_due_once_per_interval() -> None:
     probe = Probe(4)
-    assert [probe.due() for _ in range(8)] == [False, False, False, True] * 2
+    assert [probe.tick() for _ in range(8)] == [False, False, False, True] * 2
 
 
 def test_a_probe_in_vain_becomes_rarer() -> None:
     probe = Probe(2, longest=6)
-    assert [call for call in range(1, 25) if probe.due()] == [2, 6, 12, 18, 24]
+    assert [call for call in range(1, 25) if probe.tick()] == [2, 6, 12, 18, 24]
     probe.reset()
-    assert [probe.due() for _ in range(2)] == [False, True]
+    assert [probe.tick() for _ in range(2)] == [False, True]
 
 
 def test_unmeasured_actions_pay() -> None:
-    assert CostBenefit().pays(0.1)
+    assert CostBenefit().is_worth(0.1)
 
 
 def test_an_action_that_costs_more_than_it_saves_is_only_probed() -> None:
     benefit = CostBenefit()
     benefit.record_action(0.010)
     benefit.record_step(2, 0.008)  # 4 ms per token
-    assert benefit.pays(3.0)
-    assert not benefit.pays(2.0)
-    assert sum(benefit.pays_or_probes(1.0) for _ in range(10 * PROBE_INTERVAL)) == 10
+    assert benefit.is_worth(3.0)
+    assert not benefit.is_worth(2.0)
+    assert sum(benefit.is_worth_or_probe(1.0) for _ in range(10 * PROBE_INTERVAL)) == 10
 
 
 def test_the_time_per_token_is_that_of_all_steps() -> None:
@@ -47,7 +48,7 @@ def test_the_time_per_token_is_that_of_all_steps() -> None:
     assert benefit.token_seconds == pytest.approx(0.001, rel=0.15)
     before = benefit.token_seconds
     benefit.record_step(10, 10.0)
-    assert benefit.token_seconds < 1.3 * before
+    assert before is not None and benefit.token_seconds is not None and benefit.token_seconds < 1.3 * before
 
 
 def test_trust_follows_accepted_over_expected_tokens() -> None:
@@ -77,4 +78,14 @@ def test_means_are_kept_by_the_tokens_that_the_tables_expect() -> None:
         means.record(0.1, 4)
     assert means.of(0.2) == pytest.approx(4.0, abs=0.1)
     assert means.of(3.0) == 0.3
-    assert LevelMeans().of(9.0) == 0.0
+    assert LevelMeans().of(9.0) is None
+
+
+def test_a_mean_without_a_value_is_restored_as_such() -> None:
+    benefit, restored = CostBenefit(), CostBenefit()
+    benefit.record_step(2, 0.5)
+    restored.load(benefit.state())
+    assert restored.token_seconds == benefit.token_seconds == 0.25
+    assert restored.seconds is None
+    restored.record_action(0.1)
+    assert restored.seconds == 0.1

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from outrider.drafters.interface import Verdict
+from outrider.drafters.model.pearl import PearlDrafter
 from outrider.drafters.model.union import UnionDrafter
 from outrider.drafters.options import NAMES, DrafterName, Options, PearlOptions
-from outrider.drafters.pearl import PearlDrafter
 from outrider.drafters.registry import Resources, make, warm
 from outrider.drafters.sequence import Sequence
 from tests.drafts import Driven
@@ -47,7 +47,7 @@ def test_drafters_that_need_a_model_are_listed_only_with_one() -> None:
 
 def test_pearl_drafts_beside_tables_unless_an_option_asks_for_the_papers_algorithm() -> None:
     assert isinstance(make("pearl", RESOURCES), UnionDrafter)
-    for options in (PearlOptions(thrifty=False), PearlOptions(pre_verify=False), PearlOptions(post_verify=False)):
+    for options in (PearlOptions(only_if_worth=False), PearlOptions(pre_verify=False), PearlOptions(post_verify=False)):
         assert isinstance(make("pearl", replace(RESOURCES, options=Options(pearl=options))), PearlDrafter)
 
 

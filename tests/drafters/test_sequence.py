@@ -92,3 +92,18 @@ def test_truncated_tokens_are_removed() -> None:
     assert sequence.remaining == 4
     sequence.truncate(9)
     assert len(sequence) == 3
+
+
+def test_a_clone_begins_with_the_same_tokens_and_goes_on_alone() -> None:
+    sequence = Sequence(ints(1, 2, 3), max_tokens=8, stop_ids=[9])
+    sequence.append(ints(4, 5))
+    reader, other = Reader(), Reader()
+    reader.begin(sequence)
+    cloned = sequence.clone(4)
+    other.resume(cloned, reader.known)
+    cloned.append(ints(9))
+    sequence.append(ints(6, 7))
+    assert sequence.tokens.tolist() == [1, 2, 3, 4, 5, 6, 7] and sequence.finish is None
+    assert cloned.tokens.tolist() == [1, 2, 3, 4, 9] and cloned.finish == "stop"
+    cloned.begin(ints(1, 2, 8))
+    assert other.known == 2 and reader.known == 7

@@ -29,7 +29,7 @@ TABLE = RANDOM.dirichlet(np.full(VOCABULARY, 0.05), VOCABULARY) + 1e-9
 CASES: dict[str, tuple[DrafterName, Options]] = {
     **{name: (name, Options(fusion=FusionOptions(draft="never"))) for name in NAMES},
     "fusion, with a draft model": ("fusion", Options(fusion=FusionOptions(draft="before"))),
-    "pearl, alone": ("pearl", Options(pearl=PearlOptions(thrifty=False))),
+    "pearl, alone": ("pearl", Options(pearl=PearlOptions(only_if_worth=False))),
 }
 # What begins anew with each request or draft, what is counted for reports, and buffers: a new drafter may differ in them.
 TRANSIENT = {

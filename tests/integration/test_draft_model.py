@@ -22,7 +22,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "pearl.yaml"
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     """Whose `pearl` drafts with its model in every step: otherwise that depends on measured times."""
-    flags = ("--speculation.pearl.thrifty", "false", "--scheduling.max_active", "3")
+    flags = ("--speculation.pearl.only_if_worth", "false", "--scheduling.max_active", "3")
     with serving("--config", str(CONFIG), "--draft-model", str(models.DRAFT), *flags) as server:
         yield server
 
@@ -39,7 +39,8 @@ def test_answers_do_not_depend_on_the_drafter(server: Served, fields: dict[str, 
 
 def test_the_report_counts_the_draft_models_tokens(server: Served) -> None:
     for drafter in NEED_A_MODEL:
-        speculation = complete(server, max_tokens=60, speculation={"drafter": drafter, "report": True})["speculation"]
+        asked = {"drafter": drafter, "report": True, "max_nodes": 8}  # measured costs may allow none
+        speculation = complete(server, max_tokens=60, speculation=asked)["speculation"]
         assert speculation["accepted_tokens"]["draft"] > 0
         assert speculation["drafted_tokens"]["draft"] >= speculation["accepted_tokens"]["draft"]
 
@@ -54,21 +55,6 @@ def test_a_session_is_valid_after_a_disconnect(server: Served) -> None:
             next(response.iter_lines())
         again = complete(server, max_tokens=40, session_id=drafter, speculation={"drafter": drafter})
         assert again["choices"] == expected
-
-
-@pytest.mark.slow
-def test_a_target_that_drafts_for_itself() -> None:
-    skipped = ("--draft_model.skip_layers", "[4, 5]")
-    with serving("--draft-model", "self", *skipped, "--model.dtype", "float32", "--scheduling.max_active", "3") as own:
-
-        def answer(drafter: str) -> object:
-            return complete(own, max_tokens=60, temperature=0.8, seed=6, speculation={"drafter": drafter})["choices"]
-
-        with ThreadPoolExecutor() as pool:
-            answers = list(pool.map(answer, DRAFTERS))
-        assert answers == answers[:1] * len(DRAFTERS)
-        report = complete(own, max_tokens=60, speculation={"drafter": "draft", "report": True})["speculation"]
-        assert report["accepted_tokens"]["draft"] > 0
 
 
 @pytest.mark.parametrize("name", NEED_A_MODEL)
@@ -95,7 +81,7 @@ def test_a_request_may_choose_the_rejection_rule(server: Served) -> None:
         greedy = {"max_tokens": 30, "temperature": 0}
         expected = complete(server, **greedy)["choices"]
         assert complete(server, **greedy, speculation={"drafter": drafter, "rule": "rejection"})["choices"] == expected
-        chosen = {"drafter": drafter, "rule": "rejection", "report": True}
+        chosen = {"drafter": drafter, "rule": "rejection", "report": True, "max_nodes": 8}
         found = complete(server, max_tokens=150, temperature=1.0, seed=4, ignore_eos=True, speculation=chosen)
         assert found["usage"]["completion_tokens"] == 150
         assert found["speculation"]["steps"] < 150  # of fewer tokens, the tables may guess none

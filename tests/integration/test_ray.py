@@ -158,7 +158,8 @@ def deploy(replicas: int, ingress_replicas: int = 1, **settings: Any) -> None:
     from outrider.server.ray.scale import Scale
     from outrider.server.settings import load_settings
 
-    flags = {"model.threads": 1, "model.dtype": "float32", "speculation.cost_folder": None, **settings}
+    # No costs are measured: those of a busy machine would allow a replica fewer than 4 requests at once.
+    flags = {"model.threads": 1, "model.dtype": "float32", "speculation.max_nodes": 12, **settings}
     scale = Scale(replicas=replicas, ingress_replicas=ingress_replicas, ingress_cpus=0.1, cpus=2)
     serve.run(application(load_settings(None, flags), scale), name="outrider")
 

@@ -33,6 +33,7 @@ class FakeEngine:
     """
 
     ready, state = True, "ready"
+    shares_files = True
     seconds_per_request = 1.0
     failure: str | None = None
     info: Ready | None = None
@@ -99,13 +100,13 @@ class FakeEngine:
                 *(1e-4, 1e-3, 1e-4),
                 drafted={"trigram": 3},
                 accepted={"trigram": 1},
-                trace=StepTrace([token, 7, 8], [-1, 0, 0], [0.9, 0.5, 0.25], ["trigram"] * 3, [0], None)
+                trace=StepTrace([token, 7, 8], [-1, 0, 0], [0.9, 0.5, 0.25], ["trigram"] * 3, [0], None, 5, 1.9, 1.4)
                 if request.trace
                 else None,
             ),
             cached_tokens=2 if number == 0 else 0,
             logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs if request.scores_prompt else None,
+            prompt_logprobs=prompt_logprobs if request.wants_prompt_logprobs else None,
             stop_string=self.stop_string if finish else None,
         )
 

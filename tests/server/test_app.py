@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 import httpx
+import msgspec
 import pytest
 
 from outrider import models
@@ -56,6 +57,15 @@ def test_status_routes() -> None:
     response = fetch(app, "GET", "/health")  # so that an orchestrator restarts the server
     assert (response.status_code, response.json()) == (503, {"status": "failed", "detail": "No model."})
     assert 'outrider_requests_total{endpoint="/ready",status="503"} 1.0' in fetch(app, "GET", "/metrics").text
+
+
+@pytest.mark.parametrize("kernels", ["", "linear layers: oneDNN; attention: PyTorch"])
+def test_the_version_names_the_chosen_kernels(kernels: str) -> None:
+    engine = FakeEngine()
+    engine.info = msgspec.structs.replace(asyncio.run(engine.wait_started()), kernels=kernels)
+    found = fetch(app_with(engine), "GET", "/version").json()
+    assert found["invariant_rows"] == "off"
+    assert found.get("kernels", "") == kernels
 
 
 def test_every_response_has_the_headers() -> None:

@@ -30,7 +30,7 @@ def completions(arguments: list[str], incomplete: str) -> list[str]:
 def test_help_lists_options_and_settings() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
-    for flag in ("--port ", "--server.port ", "--speculation.draft_graph.theta_prob ", "--tracing.endpoint "):
+    for flag in ("--port ", "--server.port ", "--speculation.retrieval.datastores ", "--tracing.endpoint "):
         assert flag in result.output
 
 
@@ -42,7 +42,7 @@ def test_settings_are_passed_as_arguments() -> None:
 def test_the_shell_completes_settings() -> None:
     assert completions([], "--po") == ["--port"]
     assert completions([], "--server.po") == ["--server.port"]
-    assert "--speculation.trigram.depth" in completions([], "--speculation.t")
+    assert "--speculation.trigram.table" in completions([], "--speculation.t")
 
 
 def test_the_shell_completes_choices() -> None:

@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from outrider.drafters.tables import datastore
 from outrider.drafters.tables.array_file import ArrayFile
 from outrider.models import TARGET
 from outrider.server import datastore_watch
+from outrider.server.batches import batches
 from outrider.server.datastore_builder import DatastoreError
 from outrider.server.datastore_watch import Update, Watcher, watch
 from outrider.verify.tokenizer import load_tokenizer
@@ -94,14 +96,13 @@ def test_only_changed_files_are_tokenized(
     root: Path, watcher: Watcher, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenized: list[str] = []
-    batches = datastore_watch._batches
 
-    def recorded(texts: Iterator[tuple[datastore_watch.Document, str]]) -> Iterator[list[tuple[datastore_watch.Document, str]]]:
-        for batch in batches(texts):
+    def recorded(texts: Iterator[tuple[datastore_watch.Document, str]], *bounds: Any) -> Iterator[Any]:
+        for batch in batches(texts, *bounds):
             tokenized.extend(document.path for document, _ in batch)
             yield batch
 
-    monkeypatch.setattr(datastore_watch, "_batches", recorded)
+    monkeypatch.setattr(datastore_watch, "batches", recorded)
     write(root, {"one.py": "one = 1\n"})
     (root / "two.py").touch()
     update(watcher)

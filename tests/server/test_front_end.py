@@ -1,4 +1,4 @@
-"""Public addresses need keys; signals drain and end the server; connections are bounded."""
+"""Signals drain and end the server; connections are bounded."""
 
 from __future__ import annotations
 
@@ -19,22 +19,15 @@ import uvicorn
 
 from outrider import models
 from outrider.server.engine.messages import Request, TokenEvent
-from outrider.server.front_end import DrainingServer, MetricsServer, allow_open_files, check_address, new_config
+from outrider.server.front_end import DrainingServer, MetricsServer, allow_open_files, new_config
 from outrider.server.http.exposition import create_metrics_app
 from outrider.server.serve import listen
-from outrider.server.settings import SettingsError, load_settings
+from outrider.server.settings import load_settings
 from tests.server.fakes import FakeEngine, app_with
 from tests.server.http.test_protocol import GET, UPLOAD
 from tests.servers import wait_until
 
 SOCKET_SECONDS = 60.0  # a test fails if the server does not act within this time
-
-
-def test_a_public_address_needs_keys_or_auth_open() -> None:
-    for flags in ({}, {"server.host": "0.0.0.0", "auth.open": True}, {"server.host": "::", "auth.keys": {"a": "long-enough"}}):
-        check_address(load_settings(None, cast(dict[str, Any], flags)))
-    with pytest.raises(SettingsError, match=r"0\.0\.0\.0 is a public address"):
-        check_address(load_settings(None, {"server.host": "0.0.0.0"}))
 
 
 def test_the_first_signal_drains_until_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

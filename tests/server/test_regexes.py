@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from outrider.server.anthropic.conversion import BILLING_LINE, ignored_tools
+from outrider.server.anthropic.conversion import BILLING_LINE
 from outrider.server.chat import prompt
 from outrider.server.chat.grammar_depth import lark_rules
 from outrider.server.chat.tools.call_ids import HASHED
@@ -21,8 +21,8 @@ from outrider.server.chat.tools.lark import Lark
 from outrider.server.chat.tools.lark_pattern import escape, lark_pattern, tokenize
 from outrider.server.chat.tools.python_calls import INSIDE, OUTSIDE
 from outrider.server.chat.tools.source import DIGITS, NAME, QUOTED, SCALAR, SPACE, STRUCTURE
+from outrider.server.http import ignored
 from outrider.server.http.middleware import REQUEST_ID
-from outrider.server.openai.responses import endpoint as responses
 from outrider.server.openai.tools.custom_input import CHARACTERS, ESCAPE, OPENING, SURROGATES
 from outrider.server.telemetry.logs import CONTROLS
 
@@ -73,11 +73,7 @@ USES: list[tuple[str, Use, str, str, str]] = [
     ("outrider.server.chat.prompt", lambda text: prompt.MARK.sub("", text), "", prompt.MARK_START, "x"),
     ("outrider.server.anthropic.conversion", BILLING_LINE.match, "x-anthropic-billing-header:", "\n", "x"),
     ("outrider.server.anthropic.conversion", BILLING_LINE.match, "x-anthropic-billing-header:", "a", ""),
-    ("outrider.server.anthropic.conversion", lambda text: ignored_tools([text]), "", "?", ""),
-    *(
-        ("outrider.server.openai.responses.endpoint", responses.NAME.fullmatch, "a", part, "!")
-        for part in (".", "a", ".a", "a" * 64 + ".")
-    ),
+    *(("outrider.server.http.ignored", ignored.NAME.fullmatch, "a", part, "!") for part in (".", "a", ".a", "a" * 64 + ".")),
     *(
         ("outrider.server.openai.tools.custom_input", OPENING.match, begin, " ", "x")
         for begin in ("", "{", '{"input"', '{"input":')

@@ -1,4 +1,4 @@
-"""Start-up failures are one sentence and exit code 2; no process keeps running."""
+"""Public addresses need keys; start-up failures are one sentence and exit code 2; no process keeps running."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 import socket
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
 from outrider.server import serve
-from outrider.server.serve import listen
-from outrider.server.settings import load_settings
+from outrider.server.serve import check_address, listen
+from outrider.server.settings import SettingsError, load_settings
 
 
 def test_an_address_in_use_is_named() -> None:
@@ -26,24 +27,41 @@ def test_an_address_in_use_is_named() -> None:
         assert other.getsockname()[1] > 0
 
 
-def test_no_worker_starts_if_the_address_is_in_use(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_public_address_needs_keys_or_auth_open() -> None:
+    for flags in ({}, {"server.host": "0.0.0.0", "auth.open": True}, {"server.host": "::", "auth.keys": {"a": "long-enough"}}):
+        check_address(load_settings(None, cast(dict[str, Any], flags)))
+    with pytest.raises(SettingsError, match=r"0\.0\.0\.0 is a public address"):
+        check_address(load_settings(None, {"server.host": "0.0.0.0"}))
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Starts a server in this process, which must fail before a worker starts. Returns its sentence."""
     monkeypatch.setattr(serve, "configure", lambda _: None)
     monkeypatch.setattr(serve, "WorkerProcess", lambda _: pytest.fail("a worker was started"))
+
+    def start(**flags: Any) -> str:
+        assert serve.run(load_settings(None, {f"server.{name}": value for name, value in flags.items()})) == 2
+        return capsys.readouterr().err
+
+    return start
+
+
+def test_no_worker_starts_if_the_address_is_in_use(refused: Callable[..., str]) -> None:
     with listen("127.0.0.1", 0) as taken:
-        assert serve.run(load_settings(None, {"server.port": taken.getsockname()[1]})) == 2
-    assert capsys.readouterr().err.startswith("outrider: Cannot listen on")
+        assert refused(port=taken.getsockname()[1]).startswith("outrider: Cannot listen on")
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--server.host", "0.0.0.0"], "there are no API keys"),
-        (["--model.path", "/no/such/folder"], "There is no folder '/no/such/folder'"),
-    ],
-)
-def test_a_start_failure_is_one_sentence_and_ends_the_worker(flags: list[str], message: str) -> None:
+def test_no_worker_starts_at_a_public_address_without_keys(refused: Callable[..., str]) -> None:
+    message = refused(host="0.0.0.0", port=0)
+    assert message.startswith("outrider: ") and message.count("\n") == 1
+    assert "there are no API keys; set auth.keys" in message
+
+
+def test_a_missing_model_is_one_sentence_and_ends_the_worker() -> None:
+    flags = ["--model.path", "/no/such/folder"]
     command = [sys.executable, "-m", "outrider.server.cli", "serve", "--server.port", "0", *flags]
     done: Any = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=60)
     assert done.returncode == 2
-    assert message in done.stderr
+    assert "There is no folder '/no/such/folder'" in done.stderr
     assert done.stderr.startswith("outrider: ") and done.stderr.count("\n") == 1

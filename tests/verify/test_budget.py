@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from outrider.drafters.interface import MAX_NODES, DraftTree, Draws, Source, chain
-from outrider.drafters.policy import Trust
-from outrider.verify.budget import FULL_NODES, LONGEST_INTERVAL, FixedBudget, MeasuredBudget, Offer, Selection, outcome, share
+from outrider.drafters.interface import EMPTY, MAX_NODES, DraftTree, Draws, Source, chain
+from outrider.verify.budget import FULL_NODES, LONGEST_INTERVAL, Budget, Choice, Draft, divide_nodes, outcome
 from outrider.verify.cost import CostCurve
 from outrider.verify.measurement import NODES
 from tests.trees import check
@@ -22,15 +23,15 @@ def draft(*probabilities: float) -> DraftTree:
     return chain(np.arange(len(path), dtype=np.int32), path.astype(np.float32), Source.LOOKUP)
 
 
-def select(budget: MeasuredBudget, tree: DraftTree) -> Selection:
-    """The selection of a stream alone."""
-    return share([Offer(tree, budget, 0)])[0]
+def select(budget: Budget, tree: DraftTree) -> Choice:
+    """The choice for a stream alone."""
+    return divide_nodes([Draft(tree)], [budget])[0]
 
 
 def test_the_nodes_with_the_most_tokens_per_second_are_kept() -> None:
     tree = draft(0.9, 0.9, 0.9, 0.5, 0.2, 0.1)
     for per_node in (0.0, 0.05, 0.2, 0.5):
-        kept = len(select(MeasuredBudget(curve(per_node)), tree).tree)
+        kept = len(select(Budget(curve=curve(per_node)), tree).tree)
         rates = [(1 + tree.probability[:n].sum()) / (1 + per_node * n) for n in range(len(tree) + 1)]
         assert kept == int(np.argmax(rates))
 
@@ -40,8 +41,8 @@ def test_sampled_nodes_are_always_kept() -> None:
     q = np.full(4, 0.25, np.float32)
     draws = {-1: Draws(q, (0,)), 0: Draws(q, (1,))}
     tree = DraftTree(tokens, np.array([-1, 0, -1], np.int32), np.array([1, 2, 1], np.int32), path, np.zeros(3, np.uint8), draws)
-    assert select(MeasuredBudget(curve(0.0)), tree).tree is tree
-    kept = select(MeasuredBudget(curve(0.9)), tree).tree
+    assert select(Budget(curve=curve(0.0)), tree).tree is tree
+    kept = select(Budget(curve=curve(0.9)), tree).tree
     assert kept.tokens.tolist() == [1, 2]
     assert kept.draws.keys() == {-1, 0}
 
@@ -50,51 +51,51 @@ def test_a_branch_is_kept_only_with_its_parent() -> None:
     tokens, parents = np.array([1, 2, 3, 4], np.int32), np.array([-1, 0, 1, 0], np.int32)
     path = np.array([0.9, 0.6, 0.1, 0.3], np.float32)
     tree = DraftTree(tokens, parents, np.array([1, 2, 3, 2], np.int32), path, np.zeros(4, np.uint8))
-    kept = select(MeasuredBudget(curve(0.15)), tree).tree
+    kept = select(Budget(curve=curve(0.15)), tree).tree
     check(kept)
     assert kept.tokens.tolist() == [1, 2, 4][: len(kept)]
 
 
-def verified(budget: MeasuredBudget, tree: DraftTree, emitted: list[int], steps: int) -> list[int]:
+def verified(budget: Budget, tree: DraftTree, emitted: list[int], steps: int) -> list[int]:
     """The nodes verified in each of `steps` steps with the same outcome."""
     sizes = []
     for _ in range(steps):
         proposed = tree if budget.nodes() else draft()
-        selection = select(budget, proposed)
-        sizes.append(len(selection.tree))
-        budget.record(proposed, selection, np.array(emitted[: len(selection.tree) + 1], np.int32), 0.0)
+        choice = select(budget, proposed)
+        sizes.append(len(choice.tree))
+        budget.record(proposed, choice, np.array(emitted[: len(choice.tree) + 1], np.int32), 0.0)
     return sizes
 
 
 def test_rejected_drafts_stop_within_a_few_steps_and_resume_when_accepted() -> None:
-    budget, tree = MeasuredBudget(curve(0.1)), draft(0.8, 0.8, 0.8, 0.8)
+    budget, tree = Budget(curve=curve(0.1)), draft(0.8, 0.8, 0.8, 0.8)
     counts = verified(budget, tree, [9], 100)
     assert counts[0] == 4
-    assert sum(counts[12:]) == 0
+    assert sum(counts[24:]) == 0
     resumed = verified(budget, tree, [0, 1, 2, 3, 4], 60)
     assert resumed[-1] == 4
 
 
 def test_accepted_drafts_continue() -> None:
-    assert verified(MeasuredBudget(curve(0.1)), draft(0.8, 0.8, 0.8, 0.8), [0, 1, 2, 3, 4], 50) == [4] * 50
+    assert verified(Budget(curve=curve(0.1)), draft(0.8, 0.8, 0.8, 0.8), [0, 1, 2, 3, 4], 50) == [4] * 50
 
 
 def test_nodes_that_cost_a_step_each_are_only_probed() -> None:
-    budget = MeasuredBudget(curve(1.5))
+    budget = Budget(curve=curve(1.5))
     assert sum(verified(budget, draft(0.9, 0.9), [0, 1, 2], 50)) == 0
     assert sum(budget.nodes() > 0 for _ in range(40)) == 40 // LONGEST_INTERVAL
 
 
-def step(budget: MeasuredBudget, tree: DraftTree) -> int:
+def step(budget: Budget, tree: DraftTree) -> int:
     """One step of a drafter whose drafts are accepted as expected; returns the nodes that were worth verifying."""
-    selection = select(budget, tree)
-    budget.record(tree, selection, tree.tokens[:1], 0.0)
-    budget._trust = Trust()  # the sizes below are computed for full trust
-    return len(selection.tree)
+    choice = select(budget, tree)
+    budget.record(tree, choice, tree.tokens[:1], 0.0)
+    budget._trust = Budget()._trust  # the sizes below are computed for full trust
+    return len(choice.tree)
 
 
 def test_a_drafter_that_fills_its_budget_gets_only_the_useful_size_next_time() -> None:
-    budget = MeasuredBudget(curve(0.1))
+    budget = Budget(curve=curve(0.1))
     assert budget.nodes() == FULL_NODES
     assert step(budget, draft(*[0.9] * 4, 0.05, *[0.5] * (FULL_NODES - 5))) == 4
     assert budget.nodes() == 4
@@ -106,7 +107,7 @@ def test_a_drafter_that_fills_its_budget_gets_only_the_useful_size_next_time() -
 
 @pytest.mark.parametrize("most", [71, MAX_NODES])
 def test_a_drafter_gets_the_most_nodes_where_the_last_ones_clearly_pay(most: int) -> None:
-    budget = MeasuredBudget(CostCurve((0, most), (64,), ((1.0, 1.1),)))
+    budget = Budget(curve=CostCurve((0, most), (64,), ((1.0, 1.1),)))
     requested = []
     for _ in range(3):
         requested.append(budget.nodes())
@@ -119,13 +120,13 @@ def test_a_drafter_gets_the_most_nodes_where_the_last_ones_clearly_pay(most: int
 
 
 def test_a_drafter_that_drafts_less_than_its_budget_keeps_it() -> None:
-    budget = MeasuredBudget(curve(0.1))
+    budget = Budget(curve=curve(0.1))
     assert step(budget, draft(0.9, 0.9, 0.9, 0.9, 0.05, 0.5)) == 4
     assert budget.nodes() == FULL_NODES
 
 
 def test_selecting_has_no_side_effect() -> None:
-    budget = MeasuredBudget(curve(0.1))
+    budget = Budget(curve=curve(0.1))
     tree = draft(*[0.9] * 4, 0.05, *[0.5] * (FULL_NODES - 5))
     first = select(budget, tree)
     for _ in range(20):
@@ -133,42 +134,80 @@ def test_selecting_has_no_side_effect() -> None:
     assert budget.nodes() == FULL_NODES
 
 
+def test_drafts_without_nodes_are_soon_only_probed() -> None:
+    """Asking takes time, too."""
+    budget = Budget(curve=curve(0.1))
+    asked = 0
+    for _ in range(100):
+        asked += budget.nodes() > 0
+        budget.record(EMPTY, Choice(EMPTY, 0), np.array([1], np.int32), 0.0)
+    assert 10 < asked < 40
+
+
+@given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=8), st.floats(0.02, 1.5))
+def test_nodes_below_the_least_probability_are_never_verified(probabilities: list[float], slope: float) -> None:
+    budget = Budget(curve=curve(slope))
+    choice = select(budget, draft(*probabilities))
+    assert (choice.tree.probability >= budget.least(0)).all()
+
+
 def test_streams_share_the_nodes_that_a_round_can_afford() -> None:
     """Nodes cost the same in all streams, so those that promise most are verified, whoever drafted them."""
     likely, unlikely = draft(0.9, 0.9, 0.9), draft(0.35, 0.9)
     costs = curve(0.3)
 
-    def sizes(*offers: Offer) -> list[int]:
-        return [len(selection.tree) for selection in share(offers)]
+    def sizes(*streams: tuple[Draft, Budget]) -> list[int]:
+        drafts, budgets = zip(*streams, strict=True)
+        return [len(choice.tree) for choice in divide_nodes(drafts, budgets)]
 
-    first, second = Offer(likely, MeasuredBudget(costs), 0), Offer(unlikely, MeasuredBudget(costs), 0)
+    first, second = (Draft(likely), Budget(curve=costs)), (Draft(unlikely), Budget(curve=costs))
     assert sizes(second) == [2]
     assert sizes(first, second) == [3, 0]
     assert sizes(second, first) == [0, 3]
-    assert sizes(first, Offer(unlikely, FixedBudget(5), 0)) == [3, 2]  # a fixed number is kept
-    assert sizes(first, Offer(unlikely, MeasuredBudget(costs), 0, prunable=False)) == [3, 2]
-    distrusted = MeasuredBudget(costs)
-    for _ in range(20):
-        distrusted.record(likely, Selection(likely), np.array([9], np.int32), 0.0)
-    assert sizes(Offer(likely, distrusted, 0), first) == [0, 3]
+    assert sizes(first, (Draft(unlikely), Budget(5))) == [3, 2]  # a fixed number is kept
+    assert sizes(first, (Draft(unlikely, prunable=False), Budget(curve=costs))) == [3, 2]
+    distrusted = Budget(curve=costs)
+    for _ in range(40):
+        distrusted.nodes()
+        distrusted.record(likely, Choice(likely, len(likely)), np.array([9], np.int32), 0.0)
+    assert sizes((Draft(likely), distrusted), first) == [0, 3]
 
 
 def test_a_round_may_bound_the_number_of_nodes() -> None:
     """The likeliest are kept, and the number that is requested stays."""
-    tree, budget = draft(*[0.8] * 8), MeasuredBudget(curve(0.01))
-    free, bound = share([Offer(tree, budget, 0)])[0], share([Offer(tree, budget, 0)], 3)[0]
+    tree, budget = draft(*[0.8] * 8), Budget(curve=curve(0.01))
+    free, bound = select(budget, tree), divide_nodes([Draft(tree)], [budget], 3)[0]
     assert len(free.tree) == 8
     assert bound.tree.tokens.tolist() == tree.tokens[:3].tolist()
     assert bound.next_nodes == free.next_nodes
 
 
-def test_the_outcome_is_summed_along_the_emitted_path() -> None:
+def test_the_outcome_is_listed_along_the_emitted_path() -> None:
     tokens, parents = np.array([1, 2, 3, 4], np.int32), np.array([-1, 0, 1, 0], np.int32)
     path = np.array([0.8, 0.4, 0.1, 0.2], np.float32)
     tree = DraftTree(tokens, parents, np.array([1, 2, 3, 2], np.int32), path, np.zeros(4, np.uint8))
-    assert outcome(tree, np.array([7], np.int32)) == pytest.approx((0.8, 0))
-    assert outcome(tree, np.array([1, 4, 9], np.int32)) == pytest.approx((0.8 + 0.6 / 0.8, 2))
-    assert outcome(tree, np.array([1, 2, 9], np.int32)) == pytest.approx((0.8 + 0.6 / 0.8 + 0.25, 2))
+    for emitted, expected in (
+        ([7], [(0.8, False)]),
+        ([1, 4, 9], [(0.8, True), (0.75, True)]),  # the node with token 4 has no children
+        ([1, 2, 9], [(0.8, True), (0.75, True), (0.25, False)]),
+    ):
+        found = outcome(tree, np.array(emitted, np.int32))
+        assert [probability for probability, _ in found] == pytest.approx([probability for probability, _ in expected])
+        assert [accepted for _, accepted in found] == [accepted for _, accepted in expected]
+    assert outcome(EMPTY, np.array([7], np.int32)) == []
+
+
+def test_each_depth_has_its_own_trust() -> None:
+    """The first token of each draft is right, the second always wrong, and deeper ones are never reached."""
+    budget, tree = Budget(curve=curve(0.01)), draft(0.8, 0.8, 0.8, 0.8, 0.8, 0.8)
+    for _ in range(200):
+        budget.nodes()
+        budget.record(tree, Choice(tree, len(tree)), np.array([0, 9], np.int32), 0.0)
+    first, second, *deeper = budget.expected(tree).tolist()
+    assert first == pytest.approx(0.8)
+    assert second < 0.1
+    assert max(deeper) <= second
+    assert Budget().expected(tree).tolist() == pytest.approx(tree.probability.tolist())
 
 
 def test_rows_of_several_streams_cost_what_was_measured() -> None:

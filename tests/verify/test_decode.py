@@ -9,10 +9,10 @@ from outrider.drafters.options import TrigramOptions
 from outrider.drafters.tables import ngram
 from outrider.drafters.trigram import TrigramDrafter
 from outrider.verify.decode import Decoded, decode, step
-from outrider.verify.generation import DecodeOptions, Generation, PromptError
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions, PromptError, Stream
+from outrider.verify.verifier import Verifier
 from tests.drafts import Bush, Chaos, Oracle
 
 PROMPT = np.array([5, 17, 42, 5, 17], np.int32)
@@ -21,7 +21,7 @@ SAMPLED = SamplingParams(temperature=1.0, seed=11)
 
 
 def run(runner: ModelRunner, drafter: Drafter, options: DecodeOptions, prompt: Ints = PROMPT) -> Decoded:
-    return decode(TreeVerifier(runner, runner.new_cache()), drafter, prompt, options)
+    return decode(Verifier(runner, runner.new_cache()), drafter, prompt, options)
 
 
 def plain(runner: ModelRunner, options: DecodeOptions, prompt: Ints = PROMPT) -> list[int]:
@@ -45,6 +45,14 @@ def test_every_drafter_emits_the_tokens_of_plain_decoding(tiny_runner: ModelRunn
     assert decoded.finish == "length"
     if name == "oracle":
         assert len(decoded.steps) == 9  # seven tokens per step
+
+
+def test_each_turn_of_a_conversation_has_noise_of_its_own(tiny_runner: ModelRunner) -> None:
+    """At this temperature, all tokens are as likely, so the noise alone chooses."""
+    options = DecodeOptions(SamplingParams(temperature=1e6, seed=5), max_tokens=8)
+    first = plain(tiny_runner, options)
+    assert plain(tiny_runner, options) == first
+    assert plain(tiny_runner, options, np.array([*PROMPT, *first], np.int32)) != first
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
@@ -93,11 +101,11 @@ def test_the_context_limit_inside_an_accepted_block(tiny_runner: ModelRunner) ->
 
 
 def test_a_prompt_must_leave_room_in_the_context(tiny_runner: ModelRunner) -> None:
-    verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
+    verifier = Verifier(tiny_runner, tiny_runner.new_cache())
     options = DecodeOptions(GREEDY, max_tokens=5)
     for size in (0, tiny_runner.context_tokens):
         with pytest.raises(PromptError):
-            Generation(verifier, NoDrafter(), np.ones(size, np.int32), options)
+            Stream(verifier, NoDrafter(), np.ones(size, np.int32), options)
     last = np.ones(tiny_runner.context_tokens - 1, np.int32)
     assert len(decode(verifier, NoDrafter(), last, options).tokens) == 1
 
@@ -105,26 +113,26 @@ def test_a_prompt_must_leave_room_in_the_context(tiny_runner: ModelRunner) -> No
 def test_a_long_prompt_is_read_in_chunks_that_can_be_abandoned(
     tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.verify.round.PREFILL_CHUNK_TOKENS", 16)
+    monkeypatch.setattr("outrider.verify.controller.PREFILL_CHUNK_TOKENS", 16)
     prompt = np.arange(60, dtype=np.int32) % 97
     options = DecodeOptions(SAMPLED, max_tokens=20)
     expected = plain(tiny_runner, options, prompt)
-    verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
-    abandoned = Generation(verifier, NoDrafter(), prompt, options)
+    verifier = Verifier(tiny_runner, tiny_runner.new_cache())
+    abandoned = Stream(verifier, NoDrafter(), prompt, options)
     for _ in range(2):
         assert step(abandoned).tokens == []
     abandoned.close()
-    resumed = Generation(verifier, NoDrafter(), prompt, options)
+    resumed = Stream(verifier, NoDrafter(), prompt, options)
     assert resumed.reused_tokens == 32
     assert decode(verifier, NoDrafter(), prompt, options).tokens == expected
 
 
 def test_the_next_turn_reuses_the_prefix_and_emits_the_same_tokens(tiny_runner: ModelRunner) -> None:
     options = DecodeOptions(SAMPLED, max_tokens=12)
-    verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
+    verifier = Verifier(tiny_runner, tiny_runner.new_cache())
     first = decode(verifier, Chaos(97), PROMPT, options).tokens
     turn = np.array([*PROMPT, *first, 33, 34], np.int32)
-    again = Generation(verifier, NoDrafter(), turn, options)
+    again = Stream(verifier, NoDrafter(), turn, options)
     assert again.reused_tokens == len(PROMPT) + len(first) - 1
     assert decode(verifier, Oracle(first), turn, options).tokens == plain(tiny_runner, options, turn)
     # A conversation that takes another turn shares only a prefix.
@@ -135,12 +143,12 @@ def test_the_next_turn_reuses_the_prefix_and_emits_the_same_tokens(tiny_runner: 
 def test_tokens_that_are_taken_back_leave_the_text(tiny_runner: ModelRunner) -> None:
     options = DecodeOptions(GREEDY, max_tokens=30)
     expected = plain(tiny_runner, options)
-    verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
-    generation = Generation(verifier, Oracle(expected), PROMPT, options)
-    while not (taken := step(generation)).tokens:
+    verifier = Verifier(tiny_runner, tiny_runner.new_cache())
+    stream = Stream(verifier, Oracle(expected), PROMPT, options)
+    while not (taken := step(stream)).tokens:
         pass
-    generation.take_back(3)
-    generation.close()
+    stream.take_back(3)
+    stream.close()
     assert verifier.sequence.tokens.tolist() == [*PROMPT.tolist(), *expected[: len(taken.tokens) - 3]]
     turn = np.array([*verifier.sequence.tokens, 8, 9], np.int32)
     assert decode(verifier, NoDrafter(), turn, options).tokens == plain(tiny_runner, options, turn)

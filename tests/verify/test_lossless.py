@@ -21,13 +21,13 @@ from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.worker.detokenizer import AnswerText, Detokenizer
 from outrider.verify.decode import Decoded, decode, step
 from outrider.verify.draft_model.runner import DraftRunner
-from outrider.verify.generation import DecodeOptions, Generation
 from outrider.verify.model.loading import LoadOptions, load_model, load_weights, start_model, stop_ids
 from outrider.verify.model.quantization import UNQUANTIZED, Quantization
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.tokenizer import fingerprint, load_tokenizer
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.verifier import Verifier
 
 VERBS = ("read", "write", "sort", "find", "merge", "count", "parse", "remove", "open", "close")
 CODE = [
@@ -78,7 +78,7 @@ class Subject:
 
     def decode(self, drafter: Drafter, number: int, options: DecodeOptions) -> Decoded:
         """The answer to prompt `number`."""
-        return decode(TreeVerifier(self.runner, self.runner.new_cache()), drafter, self.prompts[number], options)
+        return decode(Verifier(self.runner, self.runner.new_cache()), drafter, self.prompts[number], options)
 
     def plain(self, number: int, temperature: float) -> list[int]:
         """The answer to prompt `number` without drafts; decoded once."""
@@ -129,7 +129,7 @@ TEMPERATURES = pytest.mark.parametrize(
 )
 # Every second prompt, the second model family, and drafters that share most of their code with `pearl` or `fusion`
 # are soak tests.
-SOAKED = ("draft", "draft-tree", "draft-graph", "lookahead", "lookup")
+SOAKED = ("draft", "draft-tree", "draft-graph", "lookahead", "lookup", "retrieval", "trigram")
 CASES = [
     pytest.param(
         subject,
@@ -167,7 +167,7 @@ def test_every_drafter_is_lossless(subject: Subject, drafter: DrafterName, numbe
     """
     corpus = (subject.corpus(numbers, temperature),) if drafter == "retrieval" else ()
     resources = replace(subject.resources, corpus=corpus)
-    eager = replace(resources, options=replace(resources.options, pearl=PearlOptions(thrifty=False)))
+    eager = replace(resources, options=replace(resources.options, pearl=PearlOptions(only_if_worth=False)))
     tokens = steps = 0
     for number in numbers:
         expected = subject.plain(number, temperature)
@@ -189,7 +189,7 @@ def test_fusion_is_lossless_whenever_the_draft_model_drafts(subject: Subject, ti
     for number in range(0, 40, 20):
         decoded = subject.decode(make("fusion", resources), number, subject.options(number, temperature))
         assert decoded.tokens == subject.plain(number, temperature), number
-        accepted += [source for step in decoded.steps if step.tree for source in step.tree.source[step.accepted]]
+        accepted += [source for step in decoded.steps if step.tree for source in step.tree.source[step.path]]
     assert Source.DRAFT in accepted
 
 
@@ -201,12 +201,12 @@ def test_stop_strings_cut_the_same_text(subject: Subject, temperature: float) ->
     vocabulary = Vocabulary(subject.tokenizer)
 
     def answer(name: DrafterName, prompt: Ints, seed: int) -> tuple[str, int]:
-        verifier = TreeVerifier(subject.runner, subject.runner.new_cache())
+        verifier = Verifier(subject.runner, subject.runner.new_cache())
         options = DecodeOptions(SamplingParams(temperature, seed=seed), 32, subject.stop_ids)
-        generation = Generation(verifier, make(name, subject.resources), prompt, options)
+        stream = Stream(verifier, make(name, subject.resources), prompt, options)
         text, pieces, used = AnswerText(Detokenizer(vocabulary.bytes_of), stops), "", 0
         while True:
-            taken = step(generation)
+            taken = step(stream)
             piece, count = text.feed(taken.tokens)
             pieces, used = pieces + piece, used + count
             if text.stopped or taken.finish:
@@ -223,9 +223,9 @@ def test_up_to_the_end_of_the_context(subject: Subject, temperature: float) -> N
     runner = ModelRunner(subject.runner.model, 96)
     options = DecodeOptions(SamplingParams(temperature, seed=1), 10_000)
     prompt = subject.prompts[0]
-    expected = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, options)
+    expected = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options)
     assert len(prompt) + len(expected.tokens) == 96
     assert expected.finish == "length"
     for name in subject.resources.names:
-        drafted = decode(TreeVerifier(runner, runner.new_cache()), make(name, subject.resources), prompt, options)
+        drafted = decode(Verifier(runner, runner.new_cache()), make(name, subject.resources), prompt, options)
         assert drafted.tokens == expected.tokens

@@ -14,6 +14,12 @@ def test_only_tiny_temperatures_are_greedy(temperature: float) -> None:
     assert SamplingParams(temperature).greedy == (temperature < 1e-5)
 
 
+def test_the_seeds_of_choices_and_of_turns_differ() -> None:
+    seeds = [SamplingParams(seed=seed).for_prompt(tokens).seed for seed in range(40) for tokens in range(1, 40)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 1 << 64 for seed in seeds)
+
+
 @pytest.mark.parametrize(
     ("options", "penalizes", "adjusts"),
     [

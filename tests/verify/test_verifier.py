@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
+import torch
 
 from outrider.drafters.interface import EMPTY, DraftTree, Ints, Source, chain
 from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import step
-from outrider.verify.generation import DecodeOptions, Generation
+from outrider.verify.errors import ModelError
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions, Stream
+from outrider.verify.verifier import Verifier
 
 PROMPT = np.array([5, 17, 42, 5, 17], np.int32)
 GREEDY = SamplingParams(temperature=0)
 
 
-def started(runner: ModelRunner, prompt: Ints = PROMPT, params: SamplingParams = GREEDY) -> TreeVerifier:
+def started(runner: ModelRunner, prompt: Ints = PROMPT, params: SamplingParams = GREEDY) -> Verifier:
     """A verifier that has read a prompt."""
-    verifier = TreeVerifier(runner, runner.new_cache())
+    verifier = Verifier(runner, runner.new_cache())
     verifier.begin(prompt, params, max_tokens=100)
     verifier.prefill()
     return verifier
 
 
-def plain(verifier: TreeVerifier, count: int) -> list[int]:
+def plain(verifier: Verifier, count: int) -> list[int]:
     """The next `count` tokens of plain decoding."""
     for _ in range(count):
         verifier.commit(verifier.verify(EMPTY))
@@ -40,7 +44,7 @@ def test_an_accepted_chain_emits_the_tokens_of_plain_decoding_and_one_more(tiny_
     expected = plain(started(tiny_runner), 8)
     verifier = started(tiny_runner)
     verdict = verifier.verify(draft(expected[:4]))
-    assert verdict.rows.tolist() == [0, 1, 2, 3]
+    assert verdict.path.tolist() == [0, 1, 2, 3]
     assert verdict.tokens.tolist() == expected[:5]
     verifier.commit(verdict)
     assert verifier.sequence.answer.tolist() == expected[:5]
@@ -52,6 +56,18 @@ def test_verifying_changes_nothing_until_the_verdict_is_committed(tiny_runner: M
     first = verifier.verify(draft([1, 2, 3])).tokens.tolist()
     assert verifier.sequence.tokens.tolist() == PROMPT.tolist()
     assert verifier.verify(draft([4, 5])).tokens.tolist() == first
+
+
+@pytest.mark.parametrize("rule", ["keyed", "rejection"])
+@pytest.mark.parametrize("penalty", [0.0, 0.5])
+def test_nan_logits_end_in_an_error_beside_feedback_and_penalties(
+    tiny_runner: ModelRunner, rule: Literal["keyed", "rejection"], penalty: float
+) -> None:
+    verifier = started(tiny_runner, params=SamplingParams(rule=rule, presence_penalty=penalty))
+    tree = draft([1, 2])
+    logits = torch.full((3, tiny_runner.vocabulary), torch.nan)
+    with pytest.raises(ModelError, match="NaN or infinite"):
+        verifier.judge(tree, logits, feedback=8)()
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5])
@@ -75,9 +91,9 @@ def test_a_later_request_reads_only_the_new_tokens_of_its_prompt(tiny_runner: Mo
     verifier = started(tiny_runner)
     text = np.concatenate([PROMPT, plain(verifier, 4), [33, 34]]).astype(np.int32)
     assert verifier.begin(text, GREEDY, max_tokens=10) == len(PROMPT) + 3  # the last emitted token is not in the cache
-    assert verifier.unread == 2
+    assert verifier.unread_prompt == 2
     verifier.prefill()
-    assert verifier.unread == 0
+    assert verifier.unread_prompt == 0
     assert plain(verifier, 5) == plain(started(tiny_runner, text), 5)
     assert verifier.begin(PROMPT[:3], GREEDY, max_tokens=10) == 2
 
@@ -86,7 +102,7 @@ def test_prompt_logprobs_cover_the_whole_prompt(tiny_runner: ModelRunner) -> Non
     verifier = started(tiny_runner)
     assert verifier.prompt_logprobs is None
     params = SamplingParams(temperature=0, logprobs=3)
-    assert verifier.begin(PROMPT, params, max_tokens=1, scores=True) == 0
+    assert verifier.begin(PROMPT, params, max_tokens=1, wants_prompt_logprobs=True) == 0
     verifier.prefill()
     scores = verifier.prompt_logprobs
     assert scores is not None
@@ -114,7 +130,7 @@ def test_a_session_continues_after_it_was_swapped_out(tiny_runner: ModelRunner) 
     plain(verifier, 3)
     slot = verifier.swap_out()
     assert verifier.is_swapped_out
-    other = TreeVerifier(tiny_runner, slot)
+    other = Verifier(tiny_runner, slot)
     other.begin(PROMPT[::-1].copy(), GREEDY, max_tokens=5)
     other.prefill()
     verifier.swap_in(tiny_runner.new_cache())
@@ -135,19 +151,19 @@ def test_a_released_verifier_has_no_text(tiny_runner: ModelRunner) -> None:
 def test_dropped_rows_are_read_again(tiny_runner: ModelRunner, read: int, scores: bool) -> None:
     """During the prompt and after it; neither the answer nor the prompt's log-probabilities change."""
     prompt = np.arange(tiny_runner.context_tokens - 20, dtype=np.int32) % 90
-    options = DecodeOptions(SamplingParams(temperature=0, logprobs=2), 6, scores_prompt=scores)
+    options = DecodeOptions(SamplingParams(temperature=0, logprobs=2), 6, wants_prompt_logprobs=scores)
     found = []
     for drops in (False, True):
-        generation = Generation(verifier := TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), prompt, options)
+        stream = Stream(verifier := Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), prompt, options)
         tokens: list[int] = []
         rounds = 0
         while len(tokens) < 6:
-            tokens += step(generation).tokens
+            tokens += step(stream).tokens
             rounds += 1
             if drops and rounds == 1 + read and (slot := verifier.drop_rows()) is not None:
                 verifier.swap_in(slot)
-                assert verifier.unread == len(verifier.sequence) - 1
-        scored = generation.prompt_logprobs
+                assert verifier.unread_prompt == len(verifier.sequence) - 1
+        scored = stream.prompt_logprobs
         found.append((tokens, None if scored is None else (scored.chosen.tolist(), scored.top_ids.tolist())))
     assert found[0] == found[1]
     assert found[0][1] is None or len(found[0][1][0]) == len(prompt) - 1

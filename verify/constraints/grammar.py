@@ -21,8 +21,10 @@ from outrider.drafters.interface import DraftTree, Ints, Source, chain
 from outrider.verify.constraints.limits import LIMITS, first_line
 
 MAX_CACHED_GRAMMARS = 64
-MASKS_SECONDS = 0.02  # of processor time, for the masks of one step's nodes; an ordinary mask takes less than a millisecond
-SLOW_ROOTS = 8  # masks of the root that alone took longer, in consecutive steps, before the answer ends
+# The masks of one step's nodes may take this processor time. An ordinary mask takes less than a millisecond.
+MASKS_SECONDS = 0.02
+# The answer ends after the mask of the root alone took longer in this many consecutive steps.
+SLOW_ROOTS = 8
 
 
 class GrammarError(ValueError):
@@ -74,7 +76,7 @@ class Grammar:
     ) -> None:
         """`clock` measures processor time, so that other programs make no grammar slow."""
         self._clock = clock
-        self._slow_roots = 0  # in a row
+        self._slow_roots = 0  # consecutive steps in which the root's mask was slow
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._stop_ids = frozenset(stop_ids)

@@ -10,7 +10,7 @@ LIMITS = LLParserLimits(
     step_lexer_fuel=200_000,
     step_max_items=50_000,
     max_grammar_size=500_000,
-    verbose_errors=False,  # without the parser's state, which contains the grammar and the answer
+    verbose_errors=False,  # they contain the parser's state, and with it the grammar and the answer
 )
 
 

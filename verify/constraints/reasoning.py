@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from outrider.drafters.interface import DraftTree, Ints
 from outrider.verify.sampling_params import ReasoningLimit
 
-START, CLOSED = -1, -2  # before the first token; outside of the reasoning
+# START is the state before the first token, and CLOSED that outside of the reasoning.
+START, CLOSED = -1, -2
 
 
 class Constraint(Protocol):
@@ -36,11 +37,12 @@ class ReasoningBudget:
         self._limit = limit
         self._vocabulary = vocabulary
         self._other = other
-        self._state = limit.max_tokens if limit.opening is None else START  # or the reasoning tokens left
+        # A state is START, CLOSED or the number of reasoning tokens left.
+        self._state = limit.max_tokens if limit.opening is None else START
 
     def visit(self, draft: DraftTree, depth: int) -> tuple[DraftTree, NDArray[np.bool_] | None]:
         tree, allowed = (draft, None) if self._other is None else self._other.visit(draft, depth)
-        states = [self._state]  # of the root and of each node
+        states = [self._state]  # states of the root and of each node
         for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
             states.append(self._next(states[parent + 1], token))
         for row in (row for row, state in enumerate(states) if state == 0):

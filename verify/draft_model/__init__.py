@@ -1,1 +1,1 @@
-"""Draft models: a runner that sessions share, and each session's cache and token tree."""
+"""Draft models: a runner that sessions share, and each session's cache and tree."""

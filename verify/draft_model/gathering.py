@@ -10,7 +10,8 @@ import torch
 
 from outrider.verify.model.segment import Segment
 
-MAX_THREADS = 256  # every work needs one; they are started when they are needed
+# Each piece of work needs a thread. Threads are started when they are needed.
+MAX_THREADS = 256
 
 
 class Gathering:
@@ -27,7 +28,7 @@ class Gathering:
         self._threads = ThreadPoolExecutor(MAX_THREADS, "outrider-drafts", torch.set_num_threads, (1,))
         self._turn = threading.Lock()  # held by the thread that works
         self._changed = threading.Condition()
-        self._working = 0  # threads that neither wait for a forward nor have ended
+        self._working = 0  # number of threads that neither wait for a forward nor have ended
         self._waiting: list[tuple[Segment, Future[torch.Tensor]]] = []
         self._local = threading.local()
 

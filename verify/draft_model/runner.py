@@ -24,7 +24,8 @@ from outrider.verify.model.segment import Segment
 
 T = TypeVar("T")
 TIMED_STEPS = 15
-HANDOVER_SECONDS = 2e-4  # from one thread to another and back, for each session and forward
+# For each session and forward, work passes from one thread to another and back in this time.
+HANDOVER_SECONDS = 2e-4
 
 
 class DraftRunner:
@@ -36,11 +37,11 @@ class DraftRunner:
         self.vocabulary = vocabulary
         self.shared_vocabulary = min(vocabulary, runner.vocabulary)
         self.speed_ratio = 1.0
-        self._step_seconds = math.inf  # of a single-token step; infinite until it is measured
+        self._step_seconds = math.inf  # seconds of a single-token step; infinite until it is measured
         self._slots = slots
         self._caches: OrderedDict[ReferenceType[SessionDraft], KVCache] = OrderedDict()  # least recently used first
         self._thread = ThreadPoolExecutor(1, "outrider-draft", initializer=self._prepare_thread, initargs=(threads,))
-        self._assigning = threading.Lock()  # caches to sessions
+        self._assigning = threading.Lock()  # held while caches are assigned to sessions
         self._running = threading.Lock()  # a runner computes one forward at a time
         self._gathering = Gathering(self._forward_all, self._forward)
 
@@ -70,13 +71,13 @@ class DraftRunner:
                         cache.truncate(0)
                     self._caches[ref(session)] = cache
                     return cache
-            owner.end_reading()  # without the lock: the thread may need it for what comes before
+            owner.end_reading()  # the lock is released, because the thread may need it for what comes before
 
     def fork(self, source: SessionDraft, forked: SessionDraft, length: int) -> None:
         """Copies the first `length` rows of a session's cache, or as many as there are, to the cache of its fork."""
         if ref(source) not in self._caches or self._slots < 2:
             return
-        rows = self.cache_for(source)  # now the most recently used one, which the fork does not take
+        rows = self.cache_for(source)  # it is now the most recently used one, which the fork does not take
         self.synchronize()
         self.cache_for(forked).fork(rows, length)
 
@@ -100,7 +101,7 @@ class DraftRunner:
 
         return self._thread.submit(completed)
 
-    def together(self, work: Sequence[Callable[[], None]]) -> None:
+    def run_drafts(self, work: Sequence[Callable[[], None]]) -> None:
         """Runs work of several sessions, each of which drafts. Their forwards are computed together where that pays.
 
         Without a cache for each, one could take another's.
@@ -155,7 +156,7 @@ class DraftRunner:
             self.submit(lambda: timed_forward(self.runner, own_cache, 0)).result()
             seconds.append(self.submit(lambda: timed_forward(self.runner, own_cache, 0)).result())
             ratios.append(target_seconds / seconds[-1])
-        self.speed_ratio = statistics.median(ratios[1:])  # without the warm-up
+        self.speed_ratio = statistics.median(ratios[1:])  # the first one is a warm-up
         self._step_seconds = statistics.median(seconds[1:])
 
 

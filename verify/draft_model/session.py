@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from outrider.drafters.interface import MAX_NODES, Floats, Ints, Sampling
+from outrider.drafters.interface import MAX_NODES, Ints, Sampling
 from outrider.drafters.model.language_model import Candidates
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.sampling import Sampler, warp_logits
+from outrider.verify.model.transfer import Download
+from outrider.verify.sampling.sampler import Sampler, warp_logits
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
 
@@ -30,9 +30,12 @@ if TYPE_CHECKING:
     from outrider.verify.draft_model.runner import DraftRunner
 
 T = TypeVar("T")
-READ_AHEAD_TOKENS = 64  # per forward, which other sessions wait for
-UNREAD_TOKENS = 64  # at most, that are read with a draft's root; the logits of all are computed
-INDEPENDENT_SEED = 0x5851F42D4C957F2D  # XORed into a seed, gives an independent noise stream
+# The tokens read by one forward, for which other sessions wait.
+READ_AHEAD_TOKENS = 64
+# At most this many tokens are read with a draft's root, because the logits of all are computed.
+UNREAD_TOKENS = 64
+# XORed into a seed, this gives an independent noise stream.
+INDEPENDENT_SEED = 0x5851F42D4C957F2D
 
 
 class SessionDraft:
@@ -45,8 +48,8 @@ class SessionDraft:
         self._reader = Reader()
         self._params = SamplingParams(temperature=0)
         self._sampler = Sampler(self._params)
-        self._draws = 0  # rows that a request with rejection sampling has drawn after
-        self._reading: Future[None] | None = None  # of the prompt, ahead of the first draft
+        self._draws = 0  # number of rows that a request with rejection sampling has drawn after
+        self._reading: Future[None] | None = None  # reading of the prompt, ahead of the first draft
         self._reads_ahead = False
         self._has_unknown_tokens = False  # the text has token ids outside the draft model's vocabulary
         self._committed = -1  # rows in the cache before the tree; -1 = they have been lost
@@ -222,14 +225,14 @@ class SessionDraft:
         count = min(count, logits.shape[-1])
         if self._params.greedy:
             probability, tokens = logits.softmax(-1).topk(count, -1)
-            return Candidates(as_ints(tokens), as_floats(probability))
+            return Candidates(*Download(tokens.int(), probability).arrays())
         weights = warp_logits(logits, self._params)
         tokens = self._sampler.scores(weights, self._noise_positions(depths)).topk(count, -1).indices
         probability = weights.softmax(-1)
-        q: NDArray[np.float32] | None = None
+        found = [tokens.int(), probability.gather(-1, tokens)]
         if self._params.rule == "rejection":
-            q = as_floats(torch.nn.functional.pad(probability, (0, self._shared.vocabulary - probability.shape[-1])))
-        return Candidates(as_ints(tokens), as_floats(probability.gather(-1, tokens)), q)
+            found.append(torch.nn.functional.pad(probability, (0, self._shared.vocabulary - probability.shape[-1])))
+        return Candidates(*Download(*found).arrays())
 
     def _noise_positions(self, depths: Collection[int]) -> list[int]:
         """The positions whose noise the rows at `depths` are sampled with.
@@ -242,13 +245,3 @@ class SessionDraft:
             return list(range(self._draws - len(depths), self._draws))
         first = self._length - self._text.prompt_length
         return [first + depth for depth in depths]
-
-
-def as_ints(values: torch.Tensor) -> Ints:
-    """The values as an int32 array on the host."""
-    return cast(Ints, values.int().cpu().numpy())
-
-
-def as_floats(values: torch.Tensor) -> Floats:
-    """The values as a float32 array on the host."""
-    return cast(Floats, values.float().cpu().numpy())

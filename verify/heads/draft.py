@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import cast
-
-import numpy as np
-import torch
 
 from outrider.drafters.model.language_model import Candidates
 from outrider.verify.draft_model.runner import DraftRunner
@@ -15,6 +11,7 @@ from outrider.verify.draft_model.session import SessionDraft
 from outrider.verify.heads.model import HeadCache, HeadModel
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.runner import ModelRunner
+from outrider.verify.verifier import CachedText
 
 
 class HeadRunner(DraftRunner):
@@ -22,9 +19,8 @@ class HeadRunner(DraftRunner):
 
     def __init__(self, head: HeadModel, slots: int = 4, threads: int = 1) -> None:
         super().__init__(cast(ModelRunner, head), head.vocabulary, slots, threads)
-        self.depth = head.head.depth
 
-    def together(self, work: Sequence[Callable[[], None]]) -> None:
+    def run_drafts(self, work: Sequence[Callable[[], None]]) -> None:
         """Runs work of several sessions, one after the other: a head computes one session's rows at a time."""
         for each in work:
             each()
@@ -45,20 +41,16 @@ class HeadDraft(SessionDraft):
     def root(self, count: int) -> Candidates:
         self.end_reading()
         cache = cast(HeadCache, self._shared.cache_for(self))
-        source = cache.source = None if self._text.cache is None else cast(KVCache, self._text.cache).hidden
+        target = self._text.cache if isinstance(self._text, CachedText) else None
+        source = cache.source = None if target is None else target.hidden
         cache.truncate(cache.exact)  # the target has now computed the states of rows that read the head's own
         oldest = self._length - 1  # the last token is always read
-        if source is not None and source.end >= oldest and cache.layers:  # without layers, a head reads nothing else
+        if source is not None and source.end >= oldest:
             oldest = min(oldest, source.first + 1)
         if cache.length < oldest:
             cache.skip(oldest)
         if cache.length < self._text.prompt_length - 1:
             self._shared.synchronize()  # unlike a step, reading a prompt does not wait for the device
         found = super().root(count)
-        cache.exact = cache.length + 1  # with row 0
+        cache.exact = cache.length + 1  # includes row 0
         return found
-
-    def _candidates(self, logits: torch.Tensor, depths: Collection[int], count: int) -> Candidates:
-        found = super()._candidates(logits, depths, count)
-        within = np.array(list(depths)) < self._shared.depth
-        return replace(found, probability=np.where(within[:, None], found.probability, np.float32(0)))

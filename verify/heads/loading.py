@@ -1,8 +1,8 @@
-"""Loads draft heads: EAGLE, EAGLE-3 and Medusa from checkpoints of their own, MTP layers from the target's checkpoint."""
+"""Loads draft heads: EAGLE and EAGLE-3 from checkpoints of their own, MTP layers from the target's checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,13 +14,13 @@ from transformers.utils import cached_file
 from outrider.verify.checkpoint import DEFAULT_REVISION, locate
 from outrider.verify.errors import ModelError, first_sentence
 from outrider.verify.heads.model import HeadModel
-from outrider.verify.heads.networks import Eagle3Head, EagleHead, Head, MedusaHead, MtpHead
-from outrider.verify.model.attention import NAME
+from outrider.verify.heads.networks import Eagle3Head, EagleHead, Head, MtpHead
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.runner import ModelRunner
 
-MTP = "mtp"  # as a path: the layer in the target's own checkpoint
+# As a path, this names the layer in the target's own checkpoint.
+MTP = "mtp"
 FILES = ("model.safetensors", "pytorch_model.bin")
-MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", *FILES)
 
 
 def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, pack: bool = True) -> HeadModel | None:
@@ -39,12 +39,12 @@ def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, 
         raise ModelError(f"No model at {path!r}: {first_sentence(error)}") from None
     config = {**config, **(config.get("transformer_layer_config") or {})}  # the layout of the library speculators
     names = " ".join(config.get("architectures") or ()).lower()
-    is_medusa, is_eagle3 = "medusa_num_heads" in config, "eagle3" in names or "draft_vocab_size" in config
-    if not is_medusa and not is_eagle3 and "eagle" not in names and config.get("num_hidden_layers") != 1:
+    if "medusa_num_heads" in config:
+        raise ModelError(f"The heads at {path!r} are Medusa's, which are not supported; use an EAGLE head or a draft model.")
+    is_eagle3 = "eagle3" in names or "draft_vocab_size" in config
+    if not is_eagle3 and "eagle" not in names and config.get("num_hidden_layers") != 1:
         return None
     try:
-        if is_medusa:
-            return HeadModel(build_medusa(read_weights(location.source, revision, MEDUSA_FILES), target, path), target, pack)
         weights = read_weights(location.source, revision)
         if "fc.weight" not in weights and not is_eagle3 and "eagle" not in names:
             return None
@@ -61,9 +61,9 @@ def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, 
         ) from None
 
 
-def read_weights(source: str, revision: str, names: Sequence[str] = FILES) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint in one file, the first of `names` that exists; none if it has none of them."""
-    for name in names:
+def read_weights(source: str, revision: str) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint in one file, the first of FILES that exists; none if it has none of them."""
+    for name in FILES:
         file = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
         if file is not None:
             is_safe = name.endswith("safetensors")
@@ -106,22 +106,6 @@ def build_eagle3(config: dict[str, Any], weights: dict[str, torch.Tensor], targe
     drafted = torch.arange(vocabulary) + cast(torch.Tensor, head.d2t)
     if int(drafted.min()) < 0 or int(drafted.max()) >= target.vocabulary:
         raise ModelError(f"The head at {path!r} drafts tokens that the target does not have; use the head of this target.")
-    return head
-
-
-def build_medusa(weights: dict[str, torch.Tensor], target: ModelRunner, path: str) -> MedusaHead:
-    """Medusa heads with their weights, as many as the checkpoint has. Raises ModelError."""
-    named = {name: tensor for name, tensor in weights.items() if name.startswith("medusa_head.")}  # the others are the target's
-    weights = named or {f"medusa_head.{name}": tensor for name, tensor in weights.items()}
-    matrices = [name.split(".") for name in weights if name.endswith(".weight")]
-    if not matrices or not all(len(name) in (4, 5) and name[1].isdigit() and name[2].isdigit() for name in matrices):
-        raise ModelError(
-            f"There are no weights of Medusa heads at {path!r}; it must have them in {' or '.join(MEDUSA_FILES[:2])}."
-        )
-    size = int(target.model.config.get_text_config().hidden_size)
-    heads, blocks = (1 + max(int(name[place]) for name in matrices) for place in (1, 2))
-    head = MedusaHead(heads, blocks - 1, size, target.vocabulary)
-    load_weights(head, weights, path)
     return head
 
 

@@ -8,16 +8,18 @@ import torch
 
 from outrider.drafters.interface import MAX_NODES
 from outrider.verify.heads.networks import Head
-from outrider.verify.model.attention import ShapeProbe, TorchAttention
+from outrider.verify.model.attention.shape_probe import ShapeProbe
+from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
 from outrider.verify.model.cache.paging import Rows
 from outrider.verify.model.cache.shape import CacheShape
-from outrider.verify.model.cpu.linear import can_pack, pack_layers
+from outrider.verify.model.cpu.choose import can_pack, pack_layers
 from outrider.verify.model.hidden.ring import StateRing
 from outrider.verify.model.runner import ModelRunner
 
-OWN_POSITIONS = 2 * (MAX_NODES + 1)  # of the head's own states: those of the rows being drafted, and of the rows before
+# The head's own states cover the rows that are being drafted and as many rows before them.
+OWN_POSITIONS = 2 * (MAX_NODES + 1)
 
 
 class HeadCache(KVCache):
@@ -61,13 +63,14 @@ class HeadModel:
     def __init__(self, head: Head, target: ModelRunner, pack: bool = True) -> None:
         """Makes the target, which has not started, keep the hidden states that the head reads. `pack` as in LoadOptions."""
         module = cast(torch.nn.Module, head).to(target.device).eval().requires_grad_(False)
-        for parameter in module.parameters():  # without buffers: rotary embeddings stay in float32
+        for parameter in module.parameters():  # buffers are left out, because rotary embeddings stay in float32
             parameter.data = parameter.data.to(target.model.dtype)
         if pack and can_pack(target.model):
-            pack_layers(module)
+            pack_layers(module, target.findings)
         self.head = head
         self.device, self.vocabulary = target.device, target.vocabulary
         self.context_tokens = target.context_tokens
+        self._products = target.products
         self._embed = target.model.get_input_embeddings()
         self._lm_head = cast(torch.nn.Module, target.model.get_output_embeddings())
         self._width = target.tap_hidden(head.layers_read)
@@ -100,7 +103,7 @@ class HeadModel:
             end = start + len(batch) - 1
             kept = torch.zeros(end - start + 1, self._width) if cache.source is None else cache.source.read(start - 1, end)
             states = self._fused(kept)
-        own = self._advance(batch.tokens[known:], batch.positions(start), states, TorchAttention(cache, batch))
+        own = self._advance(batch.tokens[known:], batch.positions(start), states, TorchAttention(cache, batch, self._products))
         cache.hidden.write(start + known, own)
         return self.head.logits(own[None] if logits else own[None, -1:], self._lm_head)[0]
 

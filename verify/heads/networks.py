@@ -1,5 +1,5 @@
-"""The networks of draft heads: EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840), MTP (DeepSeek-V3, 2412.19437) and Medusa
-(2401.10774).
+"""The networks of draft heads: EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840) and MTP (DeepSeek-V3,
+2412.19437).
 
 A row of a head has a token and the state at the position before it: the target's hidden state where the target has computed
 that position, otherwise the head's own. It computes a state of its own, which gives the logits of the next token. Knows nothing
@@ -14,21 +14,18 @@ import torch
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from outrider.drafters.interface import MAX_NODES
-
 
 class Head(Protocol):
     """A head on its target's device."""
 
     layers_read: tuple[int, ...]  # the target's layers whose inputs are the states; () = its last hidden state, normalised
     size: int  # width of the head's own states
-    depth: int  # the most tokens of a draft
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         """States of the target [1, N, W] to states as the head's own, [1, N, size]."""
 
     def advance(self, embedded: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, **others: Any) -> torch.Tensor:
-        """Embedded tokens [1, N, E], the states before them, and positions [1, N] to the rows' own states, [1, N, size].
+        """Computes each row's state [1, N, size] from its embedding [1, N, E], the previous state and its position [1, N].
 
         `others` are handed to the layers.
         """
@@ -41,7 +38,6 @@ class EagleHead(torch.nn.Module):
     """EAGLE: predicts the target's next hidden state. Implements `Head`."""
 
     layers_read: tuple[int, ...] = ()
-    depth = MAX_NODES
 
     def __init__(self, config: LlamaConfig, bias: bool = False) -> None:
         super().__init__()
@@ -85,8 +81,6 @@ class Eagle3Layer(LlamaDecoderLayer):  # type: ignore[misc]  # transformers carr
 class Eagle3Head(torch.nn.Module):
     """EAGLE-3: reads the inputs of three of the target's layers, and has a vocabulary of its own. Implements `Head`."""
 
-    depth = MAX_NODES
-
     def __init__(
         self,
         config: LlamaConfig,
@@ -124,7 +118,6 @@ class MtpHead(torch.nn.Module):
     """The first multi-token prediction layer of the target's own checkpoint. Implements `Head`."""
 
     layers_read: tuple[int, ...] = ()
-    depth = MAX_NODES
 
     def __init__(self, model: PreTrainedModel, size: int) -> None:
         """`model` is transformers' MtpModel."""
@@ -149,47 +142,3 @@ class MtpHead(torch.nn.Module):
 
     def logits(self, states: torch.Tensor, lm_head: torch.nn.Module) -> torch.Tensor:
         return cast(torch.Tensor, lm_head(states))
-
-
-class MedusaBlock(torch.nn.Module):
-    """A residual block of a Medusa head."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(size, size)
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return states + torch.nn.functional.silu(self.linear(states))
-
-
-class MedusaHead(torch.nn.Module):
-    """Medusa: one head for each drafted position, all of which read the target's last state. Implements `Head`.
-
-    A row's own state is the target's, and in its last value the row's depth below the text, which chooses the head.
-    """
-
-    layers_read: tuple[int, ...] = ()
-
-    def __init__(self, heads: int, blocks: int, size: int, vocabulary: int) -> None:
-        super().__init__()
-        self.size, self.depth = size + 1, heads
-        self._vocabulary = vocabulary
-        self.medusa_head = torch.nn.ModuleList(
-            torch.nn.Sequential(*(MedusaBlock(size) for _ in range(blocks)), torch.nn.Linear(size, vocabulary, bias=False))
-            for _ in range(heads)
-        )
-
-    def fuse(self, states: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.pad(states, (0, 1), value=-1.0)
-
-    def advance(self, embedded: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, **others: Any) -> torch.Tensor:
-        return torch.cat([states[..., :-1], states[..., -1:] + 1], -1)
-
-    def logits(self, states: torch.Tensor, lm_head: torch.nn.Module) -> torch.Tensor:
-        """Rows below the last head's position have the same logit for all tokens."""
-        found = states.new_zeros((*states.shape[:2], self._vocabulary))
-        for depth in states[..., -1].unique().int().tolist():
-            if depth < self.depth:
-                rows = states[..., -1] == depth
-                found[rows] = self.medusa_head[depth](states[rows][:, :-1])
-        return found

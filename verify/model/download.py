@@ -15,8 +15,10 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 log = logging.getLogger("outrider.worker")
-QUIET_SECONDS = 1.0  # shorter downloads show nothing
-TERMINAL_SECONDS = 0.2  # between updates
+# Shorter downloads show nothing.
+QUIET_SECONDS = 1.0
+# The time between updates in a terminal.
+TERMINAL_SECONDS = 0.2
 LOG_SECONDS = 10.0
 
 

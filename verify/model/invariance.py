@@ -25,30 +25,37 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cpu.ordered_attention import UnorderedError
 from outrider.verify.model.cpu.packing import PackedLinear, packed_layers
-from outrider.verify.model.gpu.row_counts import ROWS, row_classes, without_split_k
-from outrider.verify.model.row_class import PROMPT_ROWS, QUERY_BLOCK, RowClass, depth_left
+from outrider.verify.model.gpu.row_counts import ROWS, invariant_ranges, without_split_k
+from outrider.verify.model.invariant_range import PROMPT_ROWS, QUERY_BLOCK, InvariantRange, depth_left
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
 
 # auto = where it costs at most MAX_COST; on = refuses to start where it cannot hold.
 Invariant = Literal["auto", "on", "off"]
-VERSION = 5  # of saved findings; changes with the attention
-MAX_COST = 0.05  # of a step's time
+# The version of saved findings. It changes with the attention.
+VERSION = 6
+# The share of a step's time that invariance may cost.
+MAX_COST = 0.05
 PROBED_ROWS = (*range(1, 18), 24, 31, 32, 33, 34, 40, 47, 48, 49, 63, 64, 65, 66, 128, 256, 257, PROMPT_ROWS)
-HIGHEST = (PROMPT_ROWS, 65, 32, 16)  # largest numbers of rows that are tried
-LARGEST_LOW = 16  # more padding would cost too much
-MOST_OUTPUTS = 16384  # of a probed layer; a vocabulary would take long
-TREES = ((5, 8), (1, 128), (70, 17), (614, 40))  # tokens of text and draft nodes of the trees compared
-OTHER_TEXT, OTHER_ROWS = 3, 3  # of the stream beside them
+# The largest numbers of rows that are tried.
+HIGHEST = (PROMPT_ROWS, 65, 32, 16)
+# A larger smallest number of rows would cost too much padding.
+LARGEST_LOW = 16
+# The limit of a probed layer's outputs, because a whole vocabulary would take long.
+MOST_OUTPUTS = 16384
+# The tokens of text and the draft nodes of the trees that are compared.
+TREES = ((5, 8), (1, 128), (70, 17), (614, 40))
+# The text and the rows of the stream beside them.
+OTHER_TEXT, OTHER_ROWS = 3, 3
 COST_CONTEXT, COST_ROWS, COST_ROUNDS = 256, (1, 9), 9
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProbeResult:
     """What was found for a model on this machine."""
 
-    rows: RowClass | None  # None = no class of rows was found
-    cost: float  # share of a step's time that computing in the class adds; 0 without one
+    bounds: InvariantRange | None  # None = no invariant range was found
+    cost: float  # share of a step's time that computing in the range adds; 0 without one
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class LinearShape:
 
 
 def start(runner: ModelRunner, context_tokens: int, invariant: Invariant, file: Path | None) -> None:
-    """Starts the runner, in a class of rows if `invariant` asks for it. Raises ModelError.
+    """Starts the runner, in an invariant range if `invariant` asks for it. Raises ModelError.
 
     The finding is saved in `file`, and read from it at the next start.
     """
@@ -77,41 +84,43 @@ def start(runner: ModelRunner, context_tokens: int, invariant: Invariant, file: 
     if found is None:
         found = find(runner, context_tokens)
         save_finding({"version": VERSION, **asdict(found)}, file)
-    if invariant == "on" and found.rows is None:
+    if invariant == "on" and found.bounds is None:
         raise ModelError("On this machine, this model's logits depend on the draft's size; set model.invariant to auto.")
-    chosen = found.rows if invariant == "on" or found.cost <= MAX_COST else None
+    chosen = found.bounds if invariant == "on" or found.cost <= MAX_COST else None
     runner.start(context_tokens, chosen)
     if chosen is not None and not holds(runner, TREES[:1]):
         raise ModelError("Rows are not invariant any more on this machine; remove the folder speculation.cost_folder.")
     runner.invariance = describe(found, chosen)
 
 
-def describe(found: Finding, chosen: RowClass | None) -> str:
+def describe(found: ProbeResult, chosen: InvariantRange | None) -> str:
     """What was found and chosen, in a few words."""
-    if found.rows is None:
+    if found.bounds is None:
         return "impossible with this machine's kernels"
-    return f"{'off' if chosen is None else 'on'}, {found.rows.low} to {found.rows.high} rows, costs {found.cost:.1%} of a step"
+    return (
+        f"{'off' if chosen is None else 'on'}, {found.bounds.low} to {found.bounds.high} rows, costs {found.cost:.1%} of a step"
+    )
 
 
-def find(runner: ModelRunner, context_tokens: int) -> Finding:
-    """Finds the class of rows and measures its cost."""
-    for rows in classes(runner):
-        runner.start(context_tokens, rows)
+def find(runner: ModelRunner, context_tokens: int) -> ProbeResult:
+    """Finds the invariant range and measures its cost."""
+    for bounds in ranges(runner):
+        runner.start(context_tokens, bounds)
         if holds(runner, TREES):
-            return Finding(rows, cost(runner, context_tokens, rows))
-    return Finding(None, 0.0)
+            return ProbeResult(bounds, cost(runner, context_tokens, bounds))
+    return ProbeResult(None, 0.0)
 
 
-def classes(runner: ModelRunner) -> list[RowClass]:
-    """The classes of rows to try, from what the linear layers compute; none for a model that has no attention in order."""
+def ranges(runner: ModelRunner) -> list[InvariantRange]:
+    """The ranges to try, from what the linear layers compute; none for a model that has no attention in order."""
     if not runner.can_be_ordered:
         return []
     shapes = linear_layers(runner.model)
     if runner.in_pages:
         with without_split_k():
-            return row_classes([_products(shape, ROWS, runner.device) for shape in shapes])
+            return invariant_ranges([_products(shape, ROWS, runner.device) for shape in shapes])
     bounds = common_range(shapes)
-    return [] if bounds is None else [RowClass(*bounds, queries) for queries in (4, 8, 16, QUERY_BLOCK)]
+    return [] if bounds is None else [InvariantRange(*bounds, queries) for queries in (4, 8, 16, QUERY_BLOCK)]
 
 
 def linear_layers(model: torch.nn.Module) -> set[LinearShape]:
@@ -207,19 +216,19 @@ def tree_equals_path(runner: ModelRunner, cache: KVCache, other: KVCache, length
     return True
 
 
-def cost(runner: ModelRunner, context_tokens: int, rows: RowClass) -> float:
-    """The share of a step's time that computing in the class adds, measured in turns."""
+def cost(runner: ModelRunner, context_tokens: int, bounds: InvariantRange) -> float:
+    """The share of a step's time that computing in the range adds, measured in turns."""
     runner.start(context_tokens)
     without = runner.mode
-    runner.start(context_tokens, rows)
+    runner.start(context_tokens, bounds)
     within = runner.mode
     cache = runner.new_cache()
     cache.fill(max(0, min(COST_CONTEXT, runner.context_tokens - max(COST_ROWS))))
     ratios = []
     for _ in range(COST_ROUNDS + 1):
-        runner.use(without)
+        runner.mode = without
         plain = sum(_seconds(runner, cache))
-        runner.use(within)
+        runner.mode = within
         ratios.append(sum(_seconds(runner, cache)) / plain)
     return statistics.median(ratios[1:]) - 1
 
@@ -232,14 +241,14 @@ def _seconds(runner: ModelRunner, cache: KVCache) -> Iterator[float]:
         yield time.perf_counter() - started
 
 
-def _saved(file: Path | None) -> Finding | None:
+def _saved(file: Path | None) -> ProbeResult | None:
     try:
         saved = json.loads(file.read_text()) if file else {}
         if saved.get("version") != VERSION:
             return None
-        rows = saved["rows"] and RowClass(**{name: int(value) for name, value in saved["rows"].items()})
-        if rows and not 1 <= rows.low <= rows.high:
+        bounds = saved["bounds"] and InvariantRange(**{name: int(value) for name, value in saved["bounds"].items()})
+        if bounds and not 1 <= bounds.low <= bounds.high:
             return None
-        return Finding(rows, float(saved["cost"]))
+        return ProbeResult(bounds, float(saved["cost"]))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

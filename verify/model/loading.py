@@ -15,7 +15,8 @@ from transformers.utils import cached_file
 
 from outrider.verify.checkpoint import DEFAULT_REVISION, Location, gguf_bits, locate
 from outrider.verify.errors import ModelError, first_sentence
-from outrider.verify.model.attention import NAME
+from outrider.verify.model.attention.architectures import prepare_architecture
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cache.codec import KVDtype
 from outrider.verify.model.cpu import native
 from outrider.verify.model.download import download_progress
@@ -49,6 +50,7 @@ class LoadOptions:
     compile: Compile = "auto"
     quantization: Quantization = UNQUANTIZED
     kv_dtype: KVDtype = "auto"
+    findings: Path | None = None  # folder of choices that were made by timing; None = choose at every start
 
     @property
     def reads_blocks(self) -> bool:
@@ -81,7 +83,8 @@ def load_weights(options: LoadOptions) -> ModelRunner:
             f" which {free:.1f} GB are free; serve a smaller or quantised model, or name more GPUs in model.device."
         ) from None
     how = (options.pack, options.trace, options.compile)
-    runner = ModelRunner(model, options.context_tokens, *how, started=False, kv_dtype=options.kv_dtype)
+    findings = options.findings
+    runner = ModelRunner(model, options.context_tokens, *how, started=False, kv_dtype=options.kv_dtype, findings=findings)
     if location.gguf is not None:
         bits = gguf_bits(str(cached_file(location.source, location.gguf, revision=options.revision)))
         log.info("%s: %.1f bits per weight in the file, %.1f served", location.gguf, bits, runner.weight_bits)
@@ -99,6 +102,7 @@ def read_model(options: LoadOptions, location: Location, device: torch.device) -
         config = AutoConfig.from_pretrained(location.source, **source, **location.arguments)
     except (OSError, ValueError) as error:
         raise ModelError(f"No model at {options.path!r}: {first_sentence(error)}") from None
+    prepare_architecture(config)
     arguments = loading_arguments(options.path, config, location, options.quantization, device)
     try:
         return AutoModelForCausalLM.from_pretrained(

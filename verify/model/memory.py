@@ -13,11 +13,14 @@ from pathlib import Path
 
 import torch
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-LARGEST_KEPT_BYTES = 32 << 20  # the largest threshold that mallopt accepts
+# The parameters' numbers in glibc's mallopt.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+# The largest threshold that mallopt accepts.
+LARGEST_KEPT_BYTES = 32 << 20
 SMALLEST_RETURNED_BYTES = 128 << 10
 MOST_KEPT_BYTES = 256 << 20
-MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # which Python has from 3.13 on
+# Python has this constant from 3.13 on.
+MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
 
 def keep_freed_memory() -> None:

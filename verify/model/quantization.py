@@ -1,6 +1,9 @@
 """Weights of fewer bits: which layers are quantised, to what, and how, one by one, while a model loads.
 
-On a CPU, the layers of `outrider.verify.model.cpu.native`; on a GPU, torchao's.
+On a CPU, the layers of `outrider.verify.model.cpu.native`; on a GPU, torchao's. transformers documents how a quantizer is
+registered, but not the conversion of weights while they are read (`ConversionOps`) and the mark `_is_hf_initialized`. Tested
+with transformers 5.23, by `tests/verify/model/test_quantization.py`. Without them, a model is quantised after it was loaded,
+by `quantize_layers`, and has to fit into memory unquantised.
 """
 
 from __future__ import annotations
@@ -23,10 +26,13 @@ from outrider.verify.model.cpu.packing import is_plain, packed_layers
 from outrider.verify.model.gpu.devices import Placement
 
 Quantize = Literal["none", "int8", "int4", "fp8"]
-METHOD = "outrider"  # of the quantizer below, in transformers' registry
-BITS: dict[Quantize, int] = {"int8": 8, "int4": 4}  # on a CPU
+# The name of the quantizer below in transformers' registry.
+METHOD = "outrider"
+# The bits of a weight on a CPU.
+BITS: dict[Quantize, int] = {"int8": 8, "int4": 4}
 HEAD_BITS = 8
-DEQUANTIZED = ("compressed-tensors", "fp8")  # formats that have no kernels for CPUs, and that transformers can unpack
+# Formats that have no kernels for CPUs, and that transformers can unpack.
+DEQUANTIZED = ("compressed-tensors", "fp8")
 
 
 @dataclass(frozen=True)

@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple, cast
+from pathlib import Path
+from typing import Literal, cast
 
 import torch
 from transformers import PreTrainedModel
 
-from outrider.drafters.interface import MAX_NODES
 from outrider.verify.errors import ModelError, first_sentence
-from outrider.verify.model.attention import Attention, JointAttention, ShapeProbe, TorchAttention, number_layers
+from outrider.verify.model.attention import dot_product
+from outrider.verify.model.attention.architectures import replace_attention
+from outrider.verify.model.attention.interface import Attention
+from outrider.verify.model.attention.shape_probe import ShapeProbe, number_layers
+from outrider.verify.model.attention.torch_attention import JointAttention, TorchAttention
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import STORED, KVDtype
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cpu import native
+from outrider.verify.model.cpu.choose import can_pack, pack_layers
 from outrider.verify.model.cpu.latent import keep_latents
-from outrider.verify.model.cpu.linear import can_pack, pack_layers
-from outrider.verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention, padded, pieces
+from outrider.verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention
 from outrider.verify.model.cpu.packing import packed_layers
 from outrider.verify.model.cpu.trace import has_experts, trace
-from outrider.verify.model.delivery import Delivery, NotHandedOn, is_receiver
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
 from outrider.verify.model.hidden.tap import HiddenTap
+from outrider.verify.model.invariant_range import InvariantRange
+from outrider.verify.model.kwarg_injector import KwargInjector, NotPassedOn, is_receiver
 from outrider.verify.model.memory import keep_freed_memory
-from outrider.verify.model.older_attention import replace_attention
+from outrider.verify.model.mode import Mode
 from outrider.verify.model.recurrent.mixers import swap_in
 from outrider.verify.model.recurrent.rows import Recurrence, StateProbe
-from outrider.verify.model.recurrent.states import ROWS
-from outrider.verify.model.row_class import RowClass, depth_left
 from outrider.verify.model.segment import (
     ForwardBackend,
     Segment,
-    is_chunk,
     keep_hidden,
     kept_rows,
     positions_of,
@@ -45,8 +47,6 @@ from outrider.verify.model.segment import (
 )
 from outrider.verify.model.sizes import context_limit, weight_size
 
-MAX_STREAMS, MAX_ROWS = 16, 1024  # in one forward without a backend
-
 # torch.compile on a GPU: auto = if the model can be compiled; on = an error if it cannot.
 Compile = Literal["auto", "on", "off"]
 
@@ -54,14 +54,6 @@ Compile = Literal["auto", "on", "off"]
 def cache_dtype(model: PreTrainedModel) -> torch.dtype:
     """The data type of keys and values: the model's, or the one that its configuration names where weights are packed."""
     return cast(torch.dtype, model.config.dtype) if packed_layers(model) and model.config.dtype else model.dtype
-
-
-class Mode(NamedTuple):
-    """How a runner computes steps."""
-
-    rows: RowClass | None
-    inputs: AttentionInputs | None
-    backend: ForwardBackend | None
 
 
 class ModelRunner:
@@ -76,6 +68,7 @@ class ModelRunner:
         compile: Compile = "auto",
         started: bool = True,
         kv_dtype: KVDtype = "auto",
+        findings: Path | None = None,
     ) -> None:
         """Options as in `LoadOptions`. Unless `started`, call `start` before any other method. Raises ModelError."""
         if compile == "on" and model.device.type != "cuda":
@@ -88,51 +81,57 @@ class ModelRunner:
         if self._is_native:
             native.pack(model)
         elif pack and can_pack(model):
-            pack_layers(model)
+            pack_layers(model, findings)
         self.weight_bytes, weights = weight_size(model)  # read by each step
         self.weight_bits = round(8 * self.weight_bytes / max(1, weights), 2)  # mean, scales included
-        self.device = model.device
+        self.device, self.findings = model.device, findings
+        self.products = dot_product.chosen(model.device, model.dtype, findings)
         self.vocabulary = int(model.config.get_text_config().vocab_size)
         self.model_tokens = context_limit(model)
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
         self._traced, self._compile = traced, compile
         self._is_recurrent = swap_in(self.model)
-        replace_attention(self.model, kv_dtype)
-        self._delivery = Delivery()
+        replace_attention(self.model, self.model.config, kv_dtype)
+        self._injector = KwargInjector()
         self._tap: HiddenTap | None = None
         self._crossings = Crossings(model)
         self._attention_probe = ShapeProbe()
         self.cache_shape = replace(self._probe(self._attention_probe), dtype=dtype, coded=STORED[kv_dtype])
         if self.in_pages:
             check_pages(self.cache_shape)
-        self._backend: ForwardBackend | None = None
-        self.row_class: RowClass | None = None  # if set, a row's logits have the same bits in every step
-        self.invariance = "off"  # for people: whether `row_class` is set, and why
-        self._inputs: AttentionInputs | None = None  # of the attention in order, on a CPU
+        self.mode = Mode(self.in_pages, self._is_recurrent)  # assign another one to return to it
+        self.invariance = "off"  # for people: whether the mode has an invariant range, and why
         self.threads: int | None = None  # of the native library; None = torch's
         self.pages: int | None = None  # of the pool on a GPU, from the memory plan; None = some contexts
         self._pool: PagePool | None = None
         if started:
             self.start(self.context_tokens)
 
-    def start(self, context_tokens: int, rows: RowClass | None = None) -> None:
+    def start(self, context_tokens: int, bounds: InvariantRange | None = None) -> None:
         """Sets the context length, at most the model's, and builds the backend, which takes memory. Raises ModelError.
 
-        With `rows`, steps are computed in this class: on a CPU by attention in order, on a GPU in graphs of these sizes.
+        With `bounds`, steps are computed in this range: on a CPU by attention in order, on a GPU in graphs of these sizes.
         """
         self.context_tokens = min(self.model_tokens, context_tokens)
-        self.compute_in(rows)
+        self._start_in(bounds)
         keep_freed_memory()
-        if self.in_pages:
-            if self._pool is None or len(self._pool) != self._pool_pages():
-                self._pool = None  # frees its memory first
-                self._pool = PagePool(self.cache_shape, self._pool_pages())
-            self._backend = self._graphed(self._pool, self._compile)
-        elif self._is_native and self._traced and native.can_cache(self.cache_shape):
-            self._backend = native.build(self.model, self.cache_shape, self.threads or torch.get_num_threads(), self._tap)
-        elif self._traced and self.cache_shape.is_uniform:
-            how = self._attention_probe, self._delivery, self._untraced, self._inputs, self._tap
-            self._backend = trace(self.model, self.cache_shape, *how)
+        if self.in_pages and (self._pool is None or len(self._pool) != self._pool_pages()):
+            self._pool = None  # frees its memory first
+            self._pool = PagePool(self.cache_shape, self._pool_pages())
+        self.mode = replace(self.mode, backend=self._built())
+
+    def _built(self) -> ForwardBackend | None:
+        """The fastest backend that this model has here."""
+        if self._pool is not None:
+            return self._graphed(self._pool, self._compile)
+        if not self._traced:
+            return None
+        if self._is_native and native.can_cache(self.cache_shape):
+            return native.build(self.model, self.cache_shape, self.threads or torch.get_num_threads(), self._tap)
+        if self.cache_shape.is_uniform:
+            how = self._attention_probe, self._injector, self._untraced, self.products, self.mode.inputs, self._tap
+            return trace(self.model, self.cache_shape, *how)
+        return None
 
     def leave_library(self) -> bool:
         """Computes forwards without the native library from the next `start` on; returns whether they were computed by it."""
@@ -145,12 +144,13 @@ class ModelRunner:
         self.cache_shape = replace(self.cache_shape, hidden_width=self._tap.width)
         return self._tap.width
 
-    def compute_in(self, rows: RowClass | None) -> None:
-        """Computes steps in this class, without a backend."""
-        self.row_class, self._backend, self._inputs = rows, None, None
-        if rows is not None and not self.in_pages:
+    def _start_in(self, bounds: InvariantRange | None) -> None:
+        """Computes steps in this range, without a backend."""
+        inputs = None
+        if bounds is not None and not self.in_pages:
             shape = self.cache_shape
-            self._inputs = AttentionInputs(shape.kv_heads, shape.head_dim, self._attention_probe.groups, shape.dtype, rows)
+            inputs = AttentionInputs(shape.kv_heads, shape.head_dim, self._attention_probe.groups, shape.dtype, bounds)
+        self.mode = Mode(self.in_pages, self._is_recurrent, bounds, inputs)
 
     @property
     def in_pages(self) -> bool:
@@ -161,43 +161,55 @@ class ModelRunner:
     def backends(self) -> str:
         """What measurements depend on beside the machine and the model."""
         packed = sorted({type(layer).__name__ for layer in packed_layers(self.model)})
-        return f"packed {packed}, {self.weight_bytes} bytes, traced {self._traced}, compiled {self._compile}"
+        return f"packed {packed}, {self.weight_bytes} bytes, traced {self._traced}, compiled {self._compile}, {self.kernels}"
 
     @property
-    def mode(self) -> Mode:
-        """How steps are computed, to return to it with `use`."""
-        return Mode(self.row_class, self._inputs, self._backend)
+    def kernels(self) -> str:
+        """The kernels that were chosen for this CPU, for people; empty on a GPU."""
+        if self.device.type != "cpu":
+            return ""
+        if self._is_native:
+            return "compiled library"
+        layers = sorted({layer.kernel for layer in packed_layers(self.model)}) or ["PyTorch"]
+        attention = "PyTorch" if self.products is dot_product.dot_product_attention else "products of bfloat16"
+        return f"linear layers: {', '.join(layers)}; attention: {attention}"
 
-    def use(self, mode: Mode) -> None:
-        """Computes steps as when `mode` was read."""
-        self.row_class, self._inputs, self._backend = mode
+    @property
+    def invariant_range(self) -> InvariantRange | None:
+        """If set, a row's logits have the same bits in every step that keeps to it."""
+        return self.mode.bounds
+
+    @property
+    def max_rows(self) -> int:
+        """The most rows that are computed at once if they belong to several streams."""
+        return self.mode.max_rows
 
     @property
     def is_invariant(self) -> bool:
-        """Whether every row has the same bits beside any others, without a class of rows."""
-        return self._backend is not None and self._backend.is_invariant
+        """Whether every row has the same bits beside any others, without an invariant range."""
+        return self.mode.backend is not None and self.mode.backend.is_invariant
 
     @property
     def can_be_ordered(self) -> bool:
-        """Whether steps can have a class of rows: not with recurrent layers or layers of several shapes."""
+        """Whether steps can have an invariant range: not with recurrent layers or layers of several shapes."""
         return self.cache_shape.is_uniform and not self._is_recurrent
 
     def draft_depth(self, length: int) -> int:
-        """The deepest node that a draft may have, after `length` tokens in the cache."""
-        return MAX_NODES if self.row_class is None else depth_left(length)
+        """The depth of the deepest node that a draft may have, after `length` tokens in the cache."""
+        return self.mode.draft_depth(length)
 
     @property
     def draft_nodes(self) -> int:
-        """The most nodes that a draft may have: graphs of a class of rows take no more rows."""
-        return MAX_NODES if self.row_class is None or not self.in_pages else min(MAX_NODES, self.row_class.high - 1)
+        """The most nodes that a draft may have."""
+        return self.mode.draft_nodes
 
     def _graphed(self, pool: PagePool, compile: Compile) -> ForwardBackend:
         """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
-        from outrider.verify.model.gpu.graphs import GraphedForward  # Triton is only needed on a GPU
+        from outrider.verify.model.gpu.graphs import GraphedForward, can_capture_experts  # Triton is only needed on a GPU
 
         run = partial(self._run, keep=0)
-        graphed = GraphedForward(run, pool, self._positions, self.row_class, self._tap, self._crossings)
-        if not has_experts(self.model) and self.device.type == "cuda":
+        graphed = GraphedForward(run, pool, self._positions, self.mode.bounds, self._tap, self._crossings)
+        if self.device.type == "cuda" and (not has_experts(self.model) or can_capture_experts(self.model)):
             graphed.capture_model(self.model, compile)
         return graphed
 
@@ -208,8 +220,8 @@ class ModelRunner:
         try:
             try:
                 self._run(token, token, probe, keep=1, recurrence=states)
-            except NotHandedOn:
-                self._delivery = Delivery(filter(is_receiver, self.model.modules()))
+            except NotPassedOn:
+                self._injector = KwargInjector(filter(is_receiver, self.model.modules()), self._crossings.bring)
                 self._run(token, token, probe, keep=1, recurrence=states)
             recurrent = states.shape(self.device) if self._is_recurrent else None
         except ValueError as error:
@@ -264,11 +276,12 @@ class ModelRunner:
             segment.cache.release()
         if self._pool is not None:
             self._pool.reserve([(cast(PagedCache, each.cache), len(each.batch)) for each in segments])
-        if len(segments) == 1 and (self._is_apart(segments[0]) or self._is_untraced_chunk(segments[0])):
+        mode = self.mode
+        if len(segments) == 1 and (mode.is_apart(segments[0]) or mode.is_untraced_chunk(segments[0])):
             return [self._untraced(segments, in_order=False)]
-        if len(segments) == 1 and self.row_class is None:
-            return [self._together([segments[0]])]
-        forwards = self._forwards(segments)
+        if len(segments) == 1 and mode.bounds is None:
+            return [self._together(segments)]
+        forwards = mode.forwards(segments)
         found: list[list[torch.Tensor]] = [[] for _ in segments]
         for numbers, parts in forwards:
             counts = [part.kept for part in parts]
@@ -280,73 +293,29 @@ class ModelRunner:
             for segment, parts in zip(segments, found, strict=True)
         ]
 
-    def _forwards(self, segments: Sequence[Segment]) -> list[tuple[list[int], list[Segment]]]:
-        """What is computed at once: parts of segments, and these segments' numbers. A segment's parts are in order."""
-        forwards: list[tuple[list[int], list[Segment]]] = []
-        for number, segment in enumerate(segments):
-            place = 0
-            for part in self._parts(segment):
-                while place < len(forwards) and not self._fits(part, forwards[place][1]):
-                    place += 1
-                if place == len(forwards):
-                    forwards.append(([], []))
-                forwards[place][0].append(number)
-                forwards[place][1].append(part)
-        return forwards
-
-    def _parts(self, segment: Segment) -> Iterator[Segment]:
-        if self.row_class is None or self._inputs is None or self._is_apart(segment):
-            return iter([segment])
-        return (segment._replace(batch=part) for part in pieces(segment.batch, segment.cache.length, self.row_class))
-
-    def _fits(self, part: Segment, others: Sequence[Segment]) -> bool:
-        """Whether the part can be computed together with the others."""
-        if any(self._is_apart(each) for each in (part, *others)):
-            return False
-        streams = MAX_STREAMS if self._backend is None else self._backend.max_streams
-        return len(others) < streams and part.rows + sum(each.rows for each in others) <= self.max_rows
-
-    def _is_apart(self, segment: Segment) -> bool:
-        """Whether these rows are computed outside of the class of rows or of the graphs, because they are too many."""
-        if self._pool is not None:
-            return len(segment.batch) > (min(ROWS, self.max_rows) if self._is_recurrent else self.max_rows)
-        return self.row_class is not None and not self.row_class.has_prompts and is_chunk(segment)
-
-    def _is_untraced_chunk(self, segment: Segment) -> bool:
-        """Whether these rows are a part of a prompt that the backend does not read."""
-        reads_prompts = self._backend is not None and self._backend.reads_prompts
-        return self.row_class is None and is_chunk(segment) and not reads_prompts
-
-    @property
-    def max_rows(self) -> int:
-        """The most rows that are computed at once if they belong to several streams."""
-        if self.row_class is not None:
-            return self.row_class.high
-        return MAX_ROWS if self._backend is None else self._backend.max_rows
-
     def read_alone(self, cache: KVCache, tokens: torch.Tensor) -> torch.Tensor:
         """The logits of a text's first tokens, int64 [N], at the positions that the model itself gives them; [N, V]."""
         batch = ForwardBatch.chain(tokens)
         segment = Segment(cache, batch)
         cache.reserve(len(batch))
-        return self._run(tokens.to(self.device), None, TorchAttention(cache, batch), 0, recurrence_of([segment]))
+        return self._run(tokens.to(self.device), None, TorchAttention(cache, batch, self.products), 0, recurrence_of([segment]))
 
-    def _together(self, segments: list[Segment]) -> torch.Tensor:
+    def _together(self, segments: Sequence[Segment]) -> torch.Tensor:
         """One forward; logits of the kept rows, and possibly of others behind them."""
-        if self._is_apart(segments[0]):
+        if self.mode.is_apart(segments[0]):
             return self._untraced(segments, in_order=False)
-        if self.row_class is not None and self._inputs is not None:
-            last, missing = segments[-1], self.row_class.low - sum(each.rows for each in segments)
-            segments[-1] = last._replace(batch=padded(last.batch, last.rows + missing))
-        chunk = self._is_recurrent and not self._pool and any(map(is_chunk, segments))  # which these layers read otherwise
-        return self._untraced(segments) if chunk or self._backend is None else self._backend(segments)
+        segments = self.mode.padded(segments)
+        backend = self.mode.backend_for(segments)
+        return self._untraced(segments) if backend is None else backend(segments)
 
     def _untraced(self, segments: Sequence[Segment], in_order: bool = True) -> torch.Tensor:
-        """A forward by Python. With `in_order`, attention is that of the class of rows, if there is one."""
-        inputs = self._inputs if in_order else None
+        """A forward by Python. With `in_order`, attention is that of the invariant range, if there is one."""
+        inputs = self.mode.inputs if in_order else None
         streams: list[tuple[Attention, int]] = []
         for cache, batch, _ in segments:
-            attention = TorchAttention(cache, batch) if inputs is None else OrderedAttention(cache, batch, inputs)
+            attention = (
+                TorchAttention(cache, batch, self.products) if inputs is None else OrderedAttention(cache, batch, inputs)
+            )
             streams.append((attention, len(batch) - batch.known))
         joint = streams[0][0] if len(streams) == 1 else JointAttention(streams)
         least = 1 if inputs is None else inputs.least_rows
@@ -370,6 +339,6 @@ class ModelRunner:
         """The model's forward; logits of the rows `keep`, of the last `keep` rows, or of all rows if it is 0."""
         ours = {"attention": attention} | ({"recurrence": recurrence} if self._is_recurrent else {})
         rows = {"input_ids": tokens[None], "position_ids": None if positions is None else positions[None]}
-        with self._delivery.of(ours, positions) as handed:
+        with self._injector.inject(ours, positions) as handed:
             output = self.model(**rows, use_cache=False, logits_to_keep=keep, **handed)
         return cast(torch.Tensor, output.logits[0])

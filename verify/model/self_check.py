@@ -31,15 +31,20 @@ from outrider.verify.model.cpu.packing import packed_layers
 from outrider.verify.model.recurrent.states import ROWS
 from outrider.verify.model.runner import ModelRunner
 
-PREFIX = 7  # tokens of the first piece; with the root and a path 13, which fit into the shortest context that can be set
+# The tokens of the first piece. With the root and a path they are 13, which fit into the shortest context that can be set.
+PREFIX = 7
 # A tree of eight nodes, depth-first: two paths of five nodes that share the first two.
 PARENTS = (-1, 0, 1, 2, 3, 1, 5, 6)
 DEPTHS = (1, 2, 3, 4, 5, 3, 4, 5)
 SHARED = 2
-LONG, CUT = ROWS + 8, ROWS - 15  # tokens of the long prompt, and where it is cut
-ATTEMPTS = 5  # texts
-TEXT_TOKENS = PREFIX + 1 + len(PARENTS)  # of each
-SENSITIVITY = 3.0  # multiples of the median row's sensitivity that rounding may reach in any row
+# The tokens of the long prompt, and where it is cut.
+LONG, CUT = ROWS + 8, ROWS - 15
+# The number of texts.
+ATTEMPTS = 5
+# The tokens of each text.
+TEXT_TOKENS = PREFIX + 1 + len(PARENTS)
+# In any row, rounding may reach this multiple of the median row's sensitivity.
+SENSITIVITY = 3.0
 # What `check_model` reads, as the model's tokens: at least ATTEMPTS * TEXT_TOKENS of them, of several kinds.
 SAMPLE = (
     "The old lighthouse keeper climbed the stairs every evening to light the lamp, and every morning he wrote down which ships"
@@ -47,7 +52,8 @@ SAMPLE = (
     " second):\n    return first + second\n\nprint(add(2, 3))\nIn 1969, two people walked on the Moon while a third one"
     " waited in orbit. Dear Ms. Miller, thank you for your letter of March 3; we will send your order soon."
 )
-ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")  # transformers' names of layers without a state
+# The names of layers without a state in transformers.
+ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 def check_model(runner: ModelRunner, path: str, sample: Sequence[int] = ()) -> None:

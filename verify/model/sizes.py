@@ -7,7 +7,8 @@ from transformers import PreTrainedModel
 
 from outrider.verify.model.cpu.packing import PackedLayer, packed_layers
 
-CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # of the limit, in configurations
+# The names of the context's limit in configurations.
+CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 UNLIMITED_TOKENS = 1 << 17
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Words = tuple[str, ...]
-BRACKET = "["  # of a list of calls; models omit it
+# Models omit this opening of a list of calls.
+BRACKET = "["
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,12 @@ class ToolFormat:
     models: str
     call: Words
     markers: tuple[Words, ...]  # a chat template has this format if it contains all texts of one of these
-    before: Words = ()  # before the first call
+    before: Words = ()  # text before the first call
     between: str = ""
-    after: Words = ()  # after the last call
-    parameter: Words = ()  # of %parameters
-    name_key: str = "name"  # of the function's name in %object
-    key: str = "arguments"  # of the arguments in %object
+    after: Words = ()  # text after the last call
+    parameter: Words = ()  # form of %parameters
+    name_key: str = "name"  # key of the function's name in %object
+    key: str = "arguments"  # key of the arguments in %object
     bare: bool = False  # an answer may begin with a call without marker
     single: bool = False  # the model stops after a call
     also: tuple[str, ...] = ()  # formats that the parser accepts, too

@@ -18,7 +18,7 @@ def fields_call(source: Source, writer: CallWriter, name: str) -> Reader[None]:
     if (yield from source.peek()) != "{":
         raise Malformed("arguments")
     writer.begin(name)
-    opened: list[str] = []  # brackets
+    opened: list[str] = []  # open brackets
     while True:
         bracket = yield from source.peek()
         if bracket in CLOSING:

@@ -9,7 +9,8 @@ from outrider.server.chat.tools.lark import Lark, json_expression, length_patter
 from outrider.server.chat.tools.schemas import TEXT, arguments, properties_of, resolved, standalone, texts_of, types_of
 
 SCALARS = frozenset({"integer", "number", "boolean", "null"})
-MAX_DEPTH = 64  # of nested values; deeper ones may be any
+# Values nested deeper than this are not restricted.
+MAX_DEPTH = 64
 
 
 class FieldsGrammar:
@@ -17,7 +18,7 @@ class FieldsGrammar:
 
     def __init__(self, lark: Lark, name: str, parameters: Any) -> None:
         self._lark, self._name, self._root = lark, name, parameters
-        self._rules: dict[int, str] = {}  # by the schema's identity
+        self._rules: dict[int, str] = {}  # rules by the schema's identity
         self._any = ""  # the rule of any value
 
     def expression(self) -> str:

@@ -10,8 +10,9 @@ from outrider.server.chat.tools.gemma_grammar import FieldsGrammar
 from outrider.server.chat.tools.lark import Lark, json_expression, length_pattern
 from outrider.server.chat.tools.schemas import DEFINITIONS, TEXT, arguments, resolved, standalone, texts_of, types_of
 
-MAX_CALLS = 8  # in an answer whose calls are enforced
-MAX_CHARACTERS = 1 << 20  # of a grammar
+# An answer has at most this many calls if calls are enforced.
+MAX_CALLS = 8
+MAX_CHARACTERS = 1 << 20
 
 
 def calls_grammar(format: str | ToolFormat, functions: Mapping[str, Any], max_calls: int, special: Mapping[str, int]) -> str:

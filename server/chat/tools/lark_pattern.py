@@ -10,8 +10,10 @@ from collections.abc import Callable
 
 from outrider.server.http import json_body
 
-MAX_CHARACTERS = 1 << 16  # of a grammar, and of its regular expression
-MAX_EXPANDED_CHARACTERS = 1 << 20  # of the regular expressions of all rules
+# This bounds the length of a grammar, and of its regular expression.
+MAX_CHARACTERS = 1 << 16
+# This bounds the regular expressions of all rules together.
+MAX_EXPANDED_CHARACTERS = 1 << 20
 # Quantifiers are possessive: a text that does not match is read once.
 TOKEN = re.compile(
     r"""(?P<space>[ \t\f]++|//[^\n]*+)
@@ -25,7 +27,8 @@ TOKEN = re.compile(
     |(?P<other>->|\.\.|[:|()\[\]*+?,.])""",
     re.VERBOSE,
 )
-COMMON = {  # Lark's library of terminals, without lookarounds
+# These are the terminals of Lark's library, without lookarounds.
+COMMON = {
     "DIGIT": "[0-9]",
     "HEXDIGIT": "[a-fA-F0-9]",
     "INT": "[0-9]+",
@@ -46,7 +49,8 @@ COMMON = {  # Lark's library of terminals, without lookarounds
     "LF": r"\n",
     "NEWLINE": r"(?:\r?\n)+",
 }
-Token = tuple[str, str]  # the kind and the text
+# A token is its kind and its text.
+Token = tuple[str, str]
 
 
 def lark_pattern(grammar: str) -> str:
@@ -63,8 +67,8 @@ class Grammar:
     def __init__(self, text: str) -> None:
         """Raises ValueError if `text` is not a list of rules and imports."""
         self._rules: dict[str, list[Token]] = {}
-        self._patterns: dict[str, str | None] = {}  # by rule; None while it is being expanded
-        self._characters = 0  # of all patterns
+        self._patterns: dict[str, str | None] = {}  # patterns by rule; None while it is being expanded
+        self._characters = 0  # characters of all patterns
         rule: list[Token] = []
         for line in split_lines(tokenize(text)):
             if line[0][0] == "import":

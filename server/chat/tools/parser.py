@@ -35,7 +35,7 @@ class MarkedParser(SourceParser):
         self._formats = (format, *(FORMATS[name] for name in format.also))
         self._openings = sorted({each.opening for each in self._formats if each.opening})
         self._functions = functions
-        self._spaces: list[str] = []  # not content if a call follows
+        self._spaces: list[str] = []  # they are not content if a call follows
         super().__init__()
 
     def _read(self) -> Reader[None]:

@@ -12,7 +12,8 @@ from outrider.server.chat.tools.writer import CallWriter
 
 OUTSIDE = re.compile(r"[\"'()\[\]{}]")
 INSIDE = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
-JSON_NAMES = {"true": True, "false": False, "null": None}  # models also write these in Python calls
+# Models also write these names in Python calls.
+JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
 def python_call(source: Source, writer: CallWriter) -> Reader[None]:

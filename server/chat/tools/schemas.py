@@ -8,7 +8,8 @@ from typing import Any
 
 ANY = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 TEXT = frozenset({"string"})
-MAX_DEPTH = 16  # of references and alternatives
+# References and alternatives nested deeper than this are not restricted.
+MAX_DEPTH = 16
 DEFINITIONS = ("$defs", "definitions")
 
 

@@ -39,7 +39,8 @@ def tagged_call(source: Source, writer: CallWriter, name: str, schema: Any, para
         writer.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
         separator = ", "
         types = types_of(properties.get(key), schema)
-        if is_text:  # the schema decides if it does not allow text
+        if is_text:
+            # A schema that allows no text overrides the mark.
             types = types & TEXT or types
         value = read_text if types == TEXT else read_value
         yield from value(source, writer, types, value_end, wrapped)
@@ -54,7 +55,7 @@ def tagged_call(source: Source, writer: CallWriter, name: str, schema: Any, para
 
 def read_text(source: Source, writer: CallWriter, types: frozenset[str], end: str, wrapped: bool) -> Reader[None]:
     """Reads text before `end`, and writes it as a JSON string while it arrives."""
-    newline = ""  # at the end of the text so far; it is not part of wrapped text
+    newline = ""  # line break at the end of the text so far; it is not part of wrapped text
 
     def write(text: str) -> None:
         nonlocal newline

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from outrider.server.chat.tools.parts import Part, merge_parts
 from outrider.server.chat.tools.source import Reader, Source
 
-PIECE_CHARACTERS = 4096  # read at once; searching for several markers is linear in the piece, for each one that is found
+# Text is read in pieces, because a search for several markers is linear in the piece for each marker that is found.
+PIECE_CHARACTERS = 4096
 
 
 class CallWriter:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import re
 import time
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request as HTTPRequest
@@ -17,6 +14,7 @@ from pydantic import ValidationError
 from outrider.server.chat.prompt import PromptEncoder
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.http.errors import APIError
+from outrider.server.http.ignored import report_ignored
 from outrider.server.http.json_route import in_turn
 from outrider.server.openai.chat import ChatEndpoint
 from outrider.server.openai.generation import GenerationRunner, GenerationTask
@@ -24,11 +22,6 @@ from outrider.server.openai.responses.formatter import ResponseFormatter
 from outrider.server.openai.responses.items import InputItem, input_item, references
 from outrider.server.openai.responses.schema import ResponsesBody
 from outrider.server.openai.responses.store import ResponseStore, StoredResponse
-
-IGNORED_HEADER = "x-outrider-ignored"
-MAX_IGNORED = 32  # names in the header and the log
-NAME = re.compile(r"[a-z_.]+\.[a-z0-9_]{1,64}")  # of a type; clients could write anything
-log = logging.getLogger("outrider.requests")
 
 
 class ResponsesEndpoint:
@@ -83,9 +76,7 @@ class ResponsesEndpoint:
             new_stop=chat.new_stop,
             on_complete=store,
         )
-        response = await self._runner.respond(http, task, bool(body.stream))
-        report_ignored(http, response, body.ignored)
-        return response
+        return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), body.ignored)
 
     def retrieve(self, http: HTTPRequest, response_id: str) -> dict[str, Any]:
         """A stored response. Raises APIError."""
@@ -108,13 +99,3 @@ class ResponsesEndpoint:
         if len(set(ids)) < len(ids):
             raise APIError(400, "'input' names an item twice; name each stored item once.", "input", "invalid_value")
         return {name: input_item(item) for name, item in self._store.items(ids, principal).items()}
-
-
-def report_ignored(http: HTTPRequest, response: Response, names: Sequence[str]) -> None:
-    """Names what a request has and the server left out, in a header of the response and in a line of the log."""
-    if names:
-        known = dict.fromkeys(name if NAME.fullmatch(name) else f"{name.partition('.')[0]}.unknown" for name in names)
-        text = ", ".join(list(known)[:MAX_IGNORED])
-        response.headers[IGNORED_HEADER] = text
-        fields = ", ".join(dict.fromkeys(name.partition(".")[0] for name in known))  # the types are the client's words
-        log.info("ignored", extra={"fields": {"request_id": http.state.request_id, "ignored": fields}})

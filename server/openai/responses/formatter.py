@@ -24,7 +24,7 @@ from outrider.server.openai.tools.custom_input import CustomPart
 from outrider.server.openai.usage import Usage
 from outrider.verify.sampling_params import SamplingParams
 
-# Of each type of call: the field that grows, and the name of its events.
+# Maps each type of call to the field that grows and the name of its events.
 CALLS = {"function_call": ("arguments", "function_call_arguments"), "custom_tool_call": ("input", "custom_tool_call_input")}
 
 
@@ -44,7 +44,7 @@ class ResponseFormatter:
         self._parser = OutputParser(new_parser, custom_tools)
         self._namespaces = namespaces(request.tools)
         self._vocabulary = logprobs_vocabulary
-        self._sequence_number = 0  # of the next event
+        self._sequence_number = 0  # number of the next event
         self._item: dict[str, Any] | None = None  # the output item in progress
         self._finish: str | None = None
         self.response = new_response(request, response_id, params)

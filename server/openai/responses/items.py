@@ -91,6 +91,11 @@ class OtherItem(Body):
     type: Annotated[str, Field(max_length=64)]
 
 
+def content_of(item: object) -> Content | None:
+    """The content of a message, or the result of a call; None for other items."""
+    return item.content if isinstance(item, MessageItem) else item.output if isinstance(item, ResultItem) else None
+
+
 TAGS = {
     "message": "[message]",
     "function_call": "[function_call]",
@@ -140,7 +145,7 @@ def to_messages(items: str | Sequence[InputItem], stored: Mapping[str, InputItem
     if isinstance(items, str):
         return [Message(role="user", content=items)]
     messages: list[Message] = []
-    reasoning: str | None = None  # that belongs to the next message of the assistant
+    reasoning: str | None = None  # reasoning that belongs to the next message of the assistant
     for item in items:
         if isinstance(item, ItemReference):
             item = (stored or {})[item.id]

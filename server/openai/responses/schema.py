@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
 
-from outrider.server.openai.conversation import Message
+from outrider.server.openai.conversation import Message, media_names
 from outrider.server.openai.fields import (
     TEXT_OR_LIST,
     Body,
@@ -17,11 +17,12 @@ from outrider.server.openai.fields import (
     SamplingFields,
     Strings,
     Text,
+    UntracedSpeculation,
     reject_unsupported,
 )
-from outrider.server.openai.responses.items import InputItem, InputItems, OtherItem, to_messages, with_system
+from outrider.server.openai.responses.items import InputItem, InputItems, OtherItem, content_of, to_messages, with_system
 from outrider.server.openai.responses.tools import HostedChoice, HostedTool, ToolChoice, Tools, chat_choice, own_tools
-from outrider.server.openai.schema import ChatBody, StreamOptions, UntracedSpeculation
+from outrider.server.openai.schema import ChatBody, StreamOptions
 from outrider.server.openai.structures import JsonSchema, ResponseFormat
 
 # As in `unsupported`: OpenAI's fields, then those that chats have and responses do not.
@@ -134,10 +135,11 @@ class ResponsesBody(SamplingFields):
 
     @property
     def ignored(self) -> list[str]:
-        """What this server does not have and leaves out: tools, input items and hints."""
+        """What this server does not have and leaves out: tools, input items, what the model cannot read, and hints."""
         names = [f"tools.{tool.type}" for tool in self.tools or () if isinstance(tool, HostedTool)]
         names += [f"tool_choice.{self.tool_choice.type}"] if isinstance(self.tool_choice, HostedChoice) else []
         names += [f"input.{item.type}" for item in self.input if isinstance(item, OtherItem)]
+        names += media_names("input", map(content_of, () if isinstance(self.input, str) else self.input))
         names += ["text.verbosity"] if self.text and self.text.verbosity else []
         return list(dict.fromkeys(names))
 

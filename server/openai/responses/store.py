@@ -15,6 +15,10 @@ from outrider.server.http.errors import APIError
 from outrider.server.openai.conversation import Message
 
 MESSAGES = TypeAdapter(list[Message])
+# Each key stores at most this many responses; the oldest is evicted first.
+CAPACITY = 1000
+# Each key's responses take at most this much, as JSON.
+KEY_BYTES = 64 << 20
 
 
 class StoredResponse:
@@ -51,8 +55,8 @@ class StoredResponse:
 class Shelf:
     """The responses of one principal."""
 
-    entries: OrderedDict[str, tuple[float, StoredResponse]] = field(default_factory=OrderedDict)  # by id: expiry, response
-    responses: dict[str, str] = field(default_factory=dict)  # by the id of an output item: the id of its response
+    entries: OrderedDict[str, tuple[float, StoredResponse]] = field(default_factory=OrderedDict)  # expiry and response by id
+    responses: dict[str, str] = field(default_factory=dict)  # id of the response, by the id of an output item
     size_bytes: int = 0
 
     def add(self, expires: float, stored: StoredResponse) -> None:
@@ -86,7 +90,7 @@ class ResponseStore:
         self._capacity = capacity
         self._ttl_seconds = ttl_seconds
         self._budget_bytes = budget_bytes
-        self._shelves: dict[str, Shelf] = {}  # by principal
+        self._shelves: dict[str, Shelf] = {}  # shelves by principal
 
     def put(self, stored: StoredResponse) -> None:
         """Stores the response, unless it exceeds its principal's whole budget."""

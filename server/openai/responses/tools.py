@@ -12,7 +12,8 @@ from outrider.server.openai.fields import MAX_PARTS, Body, FreeForm, Name, ToolM
 from outrider.server.openai.responses.items import full_name
 from outrider.server.openai.tools import definitions as chat
 
-OWN_TYPES = ("function", "custom")  # the tools that the client runs
+# The client runs these tools.
+OWN_TYPES = ("function", "custom")
 ToolType = Annotated[str, Field(max_length=64)]
 
 

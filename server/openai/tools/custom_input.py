@@ -11,7 +11,8 @@ from outrider.server.chat.tools import Part
 from outrider.server.http import json_body
 
 OPENING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
-OPENING_CHARACTERS = 64  # arguments that do not open with the input by then are read as a whole
+# Arguments that do not open with the input within this many characters are read as a whole.
+OPENING_CHARACTERS = 64
 # Complete characters of a JSON string. Models also write escapes that JSON does not have.
 CHARACTERS = re.compile(r'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\u(?=[0-9a-fA-F]{0,3}[^0-9a-fA-F])|\\[^u])*', re.DOTALL)
 ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
@@ -30,7 +31,7 @@ class CustomInputs:
     def __init__(self, names: Collection[str]) -> None:
         """`names` are those of the custom tools."""
         self._names = names
-        self._decoder: InputDecoder | None = None  # of the call in progress
+        self._decoder: InputDecoder | None = None  # decoder of the call in progress
         self._call = 0
 
     def convert(self, parts: Sequence[Part], finished: bool) -> list[Part]:
@@ -60,9 +61,9 @@ class InputDecoder:
     """Decodes the input in `{"input": "..."}`. Arguments of any other form are decoded at their end."""
 
     def __init__(self) -> None:
-        self._pending: list[str] = []  # not decoded yet
-        self._opening = True  # nothing but the text before the input has been read
-        self._opened = False  # the text of the input has begun
+        self._pending: list[str] = []  # text that is not decoded yet
+        self._opening = True  # whether only the text before the input has been read
+        self._opened = False  # whether the text of the input has begun
         self._closed = False
         self._high = ""  # the first half of a surrogate pair
 

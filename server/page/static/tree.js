@@ -101,7 +101,14 @@ export function summary(trace) {
 
 export function times(trace) {
   const { draft_ms: draft, verify_ms: verify, commit_ms: commit } = trace;
-  return make("p", { class: "quiet" }, `Draft ${draft} ms, verify ${verify} ms, commit ${commit} ms`);
+  return make("p", { class: "quiet" }, `${reason(trace)}Draft ${draft} ms, verify ${verify} ms, commit ${commit} ms`);
+}
+
+// Why as many nodes were verified, if their cost decided.
+function reason({ draft, proposed, expected_tokens: expected, gain }) {
+  if (expected === null) return "";
+  const nodes = `${draft.tokens.length} of ${proposed} nodes verified`;
+  return `${nodes}: ${expected} tokens expected, ${gain} times as fast as without a draft. `;
 }
 
 const percent = (probability) => `${Math.round(100 * probability)}%`;

@@ -1,4 +1,4 @@
-"""What is written of a session: copies of what is small, and its rows, which are copied one page at a time.
+"""The contents of a session that is saved: copies of what is small, and its rows, which are copied one page at a time.
 
 Promises that `stop` returns when no rows are read any more, after one page at most.
 """
@@ -29,9 +29,10 @@ from outrider.server.worker.storage.session_format import (
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.paging import Page, Rows
 from outrider.verify.model.recurrent.states import Snapshot
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.verifier import Verifier
 
-SAVED_STATES = 2  # of a session's recurrent layers: at its end, and before
+# The states of recurrent layers are saved at a session's end, and once before it.
+SAVED_STATES = 2
 
 
 class Stopped(Exception):
@@ -46,12 +47,12 @@ class Contents:
     name: str | None
     prompt_tokens: int
     text: Ints  # int32 [N]
-    pages: Sequence[Page]  # the whole ones
+    pages: Sequence[Page]  # whole pages
     rows: Rows
-    length: int  # rows
+    length: int  # number of rows
     states: Sequence[Snapshot]
     learned: Mapping[str, Mapping[str, NDArray[Any]]]
-    is_read: bool = False  # the rows are needed no longer
+    is_read: bool = False  # whether the rows are no longer needed
     _stopped: bool = False
     _reading: threading.Lock = field(default_factory=threading.Lock)
 
@@ -60,7 +61,7 @@ class Contents:
         cls,
         principal: str,
         name: str | None,
-        verifier: TreeVerifier,
+        verifier: Verifier,
         learned: Mapping[DrafterName, Mapping[str, NDArray[Any]]],
     ) -> Contents:
         """Those of a session."""

@@ -13,7 +13,8 @@ from huggingface_hub import try_to_load_from_cache
 from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF, locate
 from outrider.verify.model.runner import ModelRunner
 
-LAYOUT = 3  # of the files; another number is in another folder
+# The version of the files' layout is part of the digest that names their folder, so files of another version are never read.
+LAYOUT = 3
 
 
 def model_digest(path: str, runner: ModelRunner, revision: str = DEFAULT_REVISION) -> str:

@@ -47,8 +47,10 @@ from outrider.server.worker.storage.tensor_file import write_tensors
 from outrider.verify.model.cache.paging import Page
 
 log = logging.getLogger("outrider.worker")
-MAX_CANDIDATES = 16  # files that may continue one text
-UNNAMED_SECONDS = 60.0  # a younger page without a session may get one: another server may be saving it
+# At most this many files are compared because they may continue one text.
+MAX_CANDIDATES = 16
+# A younger page without a session may still get one, because another server may be saving it.
+UNNAMED_SECONDS = 60.0
 
 
 class SessionFiles:
@@ -62,10 +64,10 @@ class SessionFiles:
         self._folder = SessionFolder(folder, model)
         self._max_bytes = max_bytes
         self._fits = fits
-        self._pages: WeakValueDictionary[Path, Page] = WeakValueDictionary()  # in memory, by their files
+        self._pages: WeakValueDictionary[Path, Page] = WeakValueDictionary()  # pages in memory, by their files
         self._known: dict[Path, Identity] = {}  # sessions as this process has written or read them
         self._ignored: dict[Path, Identity] = {}  # damaged files
-        self._listed: dict[Path, tuple[int, list[Path]]] = {}  # a principal's sessions, and when its folder had changed
+        self._listed: dict[Path, tuple[int, list[Path]]] = {}  # a principal's sessions, and the modification time of its folder
         self._named: dict[Path, tuple[Identity, list[Path]]] = {}  # the pages of each session
         self._sweep_at = math.inf  # time.monotonic()
         self.sweep()
@@ -129,7 +131,7 @@ class SessionFiles:
                 if known is None or identity(path) != known:
                     return
                 pages = self._own_pages(path) if with_pages else []
-                self._ignored[path] = known  # if it cannot be removed
+                self._ignored[path] = known  # the file may be impossible to remove
                 for each in (path, *pages):
                     each.unlink(missing_ok=True)
                 del self._ignored[path]
@@ -231,5 +233,5 @@ class SessionFiles:
 
 
 def beginning(principal: str, text: Ints) -> str:
-    """What the names of the files of texts that begin like this one begin with; empty for short texts."""
+    """The beginning of the file names of all texts that begin like this one; empty for short texts."""
     return next((digest.hex() for digest in block_hashes(principal, text)), "")

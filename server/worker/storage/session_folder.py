@@ -19,8 +19,10 @@ from typing import BinaryIO, NamedTuple
 
 LOCK = ".lock"
 SESSION, PAGE = ".session", ".page"
-PARTIAL = ".partial"  # a file that is being written
-ROOT = 0  # the user who may own the folder that is set, such as a mounted volume
+# A file has this suffix while it is written.
+PARTIAL = ".partial"
+# Root may own the folder that is set, such as a mounted volume.
+ROOT = 0
 
 
 class ForeignFolder(Exception):
@@ -54,7 +56,7 @@ class SessionFolder:
     def make(self, folder: Path) -> None:
         """Makes a principal's folder. Raises OSError."""
         for each in (self._root, self._path, folder):
-            each.mkdir(parents=True, exist_ok=True, mode=0o700)  # of the last one
+            each.mkdir(parents=True, exist_ok=True, mode=0o700)  # `mode` applies to the last folder only
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -100,7 +102,7 @@ def partial_file(folder: Path) -> Iterator[BinaryIO]:
     """A new file, which is removed at the end unless it was renamed. Raises OSError."""
     path = folder / f"{uuid.uuid4().hex}{PARTIAL}"
     with open(path, "xb", opener=private) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, or its process has ended
+        fcntl.flock(file, fcntl.LOCK_EX)  # the lock is held until the file is closed, or its process has ended
         try:
             yield file
         finally:

@@ -1,7 +1,7 @@
-"""What the files of a session hold, in safetensors' format.
+"""The format of a session's files, which are safetensors' files.
 
 A session's own file has its text, states, what drafters have learned, the rows after the last whole page, and the digests of
-the whole pages, which are in files of their own, named by these digests.
+its whole pages. Each page has a file of its own, named by its digest.
 
 Promises that files whose parts are damaged, or are not those of the model, are noticed before they are used.
 """
@@ -30,8 +30,10 @@ from outrider.verify.model.runner import ModelRunner
 
 log = logging.getLogger("outrider.worker")
 TEXT, ROWS = "text", "rows"
-LEARNED = "learned."  # begins the label of a drafter's arrays
-UNREADABLE = (OSError, ValueError, TypeError)  # the last one for a data type that numpy does not have
+# The labels of a drafter's arrays begin with this.
+LEARNED = "learned."
+# ValueError is raised for damaged contents, and TypeError for a data type that numpy does not have.
+UNREADABLE = (OSError, ValueError, TypeError)
 
 
 class DamagedSession(ValueError):
@@ -46,8 +48,8 @@ class DamagedSession(ValueError):
 class StoredRows(SwappedRows):
     """The rows of a session in files, read when they are first needed."""
 
-    path: Path  # of the session
-    state_digests: Sequence[str]  # of the snapshots, which `read` appends to the list in `snapshots`
+    path: Path  # file of the session
+    state_digests: Sequence[str]  # digests of the snapshots, which `read` appends to the list in `snapshots`
 
     def read(self) -> None:
         """Reads the pages that are not in memory, and the states. Raises DamagedSession."""
@@ -89,10 +91,10 @@ class StoredSession:
     path: Path
     principal: str
     name: str | None  # None = it is found by its text
-    prompt_tokens: int  # of its last request
+    prompt_tokens: int  # length of its last request's prompt
     text: Ints  # int32 [N]
     rows: StoredRows
-    digests: Mapping[str, str]  # of the drafters' saved arrays
+    digests: Mapping[str, str]  # digests of the drafters' saved arrays
 
     def learned(self, drafter: str) -> dict[str, NDArray[Any]]:
         """The saved arrays of a drafter; empty if there are none, or if they are damaged, which is logged."""
@@ -117,7 +119,7 @@ class Fits:
 
     type: str  # safetensors' name of the rows' data type
     whole: tuple[int, ...]  # the shape of a page, without its positions
-    reduced: tuple[int, ...]  # of a page without the rows of layers with a window
+    reduced: tuple[int, ...]  # shape of a page without the rows of layers with a window
     vocabulary: int
 
     @classmethod
@@ -144,7 +146,7 @@ def row_shape(shape: CacheShape, layers: Sequence[LayerShape]) -> tuple[int, ...
 
 
 def open_session(path: Path, fits: Fits, known: MutableMapping[Path, Page]) -> StoredSession:
-    """The session in a file, with the pages in `known`, by their files, which receives the others.
+    """The session in a file. Its pages are taken from `known`, which has them by their files, or added to it.
 
     Raises one of UNREADABLE, or KeyError.
     """
@@ -189,7 +191,7 @@ def named_pages(path: Path, labels: Mapping[str, str]) -> list[Path]:
     """The files of the whole pages of a session with these labels. Raises KeyError or ValueError."""
     digests = labels["pages"].split()
     for digest in digests:
-        bytes.fromhex(digest)  # no path to another folder
+        bytes.fromhex(digest)  # raises ValueError for anything else, such as a path to another folder
     return [page_path(path.parent, digest) for digest in digests]
 
 

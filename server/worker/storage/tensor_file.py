@@ -18,7 +18,8 @@ import msgspec
 import torch
 
 METADATA = "__metadata__"
-TYPES = {  # safetensors' names
+# The keys are safetensors' names.
+TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -43,7 +44,7 @@ class Entry(msgspec.Struct):
 
     dtype: str
     shape: list[int]
-    data_offsets: tuple[int, int]  # bytes, from the end of the header
+    data_offsets: tuple[int, int]  # bytes from the end of the header
 
 
 class TensorFile:

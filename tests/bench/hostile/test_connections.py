@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from bench.hostile import connections
-from bench.hostile.connections import HOLDS, HeldConnections, head, send_raw, whole
+from bench.hostile.connections import HOLDS, HeldConnections, broken_requests, head, send_raw, whole
 from bench.hostile.target import Target
 from tests.bench.hostile.targets import target
 
@@ -73,3 +73,7 @@ def test_heads_and_bodies_are_valid_http() -> None:
     top, _, content = request.partition(b"\r\n\r\n")
     assert f"Content-Length: {len(content)}".encode() in top
     assert b"Bearer key-one" in top and b"Bearer other" in head(target(), "Content-Length: 1", key="other")
+
+
+def test_broken_requests_differ() -> None:
+    assert len(set(broken_requests(target()))) == len(broken_requests(target())) > 10

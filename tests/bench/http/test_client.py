@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.http.client import Outcome, complete, metric, quantiles, served_model, sleep_until, stream
+from bench.http.client import Outcome, complete, metric, served_model, sleep_until, stream
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -72,11 +72,6 @@ def test_a_metric_is_summed_over_its_labels() -> None:
 def test_the_served_model_is_the_first() -> None:
     listed = httpx.Response(200, json={"data": [{"id": "one"}, {"id": "two"}]})
     assert asyncio.run(served_model(client(lambda request: listed))) == "one"
-
-
-def test_quantiles_are_elements_of_the_values() -> None:
-    assert quantiles([]) == {}
-    assert quantiles([number / 1000 for number in range(1, 101)]) == {"p50": 51.0, "p90": 91.0, "p99": 100.0, "max": 100.0}
 
 
 @pytest.mark.parametrize("status", [0, 200, 429, 503])

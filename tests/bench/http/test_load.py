@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +11,7 @@ import pytest
 
 from bench.http import load as module
 from bench.http.client import Outcome
-from bench.http.load import TIMES, Clients, Load, count_statuses, draw, figures, run, show
+from bench.http.load import TIMES, Clients, Load, count_statuses, figures, run, show
 from bench.plan import BenchError
 
 LOAD = Load(("a", "b"), 0.05, 8, 0.0, "fusion", 1.0, target_ms=100.0)
@@ -59,7 +58,7 @@ def test_requests_of_a_level(kind: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_missing_server_is_reported() -> None:
     with pytest.raises(BenchError, match=r"No server answers at http://127\.0\.0\.1:9"):
-        run("http://127.0.0.1:9", LOAD, [1.0], [], None, None)
+        run("http://127.0.0.1:9", LOAD, [1.0], [], None)
 
 
 def test_tables_fit_80_columns(printed: Callable[[], str]) -> None:
@@ -73,8 +72,3 @@ def test_a_level_without_answers_has_no_times(printed: Callable[[], str]) -> Non
     show([figures(LOAD, "open", 1.0, [Outcome()], 1.0)], LOAD)
     assert printed().count("  -") >= 6
     assert count_statuses({"0": 1}) == (0, 0, 1)
-
-
-def test_a_plot_has_a_panel_per_loop(tmp_path: Path) -> None:
-    draw([row("closed", 1.0), row("closed", 2.0), row("open", 0.5)], tmp_path / "new" / "load.png")
-    assert (tmp_path / "new" / "load.png").read_bytes().startswith(b"\x89PNG")

@@ -9,20 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from bench.live.run import Choice, add_part, parse_peers, read_parts, run, why_skipped
+from bench.live.run import add_part, read_parts, run, why_skipped
+from bench.live.setup import Choice
 from bench.plan import BenchError
 from tests.bench.live.test_questions import write
 
 CONFIG = Path("configs/embedded.yaml")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_tasks_are_measured_and_appended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = write(tmp_path / "q.jsonl", *["writing"] * 3, *["qa"] * 3)
-    choice = Choice(prompts, 2, ["none", "trigram"], [0.0, 0.8], 16, [], "chat", None, "", sys.executable, False)
+    choice = Choice(prompts, 2, ["none", "trigram"], [0.0, 0.8], 16, [], "chat", vllm=sys.executable)
     out = tmp_path / "live.json"
-    run(CONFIG, ["--model.threads", "1"], choice, out)
-    run(CONFIG, ["--model.threads", "1"], replace(choice, only="qa", temperatures=[0.8], learn=True), out)
+    flags = ["--model.threads", "1", "--speculation.max_nodes", "12"]  # no costs are measured
+    run(CONFIG, flags, choice, out)
+    run(CONFIG, flags, replace(choice, only="qa", temperatures=[0.8]), out)
     saved = json.loads(out.read_text())
     found = [(part["task"], part["temperature"]) for part in saved["parts"]]
     assert found == [("chat", 0.0), ("chat", 0.8), ("qa", 0.8)]
@@ -56,10 +59,6 @@ def test_a_missing_vllm_is_one_sentence() -> None:
 
 
 def test_bad_arguments_are_reported(tmp_path: Path) -> None:
-    assert parse_peers("") == []
-    assert parse_peers("vllm,transformers") == ["transformers", "vllm"]
-    with pytest.raises(BenchError, match="no peer ollama"):
-        parse_peers("ollama")
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(BenchError, match="holds no results of this benchmark"):
         read_parts(tmp_path / "other.json")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
-from bench.model.forced import Recorded, forced_answer, select_fitting, show
+from bench.model.forced import Recorded, forced_answer, select_fitting
 from bench.plan import BenchError
 from bench.recordings import Line
 from outrider.drafters.registry import Resources
@@ -18,7 +16,7 @@ from outrider.verify.model.runner import ModelRunner
 def test_a_forced_answer_takes_fewer_steps_with_drafts(tiny_runner: ModelRunner, name: str) -> None:
     answer = np.array([5, 6, 7, 8, 9, 10] * 6, np.int32)
     line = Line(np.array([5, 6, 7, 8, 9, 10, 5], np.int32), answer)
-    decoded = forced_answer(tiny_runner, name, Resources(vocabulary=98), line, 16, None)  # type: ignore[arg-type]
+    decoded = forced_answer(tiny_runner, name, Resources(vocabulary=98), line, 16, None)
     assert decoded.tokens == answer.tolist()
     assert len(decoded.steps) == len(answer) if name == "none" else len(decoded.steps) < 20
 
@@ -35,7 +33,8 @@ def test_only_answers_below_half_of_the_context_are_selected() -> None:
         select_fitting(lines[-1:], 100)
 
 
-def test_the_table_fits_80_columns(printed: Callable[[], str]) -> None:
-    names = ("tokens_per_second", "tokens_per_step", "draft_ms_per_step", "verify_ms_per_step", "times_draft-graph")
-    show([{"drafter": "draft-graph", **dict.fromkeys(names, 12345.6789)}], "draft-graph")
-    assert printed().count("12345.679") == 4
+def test_a_prompt_keeps_the_end_that_fits() -> None:
+    line = Line(np.arange(7, dtype=np.int32), np.zeros(24, np.int32))
+    assert [line.prompt.tolist() for line in select_fitting([line], 50)] == [list(range(7))]
+    long = Line(np.arange(90, dtype=np.int32), np.zeros(24, np.int32))
+    assert select_fitting([long], 64)[0].prompt.tolist() == list(range(51, 90))

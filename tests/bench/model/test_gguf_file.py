@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.model.gguf_file import convert, rewrite, tensor_type, unpack
+from bench.model.gguf_file import convert, tensor_type, unpack
 from bench.plan import BenchError
 from outrider import models
 from outrider.verify.model.batch import ForwardBatch
@@ -36,20 +36,6 @@ def test_a_file_has_the_model_the_vocabulary_and_the_template(tmp_path: Path) ->
     given, own = load_tokenizer(str(file)), load_tokenizer(str(TARGET))
     assert own.get_vocab().items() <= given.get_vocab().items()  # transformers adds a token of its own
     assert (given.chat_template, given.eos_token_id) == (own.chat_template, own.eos_token_id)
-
-
-def test_a_rewritten_file_keeps_the_model_the_vocabulary_and_the_template(tmp_path: Path) -> None:
-    gguf = pytest.importorskip("gguf")
-    stored, file = tmp_path / "stored.gguf", tmp_path / "model.gguf"
-    convert(TARGET, stored, "F32")
-    rewrite(stored, file, "F16")
-    assert torch.allclose(logits(file), logits(stored), atol=0.02)
-    kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors if len(tensor.shape) > 1}
-    assert kinds == {"F16"}
-    given, own = load_tokenizer(str(file)), load_tokenizer(str(stored))
-    assert (given.get_vocab(), given.chat_template) == (own.get_vocab(), own.chat_template)
-    with pytest.raises(BenchError, match="no tensors of the type Q99"):
-        rewrite(stored, file, "Q99")
 
 
 def test_an_unpacked_file_is_a_folder_with_its_model_and_tokenizer(tmp_path: Path) -> None:

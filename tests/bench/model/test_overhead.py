@@ -9,7 +9,7 @@ from bench.model import overhead
 from outrider.drafters.interface import Verdict
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.verifier import Verifier
 
 
 def test_every_setting_is_measured(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,9 +23,9 @@ def test_every_setting_is_measured(tiny_runner: ModelRunner, monkeypatch: pytest
 def test_two_nodes_are_accepted(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     accepted = []
 
-    class Watched(TreeVerifier):
+    class Watched(Verifier):
         def commit(self, verdict: Verdict) -> None:
-            accepted.append(len(verdict.rows))
+            accepted.append(len(verdict.path))
             super().commit(verdict)
 
     monkeypatch.setattr(overhead, "ROUNDS", 3)

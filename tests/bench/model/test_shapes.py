@@ -17,5 +17,5 @@ def test_heads_are_shared_evenly(name: str) -> None:
 
 
 def test_an_unknown_shape_is_reported() -> None:
-    with pytest.raises(BenchError, match="no shape 'huge'; choose from llama-110m"):
+    with pytest.raises(BenchError, match="no shape 'huge'; choose from "):
         check_shape("huge")

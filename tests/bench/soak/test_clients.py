@@ -41,3 +41,10 @@ def test_growth_is_of_the_last_process_once_it_has_settled() -> None:
     first = [Sample(float(second), 1, 500.0) for second in range(0, 100, 5)]
     last = [Sample(100.0 + second, 2, 100.0 + (second < 60) * 50 + (second > 150) * 10) for second in range(0, 200, 5)]
     assert growth(first + last) == {"early_mb": 100.0, "late_mb": 110.0, "ratio": 1.1}
+
+
+def test_growth_counts_from_when_the_stores_are_full() -> None:
+    filling = [Sample(float(second), 1, 50.0 + second) for second in range(200)]
+    full = [Sample(200.0 + second, 1, 250.0) for second in range(60)]
+    assert growth(filling + full)["ratio"] > 1.1
+    assert growth(filling + full, full_at=200.0)["ratio"] == 1.0

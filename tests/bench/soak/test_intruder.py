@@ -7,6 +7,7 @@ import asyncio
 import httpx
 import pytest
 
+from bench.hostile.bombs import Bomb, large_bodies, masks
 from bench.hostile.connections import HOLDS
 from bench.soak import intruder
 from bench.soak.intruder import Intruder
@@ -17,7 +18,9 @@ KINDS = ("masks", "large body")
 
 @pytest.mark.parametrize(("status", "is_bad"), [(429, False), (500, True)])
 def test_every_attack_is_sent(monkeypatch: pytest.MonkeyPatch, status: int, is_bad: bool) -> None:
+    bombs: list[Bomb] = [*masks(), *large_bodies()]
     monkeypatch.setattr(intruder, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(intruder, "named_bombs", lambda: bombs)
     asked: set[str] = set()
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -32,5 +35,5 @@ def test_every_attack_is_sent(monkeypatch: pytest.MonkeyPatch, status: int, is_b
 
     done = asyncio.run(run())
     assert {f"{kind}: {status}" for kind in KINDS} <= done.counts.keys()
-    assert {f"{name}: refused" for name in HOLDS} <= done.counts.keys()  # nobody listens
+    assert {"broken: refused", *(f"{name}: refused" for name in HOLDS)} <= done.counts.keys()  # nobody listens
     assert {"/v1/completions", "/v1/messages", "/v1/responses"} <= asked and bool(done.bad) == is_bad

@@ -23,7 +23,7 @@ def measured(before: float, both: float, gain: float, tokens: int = 2) -> Schedu
     for _ in range(50):
         schedule.record_tokens(tokens, 0.010)
         schedule.record_before(EXPECTED, round(gain), before)
-        schedule.record_beside(EXPECTED, gain)
+        schedule.record_during(EXPECTED, gain)
         schedule.record_step(EXPECTED, False, 0.010)
         schedule.record_step(EXPECTED, True, both)
     return schedule
@@ -36,14 +36,14 @@ def choices(schedule: Schedule, steps: int, has_chain: bool = False) -> list[Cho
 def test_what_is_not_measured_is_tried() -> None:
     """Steps with and without drafting beside them are both needed."""
     schedule = Schedule()
-    assert schedule.choose(EXPECTED, False) == Choice(before=True, beside=True)
+    assert schedule.choose(EXPECTED, False) == Choice(before=True, during=True)
     schedule.record_step(EXPECTED, True, 0.012)
-    assert not schedule.choose(EXPECTED, False).beside
+    assert not schedule.choose(EXPECTED, False).during
 
 
 def test_the_model_drafts_beside_a_verification_that_it_hardly_slows_down() -> None:
     found = choices(measured(before=0.004, both=0.011, gain=1.0), 4 * PROBE_INTERVAL, has_chain=True)
-    assert sum(choice.beside for choice in found) == len(found) - 2  # the others measure steps without it
+    assert sum(choice.during for choice in found) == len(found) - 2  # the others measure steps without it
     assert not any(choice.before for choice in found)
 
 
@@ -73,7 +73,7 @@ def test_a_model_that_pays_saves_no_time_for_probes() -> None:
         schedule.record_probe(EXPECTED, schedule.choose(EXPECTED, True), 0.011)
     for _ in range(50):
         schedule.record_before(EXPECTED, 0, 0.010)
-        schedule.record_beside(EXPECTED, 0.0)
+        schedule.record_during(EXPECTED, 0.0)
     assert sum(choice.is_probe for choice in choices(schedule, PROBE_STEPS)) == PROBE_STEPS  # the first; its cost is unknown
     assert schedule._allowance == 0.0
 
@@ -82,8 +82,8 @@ def test_a_model_that_pays_again_is_used_again() -> None:
     schedule = measured(before=0.010, both=0.020, gain=0.0)
     choices(schedule, LATELY)
     for _ in range(50):
-        schedule.record_beside(EXPECTED, 3.0)
-    assert any(choice.beside for choice in choices(schedule, 2))
+        schedule.record_during(EXPECTED, 3.0)
+    assert any(choice.during for choice in choices(schedule, 2))
     assert schedule.pays_lately
 
 
@@ -96,7 +96,8 @@ def test_a_gain_that_drafting_before_has_as_well_is_worth_its_cost() -> None:
 def test_a_step_that_something_else_delayed_counts_little() -> None:
     schedule = measured(before=0.004, both=0.011, gain=0.5)
     schedule.record_step(EXPECTED, True, 10.0)
-    assert schedule._seconds[True].of(EXPECTED) < 0.011 * (0.9 + 0.11 * OUTLIER)
+    seconds = schedule._seconds[True].of(EXPECTED)
+    assert seconds is not None and seconds < 0.011 * (0.9 + 0.11 * OUTLIER)
 
 
 def test_sessions_share_schedules_and_greedy_requests_have_their_own() -> None:

@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.tables.adaptive import new_rows
+from outrider.drafters.tables.contexts import Sources
 from outrider.drafters.tables.history import new_history
-from outrider.drafters.tables.levels import BUCKETS, Sources
+from outrider.drafters.tables.levels import BUCKETS
 from outrider.drafters.tables.mixture import CELLS
 from outrider.drafters.tables.ngram import empty_base
 from outrider.drafters.tables.suffix import Corpus

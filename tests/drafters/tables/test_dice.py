@@ -18,14 +18,14 @@ from outrider.drafters.options import FusionOptions
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.tables.dice import LUCKY, exponential, lucky_row, new_dice, position_key, random_bits, throw
 from outrider.drafters.tables.ngram import empty_base
-from outrider.verify import sampling
-from outrider.verify.acceptance import walk
 from outrider.verify.decode import decode
-from outrider.verify.generation import DecodeOptions
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.sampling import Sampler
+from outrider.verify.sampling import sampler as sampling
+from outrider.verify.sampling.acceptance import walk
+from outrider.verify.sampling.sampler import Sampler
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions
+from outrider.verify.verifier import Verifier
 
 VOCABULARY = 97
 TEXT = np.random.default_rng(0).integers(0, VOCABULARY, 60).astype(np.int32)
@@ -96,8 +96,8 @@ def test_answers_equal_plain_decoding(
 ) -> None:
     params = SamplingParams(temperature, top_p, top_k, min_p, seed, presence_penalty=penalty)
     options = DecodeOptions(params, 30, max_nodes=nodes)
-    expected = decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), TEXT, options)
-    drafter, verifier = fusion(tiny_runner.vocabulary), TreeVerifier(tiny_runner, tiny_runner.new_cache())
+    expected = decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), TEXT, options)
+    drafter, verifier = fusion(tiny_runner.vocabulary), Verifier(tiny_runner, tiny_runner.new_cache())
     assert decode(verifier, drafter, TEXT, options).tokens == expected.tokens
 
 

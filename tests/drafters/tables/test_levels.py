@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from outrider.drafters.interface import Source
 from outrider.drafters.tables.adaptive import learn
+from outrider.drafters.tables.contexts import LENGTHS, Contexts, advance, enter, new_contexts
 from outrider.drafters.tables.history import append
 from outrider.drafters.tables.levels import (
     BUCKETS,
@@ -16,19 +17,14 @@ from outrider.drafters.tables.levels import (
     CORPUS,
     DISCOUNT,
     DIVERSITIES,
-    LENGTHS,
     NODE_SOURCES,
     PREDICTION,
     SESSION,
     SIZES,
     TABLE,
-    Contexts,
     Scratch,
-    advance,
     bucket,
-    enter,
     levels,
-    new_contexts,
     new_scratch,
 )
 from outrider.drafters.tables.suffix import DENSE, LONGEST_CONTEXT, WIDTH, index, position_at

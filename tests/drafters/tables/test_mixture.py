@@ -3,20 +3,8 @@
 import numpy as np
 import pytest
 
-from outrider.drafters.tables.levels import (
-    BUCKETS,
-    CORPUS,
-    DISCOUNT,
-    PREDICTION,
-    SESSION,
-    Contexts,
-    Scratch,
-    Sources,
-    bucket,
-    enter,
-    new_contexts,
-    new_scratch,
-)
+from outrider.drafters.tables.contexts import Contexts, Sources, enter, new_contexts
+from outrider.drafters.tables.levels import BUCKETS, CORPUS, DISCOUNT, PREDICTION, SESSION, Scratch, bucket, new_scratch
 from outrider.drafters.tables.mixture import CELLS, MIN_MASS, POWERS, cell, commit, load_prior, predict
 from outrider.drafters.tables.suffix import LONGEST_CONTEXT, index
 from tests.drafters.tables.sources import new_sources

@@ -9,7 +9,7 @@ from outrider.drafters.interface import MAX_NODES, DraftTree
 from outrider.drafters.tables import ngram
 from outrider.drafters.tables.adaptive import learn, new_rows, successors
 from outrider.drafters.tables.nodes import draft_tree
-from outrider.drafters.tables.search import Trigrams, best_first, monte_carlo, new_pool
+from outrider.drafters.tables.search import PATH, SCORE, VISITS, Trigrams, best_first, monte_carlo, new_pool
 from tests.trees import check
 
 BASE = ngram.empty_base()
@@ -21,7 +21,7 @@ def search(kind: str, text: list[int], budget: int, depth: int = 4, order: int =
     random = np.array([12345], np.uint64)
     ending = np.array([-1, *text], np.int32)[-3:]
     if kind == "mcts":
-        size = monte_carlo(Trigrams(BASE, rows, order), pool, ending, depth, 150, 24, 32.0, 8.0, random, True)
+        size = monte_carlo(Trigrams(BASE, rows, order), pool, ending, depth, 150, 24, 32.0, 8.0, random, SCORE, False)
     else:
         size = best_first(Trigrams(BASE, rows, order), pool, ending, depth, budget, floor, 1 if kind == "greedy" else 6)
     return draft_tree(pool.nodes, size, budget)
@@ -98,17 +98,19 @@ def test_greedy_search_is_the_chain_of_likeliest_successors(text: list[int]) -> 
     assert tree.tokens.tolist() == chain[len(text) :]
 
 
-def test_ranking_by_score_takes_visited_continuations_only() -> None:
+def test_ranking_by_score_or_visits_takes_visited_nodes_only() -> None:
     """Few rollouts leave most continuations unvisited; by probability they are candidates, too."""
     text = np.random.default_rng(0).integers(0, 6, 200).astype(np.int32)
     sizes = []
-    for by_score in (False, True):
+    for ranking in (PATH, SCORE, VISITS):
         rows, pool = new_rows(1024, 6), new_pool(1 + 6 * 150, 6)
         learn(BASE, rows, text, len(text), 3, 1.0, 16.0)
-        size = monte_carlo(Trigrams(BASE, rows, 3), pool, text[-3:], 3, 12, 24, 32.0, 8.0, np.array([1], np.uint64), by_score)
-        chosen = pool.nodes.chosen[1:size]
+        random = np.array([1], np.uint64)
+        size = monte_carlo(Trigrams(BASE, rows, 3), pool, text[-3:], 3, 12, 24, 32.0, 8.0, random, ranking, False)
+        chosen, visits = pool.nodes.chosen[1:size], pool.visits[1:size]
         sizes.append(int(chosen.sum()))
-        assert not by_score or (pool.visits[1:size][chosen] > 0).all()
+        assert ranking == PATH or (visits[chosen] > 0).all()
+        assert ranking != VISITS or visits[chosen].min() >= visits[~chosen].max()
     assert 0 < sizes[1] < sizes[0]
 
 
@@ -121,7 +123,7 @@ def test_monte_carlo_takes_whole_continuations_likeliest_first() -> None:
     for candidates in (1, 2):
         random = np.array([12345], np.uint64)
         ending = np.array(text[-3:], np.int32)
-        size = monte_carlo(Trigrams(BASE, rows, 3), pool, ending, 2, 150, candidates, 32.0, 8.0, random, True)
+        size = monte_carlo(Trigrams(BASE, rows, 3), pool, ending, 2, 150, candidates, 32.0, 8.0, random, SCORE, False)
         tree = draft_tree(pool.nodes, size, 64)
         leaves = set(range(len(tree))) - set(tree.parents.tolist())
         chosen.append([tree.path(row) for row in sorted(leaves)])
@@ -132,7 +134,7 @@ def test_monte_carlo_visits_every_iteration_once() -> None:
     rows, pool = new_rows(64, 4), new_pool(1 + 4 * 30, 4)
     learn(BASE, rows, np.array([1, 2, 1, 3, 1], np.int32), 5, 3, 1.0, 16.0)
     ending, random = np.array([1, 3, 1], np.int32), np.array([1], np.uint64)
-    monte_carlo(Trigrams(BASE, rows, 3), pool, ending, 3, 30, 8, 32.0, 8.0, random, True)
+    monte_carlo(Trigrams(BASE, rows, 3), pool, ending, 3, 30, 8, 32.0, 8.0, random, SCORE, False)
     assert pool.visits[0] == 30
     first, count = int(pool.first_child[0]), int(pool.children[0])
     assert pool.visits[first : first + count].sum() == 30
@@ -142,3 +144,13 @@ def test_monte_carlo_visits_every_iteration_once() -> None:
 def test_a_search_without_successors_is_empty() -> None:
     for kind in ("mcts", "best-first", "greedy"):
         assert len(search(kind, [1, 2, 3], 8)) == 0
+
+
+def test_the_printed_reward_is_one_plus_the_sum_of_probabilities() -> None:
+    """After 1 always comes 2, then 3: both rewards of every rollout are known."""
+    text = np.array([1, 2, 3, 1, 2, 3, 1], np.int32)
+    for summed, reward in ((False, 1.0), (True, 3.0)):
+        rows, pool = new_rows(64, 4), new_pool(1 + 4 * 30, 4)
+        learn(BASE, rows, text, len(text), 3, 1e9, 1e9)
+        monte_carlo(Trigrams(BASE, rows, 3), pool, text[-3:], 2, 30, 8, 32.0, 8.0, np.array([1], np.uint64), SCORE, summed)
+        assert pool.reward[0] == pytest.approx(30 * reward, rel=1e-3)

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.agents.script import CALLS, CHAT_TEMPLATE, FINAL_TEXT
-from bench.http.conversation import long_model
+from bench.agents.script import CALLS, FINAL_TEXT, long_model
 from tests.servers import Served, serving
 
 anthropic: Any = pytest.importorskip("anthropic")
@@ -30,7 +29,6 @@ both_ways = pytest.mark.parametrize("stream", [False, True])
 def replaying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server with a long context that replays the recorded answers."""
     model = long_model(tmp_path_factory.mktemp("replaying"))
-    (model / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     flags = ["--model.path", str(model), "--model.dtype", "float32", "--speculation.max_nodes", "8"]  # no costs are measured
     with serving(*flags, program="bench.agents.serve") as server:
         yield server

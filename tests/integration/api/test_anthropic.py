@@ -97,15 +97,40 @@ def test_an_answer_that_was_begun_is_continued(served: Served, client: Any) -> N
     assert not client.messages.create(messages=turns, **fields).content[0].text.startswith("def read")
 
 
+def test_a_screenshot_in_a_result_does_not_end_a_session(served: Served, client: Any) -> None:
+    """Claude Code sends it again with every later turn."""
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 5000}}
+    call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "rome"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "Sunny."}, image]}
+    turns = [*QUESTION, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    fields: Any = {"model": served.model, "max_tokens": 8, "tools": [TOOL], "extra_body": {"temperature": 0}}
+    raw = client.messages.with_raw_response.create(messages=turns, **fields)
+    assert raw.headers["x-outrider-ignored"] == "messages.image"
+    first = raw.parse()
+    read = first.usage.input_tokens + first.usage.cache_read_input_tokens
+    turns += [{"role": "assistant", "content": first.content}, {"role": "user", "content": "Thank you."}]
+    second = client.messages.create(messages=turns, **fields)
+    assert second.usage.cache_read_input_tokens >= read - 8
+    counted = client.messages.count_tokens(model=served.model, messages=turns, tools=[TOOL])
+    assert counted.input_tokens == second.usage.input_tokens + second.usage.cache_read_input_tokens < 1000
+
+
+def test_overflow_is_said_in_the_words_that_clients_match(served: Served, client: Any) -> None:
+    long = [{"role": "user", "content": "x = 1\n" * 3000}]
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 2047 maximum") as raised:
+        client.messages.create(model=served.model, messages=long, max_tokens=8)
+    assert raised.value.body["error"]["type"] == "invalid_request_error"
+
+
 def test_errors(served: Served, client: Any) -> None:
     fields: Any = {"model": served.model, "messages": QUESTION, "max_tokens": 4}
     with pytest.raises(anthropic.NotFoundError, match="does not exist") as raised:
         client.messages.create(**{**fields, "model": "other"})
     assert raised.value.body["error"]["type"] == "not_found_error" and raised.value.request_id
-    with pytest.raises(anthropic.BadRequestError, match="not 'image'"):
-        image = {"type": "image", "source": {"type": "url", "url": "http://x"}}
-        client.messages.create(**{**fields, "messages": [{"role": "user", "content": [image]}]})
-    with pytest.raises(anthropic.BadRequestError, match="context"):
+    with pytest.raises(anthropic.BadRequestError, match="not 'picture'"):
+        unknown = {"type": "picture"}
+        client.messages.create(**{**fields, "messages": [{"role": "user", "content": [unknown]}]})
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         client.messages.create(**{**fields, "system": "many words " * 5000})
 
 

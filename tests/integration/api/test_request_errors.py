@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -23,7 +24,7 @@ BAD: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"stop": 3}, 400, "stop", "stop"),
     ({"prompt": []}, 400, "prompt", "empty"),
     ({"prompt": [999_999]}, 400, "prompt", "from 0 to"),
-    ({"prompt": "x " * 5000}, 400, "prompt", "context holds 2048"),
+    ({"prompt": "x " * 5000}, 400, "prompt", "maximum context length is 2048 tokens"),
     ({"model": "gpt-5"}, 404, "model", "this server serves"),
     ({"speculation": {"drafter": "magic"}}, 400, "speculation.drafter", "drafter"),
     ({"unknown_field": 1}, 200, None, ""),
@@ -41,9 +42,18 @@ def test_errors_have_openais_shape(served: Served, fields: dict[str, Any], statu
         assert words in error["message"]
 
 
-def test_a_prompt_that_is_too_long_names_both_numbers(served: Served) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"\d{4} tokens.*2048") as raised:
-        served.client.completions.create(model=served.model, prompt="x = 1\n" * 3000)
+@pytest.mark.parametrize("endpoint", ["chat", "completions", "responses"])
+def test_a_prompt_that_is_too_long_names_both_numbers(served: Served, endpoint: str) -> None:
+    client, long, model = served.client, "x = 1\n" * 3000, served.model
+    create: dict[str, Callable[[], Any]] = {
+        "chat": lambda: client.chat.completions.create(model=model, messages=[{"role": "user", "content": long}]),
+        "completions": lambda: client.completions.create(model=model, prompt=long),
+        "responses": lambda: client.responses.create(model=model, input=long, stream=True),
+    }
+    with pytest.raises(
+        openai.BadRequestError, match=r"maximum context length is 2048 tokens.*resulted in \d{4,5} tokens"
+    ) as raised:
+        create[endpoint]()
     assert raised.value.code == "context_length_exceeded"
 
 
@@ -52,9 +62,27 @@ def test_the_official_client_raises_its_error_classes(served: Served) -> None:
         served.client.chat.completions.create(model="other", messages=MESSAGES)
     with pytest.raises(openai.BadRequestError, match="messages"):
         served.client.chat.completions.create(model=served.model, messages=[])
-    with pytest.raises(openai.BadRequestError, match="image_url"):
-        image: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
-        served.client.chat.completions.create(model=served.model, messages=image)
+    with pytest.raises(openai.BadRequestError, match="'picture'"):
+        unknown: Any = [{"role": "user", "content": [{"type": "picture"}]}]
+        served.client.chat.completions.create(model=served.model, messages=unknown)
+
+
+def test_media_do_not_end_a_conversation(served: Served) -> None:
+    """A client sends a picture again with every later turn."""
+    image: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 5000}}
+    turns: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, image]}]
+    chats = served.client.chat.completions.with_raw_response
+    first = chats.create(model=served.model, messages=turns, max_tokens=8, temperature=0)
+    assert first.headers["x-outrider-ignored"] == "messages.image_url"
+    answer = first.parse()
+    turns += [{"role": "assistant", "content": answer.choices[0].message.content}, {"role": "user", "content": "And now?"}]
+    usage = chats.create(model=served.model, messages=turns, max_tokens=8, temperature=0).parse().usage
+    assert usage and usage.prompt_tokens_details and answer.usage
+    assert (usage.prompt_tokens_details.cached_tokens or 0) >= answer.usage.prompt_tokens - 8
+    assert usage.prompt_tokens < 400
+    items: Any = [{"role": "user", "content": [{"type": "input_text", "text": "x"}, {"type": "input_file", "file_data": "A"}]}]
+    response = served.client.responses.with_raw_response.create(model=served.model, input=items, max_output_tokens=8)
+    assert response.headers["x-outrider-ignored"] == "input.input_file"
 
 
 def test_unknown_paths_wrong_methods_and_broken_bodies(served: Served) -> None:

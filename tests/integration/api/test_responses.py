@@ -143,7 +143,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"conversation": "c"}, 400, "conversation"),
     ({"tools": [{"type": 5}]}, 400, "tools.0"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, 404, "input"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "does not support 'input_image'"),
+    ({"input": [{"role": "user", "content": [{"type": "picture"}]}]}, 400, "not 'picture'"),
     ({"text": {"format": {"type": "json_schema"}}}, 400, "text.format"),
     ({"tool_choice": {"type": "function", "name": "f"}}, 400, "tool_choice"),
     ({"previous_response_id": "resp_x"}, 404, "previous_response_id"),

@@ -20,11 +20,11 @@ from outrider.server.chat.reasoning_parser import THINK, ReasoningParser
 from outrider.server.chat.tools import FORMATS, calls_grammar, tool_parser
 from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.decode import decode
-from outrider.verify.generation import DecodeOptions
 from outrider.verify.model.loading import LoadOptions, load_model, stop_ids
 from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.stream import DecodeOptions
 from outrider.verify.tokenizer import load_tokenizer
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.verifier import Verifier
 from tests.grammars import json_grammar, nested_grammars, reference_chain, rule_chain, terminal_chain
 from tests.requests import MESSAGES, complete, text
 from tests.servers import Served
@@ -65,7 +65,13 @@ def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
 
 
-@pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pytest.param(schema, marks=[pytest.mark.slow] if number % 3 else [], id=str(number))
+        for number, schema in enumerate(SCHEMAS)
+    ],
+)
 def test_a_hundred_answers_are_valid_and_independent_of_drafts(served: Served, schema: dict[str, Any]) -> None:
     for seed in range(5):
         answers = []
@@ -139,7 +145,7 @@ class Enforced:
         """A complete answer that follows the grammar."""
         prompt = np.array(self._tokenizer.encode("def call():\n"), np.int32)
         options = DecodeOptions(SamplingParams(seed=seed), max_tokens, self._stops)
-        verifier = TreeVerifier(self._runner, self._runner.new_cache())
+        verifier = Verifier(self._runner, self._runner.new_cache())
         decoded = decode(verifier, NoDrafter(), prompt, options, self._compiler.compile(grammar))
         assert decoded.finish == "stop"
         return str(self._tokenizer.decode(decoded.tokens[:-1]))

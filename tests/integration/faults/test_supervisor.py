@@ -19,7 +19,8 @@ def fetch(server: Served, **fields: Any) -> httpx.Response:
     return server.http.post("/v1/completions", json=body)
 
 
-@pytest.mark.parametrize("cause", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGSTOP])
+@pytest.mark.slow
+@pytest.mark.parametrize("cause", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_worker_is_replaced(crowded: Served, cause: signal.Signals) -> None:
     before = fetch(crowded).json()["choices"][0]["text"]
     worker = worker_of(crowded)

@@ -1,7 +1,7 @@
 """The server with SmolLM2-135M-Instruct, shared by the tests of this folder: `make real` runs all, `make test` the quick ones.
 
-In float32 answers are compared with transformers' own; test_formats.py has the other formats. The number of nodes is fixed, so
-that no costs are measured.
+It runs as `make serve` starts it: on the blocks of its file, with as many nodes as its measured costs allow. Only where answers
+are compared with transformers' own, the weights are float32.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ import pytest
 from outrider.models import smollm2
 from tests.servers import Served, serving
 
-FLAGS = ("--model.dtype", "float32", "--speculation.max_nodes", "12")
-
 
 @pytest.hookimpl(tryfirst=True)  # before the hook that groups tests by their modules
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks the tests of this folder, and keeps them in one process of pytest-xdist."""
+    """Marks the tests of this folder, and keeps those of the shared server in one process of pytest-xdist."""
     if Path(__file__).parent in item.path.parents:
         item.add_marker(pytest.mark.real)
-        item.add_marker(pytest.mark.xdist_group("real"))
+        is_shared = "real" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("real" if is_shared else f"real {item.path.stem}"))
 
 
 @pytest.fixture(scope="session")
@@ -44,5 +43,5 @@ def real(file: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
     (folder / "text.md").write_text("The capital of France is Paris. The capital of Germany is Berlin.\n")
     build_suffix([folder / "text.md"], folder / "store", file, append=False)
     stores = json.dumps([str(folder / "store")])
-    with serving("--model", smollm2.NAME, *FLAGS, "--speculation.retrieval.datastores", stores) as server:
+    with serving("--model", smollm2.NAME, "--speculation.retrieval.datastores", stores) as server:
         yield server

@@ -1,7 +1,10 @@
-"""Questions to the real model."""
+"""Questions to the real model, and comparisons of its answers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from typing import Any
 
 from tests.servers import Served
@@ -13,6 +16,14 @@ QUESTIONS = (
     "Tell me a story about a fox and a hen who are friends.",
 )
 SAMPLING: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "sampled": {"temperature": 0.8, "seed": 7}}
+TOKENS = 48
+NODES = 12  # of a request whose drafts are verified whatever the server's measured costs say
+Budget = dict[str, int]
+
+
+def budgets() -> Iterator[Budget]:
+    """Speculation fields of request after request: the server's own budget, and a fixed one."""
+    return cycle(({}, {"max_nodes": NODES}))
 
 
 def chat(server: Served, content: str, **fields: Any) -> dict[str, Any]:
@@ -27,3 +38,47 @@ def chat(server: Served, content: str, **fields: Any) -> dict[str, Any]:
 
 def text(answer: dict[str, Any]) -> str:
     return str(answer["choices"][0]["message"]["content"])
+
+
+class Comparison:
+    """Answers of a server with drafts, compared with its plain ones, which are asked for once."""
+
+    def __init__(self, server: Served) -> None:
+        self.server = server
+        self._plain: dict[tuple[str, str], list[int]] = {}
+
+    def plain(self, content: str, sampling: str) -> list[int]:
+        """The token ids of an answer that is decoded without drafts."""
+        case = (content, sampling)
+        if case not in self._plain:
+            tokens, report = self._answer(content, sampling, {"drafter": "none"}, {})
+            assert report["steps"] == len(tokens) > 3
+            self._plain[case] = tokens
+        return self._plain[case]
+
+    def check(self, content: str, sampling: str, drafter: str, budget: Budget, **fields: Any) -> int:
+        """Asserts that a drafted answer is the plain one; returns its number of accepted tokens."""
+        expected = self.plain(content, sampling)
+        drafted, report = self._answer(content, sampling, {"drafter": drafter, **budget}, fields)
+        assert drafted == expected
+        accepted = int(sum(report["accepted_tokens"].values()))
+        # Each step adds a bonus token, except the last one if a drafted token ends the answer.
+        assert accepted - (len(drafted) - report["steps"]) in (0, 1)
+        return accepted
+
+    def check_company(self, sampling: str) -> None:
+        """Asserts that answers drafted side by side by the default drafter are those decoded one by one without drafts."""
+        questions = (CAPITAL, *QUESTIONS)
+        for question in questions:
+            self.plain(question, sampling)
+        with ThreadPoolExecutor(len(questions)) as pool:
+            accepted = pool.map(lambda question, budget: self.check(question, sampling, "fusion", budget), questions, budgets())
+            assert sum(accepted) > 0
+
+    def _answer(
+        self, content: str, sampling: str, speculation: dict[str, Any], fields: dict[str, Any]
+    ) -> tuple[list[int], dict[str, Any]]:
+        """The token ids of an answer, and the report on its drafts."""
+        asked = {**SAMPLING[sampling], "max_tokens": TOKENS, "return_token_ids": True, **fields}
+        found = chat(self.server, content, **asked, speculation={**speculation, "report": True})
+        return found["choices"][0]["token_ids"], found["speculation"]

@@ -57,10 +57,13 @@ def test_the_template_and_its_tokens(real: Served) -> None:
 
 def test_a_json_schema_is_followed(real: Served) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "place", "strict": True, "schema": PLACE}}
-    answer = chat(real, "Paris is the capital of France and has two million people.", response_format=schema)
+    asked = "Paris is the capital of France and has two million people."
+    answer = chat(real, asked, response_format=schema)
     place = json.loads(text(answer))
     jsonschema.validate(place, PLACE)
     assert place["city"] == "Paris"
+    plain = chat(real, asked, response_format=schema, speculation={"drafter": "none"})
+    assert text(plain) == text(answer)
 
 
 def test_a_required_tool_is_called(real: Served) -> None:

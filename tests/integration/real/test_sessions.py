@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from outrider.models import smollm2
-from tests.integration.real.conftest import FLAGS
 from tests.integration.real.questions import CAPITAL, QUESTIONS, SAMPLING, chat, text
 from tests.servers import Served, serving
 
@@ -50,7 +49,7 @@ def test_a_session_is_forked(real: Served) -> None:
 
 @pytest.mark.timeout(900)
 def test_a_session_outlives_a_restart(file: str, tmp_path: Path) -> None:
-    flags = ("--model", smollm2.NAME, *FLAGS, "--sessions.folder", str(tmp_path))
+    flags = ("--model", smollm2.NAME, "--sessions.folder", str(tmp_path))
     with serving(*flags) as server:
         first, second = turns(server, "kept")
     with serving(*flags) as server:

@@ -21,6 +21,7 @@ def refusals(server: Served) -> float:
     return sum(float(line.removeprefix(REFUSED)) for line in lines if line.startswith(REFUSED))
 
 
+@pytest.mark.slow
 def test_the_official_client_retries(crowded: Served) -> None:
     common: Any = {"model": crowded.model, "messages": MESSAGES, "max_tokens": 2}
     create: Callable[..., Any] = crowded.client.with_options(max_retries=60).chat.completions.create

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.server.anthropic.conversion import ignored_tools, to_chat, to_messages
+from outrider.server.anthropic.conversion import to_chat, to_messages
 from outrider.server.anthropic.schema import CountTokensBody, MessagesBody
 from outrider.server.http.errors import APIError
 from outrider.server.openai.conversation import NamedTool, Tool
@@ -178,8 +178,19 @@ def test_sampling_and_output_fields() -> None:
     assert body.response_format and body.response_format.json_schema and body.response_format.json_schema.schema_ == schema
 
 
-def test_the_header_of_ignored_tools_is_safe() -> None:
-    assert (
-        ignored_tools(["web_search_20250305", "web_search_20250305", "a\r\nb: c", "é𭞛"]) == "web_search_20250305, a??b??c, ??"
-    )
-    assert len(ignored_tools([f"{number:0100}" for number in range(1000)])) < 4000
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}}
+TEXT = {"type": "document", "title": "a.txt", "source": {"type": "text", "media_type": "text/plain", "data": "one"}}
+FOUND = {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "two"}]}
+IMAGE_LINE = "[An image was left out: this model reads text only.]"
+PDF_LINE = "[A document was left out: this model reads text only.]"
+
+
+def test_a_line_stands_for_what_the_model_cannot_read() -> None:
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "x"}, IMAGE, PDF, TEXT, FOUND]}
+    turns = [{"role": "user", "content": [result, IMAGE, {"type": "text", "text": "y"}, TEXT]}]
+    body = CountTokensBody.model_validate({"model": "m", "messages": turns})
+    tool, user = to_messages(body, True)
+    assert tool.content == f"x\n{IMAGE_LINE}\n{PDF_LINE}\na.txt\none\nt\ns\ntwo"
+    assert user.content == f"{IMAGE_LINE}\ny\na.txt\none"
+    assert body.ignored == ["messages.image", "messages.document"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -9,7 +10,7 @@ import pytest
 
 from outrider import models
 from outrider.server.engine.engine import Overloaded, WorkerLost
-from tests.server.fakes import TOKENIZER, FakeEngine, app_with, events, fetch, post
+from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, events, fetch, post
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 KEY = "a-key-of-some-length"
@@ -109,10 +110,17 @@ def test_tools_of_the_server_are_left_out_and_named(caplog: pytest.LogCaptureFix
     tools = [{"type": "web_search_20250305", "name": "web_search"}, {"name": "f", "input_schema": {}}]
     for path in (PATH, COUNT):
         response = post(FakeEngine("a"), path, {**BODY, "tools": tools})
-        assert (response.status_code, response.headers["x-outrider-ignored"]) == (200, "web_search_20250305")
-    logged = [record.__dict__["fields"] for record in caplog.records if record.message == "tools left out of the prompt"]
-    assert [fields["tools"] for fields in logged] == [1, 1]  # the types are the client's words
+        assert (response.status_code, response.headers["x-outrider-ignored"]) == (200, "tools.web_search_20250305")
+    logged = [record.__dict__["fields"] for record in caplog.records if record.message == "ignored"]
+    assert [fields["ignored"] for fields in logged] == ["tools", "tools"]  # the types are the client's words
     assert "x-outrider-ignored" not in post(FakeEngine("a"), PATH, {**BODY, "tools": tools[1:]}).headers
+
+
+def test_overflow_is_said_in_the_words_that_clients_match() -> None:
+    long = [{"role": "user", "content": "word " * 400}]
+    message = check_error(post(FakeEngine("a"), PATH, {**BODY, "messages": long}), 400, "invalid_request_error")
+    found = re.fullmatch(r"prompt is too long: (\d+) tokens > (\d+) maximum", message)
+    assert found and int(found[1]) > int(found[2]) == CONTEXT_TOKENS - 1
 
 
 def check_error(response: httpx.Response, status: int, kind: str) -> str:
@@ -125,13 +133,13 @@ def check_error(response: httpx.Response, status: int, kind: str) -> str:
 
 @pytest.mark.parametrize("path", [PATH, COUNT])
 def test_errors_of_every_layer_have_anthropics_format(path: str) -> None:
-    image = {"role": "user", "content": [{"type": "image", "source": {}}]}
+    unknown = {"role": "user", "content": [{"type": "picture", "source": {}}]}
     app = app_with(FakeEngine("a"), auth__keys={"alice": KEY}, limits__body_bytes=2000)
     own = {"x-api-key": KEY}
     assert "x-api-key" in check_error(fetch(app, "POST", path, BODY), 401, "authentication_error")
     wrong = fetch(app, "POST", path, BODY, headers={"x-api-key": "wrong"})
     check_error(wrong, 401, "authentication_error")
-    message = check_error(fetch(app, "POST", path, {**BODY, "messages": [image]}, headers=own), 400, "invalid_request_error")
+    message = check_error(fetch(app, "POST", path, {**BODY, "messages": [unknown]}, headers=own), 400, "invalid_request_error")
     assert message.startswith("Invalid 'messages.0.content.0': this server supports content of the types text")
     check_error(fetch(app, "POST", path, {**BODY, "model": "other"}, headers=own), 404, "not_found_error")
     check_error(fetch(app, "POST", path, {**BODY, "system": "x" * 3000}, headers=own), 413, "request_too_large")

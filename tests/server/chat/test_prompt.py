@@ -112,7 +112,7 @@ def test_text_longer_than_any_context_could_hold_is_refused_unread(method: str) 
         "plain": (text,),
         "fill_in": (FillInText(text, "y"),),
     }
-    with pytest.raises(APIError, match="context holds at most") as raised:
+    with pytest.raises(APIError, match="maximum context length is 2048 tokens") as raised:
         asyncio.run(getattr(prompts, method)("alice", *arguments[method], 2048))
     assert raised.value.code == "context_length_exceeded"
     assert tokenizer.encoded == 0
@@ -123,7 +123,7 @@ def test_a_bomb_of_special_tokens_is_refused_unread_and_their_ids_are_encoded_on
     prompts = PromptEncoder(tokenizer)
     tokenizer.calls = 0
     bomb = [{"role": "user", "content": str(tokenizer.eos_token) * 60_000}]
-    with pytest.raises(APIError, match=r"at least 60000 tokens|characters"):
+    with pytest.raises(APIError, match=r"resulted in \d{5} tokens"):
         asyncio.run(prompts.chat("alice", bomb, TemplateOptions(), 40_000))
     assert tokenizer.calls == 0
     many = [{"role": "user", "content": str(tokenizer.eos_token) * 500}]

@@ -35,8 +35,8 @@ def accepts(grammar: str, text: str) -> bool:
     return matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
 
 
-def checked(structures: Mapping[str, Structure], **limits: int) -> str | None:
-    with closing(GrammarChecker(Limits.model_validate(limits))) as checker:
+def checked(structures: Mapping[str, Structure], grammar_bytes: int = 1 << 16, **depths: int) -> str | None:
+    with closing(GrammarChecker(Limits(grammar_bytes=grammar_bytes), **depths)) as checker:
         return asyncio.run(checker.grammar(structures))
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -15,7 +14,6 @@ from outrider.server.engine import engine, supervisor
 from outrider.server.engine.engine import (
     MAX_UNREAD_EVENTS,
     DeadlineExceeded,
-    Engine,
     EngineError,
     InvalidRequest,
     Overloaded,
@@ -32,62 +30,9 @@ from outrider.server.engine.messages import (
     Resume,
     Status,
     TokenEvent,
-    ToWorker,
 )
-from outrider.server.settings import load_settings
-from outrider.server.telemetry.metrics import Metrics
-from outrider.verify.sampling_params import SamplingParams
-from tests.server.engine.fakes import READY, FakeProcess, Launcher
-
-
-class Rig:
-    """An engine, its fake worker, and the reported failures."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.engine = Engine(load_settings(None, settings), Metrics())
-        self.launcher = Launcher()
-        self.engine._supervisor._launch = self.launcher
-        self.failures: list[str] = []
-
-    @property
-    def worker(self) -> FakeProcess:
-        return self.launcher.started[-1]
-
-    async def start(self, ready: bool = True) -> None:
-        self.engine.adopt(self.launcher(load_settings()))
-        await self.engine.start(self.failures.append)
-        if ready:
-            self.worker.send(READY)
-            assert await self.engine.wait_started() == READY
-
-    async def received(self, count: int = 1) -> list[ToWorker]:
-        """The next messages that the worker receives, at least `count`."""
-        found: list[ToWorker] = []
-        async with asyncio.timeout(5):
-            while len(found) < count:
-                found += await asyncio.to_thread(self.worker.receive)
-        return found
-
-    async def answer(self, id: str, **fields: Any) -> list[str]:
-        """The texts of a request's events; "-" for a keep-alive."""
-        return ["-" if each is None else each.text async for each in self.engine.generate(request(id, **fields))]
-
-
-def run(body: Callable[[Rig], Awaitable[None]], **settings: Any) -> None:
-    async def main() -> None:
-        rig = Rig(**settings)
-        await body(rig)
-        await rig.engine.stop()
-
-    asyncio.run(main())
-
-
-def request(id: str, **fields: Any) -> Request:
-    return Request(id, [1, 2, 3], SamplingParams(), 5, **fields)
-
-
-def event(id: str, text: str, last: bool = False) -> TokenEvent:
-    return TokenEvent(id, [7], text, "stop" if last else None)
+from tests.server.engine.fakes import READY
+from tests.server.engine.rig import Rig, event, request, run
 
 
 def test_each_request_gets_its_own_events() -> None:

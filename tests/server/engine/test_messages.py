@@ -7,7 +7,7 @@ from outrider.server.engine.messages import FromWorker, StepReport, StepTrace, T
 from outrider.verify.sampling_params import SamplingParams
 
 SHORT = [messages.Cancel("r"), messages.Pause("r"), messages.Resume("r"), messages.Forget("p", "s"), messages.Shutdown()]
-TRACE = StepTrace([5, 6], [-1, 0], [0.5, 0.25], ["trigram", "lookup"], [0], None)
+TRACE = StepTrace([5, 6], [-1, 0], [0.5, 0.25], ["trigram", "lookup"], [0], None, 4, 1.5, 1.2)
 REPORT = StepReport(0.1, 0.2, 0.3, {"trigram": 4}, {"trigram": 1}, TRACE)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import cast
@@ -109,14 +107,6 @@ def test_keys_are_read_from_settings_and_a_file(tmp_path: Path) -> None:
         assert "short" not in str(raised.value).removeprefix(str(file)).replace("too_short", "")
 
 
-def test_a_public_address_needs_keys() -> None:
-    command = [sys.executable, "-m", "outrider.server.cli", "serve", "--host", "0.0.0.0", "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "auth.keys" in done.stderr
-
-
 def test_v1_routes_need_a_key_and_status_routes_do_not(guarded: Served) -> None:
     for method, path in (("GET", "/v1/models"), ("GET", "/v1/models/x"), ("POST", "/v1/completions")):
         answer = guarded.http.request(method, path, headers={"Authorization": "Bearer wrong"}, json={"model": guarded.model})
@@ -129,7 +119,8 @@ def test_v1_routes_need_a_key_and_status_routes_do_not(guarded: Served) -> None:
 
 
 def drafted(server: Served, key: str, prompt: str = PECULIAR[: PECULIAR.index(",")]) -> int:
-    fields = {"model": server.model, "prompt": prompt, "max_tokens": 8, "temperature": 0}
+    """How many tokens a datastore drafts in the first step; the second and last step drafts none."""
+    fields = {"model": server.model, "prompt": prompt, "max_tokens": 2, "temperature": 0}
     body = {**fields, "speculation": {"drafter": "retrieval", "report": True}}
     answer = server.http.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
     assert answer.status_code == 200, answer.text

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from collections.abc import Coroutine
+from importlib.metadata import version
 from typing import Any, cast
 
 import pytest
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from outrider.server.front_end import new_config
@@ -93,6 +96,44 @@ def closed(metrics: Metrics) -> dict[str, int]:
     """How many connections were closed, by reason."""
     samples = next(iter(metrics.closed_connections.collect())).samples
     return {s.labels["reason"]: int(s.value) for s in samples if s.name.endswith("_total") and s.value}
+
+
+# The methods of uvicorn's that are overridden or called, and their parameters.
+METHODS = {
+    "connection_made": ["self", "transport"],
+    "connection_lost": ["self", "exc"],
+    "data_received": ["self", "data"],
+    "on_message_begin": ["self"],
+    "on_headers_complete": ["self"],
+    "on_response_complete": ["self"],
+    "pause_writing": ["self"],
+    "resume_writing": ["self"],
+    "send_400_response": ["self", "msg"],
+    "_unsupported_upgrade_warning": ["self"],
+}
+
+
+def test_uvicorns_protocol_has_what_is_overridden_and_read() -> None:
+    here = f"uvicorn {version('uvicorn')}; protocol.py says what to use instead."
+    for name, parameters in METHODS.items():
+        method = getattr(HttpToolsProtocol, name, None)
+        assert method is not None, f"HttpToolsProtocol has no {name} in {here}"
+        assert list(inspect.signature(method).parameters) == parameters, f"The parameters of {name} are others in {here}"
+    source = inspect.getsource(HttpToolsProtocol)
+    for call in ("self.send_400_response(", "self._unsupported_upgrade_warning()", "on_response=self.on_response_complete"):
+        assert call in source, f"HttpToolsProtocol does not have {call!r} any more in {here}"
+
+    async def test() -> None:
+        protocol, _ = Served().connect()
+        protocol.data_received(GET.replace(b"/health", b"/stream"))
+        for name in ("loop", "transport", "connections", "pipeline"):
+            assert hasattr(protocol, name), f"HttpToolsProtocol does not set {name} in {here}"
+        assert isinstance(protocol.cycle, RequestResponseCycle), f"HttpToolsProtocol does not set cycle in {here}"
+        for name in ("disconnected", "message_event"):
+            assert hasattr(protocol.cycle, name), f"RequestResponseCycle does not set {name} in {here}"
+        protocol.connection_lost(None)
+
+    run(test())
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ def packets(stream: list[tuple[float, list[int]]], multiple: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_servers_streams_are_coalesced(coalescing: Served) -> None:
     """Chats, completions and responses: the same text in fewer packets, all padded to the same multiple."""
     obfuscated = {"stream_options": {"include_obfuscation": True}}

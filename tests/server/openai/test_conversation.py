@@ -22,7 +22,7 @@ def test_content_is_joined() -> None:
 
 
 def test_unsupported_content_parts_are_rejected_by_type() -> None:
-    for part, name in (({"type": "image_url"}, "image_url"), ("text", "None")):
+    for part, name in (({"type": "picture"}, "picture"), ("text", "None")):
         with pytest.raises(ValidationError, match=name):
             message(content=[part])
 

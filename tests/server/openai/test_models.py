@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -20,6 +21,22 @@ def test_the_model_card() -> None:
     assert fetch(APP, "GET", f"/v1/models/{models.NAME}").json() == card
     missing = fetch(APP, "GET", "/v1/models/other/name")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_the_model_card_says_what_the_model_can_do() -> None:
+    engine = FakeEngine()
+    (loading,) = fetch(app_with(engine), "GET", "/v1/models").json()["data"]
+    assert loading["max_model_len"] is None
+    engine.info = asyncio.run(engine.wait_started())
+    (card,) = fetch(app_with(engine), "GET", "/v1/models").json()["data"]
+    assert card["max_model_len"] == card["context_length"] == card["meta"]["n_ctx"] == CONTEXT_TOKENS
+    assert card["capabilities"] == ["chat", "tools", "structured_outputs"]
+
+
+def test_codex_finds_the_catalog_that_it_expects() -> None:
+    found = fetch(APP, "GET", "/v1/models?client_version=0.169.0").json()
+    assert found["models"] == [] and found["data"][0]["id"] == models.NAME
+    assert "models" not in fetch(APP, "GET", "/v1/models").json()
 
 
 def test_tokenize_and_detokenize_round_trip() -> None:

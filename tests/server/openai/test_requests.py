@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from fastapi import Request as HTTPRequest
 
-from outrider import models
 from outrider.server.chat.prompt import PromptEncoder
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.engine.messages import Ready
 from outrider.server.http.errors import APIError
 from outrider.server.openai.requests import AFFINITY_TOKENS, RequestBuilder, check_count, check_prompt, choice_params
 from outrider.server.openai.schema import CompletionBody
-from outrider.server.settings import Limits, load_settings
+from outrider.server.settings import Limits, SettingsError, load_settings
 from outrider.verify.sampling_params import SamplingParams
 from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, fetch, post
 
@@ -33,7 +32,7 @@ def test_every_field_reaches_the_engine() -> None:
     assert (first.stop, first.priority, first.stop_token_ids) == (("x",), -1, [9])
     assert first.prediction == TOKENIZER.encode("guess", add_special_tokens=False)
     assert (first.drafter, first.max_nodes) == ("trigram", 4)
-    assert first.keep_stop and first.scores_prompt and not first.skip_special_tokens and first.grammar
+    assert first.keep_stop and first.wants_prompt_logprobs and not first.skip_special_tokens and first.grammar
     assert (first.max_tokens, second.max_tokens) == (CONTEXT_TOKENS - 2, CONTEXT_TOKENS - 1)
     assert first.id != second.id and first.params.seed != second.params.seed
     assert first.principal == "anyone"
@@ -92,13 +91,21 @@ def test_every_choice_has_its_own_seed() -> None:
     assert choice_params(params, 0) is params
 
 
-def test_the_rule_is_chosen_where_neither_a_seed_nor_another_choice_makes_answers_comparable() -> None:
-    engine = FakeEngine(*"a" * 600)
-    app = app_with(engine, speculation__rule="auto", draft_model__path=str(models.DRAFT))
-    for fields in ({}, {}, {"seed": 1}, {"n": 2}, {"temperature": 0}, {"speculation": {"rule": "rejection"}, "seed": 1}):
-        fetch(app, "POST", PATH, {"prompt": [5], **fields})
-    rules = [request.params.rule for request in engine.requests]
-    assert rules == ["keyed", "rejection", "keyed", "keyed", "keyed", "keyed", "rejection"]  # the first one used up its trial
+def test_the_acceptance_rule_is_the_requests_or_else_the_servers() -> None:
+    for default in ("keyed", "rejection"):
+        engine = FakeEngine("a")
+        app = app_with(engine, speculation__rule=default)
+        for speculation in ({}, {"rule": "keyed"}, {"rule": "rejection"}):
+            fetch(app, "POST", PATH, {"prompt": [5], "speculation": speculation})
+        assert [request.params.rule for request in engine.requests] == [default, "keyed", "rejection"]
+
+
+def test_an_unknown_rule_is_refused_with_the_names_of_the_others() -> None:
+    response = fetch(app_with(FakeEngine()), "POST", PATH, {"prompt": [5], "speculation": {"rule": "auto"}})
+    assert response.status_code == 400
+    assert "'keyed' or 'rejection'" in response.json()["error"]["message"]
+    with pytest.raises(SettingsError, match=r"'speculation.rule' is invalid: Input should be 'keyed' or 'rejection'"):
+        load_settings(None, {"speculation.rule": "auto"})
 
 
 def test_each_choice_of_each_prompt_counts_towards_the_rate() -> None:
@@ -137,7 +144,7 @@ def test_answers_are_bounded_by_the_settings() -> None:
         ({"logit_bias": {"999999": 1}}, 400, "logit_bias", "from 0 to"),
         ({"stop_token_ids": [1] * 129}, 400, "stop_token_ids", "at most 128 stop tokens"),
         ({"stop_token_ids": [999999]}, 400, "stop_token_ids", "from 0 to"),
-        ({"prompt": [3] * CONTEXT_TOKENS}, 400, "prompt", f"context holds {CONTEXT_TOKENS}"),
+        ({"prompt": [3] * CONTEXT_TOKENS}, 400, "prompt", f"maximum context length is {CONTEXT_TOKENS} tokens"),
         ({"prompt": [999999]}, 400, "prompt", "from 0 to"),
         ({"regex": "a", "choice": ["b"]}, 400, "regex", "only one of"),
     ],

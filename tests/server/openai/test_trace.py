@@ -12,7 +12,7 @@ from tests.server.fakes import FIRST_TOKEN, VOCABULARY, FakeEngine, events, post
 
 
 def test_the_body_has_texts_and_times() -> None:
-    trace = StepTrace([40, 41], [-1, 0], [0.98765, 0.5], ["trigram", "lookup"], [0], 42)
+    trace = StepTrace([40, 41], [-1, 0], [0.98765, 0.5], ["trigram", "lookup"], [0], 42, 24, 1.63215, 1.21)
     assert trace_body(VOCABULARY, StepReport(1e-4, 2e-3, 3e-5, {}, {}), trace) == {
         "draft": {
             "tokens": [40, 41],
@@ -23,6 +23,9 @@ def test_the_body_has_texts_and_times() -> None:
         },
         "accepted": [0],
         "bonus": {"token": 42, "text": VOCABULARY.text_of(42)},
+        "proposed": 24,
+        "expected_tokens": 1.632,
+        "gain": 1.21,
         "draft_ms": 0.1,
         "verify_ms": 2.0,
         "commit_ms": 0.03,

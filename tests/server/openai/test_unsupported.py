@@ -33,6 +33,15 @@ def test_a_field_is_accepted_only_with_a_value_without_effect(path: str, name: s
         assert f"'{name}' is not supported" in error["message"]
 
 
+def test_the_error_names_what_to_use_instead() -> None:
+    for path, fields, words in (
+        (CHATS, {"lora": [{"id": 0, "scale": 1}]}, "leave it out, or serve a model that the adapter is merged into."),
+        (RESPONSES, {"max_tokens": 3}, "leave it out, or use 'max_output_tokens'."),
+    ):
+        error = fetch(APP, "POST", path, {**REQUIRED[path], **fields}).json()["error"]
+        assert error["message"].endswith(words)
+
+
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
 def test_hints_are_accepted_with_any_value(name: str) -> None:
     for path in (CHATS, COMPLETIONS):

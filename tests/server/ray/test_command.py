@@ -70,7 +70,7 @@ def test_one_machine_serves_more_replicas_than_it_has_cores_until_a_signal(tmp_p
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     file = tmp_path / "settings.yaml"
-    file.write_text(f"server: {{port: {port}}}\nmodel: {{threads: 1}}\nspeculation: {{cost_folder: null}}\n")
+    file.write_text(f"server: {{port: {port}}}\nmodel: {{threads: 1}}\nspeculation: {{max_nodes: 12}}\n")
     flags = ["--config", str(file), "--replicas", "2", "--cpus", str(os.cpu_count())]
     environment = os.environ | {"PYTHONPATH": str(Path(models.__file__).parents[1]), "RAY_USAGE_STATS_ENABLED": "0"}
     program = [sys.executable, "-m", "outrider.server.cli", "deploy", *flags]

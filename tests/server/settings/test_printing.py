@@ -30,18 +30,18 @@ def test_the_reference_is_printed_without_truncation(width: int) -> None:
 
 def test_each_value_has_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, keys = tmp_path / "c.yaml", tmp_path / "keys.yaml"
-    file.write_text("model: {dtype: float32}\nspeculation: {trigram: {depth: 6}}\n")
+    file.write_text("model: {dtype: float32}\nspeculation: {retrieval: {datastores: [a]}}\n")
     keys.write_text("bob: sk-bobs-secret\n")
     monkeypatch.setenv("OUTRIDER_AUTH__KEYS", '{"alice": "sk-alices-secret"}')
-    monkeypatch.setenv("OUTRIDER_SPECULATION__TRIGRAM__C2", "5")
+    monkeypatch.setenv("OUTRIDER_SPECULATION__TRIGRAM__TABLE", "t")
     text = effective_yaml(load_effective(file, {"server.port": 9, "auth.file": str(keys)}))
     lines = {line.strip() for line in text.splitlines()}
     assert {
         "port: 9  # flag",
         "dtype: float32  # file",
-        "depth: 6  # file",
-        "c2: 5.0  # environment",
-        "c1: 32.0  # default",
+        "datastores: [a]  # file",
+        "table: t  # environment",
+        "draft: auto  # default",
         "key: '**********'  # environment",
         "key: '**********'  # file",
     } <= lines

@@ -10,24 +10,25 @@ from outrider.server.settings.sources import dotted_names, load_effective
 
 def test_flags_override_environment_overrides_file_overrides_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text("speculation:\n  max_nodes: 1\n  drafter: none\n  trigram: {depth: 6}\nserver: {port: 1}\n")
+    file.write_text("speculation:\n  max_nodes: 1\n  drafter: none\n  retrieval: {datastores: [a]}\nserver: {port: 1}\n")
     monkeypatch.setenv("OUTRIDER_SPECULATION__MAX_NODES", "2")
-    monkeypatch.setenv("OUTRIDER_SPECULATION__TRIGRAM__C2", "5")
+    monkeypatch.setenv("OUTRIDER_SPECULATION__TRIGRAM__TABLE", "t")
     monkeypatch.setenv("OUTRIDER_SERVER__PORT", "2")
-    flags = parse_flags(["--server.port", "3", "--speculation.trigram.c1=4"])
+    flags = parse_flags(["--server.port", "3", "--speculation.fusion.draft=never"])
     settings = load_settings(file, flags)
     assert settings.server.port == 3
     assert settings.speculation.max_nodes == 2
     assert settings.speculation.drafter == "none"
-    trigram = settings.speculation.trigram
-    assert (trigram.depth, trigram.c1, trigram.c2, trigram.iterations) == (6, 4.0, 5.0, 150)
+    chosen = settings.speculation
+    assert (chosen.retrieval.datastores, chosen.fusion.draft, chosen.trigram.table) == (("a",), "never", "t")
+    assert chosen.pearl.only_if_worth
     assert load_effective(file, flags).origins == {
         "server.port": "flag",
         "speculation.drafter": "file",
         "speculation.max_nodes": "environment",
-        "speculation.trigram.c1": "flag",
-        "speculation.trigram.c2": "environment",
-        "speculation.trigram.depth": "file",
+        "speculation.fusion.draft": "flag",
+        "speculation.trigram.table": "environment",
+        "speculation.retrieval.datastores": "file",
     }
 
 
@@ -38,7 +39,8 @@ def test_flags_override_environment_overrides_file_overrides_defaults(tmp_path: 
         ({"speculation.trigram.zz": "1"}, "no setting 'speculation.trigram.zz'"),
         ({"server.port": "x"}, "'server.port' is invalid"),
         ({"speculation.drafter": "magic"}, "'speculation.drafter' is invalid"),
-        ({"speculation.trigram.c1": "-1"}, "greater than 0"),
+        ({"scheduling.queue_seconds": "-1"}, "greater than 0"),
+        ({"speculation.trigram.iterations": "9"}, "no setting 'speculation.trigram.iterations'"),
         ({"model.device": "gpu"}, r"invalid: it must be auto, cpu, cuda, cuda:N, or .* \(got 'gpu'\)\.$"),
         ({"model.device": "cpu,cuda:0"}, "several GPUs such as cuda:0,cuda:1"),
         ({"model.device": "cuda,cuda:1"}, "several GPUs such as cuda:0,cuda:1"),

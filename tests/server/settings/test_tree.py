@@ -9,8 +9,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from outrider.drafters.options import FusionOptions, Options, PearlOptions, RetrievalOptions, TrigramOptions
 from outrider.server.settings import Settings, SettingsError, is_loopback, load_settings
-from outrider.server.settings.tree import parse_list
+from outrider.server.settings.section import parse_list
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -49,8 +50,11 @@ def test_the_default_file_lists_every_setting_with_its_default() -> None:
 
 
 def test_every_drafter_gets_its_options() -> None:
-    options = load_settings(None, {"speculation.pearl.window": 5, "speculation.draft.gamma": 4}).speculation.options
-    assert (options.pearl.window, options.draft.gamma, options.draft.tree.steps) == (5, 4, 4)
+    flags = {"trigram.table": "t", "retrieval.datastores": ["d"], "fusion.draft": "never", "pearl.only_if_worth": False}
+    found = load_settings(None, {f"speculation.{name}": value for name, value in flags.items()}).speculation.options
+    expected = TrigramOptions("t"), RetrievalOptions(("d",)), FusionOptions(draft="never"), PearlOptions(only_if_worth=False)
+    assert found == Options(*expected[:2], fusion=expected[2], pearl=expected[3])
+    assert load_settings().speculation.options == Options()
 
 
 @pytest.mark.parametrize(

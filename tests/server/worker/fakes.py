@@ -1,14 +1,20 @@
-"""A runtime over the tiny model, with a tokenizer of letters."""
+"""A worker and its runtime over the tiny model, with a tokenizer of letters."""
 
 from __future__ import annotations
 
+import socket
 from typing import Any, cast
 
 from outrider.drafters.registry import Resources
-from outrider.server.settings import Settings
+from outrider.server.engine import messages
+from outrider.server.engine.messages import FromWorker, Request, TokenEvent, ToWorker
+from outrider.server.engine.transport import WorkerSide, framed
+from outrider.server.settings import Settings, load_settings
 from outrider.server.worker.kernels import Kernels
+from outrider.server.worker.loop import Worker
 from outrider.server.worker.runtime import Runtime
 from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
 
 
 class Letters:
@@ -41,3 +47,44 @@ def tiny_runtime(runner: ModelRunner, settings: Settings, stop_ids: frozenset[in
         curve=None,
         kernels=kernels,
     )
+
+
+class Rig:
+    """A worker with two slots over the tiny model. Messages from the front end arrive before the next step."""
+
+    def __init__(self, runner: ModelRunner, **settings: Any) -> None:
+        self.settings = load_settings(None, {"speculation.drafter": "none", "scheduling.max_active": 2, **settings})
+        self._ours, theirs = socket.socketpair()
+        self._wire = WorkerSide(self._ours)
+        self.worker = Worker(self.settings, tiny_runtime(runner, self.settings), WorkerSide(theirs))
+        self._theirs = theirs
+        self.sent: list[FromWorker] = []  # by the worker
+
+    def send(self, *sent: ToWorker) -> bool:
+        """Delivers messages; returns what the worker's `_receive` returns."""
+        self._ours.sendall(b"".join(framed(messages.encode(message)) for message in sent))
+        return self.worker._receive()
+
+    def step(self, steps: int = 100) -> None:
+        """Runs up to `steps` rounds."""
+        for _ in range(steps):
+            self.worker._admit()
+            if self.worker._active:
+                self.worker._round()
+        self.sent += [messages.decode_from_worker(data) for data in self._wire.receive(0.01)]
+
+    @property
+    def order(self) -> list[str]:
+        """The request of each event."""
+        return [message.id for message in self.sent if isinstance(message, TokenEvent)]
+
+    def tokens(self, id: str) -> list[int]:
+        return [token for each in self.sent if isinstance(each, TokenEvent) and each.id == id for token in each.tokens]
+
+    def close(self) -> None:
+        self._ours.close()
+        self._theirs.close()
+
+
+def request(id: str, **fields: Any) -> Request:
+    return Request(**{"id": id, "prompt": [1, 2, 3], "params": SamplingParams(temperature=0), "max_tokens": 4, **fields})

@@ -36,7 +36,7 @@ def events(runtime: Runtime, params: SamplingParams = GREEDY, **fields: Any) -> 
     job = Job(request, session, runtime, SETTINGS)
     found: list[TokenEvent] = []
     while not (found and found[-1].finish):
-        event = job.event(step(job.generation))
+        event = job.event(step(job.stream))
         if event is not None:
             found.append(event)
     job.close()
@@ -82,7 +82,7 @@ def test_a_stop_token_counts_but_has_no_text(runtime: Runtime) -> None:
 
 
 def test_logprobs_of_tokens_and_prompt(runtime: Runtime) -> None:
-    found = events(runtime, params=replace(GREEDY, logprobs=2), scores_prompt=True, max_tokens=6)
+    found = events(runtime, params=replace(GREEDY, logprobs=2), wants_prompt_logprobs=True, max_tokens=6)
     for event in found:
         assert event.logprobs is not None
         assert len(event.logprobs.chosen) == len(event.tokens)

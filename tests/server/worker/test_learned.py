@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from outrider.drafters.interface import Ints
+from outrider.drafters.library import learned
+from outrider.drafters.library.learned import LearnedText
 from outrider.drafters.registry import Resources, make
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.tables.suffix import index
-from outrider.server.worker import learned
-from outrider.server.worker.learned import LearnedText, LearnedTexts
+from outrider.server.worker.learned import LearnedTexts
 from outrider.server.worker.resources import Stores
 
 VOCABULARY = 100
@@ -72,7 +73,7 @@ def test_texts_are_indexed_again_only_when_they_have_grown() -> None:
 
 
 def test_the_least_recently_used_principals_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learned, "MAX_PRINCIPALS", 2)
+    monkeypatch.setattr("outrider.server.worker.learned.MAX_PRINCIPALS", 2)
     texts = LearnedTexts(1000, VOCABULARY)
     first = texts.of("a")
     texts.of("b")
@@ -103,3 +104,11 @@ def test_a_long_text_is_not_indexed_in_the_decode_loop(monkeypatch: pytest.Monke
     text._indexing.result(60)
     assert tokens(text) == len(TEXT)
     assert threads[0] is threading.current_thread() and threads[1] is not threading.current_thread()
+
+
+def test_a_benchmark_can_wait_for_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learned, "MAX_TOKENS_IN_LOOP", 10)
+    text = LearnedText(1000, VOCABULARY)
+    text.add("a", TEXT)
+    [block] = text.complete()
+    assert block.size == len(TEXT) + 1  # with the separator

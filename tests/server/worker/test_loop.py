@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,22 +13,16 @@ import torch
 
 from outrider.drafters.interface import Ints
 from outrider.drafters.none import NoDrafter
-from outrider.server.engine import messages
 from outrider.server.engine.messages import (
     Cancel,
     Failed,
     Forget,
-    FromWorker,
     Pause,
-    Request,
     Resume,
     Shutdown,
     Status,
     TokenEvent,
-    ToWorker,
 )
-from outrider.server.engine.transport import WorkerSide, framed
-from outrider.server.settings import load_settings
 from outrider.server.worker.loop import Worker
 from outrider.server.worker.session import Session
 from outrider.server.worker.storage import session_files
@@ -37,45 +30,7 @@ from outrider.verify.cost import CostCurve, parse
 from outrider.verify.measurement import NODES
 from outrider.verify.model.cache import paging
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.sampling_params import SamplingParams
-from tests.server.worker.fakes import tiny_runtime
-
-
-class Rig:
-    """A worker with two slots over the tiny model. Messages from the front end arrive before the next step."""
-
-    def __init__(self, runner: ModelRunner, **settings: Any) -> None:
-        self.settings = load_settings(None, {"speculation.drafter": "none", "scheduling.max_active": 2, **settings})
-        self._ours, theirs = socket.socketpair()
-        self._wire = WorkerSide(self._ours)
-        self.worker = Worker(self.settings, tiny_runtime(runner, self.settings), WorkerSide(theirs))
-        self._theirs = theirs
-        self.sent: list[FromWorker] = []  # by the worker
-
-    def send(self, *sent: ToWorker) -> bool:
-        """Delivers messages; returns what the worker's `_receive` returns."""
-        self._ours.sendall(b"".join(framed(messages.encode(message)) for message in sent))
-        return self.worker._receive()
-
-    def step(self, steps: int = 100) -> None:
-        """Runs up to `steps` rounds."""
-        for _ in range(steps):
-            self.worker._admit()
-            if self.worker._active:
-                self.worker._round()
-        self.sent += [messages.decode_from_worker(data) for data in self._wire.receive(0.01)]
-
-    @property
-    def order(self) -> list[str]:
-        """The request of each event."""
-        return [message.id for message in self.sent if isinstance(message, TokenEvent)]
-
-    def tokens(self, id: str) -> list[int]:
-        return [token for each in self.sent if isinstance(each, TokenEvent) and each.id == id for token in each.tokens]
-
-    def close(self) -> None:
-        self._ours.close()
-        self._theirs.close()
+from tests.server.worker.fakes import Rig, request
 
 
 @pytest.fixture
@@ -83,10 +38,6 @@ def rig(tiny_runner: ModelRunner) -> Iterator[Rig]:
     made = Rig(tiny_runner)
     yield made
     made.close()
-
-
-def request(id: str, **fields: Any) -> Request:
-    return Request(**{"id": id, "prompt": [1, 2, 3], "params": SamplingParams(temperature=0), "max_tokens": 4, **fields})
 
 
 def raising(error: Exception) -> Any:
@@ -117,7 +68,7 @@ def test_a_failed_step_ends_only_its_request(rig: Rig) -> None:
     rig.step(1)
     job = rig.worker._active[1]
     assert job.id == "b"
-    job.generation.verifier.judge = raising(RuntimeError("shapes"))  # type: ignore[method-assign]
+    job.session.verifier.judge = raising(RuntimeError("shapes"))  # type: ignore[method-assign]
     rig.step()
     assert [message.id for message in rig.sent if isinstance(message, Failed)] == ["b"]
     assert not job.session.drafters and not len(job.session.verifier.sequence)  # their state is unknown
@@ -144,7 +95,7 @@ def test_a_session_that_cannot_be_acquired_fails_only_its_request(rig: Rig) -> N
 def test_a_drafter_that_fails_at_the_end_fails_nobody(rig: Rig) -> None:
     rig.send(request("a", session="s"), request("b"))
     rig.step(1)
-    rig.worker._active[-1].generation._drafter.end = raising(RuntimeError("draft model"))  # type: ignore[method-assign]
+    rig.worker._active[-1].stream._drafter.end = raising(RuntimeError("draft model"))  # type: ignore[method-assign]
     rig.step()
     assert (len(rig.tokens("a")), len(rig.tokens("b"))) == (4, 4)
     rig.send(request("c", session="s"))
@@ -193,7 +144,7 @@ def test_a_cancelled_request_is_removed(rig: Rig) -> None:
     rig.send(Pause("d"))
     rig.send(Cancel("d"), Resume("d"))
     rig.step()
-    assert not rig.worker._active and len(rig.worker._sessions._free) == 2
+    assert not rig.worker._active and rig.worker._sessions._slots.free == 2
 
 
 def test_paused_requests_hold_nothing_that_others_need(rig: Rig) -> None:
@@ -209,6 +160,31 @@ def test_paused_requests_hold_nothing_that_others_need(rig: Rig) -> None:
     rig.send(Resume("c"), Resume("a"), Resume("b"), Resume("unknown"))
     rig.step()
     assert rig.tokens("a") == rig.tokens("b") == rig.tokens("c") == rig.tokens("alone")
+
+
+@pytest.mark.parametrize("ends_by", ["its last token", "a cancellation"])
+def test_a_request_that_waits_to_continue_is_paused_again(rig: Rig, ends_by: str) -> None:
+    """However often it is paused, it continues once, and leaves nothing behind."""
+    rig.send(request("alone", max_tokens=9))
+    rig.step()
+    rig.send(request("a", session="s", max_tokens=9))
+    rig.step(3)
+    rig.send(Pause("a"), request("b", max_tokens=20), request("c", max_tokens=20))
+    rig.step(1)
+    for _ in range(2):
+        rig.send(Resume("a"))
+        rig.step(1)  # both slots are in use, so the request waits
+        rig.send(Pause("a"))
+    rig.send(Resume("a"), Cancel("b"))
+    rig.step(2)
+    assert [job.id for job in rig.worker._active] == ["c", "a"] and len(rig.tokens("a")) < 9
+    rig.send(*([Cancel("a")] if ends_by == "a cancellation" else []), request("d", prompt=[5, 6]))
+    rig.step()
+    assert rig.tokens("a") == rig.tokens("alone")[: len(rig.tokens("a"))]
+    assert (len(rig.tokens("a")) == 9) == (ends_by == "its last token")
+    assert (len(rig.tokens("c")), len(rig.tokens("d"))) == (20, 4)
+    rig.send(Forget("", "s"))
+    rig.worker._sessions.trim()
 
 
 def test_as_many_requests_as_pay_by_what_steps_take(tiny_runner: ModelRunner, tmp_path: Path) -> None:
@@ -241,15 +217,15 @@ def test_rounds_of_half_the_requests_alternate(tiny_runner: ModelRunner, monkeyp
     rig.sent.clear()
     rig.send(*(request(id, prompt=[1, 2, number], max_tokens=9) for number, id in enumerate("abcd")))
     rig.step(5)
-    assert rig.worker._running is not None
+    assert rig.worker._launched is not None
     rig.send(Pause("c"), Cancel("b"))
-    assert rig.worker._running is None
+    assert rig.worker._launched is None
     rig.step(3)
     rig.send(Resume("c"))
     rig.step()
     assert {id: rig.tokens(id) for id in "acd"} == {id: expected[id] for id in "acd"}
     assert rig.tokens("b") == expected["b"][: len(rig.tokens("b"))] and len(rig.tokens("b")) < 9
-    assert not rig.worker._active and rig.worker._running is None
+    assert not rig.worker._active and rig.worker._launched is None
     rig.close()
 
 

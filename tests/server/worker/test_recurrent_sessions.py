@@ -15,11 +15,11 @@ from outrider.server.worker.sessions import SessionStore
 from outrider.server.worker.storage.session_files import SessionFiles
 from outrider.server.worker.storage.session_format import Fits
 from outrider.verify.decode import decode, finish
-from outrider.verify.generation import DecodeOptions, Generation
-from outrider.verify.model.attention import NAME
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions, Stream
+from outrider.verify.verifier import Verifier
 from tests.verify.model.families import build
 
 OPTIONS = DecodeOptions(SamplingParams(temperature=0), max_tokens=6)
@@ -38,11 +38,11 @@ def answer(runner: ModelRunner) -> Callable[[SessionStore, Ints], tuple[str, int
     def run(store: SessionStore, prompt: Ints) -> tuple[str, int, Ints]:
         session = store.acquire("p", None, prompt)
         assert session is not None
-        generation = Generation(session.verifier, NoDrafter(), prompt, OPTIONS)
-        tokens = finish(generation).tokens
-        assert tokens == decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, OPTIONS).tokens
+        stream = Stream(session.verifier, NoDrafter(), prompt, OPTIONS)
+        tokens = finish(stream).tokens
+        assert tokens == decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, OPTIONS).tokens
         store.release(session)
-        return session.reuse, generation.reused_tokens, np.concatenate([prompt, np.array(tokens, np.int32)])
+        return session.reuse, stream.reused_tokens, np.concatenate([prompt, np.array(tokens, np.int32)])
 
     return run
 
@@ -102,11 +102,11 @@ def test_a_slot_is_planned_with_its_states() -> None:
 def test_layers_of_several_shapes_are_swapped_and_forked(family: str) -> None:
     """Pages of other layouts hold every plane's rows."""
     runner = ModelRunner(build(family, NAME))
-    session = TreeVerifier(runner, runner.new_cache())
+    session = Verifier(runner, runner.new_cache())
     text = np.concatenate([LONG, np.array(decode(session, NoDrafter(), LONG, OPTIONS).tokens, np.int32)])
     session.swap_in(session.swap_out())
-    forked = session.fork(runner.new_cache(), len(LONG), {})
+    forked = session.clone(runner.new_cache(), len(LONG))
     for each in (session, forked):
         prompt = extend(text[: len(each.sequence)], 4)
-        expected = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, OPTIONS).tokens
+        expected = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, OPTIONS).tokens
         assert decode(each, NoDrafter(), prompt, OPTIONS).tokens == expected

@@ -21,7 +21,7 @@ from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.drafters.tables.ngram import empty_base
 from outrider.server.settings import load_settings
 from outrider.server.worker import resources
-from outrider.server.worker.resources import Store, Stores, Tables, distinct, load_resources
+from outrider.server.worker.resources import ChosenCorpus, Store, Stores, Tables, distinct, load_resources
 from outrider.verify.tokenizer import fingerprint, load_tokenizer
 
 
@@ -59,7 +59,7 @@ def test_a_datastore_or_table_with_ids_beyond_the_vocabulary_is_refused(tmp_path
     with pytest.raises(ArrayFileError, match="has token ids"):
         load_resources(keys, Tables("f", vocabulary))
     shared, _ = load_resources(load_settings(None, settings), Tables("f", 40))
-    assert (len(shared.corpus), len(shared.base.tokens)) == (1, 3)
+    assert (len(shared.corpus), len(shared.base.tokens)) == (2, 3)
 
 
 CONTEXT = Sequence(np.array([1, 2], np.int32))
@@ -189,8 +189,21 @@ def test_a_datastore_of_several_keys_is_opened_once(folder: Path) -> None:
         "auth.keys": {"a": key, "b": {**key, "key": "other-0123456789"}},
     }
     shared, own = load_resources(load_settings(None, flags), Tables("f", 65))
-    assert len({id(each) for one in (shared, *own.values()) for each in one.corpus}) == 1
-    assert [len(each.corpus) for each in (shared, own["a"], own["b"])] == [1, 2, 2]
+    assert len({id(each) for one in (shared, *own.values()) for each in one.corpus}) == 2  # it, and the one to choose
+    assert [len(each.corpus) for each in (shared, own["a"], own["b"])] == [2, 3, 3]  # with the one that a request may choose
+
+
+def test_only_the_request_that_begins_reads_its_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    datastore.build(tmp_path / "d", [np.array([64, 3, 39, 7], np.int64)], 64, "f", "plan")
+    (block,) = map(str, datastore.block_paths(tmp_path / "d"))
+    chosen = ChosenCorpus(Tables("f", 65))
+    shared, _ = load_resources(load_settings(), Tables("f", 65), chosen=chosen)
+    with chosen.chosen(block):
+        assert [each.size for each in shared.corpus] == [4]
+    assert [each.size for each in shared.corpus] == [0]
+    with chosen.chosen(str(tmp_path / "deleted")):
+        assert [each.size for each in shared.corpus] == [0]
+    assert "a corpus is not used" in caplog.text
 
 
 def test_resources_are_distinct_by_number_of_blocks() -> None:

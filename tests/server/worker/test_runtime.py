@@ -32,9 +32,8 @@ from outrider.verify.errors import ModelError
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.model import HeadModel
 from outrider.verify.model.cache.shape import CacheShape, LayerShape
-from outrider.verify.model.row_class import RowClass
+from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.self_draft.search import Finding
 from outrider.verify.tokenizer import load_tokenizer
 from tests.hub import MODEL, cache_models
 from tests.server.worker.fakes import tiny_runtime
@@ -124,17 +123,6 @@ def test_a_head_makes_the_target_keep_its_hidden_states(tmp_path: Path) -> None:
     assert isinstance(share_draft(head, target.vocabulary, 2, 1), HeadRunner)
 
 
-def test_the_target_is_its_own_draft_model(monkeypatch: pytest.MonkeyPatch, tiny_runner: ModelRunner) -> None:
-    tokenizer = load_tokenizer(str(models.TARGET))
-    chosen = load_settings(None, {"draft_model.path": "self", "draft_model.skip_layers": [1]})
-    assert load_draft(chosen, tokenizer, tiny_runner) is None  # the target starts first
-    shared = runtime.own_draft(chosen, tokenizer, tiny_runner, 3)
-    assert shared.drafts and type(cast(Any, shared.runner.model).model.layers[1]).__name__ == "Skipped"
-    found = Finding((0,), (0.0,), 0.0)
-    monkeypatch.setattr(runtime, "load_or_search", lambda *_: found)
-    assert not runtime.own_draft(load_settings(None, {"draft_model.path": "self"}), tokenizer, tiny_runner, 3).drafts
-
-
 def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 8)
 
@@ -157,9 +145,9 @@ def test_the_budget_of_a_request(tiny_runner: ModelRunner, monkeypatch: pytest.M
     made.curve = CostCurve((0, MAX_NODES), (1,), ((0.1, 0.2),))
     assert made.budget(7) == {"max_nodes": 7, "curve": None}
     assert made.budget("auto") == {"max_nodes": MAX_NODES, "curve": made.curve}
-    monkeypatch.setattr(made.runner, "row_class", RowClass(1, 72, 1))
+    monkeypatch.setattr(made.runner, "mode", replace(made.runner.mode, bounds=InvariantRange(1, 72, 1)))
     assert made.budget(MAX_NODES)["max_nodes"] == MAX_NODES  # on a CPU, more rows are computed in turns
-    monkeypatch.setattr(ModelRunner, "in_pages", True)
+    monkeypatch.setattr(made.runner, "mode", replace(made.runner.mode, in_pages=True))
     assert made.budget(MAX_NODES)["max_nodes"] == 71
     assert made.budget(7)["max_nodes"] == 7
     assert made.resources_of("anyone") is made.resources
@@ -173,12 +161,10 @@ def test_a_keys_datastore_is_used_only_for_its_requests(tmp_path: Path) -> None:
     flags = {
         "auth.keys": {"one": {"key": "long-enough", "datastores": [str(tmp_path / "store")]}, "two": "long-enough-too"},
         "speculation.max_nodes": 4,
-        "model.trace": False,
     }
     made = load(load_settings(None, flags))
     assert made.kernels.ready
-    assert len(made.resources_of("one").corpus) == 1
-    assert not made.resources_of("two").corpus
+    assert [len(made.resources_of(name).corpus) for name in ("one", "two")] == [2, 1]  # one of them is a request's choice
     assert made.curve is None
 
 
@@ -188,5 +174,5 @@ def test_each_principal_learns_from_its_own_sessions(tiny_runner: ModelRunner) -
     made = replace(tiny_runtime(tiny_runner, settings), resources=shared, own_resources=own, learned=LearnedTexts(100, 100))
     made.learn("one", "session", np.arange(9, dtype=np.int32))
     sizes = {name: [block.size for block in made.resources_of(name).corpus] for name in ("one", "two")}
-    assert sizes == {"one": [10], "two": [0]}
-    assert len(shared.corpus) == 1  # kernels are compiled for the same number of blocks
+    assert sizes == {"one": [0, 10], "two": [0, 0]}
+    assert len(shared.corpus) == 2  # kernels are compiled for the same number of blocks

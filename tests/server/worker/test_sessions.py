@@ -11,12 +11,12 @@ from outrider.drafters.registry import Resources
 from outrider.server.worker.session import Session, SessionKey
 from outrider.server.worker.sessions import SessionStore
 from outrider.verify.decode import decode, step
-from outrider.verify.generation import DecodeOptions, Generation
 from outrider.verify.model import memory
 from outrider.verify.model.cache import paging
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions, Stream
+from outrider.verify.verifier import Verifier
 
 
 class Clock:
@@ -112,7 +112,7 @@ def test_sessions_that_share_a_slot_keep_their_prefix(tiny_runner: ModelRunner) 
     options = DecodeOptions(SamplingParams(temperature=0), max_tokens=5)
     store = SessionStore(tiny_runner, capacity=3, ttl_seconds=60, slots=1)
     texts = {name: np.arange(start, start + 12, dtype=np.int32) for name, start in (("a", 3), ("b", 30), ("c", 60))}
-    unswapped = {name: TreeVerifier(tiny_runner, tiny_runner.new_cache()) for name in texts}
+    unswapped = {name: Verifier(tiny_runner, tiny_runner.new_cache()) for name in texts}
     for turn in range(3):
         for name, text in texts.items():
             session = store.acquire("p", name, PROMPT)
@@ -125,8 +125,8 @@ def test_sessions_that_share_a_slot_keep_their_prefix(tiny_runner: ModelRunner) 
         assert [name for (_, name), other in store._sessions.items() if other.verifier.is_swapped_out] == ["a", "b"], turn
     session = store.acquire("p", "a", PROMPT)
     assert session is not None
-    generation = Generation(session.verifier, NoDrafter(), texts["a"], options)
-    assert generation.reused_tokens == len(texts["a"]) - 1
+    stream = Stream(session.verifier, NoDrafter(), texts["a"], options)
+    assert stream.reused_tokens == len(texts["a"]) - 1
     store.release(session)
     for other_name in ("d", "e", None):
         other = store.acquire("p", other_name, PROMPT)
@@ -207,13 +207,13 @@ def test_a_forgotten_session_frees_its_slot(tiny_runner: ModelRunner) -> None:
 def test_the_slot_of_a_paused_request_serves_others(tiny_runner: ModelRunner) -> None:
     """The paused answer continues with the tokens that it would have had without the pause."""
     options, text = DecodeOptions(SamplingParams(temperature=0), max_tokens=8), np.arange(3, 15, dtype=np.int32)
-    expected = decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), text, options).tokens
+    expected = decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), text, options).tokens
     for paused in ("a", None):
         store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, slots=1)
         session = store.acquire("p", paused, PROMPT)
         assert session is not None
-        generation = Generation(session.verifier, NoDrafter(), text, options)
-        tokens = [token for _ in range(4) for token in step(generation).tokens]
+        stream = Stream(session.verifier, NoDrafter(), text, options)
+        tokens = [token for _ in range(4) for token in step(stream).tokens]
         store.pause(session)
         other = store.acquire("p", "b", PROMPT)
         assert other is not None
@@ -222,7 +222,7 @@ def test_the_slot_of_a_paused_request_serves_others(tiny_runner: ModelRunner) ->
         store.release(other)
         assert store.resume(session)
         while len(tokens) < len(expected):
-            tokens += step(generation).tokens
+            tokens += step(stream).tokens
         assert tokens == expected
         store.release(session)
 
@@ -235,7 +235,7 @@ def test_paused_streams_of_one_principal_take_no_more_than_its_share(tiny_runner
     """Rows beyond it are dropped and read again; the answers and the other principal's session stay as they are."""
     options, quiet_text = DecodeOptions(SamplingParams(temperature=0), max_tokens=8), np.arange(20, dtype=np.int32)
     texts = [np.arange(start, start + 30, dtype=np.int32) for start in (2, 20, 40, 60)]
-    expected = [decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), text, options).tokens for text in texts]
+    expected = [decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), text, options).tokens for text in texts]
     for name in ("a", None):
         bound = 100 * token_bytes(tiny_runner)
         store = SessionStore(tiny_runner, capacity=4, ttl_seconds=60, slots=2, kv_bytes=bound)
@@ -243,23 +243,23 @@ def test_paused_streams_of_one_principal_take_no_more_than_its_share(tiny_runner
         assert quiet is not None
         decode(quiet.verifier, NoDrafter(), quiet_text, options)
         store.release(quiet)
-        paused: list[tuple[Session, Generation, list[int]]] = []
+        paused: list[tuple[Session, Stream, list[int]]] = []
         for number, text in enumerate(texts):
             session = store.acquire("unread", name and f"{name}{number}", text)
             assert session is not None
-            generation = Generation(session.verifier, NoDrafter(), text, options)
+            stream = Stream(session.verifier, NoDrafter(), text, options)
             tokens: list[int] = []
             while len(tokens) < 4:
-                tokens += step(generation).tokens
+                tokens += step(stream).tokens
             store.pause(session)
-            paused.append((session, generation, tokens))
+            paused.append((session, stream, tokens))
         rows = [session.verifier.committed_rows for session, _, _ in paused]
         assert rows[0] == 0 and rows[-1] and sum(rows) * token_bytes(tiny_runner) <= bound
         assert quiet.verifier.committed_rows > 20
-        for (session, generation, tokens), right in zip(paused, expected, strict=True):
+        for (session, stream, tokens), right in zip(paused, expected, strict=True):
             assert store.resume(session)
             while len(tokens) < len(right):
-                tokens += step(generation).tokens
+                tokens += step(stream).tokens
             assert tokens == right
             store.release(session)
         assert store.acquire("quiet", "s", quiet_text) is quiet

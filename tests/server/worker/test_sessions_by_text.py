@@ -18,13 +18,13 @@ from outrider.drafters.registry import Resources
 from outrider.server.worker.session import Session
 from outrider.server.worker.sessions import SessionStore
 from outrider.verify.decode import decode, finish, step
-from outrider.verify.generation import DecodeOptions, Generation
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.paging import distinct_rows
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.round import run_round
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions, Stream
+from outrider.verify.verifier import Verifier
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,12 +64,12 @@ class Automatic:
         """How the session was found, the number of reused tokens, and the text with the answer, which must be the right one."""
         session = self.acquire(prompt, principal, name)
         drafter = session.drafter(drafter_name, SMALL)
-        generation = Generation(session.verifier, drafter, prompt, self.options)
-        tokens = finish(generation).tokens
-        fresh = TreeVerifier(self.runner, self.runner.new_cache())
+        stream = Stream(session.verifier, drafter, prompt, self.options)
+        tokens = finish(stream).tokens
+        fresh = Verifier(self.runner, self.runner.new_cache())
         assert tokens == decode(fresh, NoDrafter(), prompt, self.options).tokens
         self.store.release(session)
-        return session.reuse, generation.reused_tokens, np.concatenate([prompt, np.array(tokens, np.int32)])
+        return session.reuse, stream.reused_tokens, np.concatenate([prompt, np.array(tokens, np.int32)])
 
 
 def extend(text: Ints, *tokens: int) -> Ints:
@@ -112,13 +112,13 @@ def test_an_answer_that_the_template_renders_differently_continues_its_conversat
 def test_requests_that_share_a_beginning_read_it_once(tiny_runner: ModelRunner) -> None:
     rig = Automatic(tiny_runner, slots=3)
     first = rig.acquire(LONG)
-    generation = Generation(first.verifier, NoDrafter(), LONG, rig.options)
+    stream = Stream(first.verifier, NoDrafter(), LONG, rig.options)
     assert rig.store.acquire("p", None, extend(LONG[:50], 1)) is None  # the first request has not read it yet
     assert rig.store.acquire("p", None, np.full(64, 5, np.int32)) is not None  # another text does not wait
-    step(generation)
+    step(stream)
     second = rig.acquire(extend(LONG[:50], 1))
     assert second.reuse == "forked" and second.verifier.committed_rows == 50
-    finish(generation)
+    finish(stream)
     rig.store.release(first)
     assert first.verifier.committed_rows >= len(LONG)
 
@@ -193,6 +193,7 @@ def test_the_principal_with_the_most_bytes_gives_way(tiny_runner: ModelRunner) -
     assert [name for name, _ in rig.store._sessions] == ["short", "short", "short", "long"]
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=25)
 def test_answers_do_not_depend_on_reuse(tiny_runner: ModelRunner, data: st.DataObject) -> None:
@@ -212,11 +213,11 @@ def test_a_request_that_waits_for_a_shared_beginning_knows_when_it_is_read(tiny_
     text = np.arange(60, dtype=np.int32)
     first = store.acquire("p", None, text)
     assert first is not None
-    generation = Generation(first.verifier, NoDrafter(), text, DecodeOptions(SamplingParams(temperature=0), 2))
+    stream = Stream(first.verifier, NoDrafter(), text, DecodeOptions(SamplingParams(temperature=0), 2))
     assert store.acquire("p", None, text) is None
     before = store.changes
     assert store.changes == before
-    while first.verifier.unread:
-        run_round([generation])
+    while stream.unread_prompt:
+        run_round([stream])
     assert store.changes != before
     assert store.acquire("p", None, text) is not None

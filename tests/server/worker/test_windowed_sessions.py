@@ -15,14 +15,14 @@ from outrider.server.worker.sessions import SessionStore
 from outrider.server.worker.storage.session_files import SessionFiles
 from outrider.server.worker.storage.session_format import Fits
 from outrider.verify.decode import decode, finish
-from outrider.verify.generation import DecodeOptions, Generation
-from outrider.verify.model.attention import NAME
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cache import paging, windows
 from outrider.verify.model.cache.paging import distinct_bytes
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions, Stream
+from outrider.verify.verifier import Verifier
 from tests.verify.model.test_architectures import make
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux only")
@@ -56,13 +56,13 @@ def answer(runner: ModelRunner, store: SessionStore, prompt: Ints, chunk: int = 
     """How the session was found, the reused tokens, and the text with the answer, which is that of a new session."""
     session = store.acquire("p", None, prompt)
     assert session is not None
-    generation = Generation(session.verifier, NoDrafter(), prompt, OPTIONS)
+    stream = Stream(session.verifier, NoDrafter(), prompt, OPTIONS)
     while (part := session.verifier.chunk(chunk)) is not None:
-        session.verifier.read(part, runner.forward_all([part])[0])
-    tokens = finish(generation).tokens
-    assert tokens == decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, OPTIONS).tokens
+        session.verifier.commit_chunk(part, runner.forward_all([part])[0])
+    tokens = finish(stream).tokens
+    assert tokens == decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, OPTIONS).tokens
     store.release(session)
-    return session.reuse, generation.reused_tokens, np.concatenate([prompt, np.array(tokens, np.int32)])
+    return session.reuse, stream.reused_tokens, np.concatenate([prompt, np.array(tokens, np.int32)])
 
 
 def extend(text: Ints, *tokens: int) -> Ints:

@@ -20,11 +20,11 @@ from outrider.drafters.options import LookaheadOptions
 from outrider.drafters.registry import Resources, make
 from outrider.verify.constraints.grammar import MASKS_SECONDS, MAX_CACHED_GRAMMARS, SLOW_ROOTS, GrammarCompiler, GrammarError
 from outrider.verify.decode import decode, step
-from outrider.verify.generation import DecodeOptions, Generation
 from outrider.verify.model.loading import LoadOptions, load_model
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions, Stream
+from outrider.verify.verifier import Verifier
 from tests.trees import check, trees
 
 TOKENIZER = AutoTokenizer.from_pretrained(models.TARGET)
@@ -111,13 +111,13 @@ def test_drafting_is_lossless_under_a_grammar(runner: ModelRunner, temperature: 
     for seed in range(4):
         params = SamplingParams(temperature=temperature, seed=seed, frequency_penalty=penalty)
         options = DecodeOptions(params, 120, frozenset([STOP]))
-        plain = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, options, compiler.compile(SCHEMA))
+        plain = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options, compiler.compile(SCHEMA))
         answer = json.loads(TOKENIZER.decode(plain.tokens, skip_special_tokens=True))
         assert set(answer) == {"name", "age"}
         assert 0 <= answer["age"] <= 150
         for name in ("trigram", "lookahead", "fusion"):
             drafter = make(name, Resources(vocabulary=runner.vocabulary + 1))
-            found = decode(TreeVerifier(runner, runner.new_cache()), drafter, prompt, options, compiler.compile(SCHEMA))
+            found = decode(Verifier(runner, runner.new_cache()), drafter, prompt, options, compiler.compile(SCHEMA))
             assert found.tokens == plain.tokens
             assert found.finish == plain.finish == "stop"
 
@@ -128,11 +128,11 @@ def test_lookahead_refines_under_a_grammar(runner: ModelRunner) -> None:
     prompt = np.array(ids("class Reader:\n    def read(self):\n"), np.int32)
     options = DecodeOptions(SamplingParams(temperature=0), 20, frozenset([STOP]), max_nodes=64)
     drafter = LookaheadDrafter(LookaheadOptions())
-    plain = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, options, compiler.compile(grammar))
-    generation = Generation(TreeVerifier(runner, runner.new_cache()), drafter, prompt, options, compiler.compile(grammar))
+    plain = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options, compiler.compile(grammar))
+    stream = Stream(Verifier(runner, runner.new_cache()), drafter, prompt, options, compiler.compile(grammar))
     tokens: list[int] = []
     levels = 0
-    while (taken := step(generation)).finish is None:
+    while (taken := step(stream)).finish is None:
         tokens += taken.tokens
         levels = len(drafter._levels)
     assert tokens + taken.tokens == plain.tokens
@@ -145,7 +145,7 @@ def test_a_grammar_overrides_rules_that_exclude_all_its_tokens(runner: ModelRunn
     params = SamplingParams(temperature=0, logit_bias={letter: -math.inf}, min_tokens=5)
     options = DecodeOptions(params, 8, frozenset([STOP]))
     grammar = compiler.compile(LLMatcher.grammar_from_regex("a"))
-    found = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), np.array([5, 6], np.int32), options, grammar)
+    found = decode(Verifier(runner, runner.new_cache()), NoDrafter(), np.array([5, 6], np.int32), options, grammar)
     assert found.tokens == [letter, STOP]
 
 

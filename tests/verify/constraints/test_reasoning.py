@@ -14,11 +14,11 @@ from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, make
 from outrider.verify.constraints.reasoning import ReasoningBudget
 from outrider.verify.decode import decode
-from outrider.verify.generation import DecodeOptions
 from outrider.verify.model.loading import LoadOptions, load_model
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions
+from outrider.verify.verifier import Verifier
 from tests.trees import trees
 
 VOCABULARY, OPENING, CLOSING = 8, 0, 1
@@ -101,13 +101,13 @@ def test_drafting_is_lossless_under_a_budget(runner: ModelRunner, temperature: f
     prompt = np.arange(40, 60, dtype=np.int32)
     for max_tokens in (0, 7):
         options = DecodeOptions(SamplingParams(temperature=temperature, seed=max_tokens), 60)
-        free = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
+        free = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
         closing = next(token for token in range(runner.vocabulary) if token not in free)
 
         def limited(name: DrafterName, limit: ReasoningLimit, options: DecodeOptions = options) -> list[int]:
             drafter = make(name, Resources(vocabulary=runner.vocabulary + 1))
             budget = ReasoningBudget(limit, runner.vocabulary)
-            return decode(TreeVerifier(runner, runner.new_cache()), drafter, prompt, options, budget).tokens
+            return decode(Verifier(runner, runner.new_cache()), drafter, prompt, options, budget).tokens
 
         plain = limited("none", ReasoningLimit(max_tokens, closing))
         assert plain[: max_tokens + 1] == [*free[:max_tokens], closing]

@@ -29,21 +29,21 @@ from outrider.drafters.sequence import Sequence
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.session import SessionDraft
-from outrider.verify.generation import DecodeOptions
-from outrider.verify.model.attention import NAME
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions
+from outrider.verify.verifier import Verifier
 
 PROMPT = np.arange(3, 20, dtype=np.int32)
-TREE = DraftTreeOptions(3, 4, 0, 0, thrifty=False)
+TREE = DraftTreeOptions(3, 4, 0, 0, only_if_worth=False)
 EAGER = Options(
-    draft=DraftOptions(4, 0, thrifty=False),
+    draft=DraftOptions(4, 0, only_if_worth=False),
     draft_tree=TREE,
-    draft_graph=DraftGraphOptions(3, 4, 0, 0, thrifty=False, tau=1),
-    pearl=PearlOptions(thrifty=False, window=3),
+    draft_graph=DraftGraphOptions(3, 4, 0, 0, only_if_worth=False, tau=1),
+    pearl=PearlOptions(only_if_worth=False, window=3),
 )
 
 
@@ -162,7 +162,7 @@ def test_the_cache_follows_the_accepted_path(draft: DraftRunner, monkeypatch: py
     assert np.allclose(after.probability, again.probability, atol=1e-5)
 
 
-def test_a_chain_continues_below_the_accepted_rows(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chain_continues_below_the_accepted_path(draft: DraftRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     session = Driven(draft.session())
     session.begin(PROMPT)
     guess = [int(session.root(1).tokens[0, 0])]
@@ -203,7 +203,7 @@ def test_shared_noise_samples_the_targets_tokens(tiny_runner: ModelRunner) -> No
     shared = DraftRunner(tiny_runner, tiny_runner.vocabulary)
     drafter = make("draft", Resources(EAGER, model=shared.session))
     options = DecodeOptions(SamplingParams(temperature=1.3, seed=5), 50)
-    decoded = decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), drafter, PROMPT, options)
+    decoded = decode(Verifier(tiny_runner, tiny_runner.new_cache()), drafter, PROMPT, options)
     assert decoded.tokens_per_step == 5.0
 
 
@@ -213,7 +213,7 @@ def test_answers_equal_plain_decoding(
     draft: DraftRunner, tiny_runner: ModelRunner, name: DrafterName, temperature: float
 ) -> None:
     resources = Resources(EAGER, model=draft.session)
-    drafter, plain, drafted = make(name, resources), *(TreeVerifier(tiny_runner, tiny_runner.new_cache()) for _ in range(2))
+    drafter, plain, drafted = make(name, resources), *(Verifier(tiny_runner, tiny_runner.new_cache()) for _ in range(2))
     prompt: Ints = PROMPT
     accepted = 0
     for turn in range(3):  # each answer becomes part of the next prompt
@@ -243,8 +243,8 @@ def test_answers_equal_plain_decoding_for_any_request(
     resources = Resources(EAGER, model=draft.session)
     options = DecodeOptions(SamplingParams(temperature=temperature, seed=seed), tokens, frozenset({5}), max_nodes=nodes)
     text: Ints = np.array(prompt, np.int32)
-    expected = decode(TreeVerifier(target, target.new_cache()), NoDrafter(), text, options)
-    found = decode(TreeVerifier(target, target.new_cache()), make(name, resources), text, options)
+    expected = decode(Verifier(target, target.new_cache()), NoDrafter(), text, options)
+    found = decode(Verifier(target, target.new_cache()), make(name, resources), text, options)
     assert (found.tokens, found.finish) == (expected.tokens, expected.finish)
 
 
@@ -268,8 +268,8 @@ def test_decoding_continues_beyond_the_draft_models_context(
     short = ModelRunner(close_relative(tiny_runner, tiny_config).model, 40)
     resources = Resources(EAGER, model=DraftRunner(short, tiny_runner.vocabulary).session)
     options = DecodeOptions(SamplingParams(temperature=0), 1000)
-    expected = decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), PROMPT, options)
-    found = decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), make(name, resources), PROMPT, options)
+    expected = decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), PROMPT, options)
+    found = decode(Verifier(tiny_runner, tiny_runner.new_cache()), make(name, resources), PROMPT, options)
     assert found.tokens == expected.tokens
     assert found.finish == "length"
 
@@ -280,13 +280,13 @@ def test_rejection_is_reproducible_and_respects_top_k(tiny_runner: ModelRunner, 
     params = SamplingParams(temperature=1.0, seed=2, rule="rejection")
 
     def answer(params: SamplingParams) -> list[int]:
-        verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
+        verifier = Verifier(tiny_runner, tiny_runner.new_cache())
         return decode(verifier, make(name, resources), PROMPT, DecodeOptions(params, 30)).tokens
 
     if name != "pearl":  # its draft length depends on timing
         assert answer(params) == answer(params)
     greedy = DecodeOptions(SamplingParams(temperature=0), 30)
-    plain = decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), PROMPT, greedy).tokens
+    plain = decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), PROMPT, greedy).tokens
     assert answer(replace(params, top_k=1)) == plain
 
 
@@ -320,11 +320,11 @@ def test_no_float_of_a_request_gives_a_token_beyond_the_vocabulary(
     for extreme in EXTREMES:
         params = SamplingParams(**{"temperature": 0.9, "seed": 3, "rule": rule, **extreme})
         options = DecodeOptions(params, 6, max_nodes=20)
-        found = decode(TreeVerifier(target, target.new_cache()), make(name, resources), PROMPT, options).tokens
+        found = decode(Verifier(target, target.new_cache()), make(name, resources), PROMPT, options).tokens
         assert len(found) == 6
         assert all(0 <= token < target.vocabulary for token in found)
         if rule == "keyed":
-            plain = decode(TreeVerifier(target, target.new_cache()), NoDrafter(), PROMPT, options).tokens
+            plain = decode(Verifier(target, target.new_cache()), NoDrafter(), PROMPT, options).tokens
             assert found == plain
 
 
@@ -337,7 +337,7 @@ def test_a_grammars_only_token_is_emitted_at_any_float(
     allowed[:, only] = True
     tree = chain(np.array([only, 5], np.int32), np.ones(2, np.float32), Source.LOOKUP)
     for extreme in EXTREMES:
-        verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
+        verifier = Verifier(tiny_runner, tiny_runner.new_cache())
         params = SamplingParams(**{"temperature": 0.9, "rule": rule, "min_tokens": 5, **extreme})
         verifier.begin(PROMPT, params, 8, stop_ids=range(97))
         verifier.prefill()

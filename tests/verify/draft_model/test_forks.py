@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
 import numpy as np
 import pytest
 
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import NEED_A_MODEL, DrafterName
-from outrider.drafters.registry import Resources, make
+from outrider.drafters.registry import Resources, clone, make
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
-from outrider.verify.generation import DecodeOptions
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions
+from outrider.verify.verifier import Verifier
 from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, close_relative, count_rows
 
 
@@ -28,14 +25,13 @@ def test_a_fork_reads_only_new_tokens(
     """Both go on as if the other were not there. With one cache for both, the fork reads its text."""
     shared = DraftRunner(close_relative(tiny_runner, tiny_runner.model.config), tiny_runner.vocabulary, slots)
     resources, options = Resources(EAGER, model=shared.session), DecodeOptions(SamplingParams(temperature=0), 12)
-    verifier, drafter = TreeVerifier(tiny_runner, tiny_runner.new_cache()), make(name, resources)
+    verifier, drafter = Verifier(tiny_runner, tiny_runner.new_cache()), make(name, resources)
     text = np.concatenate([PROMPT, decode(verifier, drafter, PROMPT, options).tokens]).astype(np.int32)
-    memo: dict[int, Any] = {}
-    forked = verifier.fork(tiny_runner.new_cache(), 15, memo)
-    copied = copy.deepcopy(drafter, memo)
+    forked = verifier.clone(tiny_runner.new_cache(), 15)
+    copied = clone(drafter, verifier.sequence, forked.sequence)
     rows = count_rows(monkeypatch, shared.runner)
     edited = np.concatenate([PROMPT[:15], [60, 61]]).astype(np.int32)
-    expected = decode(TreeVerifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), edited, options).tokens
+    expected = decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), edited, options).tokens
     assert decode(forked, copied, edited, options).tokens == expected
     assert rows[0] == (2 if slots == 2 else len(edited))
     rows.clear()

@@ -16,11 +16,11 @@ from outrider.drafters.sequence import Sequence
 from outrider.verify.decode import finish
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.session import SessionDraft
-from outrider.verify.generation import DecodeOptions, Generation
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions, Stream
+from outrider.verify.verifier import Verifier
 from tests.rounds import answers_in_rounds
 from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, close_relative
 
@@ -71,14 +71,14 @@ def test_sessions_that_draft_together_share_forwards(draft: DraftRunner, sizes: 
         partial(lambda number, text, depth: together[number].extend(chain(text, depth)), number, text, depth)
         for number, (text, depth) in enumerate(zip(texts, depths, strict=True))
     ]
-    draft.together(work)
+    draft.run_drafts(work)
     assert together == alone
     assert sizes == [3, 3, 2, 1]
 
 
 def test_more_sessions_than_caches_draft_in_turns(draft: DraftRunner, sizes: list[int]) -> None:
     work = [lambda: started(draft, [3, 5, 7]).root(1) for _ in range(5)]
-    draft.together(work)  # type: ignore[arg-type]
+    draft.run_drafts(work)  # type: ignore[arg-type]
     assert sizes == [1] * 5
 
 
@@ -94,7 +94,7 @@ def test_an_error_ends_the_work_of_one_session(draft: DraftRunner, sizes: list[i
         except IndexError as error:
             found[token] = type(error).__name__
 
-    draft.together([partial(work, token) for token in (7, 1000, 9)])
+    draft.run_drafts([partial(work, token) for token in (7, 1000, 9)])
     assert found == {7: 1, 1000: "IndexError", 9: 1}
     assert sizes[:2] == [3, 3]
 
@@ -106,7 +106,7 @@ def test_work_that_raises_does_not_stop_the_others(draft: DraftRunner) -> None:
         raise torch.AcceleratorError("the device is lost")
 
     with pytest.raises(torch.AcceleratorError):
-        draft.together([fails, lambda: ended.append(len(started(draft, [3]).root(2).tokens))])
+        draft.run_drafts([fails, lambda: ended.append(len(started(draft, [3]).root(2).tokens))])
     assert ended == [1]
 
 
@@ -117,14 +117,14 @@ def test_streams_with_a_draft_model_get_the_answers_of_each_alone(
     names: list[DrafterName] = ["draft", "draft-tree", "fusion", "pearl"]
     resources = Resources(EAGER, model=draft.session)
 
-    def generation(number: int) -> Generation:
+    def stream(number: int) -> Stream:
         options = DecodeOptions(SamplingParams(temperature=temperature, seed=number), 20, max_nodes=8)
-        verifier = TreeVerifier(tiny_runner, tiny_runner.new_cache())
-        return Generation(verifier, make(names[number], resources), PROMPT[: 4 + number], options)
+        verifier = Verifier(tiny_runner, tiny_runner.new_cache())
+        return Stream(verifier, make(names[number], resources), PROMPT[: 4 + number], options)
 
-    alone = [finish(generation(number)).tokens for number in range(len(names))]
+    alone = [finish(stream(number)).tokens for number in range(len(names))]
     sizes.clear()
-    assert answers_in_rounds([generation(number) for number in range(len(names))], draft.together) == alone
+    assert answers_in_rounds([stream(number) for number in range(len(names))], draft.run_drafts) == alone
     assert max(sizes) > 1
 
 
@@ -142,7 +142,7 @@ def test_one_thread_works_at_a_time(draft: DraftRunner) -> None:
             at_work -= 1
             session.root(1)
 
-    draft.together([work] * 4)
+    draft.run_drafts([work] * 4)
     assert most == 1
 
 

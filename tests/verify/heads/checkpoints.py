@@ -14,16 +14,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.model import HeadModel
-from outrider.verify.heads.networks import Eagle3Head, EagleHead, MedusaHead
-from outrider.verify.model.attention import NAME
+from outrider.verify.heads.networks import Eagle3Head, EagleHead
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.loading import LoadOptions, load_weights
 from outrider.verify.model.runner import ModelRunner
 from tests.verify.model.families import FAMILIES, SIZES, random_model
 
-KINDS = ("eagle", "eagle3", "mtp", "medusa")
+KINDS = ("eagle", "eagle3", "mtp")
 LAYERS_READ = (2, 3, 3)  # the default of a target with six layers
 DRAFT_VOCABULARY = 60
-MEDUSA_HEADS = 3
 
 
 def llama_config(layers: int) -> LlamaConfig:
@@ -98,16 +97,6 @@ def save_eagle3(folder: Path, **others: Any) -> Path:
     return save_head(folder, weights, names | others)
 
 
-def save_medusa(folder: Path, prefix: str = "", heads: int = MEDUSA_HEADS) -> Path:
-    """Saves Medusa heads for the Llama target, as their authors do: with a configuration that may name fewer heads."""
-    head = randomised(MedusaHead(heads, 1, SIZES["hidden_size"], SIZES["vocab_size"]))
-    weights = {f"{prefix}{name.removeprefix('medusa_head.')}": tensor for name, tensor in head.state_dict().items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"medusa_num_heads": 2, "medusa_num_layers": 1}))
-    torch.save(weights, folder / "medusa_lm_head.pt")
-    return folder
-
-
 def save_head(folder: Path, weights: dict[str, torch.Tensor], names: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(llama_config(1).to_dict() | names))
@@ -122,7 +111,7 @@ def load_pair(folder: Path, kind: str, family: str = "qwen3_5", traced: bool = F
     if not path.exists():
         save_target(path, family if is_mtp else "llama")
     target = load_weights(LoadOptions(str(path), dtype="float32", device="cpu", trace=traced))
-    savers: dict[str, Callable[[Path], Path]] = {"eagle": save_eagle, "eagle3": save_eagle3, "medusa": save_medusa}
+    savers: dict[str, Callable[[Path], Path]] = {"eagle": save_eagle, "eagle3": save_eagle3}
     place = "mtp" if is_mtp else str(savers[kind](folder / kind))
     head = cast(HeadModel, load_head(place, target))
     target.start(target.context_tokens)

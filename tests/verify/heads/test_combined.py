@@ -1,4 +1,4 @@
-"""Draft heads and self-speculation beside quantised weights, restored sessions and other streams."""
+"""Draft heads beside quantised weights, restored sessions and other streams."""
 
 from __future__ import annotations
 
@@ -14,38 +14,36 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode
-from outrider.verify.draft_model.runner import DraftRunner
-from outrider.verify.generation import DecodeOptions, Generation
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
 from outrider.verify.model.loading import LoadOptions, load_weights
 from outrider.verify.model.quantization import Quantization
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.round import Round
+from outrider.verify.round import run_round
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.self_draft.loading import share_target
+from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.tokenizer import load_tokenizer
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.verifier import Verifier
 from tests.verify.draft_model.test_draft_model import EAGER
 
 pytestmark = pytest.mark.slow
 PROMPTS = ("class Stack:\n    def __init__(self):\n", "def read_items(items):\n", "import os\n\n\nclass Merger:\n    def ")
 DRAFTERS: tuple[DrafterName, ...] = ("draft-tree", "pearl", "fusion")
-Kind = Literal["eagle", "self"]
 
 
-def load(kind: Kind, quantize: Literal["none", "int8", "int4"]) -> tuple[ModelRunner, DraftRunner]:
-    """The embedded target with its head, or as its own draft model."""
+def load(quantize: Literal["none", "int8", "int4"]) -> tuple[ModelRunner, HeadRunner]:
+    """The embedded target with its head."""
     options = LoadOptions(str(models.TARGET), dtype="float32", device="cpu", quantization=Quantization(quantize))
     target = load_weights(options)
-    head = load_head(str(models.HEAD), target) if kind == "eagle" else None
+    head = load_head(str(models.HEAD), target)
+    assert head is not None
     target.start(512)
-    return target, share_target(target, (4, 5)) if head is None else HeadRunner(head)
+    return target, HeadRunner(head)
 
 
-@pytest.fixture(scope="module", params=[(kind, bits) for kind in ("eagle", "self") for bits in ("none", "int8", "int4")])
-def pair(request: pytest.FixtureRequest) -> tuple[ModelRunner, DraftRunner]:
-    return load(*request.param)
+@pytest.fixture(scope="module", params=["none", "int8", "int4"])
+def pair(request: pytest.FixtureRequest) -> tuple[ModelRunner, HeadRunner]:
+    return load(request.param)
 
 
 def encoded(number: int) -> np.ndarray:
@@ -57,19 +55,19 @@ def options(number: int, temperature: float = 0.8) -> DecodeOptions:
 
 
 def plain(target: ModelRunner, prompt: np.ndarray, wanted: DecodeOptions) -> list[int]:
-    return decode(TreeVerifier(target, target.new_cache()), NoDrafter(), prompt, wanted).tokens
+    return decode(Verifier(target, target.new_cache()), NoDrafter(), prompt, wanted).tokens
 
 
 def resources(model: Callable[[], LanguageModel]) -> Resources:
     return Resources(EAGER, model=model)
 
 
-def test_streams_get_the_answers_of_each_alone(pair: tuple[ModelRunner, DraftRunner]) -> None:
+def test_streams_get_the_answers_of_each_alone(pair: tuple[ModelRunner, HeadRunner]) -> None:
     target, shared = pair
     expected = [plain(target, encoded(number), options(number)) for number in range(len(PROMPTS))]
     active = {
-        number: Generation(
-            TreeVerifier(target, target.new_cache()), make(name, resources(shared.session)), encoded(number), options(number)
+        number: Stream(
+            Verifier(target, target.new_cache()), make(name, resources(shared.session)), encoded(number), options(number)
         )
         for number, name in enumerate(DRAFTERS)
     }
@@ -77,7 +75,7 @@ def test_streams_get_the_answers_of_each_alone(pair: tuple[ModelRunner, DraftRun
     rounds = 0
     while active:
         rounds += 1
-        outcomes = Round(list(active.values()), together=shared.together).end()
+        outcomes = run_round(list(active.values()), run_drafts=shared.run_drafts)
         for number, outcome in zip(list(active), outcomes, strict=True):
             assert outcome is not None and not isinstance(outcome, Exception), outcome
             found[number] += outcome.tokens
@@ -88,14 +86,14 @@ def test_streams_get_the_answers_of_each_alone(pair: tuple[ModelRunner, DraftRun
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_a_restored_session_goes_on(pair: tuple[ModelRunner, DraftRunner], name: DrafterName) -> None:
+def test_a_restored_session_goes_on(pair: tuple[ModelRunner, HeadRunner], name: DrafterName) -> None:
     """As after a restart: the drafter is new, and the text's rows come from host memory."""
     target, shared = pair
-    verifier = TreeVerifier(target, target.new_cache())
+    verifier = Verifier(target, target.new_cache())
     first = decode(verifier, make(name, resources(shared.session)), encoded(0), options(0, 0.0)).tokens
     text, length = verifier.sequence.tokens.copy(), verifier.sequence.prompt_length
     verifier.swap_out()
-    restored = TreeVerifier.restored(target, text, length, verifier.rows)
+    restored = Verifier.restored(target, text, length, verifier.rows)
     restored.swap_in(target.new_cache())
     drafter = make(name, resources(shared.session))
     drafter.begin(restored.sequence)

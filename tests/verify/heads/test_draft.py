@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,18 +14,18 @@ from outrider import models
 from outrider.drafters.interface import EMPTY, Ints
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import NEED_A_MODEL, DrafterName
-from outrider.drafters.registry import Resources, make
+from outrider.drafters.registry import Resources, clone, make
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
-from outrider.verify.generation import DecodeOptions
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.model import HeadCache, HeadModel
 from outrider.verify.model.loading import LoadOptions, load_weights
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.stream import DecodeOptions
 from outrider.verify.tokenizer import load_tokenizer
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.verifier import Verifier
 from tests.verify.draft_model.test_draft_model import EAGER, PROMPT
 from tests.verify.heads.checkpoints import KINDS, load_pair
 
@@ -49,8 +48,8 @@ def eagle(pairs: dict[str, Pair]) -> Pair:
     return pairs["eagle"]
 
 
-def verifier_of(target: ModelRunner) -> TreeVerifier:
-    return TreeVerifier(target, target.new_cache())
+def verifier_of(target: ModelRunner) -> Verifier:
+    return Verifier(target, target.new_cache())
 
 
 def answer(target: ModelRunner, prompt: Ints, params: SamplingParams = GREEDY, tokens: int = 16) -> list[int]:
@@ -118,8 +117,6 @@ def test_candidates_are_those_of_the_heads_layers(pair: Pair) -> None:
         *(("eagle", name) for name in (*NEED_A_MODEL, "fusion")),
         ("eagle3", "draft-tree"),
         ("mtp", "draft-tree"),
-        ("medusa", "draft-tree"),
-        ("medusa", "pearl"),
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -157,7 +154,7 @@ def test_drafts_of_the_targets_own_choices_are_accepted(eagle: Pair, monkeypatch
     assert after.tokens[0].tolist() == reference(target, head, text, 0).topk(3).indices.tolist()
 
 
-def run_on(verifier: TreeVerifier, session: Any, tokens: list[int]) -> None:
+def run_on(verifier: Verifier, session: Any, tokens: list[int]) -> None:
     """Emits the target's own tokens, one per step, and tells the draft head."""
     for token in tokens:
         verdict = verifier.verify(EMPTY)
@@ -184,28 +181,13 @@ def test_a_fork_goes_on_with_the_rows_of_the_shared_text(eagle: Pair, monkeypatc
     drafter, verifier = make("draft", Resources(EAGER, model=HeadRunner(head, slots).session)), verifier_of(target)
     options = DecodeOptions(GREEDY, 6, max_nodes=20)
     decode(verifier, drafter, PROMPT, options)
-    memo: dict[int, Any] = {}
-    forked = verifier.fork(target.new_cache(), 15, memo)
-    copied = copy.deepcopy(drafter, memo)
+    forked = verifier.clone(target.new_cache(), 15)
+    copied = clone(drafter, verifier.sequence, forked.sequence)
     edited = np.concatenate([PROMPT[:15], [60, 61]]).astype(np.int32)
     rows = counted(monkeypatch, head)
     assert decode(forked, copied, edited, options).tokens == answer(target, edited, tokens=6)
     assert rows[0] == (2 if slots == 2 else len(edited) - 1)
     assert forked.sequence.cache is forked.cache
-
-
-def test_medusa_heads_draft_as_many_tokens_as_they_are(pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a prompt, only the last token is read, and all tokens of a level have the same candidates."""
-    target, head = pairs["medusa"]
-    rows = counted(monkeypatch, head)
-    drafter, verifier = make("draft-tree", Resources(EAGER, model=HeadRunner(head).session)), verifier_of(target)
-    found = decode(verifier, drafter, PROMPT, DecodeOptions(GREEDY, 16, max_nodes=60))
-    assert rows[0] == 1 and max(rows) <= 27
-    tree = next(step.tree for step in found.steps if step.tree is not None)
-    assert int(tree.depths.max()) == 3
-    for depth in (1, 2, 3):
-        siblings = {tuple(tree.tokens[tree.parents == parent].tolist()) for parent in tree.parents[tree.depths == depth]}
-        assert len(siblings) == 1
 
 
 def test_a_session_that_was_swapped_out_drafts_from_its_new_tokens(eagle: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

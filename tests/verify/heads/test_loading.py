@@ -12,17 +12,15 @@ from safetensors.torch import save_file
 from outrider import models
 from outrider.verify.errors import ModelError
 from outrider.verify.heads.loading import load_head
-from outrider.verify.heads.networks import Eagle3Head, EagleHead, MedusaHead, MtpHead
+from outrider.verify.heads.networks import Eagle3Head, EagleHead, MtpHead
 from outrider.verify.model.loading import LoadOptions, load_weights
 from outrider.verify.model.runner import ModelRunner
 from tests.hub import MODEL, cache_models
 from tests.verify.heads.checkpoints import (
     DRAFT_VOCABULARY,
-    MEDUSA_HEADS,
     load_pair,
     save_eagle,
     save_eagle3,
-    save_medusa,
     save_target,
 )
 
@@ -67,26 +65,6 @@ def test_eagle_3_has_its_own_vocabulary_and_reads_three_layers(target: ModelRunn
     assert other is not None and other.head.layers_read == (0, 4, 5)
 
 
-@pytest.mark.parametrize("prefix", ["", "medusa_head."])
-def test_medusa_heads_in_both_file_formats(target: ModelRunner, tmp_path: Path, prefix: str) -> None:
-    """As many heads as there are weights, whatever the configuration says."""
-    folder = save_medusa(tmp_path, prefix)
-    found = load_head(str(folder), target, pack=False)
-    assert found is not None and isinstance(found.head, MedusaHead)
-    weights = torch.load(folder / "medusa_lm_head.pt")
-    assert len(found.head.medusa_head) == MEDUSA_HEADS
-    state = torch.randn(1, 1, 32)
-    block = torch.nn.functional.linear(state, weights[f"{prefix}1.0.linear.weight"], weights[f"{prefix}1.0.linear.bias"])
-    expected = (state + torch.nn.functional.silu(block)) @ weights[f"{prefix}1.1.weight"].T
-    logits = found.head.logits(torch.cat([state, torch.ones(1, 1, 1)], -1), torch.nn.Identity())
-    assert torch.allclose(logits, expected, atol=1e-5)
-    (folder / "medusa_lm_head.pt").unlink()
-    others = {"lm_head.weight": torch.zeros(97, 32)} if prefix else {}  # of a target that was trained with its heads
-    save_file(weights | others, folder / "medusa_lm_head.safetensors")
-    again = load_head(str(folder), target, pack=False)
-    assert again is not None and torch.equal(again.head.state_dict()["medusa_head.2.1.weight"], weights[f"{prefix}2.1.weight"])  # type: ignore[attr-defined]
-
-
 class Unsafe:
     """An object whose loading would run code."""
 
@@ -118,14 +96,10 @@ def test_what_cannot_be_loaded_is_named(target: ModelRunner, tmp_path: Path) -> 
             load_head(str(folder), target)
         return str(refused.value)
 
-    assert "There are no weights of Medusa heads" in refuse(save_eagle(tmp_path / "other"), medusa_num_heads=4)
-    medusa = save_medusa(tmp_path / "medusa")
-    (medusa / "medusa_lm_head.pt").unlink()
-    assert "There are no weights of Medusa heads" in refuse(medusa)
-    torch.save({"0.0.linear.weight": torch.zeros(32, 32), "0.1.weight": torch.zeros(90, 32)}, medusa / "medusa_lm_head.pt")
-    assert "medusa_head.0.1.weight is missing, quantised, or has another shape" in refuse(medusa)
-    torch.save({"0.0.linear.weight": Unsafe()}, medusa / "medusa_lm_head.pt")
-    assert "cannot be loaded (UnpicklingError" in refuse(medusa)
+    assert "are Medusa's, which are not supported" in refuse(save_eagle(tmp_path / "other"), medusa_num_heads=4)
+    unsafe = save_eagle(tmp_path / "unsafe")
+    torch.save({"fc.weight": Unsafe()}, unsafe / "pytorch_model.bin")
+    assert "cannot be loaded (UnpicklingError" in refuse(unsafe)
     assert "several layers" in refuse(save_eagle3(tmp_path / "deep"), num_hidden_layers=2)
     assert "layers that the target does not have" in refuse(
         save_eagle3(tmp_path / "layers"), eagle_aux_hidden_state_layer_ids=[0, 4, 9]

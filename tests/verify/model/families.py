@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import transformers
 
-from bench.model.architectures import ROUNDING_FACTOR, rounding_error
+from outrider.verify.model.attention.architectures import prepare_architecture
+from tests.verify.model.all_architectures import ROUNDING_FACTOR, rounding_error
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -155,18 +156,25 @@ REFUSED = ("jamba", "mamba")  # with a sentence
 DOUBLED = ("falcon_alibi", "falcon_shared_alibi")  # whose bias transformers' eager attention adds twice, but not its "sdpa"
 
 
-def build(family: str, attention: str) -> Any:
-    """A random float32 model of the family, the same at each call."""
+def config_of(family: str, attention: str) -> Any:
+    """The configuration of a small model of the family."""
     name, extra = FAMILIES[family]
     attention = "sdpa" if attention == "eager" and family in DOUBLED else attention
     sizes = {key: value for key, value in {**SIZES, **extra}.items() if value is not None}
     config = getattr(transformers, f"{name}Config")(**sizes, attn_implementation=attention)
     config._attn_implementation = attention
-    return random_model(config, attention)
+    return config
+
+
+def build(family: str, attention: str) -> Any:
+    """A random float32 model of the family, the same at each call."""
+    config = config_of(family, attention)
+    return random_model(config, config._attn_implementation)
 
 
 def random_model(config: Any, attention: str) -> Any:
     """A random float32 model, the same at each call."""
+    prepare_architecture(config)
     torch.manual_seed(3)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
     with torch.no_grad():  # biases, norms and sinks are initialised to constants, which would hide bugs

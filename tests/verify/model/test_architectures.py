@@ -14,13 +14,13 @@ from outrider.drafters.interface import DraftTree
 from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import decode
 from outrider.verify.errors import ModelError
-from outrider.verify.generation import DecodeOptions
-from outrider.verify.model.attention import NAME
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.loading import LoadOptions, load_model, prepare
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions
+from outrider.verify.verifier import Verifier
 from tests.drafts import Oracle
 from tests.verify.model.families import random_model
 
@@ -98,13 +98,17 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make(name: str, attention: str, **changes: Any) -> Any:
-    """A random float32 model of the family, of SIZES but for `changes`."""
+def config_of(name: str, attention: str, **changes: Any) -> Any:
+    """The configuration of a small model of the family, of SIZES but for `changes`."""
     family, extra = ARCHITECTURES[name]
     label = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
     sizes = {key: value for key, value in SIZES.items() if family != "GPT2" or "_id" in key or key in ("vocab_size",)}
-    config = getattr(transformers, label)(**{**sizes, **extra, **changes}, attn_implementation=attention)
-    return random_model(config, attention)
+    return getattr(transformers, label)(**{**sizes, **extra, **changes}, attn_implementation=attention)
+
+
+def make(name: str, attention: str, **changes: Any) -> Any:
+    """A random float32 model of the family, of SIZES but for `changes`."""
+    return random_model(config_of(name, attention, **changes), attention)
 
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))
@@ -152,8 +156,8 @@ def test_drafting_is_lossless(pair: tuple[ModelRunner, Any], temperature: float)
     runner, _ = pair
     prompt = np.arange(3, 15, dtype=np.int32)
     options = DecodeOptions(SamplingParams(temperature, seed=5), 60)
-    expected = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
-    drafted = decode(TreeVerifier(runner, runner.new_cache()), Oracle(expected, 6, 4), prompt, options)
+    expected = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
+    drafted = decode(Verifier(runner, runner.new_cache()), Oracle(expected, 6, 4), prompt, options)
     assert drafted.tokens == expected
     assert len(drafted.steps) < len(expected)
 

@@ -1,8 +1,9 @@
-"""Invariant rows: the class is found from the kernels, and drafted answers equal plain decoding's bit for bit in bfloat16."""
+"""Invariant rows: the range is found from the kernels, and drafted answers equal plain decoding's bit for bit in bfloat16."""
 
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,13 @@ from outrider.drafters.interface import MAX_NODES, Verdict
 from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import decode
 from outrider.verify.errors import ModelError
-from outrider.verify.generation import DecodeOptions
 from outrider.verify.model import invariance
-from outrider.verify.model.invariance import Finding, common_range, find, linear_layers, start
-from outrider.verify.model.row_class import RowClass
+from outrider.verify.model.invariance import ProbeResult, common_range, find, linear_layers, start
+from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions
+from outrider.verify.verifier import Verifier
 from tests.drafts import Oracle
 
 CONTEXT = 512
@@ -41,9 +42,9 @@ def test_logits_of_drafts_equal_those_of_single_tokens_bit_for_bit(
 ) -> None:
     runner = runner_of(tiny_config, dtype, traced)
     found = find(runner, CONTEXT)
-    if found.rows is None:
+    if found.bounds is None:
         pytest.skip("this machine's kernels depend on the number of rows")
-    runner.start(CONTEXT, found.rows)
+    runner.start(CONTEXT, found.bounds)
     prompt = np.arange(3, 40, dtype=np.int32)
     for params in (
         SamplingParams(temperature=0),
@@ -58,10 +59,10 @@ def test_logits_of_drafts_equal_those_of_single_tokens_bit_for_bit(
         assert torch.equal(torch.cat(seen[True]), torch.cat(seen[False]))
 
 
-def watched(runner: ModelRunner, seen: list[torch.Tensor]) -> TreeVerifier:
+def watched(runner: ModelRunner, seen: list[torch.Tensor]) -> Verifier:
     """A verifier that keeps the committed rows of the cache."""
 
-    class Watched(TreeVerifier):
+    class Watched(Verifier):
         def commit(self, verdict: Verdict) -> None:
             before = self.cache.length
             super().commit(verdict)
@@ -70,7 +71,7 @@ def watched(runner: ModelRunner, seen: list[torch.Tensor]) -> TreeVerifier:
     return Watched(runner, runner.new_cache())
 
 
-def test_a_class_ends_where_a_kernel_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_ends_where_a_kernel_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that compute one row, and more than 32 rows, in another order."""
 
     def product(self: torch.nn.Linear, rows: torch.Tensor) -> torch.Tensor:
@@ -88,11 +89,15 @@ def test_auto_follows_the_cost_and_on_refuses_where_it_cannot_hold(
 ) -> None:
     runner = runner_of(tiny_config, torch.float32, traced=False)
     monkeypatch.setattr(invariance, "holds", lambda *_: True)
-    rows = RowClass(2, 65, 4)
-    for finding, in_auto in ((Finding(rows, 0.02), rows), (Finding(rows, 0.2), None), (Finding(None, 0.0), None)):
+    bounds = InvariantRange(2, 65, 4)
+    for finding, in_auto in (
+        (ProbeResult(bounds, 0.02), bounds),
+        (ProbeResult(bounds, 0.2), None),
+        (ProbeResult(None, 0.0), None),
+    ):
         monkeypatch.setattr(invariance, "find", lambda *_, finding=finding: finding)
         start(runner, CONTEXT, "auto", None)
-        assert runner.row_class == in_auto
+        assert runner.invariant_range == in_auto
         assert runner.draft_depth(60) == (3 if in_auto else MAX_NODES)
     with pytest.raises(ModelError, match="depend on the draft's size"):
         start(runner, CONTEXT, "on", None)
@@ -106,20 +111,22 @@ def test_a_finding_is_saved_and_a_damaged_file_is_measured_again(
     runner, file = runner_of(tiny_config, torch.float32, traced=False), tmp_path / "new" / "rows.json"
     calls: list[int] = []
 
-    def counted(*_: object) -> Finding:
+    def counted(*_: object) -> ProbeResult:
         calls.append(1)
-        return Finding(RowClass(2, 65, 4), 0.2)
+        return ProbeResult(InvariantRange(2, 65, 4), 0.2)
 
     monkeypatch.setattr(invariance, "find", counted)
     monkeypatch.setattr(invariance, "holds", lambda *_: True)
-    low_above_high = '{"version": 1, "rows": {"low": 3, "high": 2, "queries": 4}, "cost": 0}'
+    valid = {"version": invariance.VERSION, "bounds": {"low": 1, "high": 65, "queries": 4}, "cost": 0}
+    low_above_high = valid | {"bounds": {"low": 3, "high": 2, "queries": 4}}
     for damage, searches in (
         (None, 1),
         (None, 1),
-        ('{"rows": {"low": 1}, "cost": 0}', 2),
-        ("[", 3),
-        ("[]", 4),
-        (low_above_high, 5),
+        (json.dumps(valid | {"version": invariance.VERSION - 1}), 2),
+        (json.dumps(valid | {"bounds": {"low": 1}}), 3),
+        ("[", 4),
+        ("[]", 5),
+        (json.dumps(low_above_high), 6),
     ):
         if damage:
             file.write_text(damage)
@@ -147,7 +154,7 @@ def test_short_contexts_are_measured(tiny_config: LlamaConfig, context: int) -> 
 
 def test_a_finding_that_does_not_hold_any_more_is_refused(tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = runner_of(tiny_config, torch.float32, traced=False)
-    monkeypatch.setattr(invariance, "find", lambda *_: Finding(RowClass(1, 65, 4), 0.0))
+    monkeypatch.setattr(invariance, "find", lambda *_: ProbeResult(InvariantRange(1, 65, 4), 0.0))
     monkeypatch.setattr(invariance, "tree_equals_path", lambda *_: False)
     with pytest.raises(ModelError, match="not invariant any more"):
         start(runner, CONTEXT, "auto", None)

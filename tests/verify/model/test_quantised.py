@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 from outrider import models
 from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode
-from outrider.verify.generation import DecodeOptions
 from outrider.verify.model.loading import LoadOptions, load_model
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions
+from outrider.verify.verifier import Verifier
 
 PROMPT = np.arange(5, 40, dtype=np.int32)
 
@@ -32,8 +32,8 @@ def test_eight_bit_weights_of_torchao(tmp_path: Path) -> None:
     assert any("Int8" in type(parameter).__name__ for parameter in runner.model.parameters())
     for temperature in (0.0, 1.0):
         options = DecodeOptions(SamplingParams(temperature=temperature, seed=2), max_tokens=40)
-        plain = decode(TreeVerifier(runner, runner.new_cache()), make("none", Resources()), PROMPT, options)
+        plain = decode(Verifier(runner, runner.new_cache()), make("none", Resources()), PROMPT, options)
         drafter = make("fusion", Resources(vocabulary=runner.vocabulary + 1))
-        drafted = decode(TreeVerifier(runner, runner.new_cache()), drafter, PROMPT, options)
+        drafted = decode(Verifier(runner, runner.new_cache()), drafter, PROMPT, options)
         assert drafted.tokens == plain.tokens
         assert len(drafted.steps) < len(plain.steps)

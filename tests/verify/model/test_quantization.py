@@ -18,7 +18,6 @@ from outrider.drafters.registry import Resources, make
 from outrider.verify import checkpoint
 from outrider.verify.decode import decode
 from outrider.verify.errors import ModelError
-from outrider.verify.generation import DecodeOptions
 from outrider.verify.model import quantization
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu import native
@@ -28,7 +27,8 @@ from outrider.verify.model.loading import LoadOptions, load_model, load_weights
 from outrider.verify.model.quantization import Quantization, Quantize, quantize_layers
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions
+from outrider.verify.verifier import Verifier
 
 pytestmark = pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
 PROMPT = np.arange(5, 40, dtype=np.int32)
@@ -125,9 +125,9 @@ def test_drafts_change_no_answer(quantize: Quantize) -> None:
     runner = load_model(options)
     for temperature in (0.0, 1.0):
         wanted = DecodeOptions(SamplingParams(temperature=temperature, seed=2), max_tokens=40)
-        plain = decode(TreeVerifier(runner, runner.new_cache()), make("none", Resources()), PROMPT, wanted)
+        plain = decode(Verifier(runner, runner.new_cache()), make("none", Resources()), PROMPT, wanted)
         drafter = make("fusion", Resources(vocabulary=runner.vocabulary + 1))
-        drafted = decode(TreeVerifier(runner, runner.new_cache()), drafter, PROMPT, wanted)
+        drafted = decode(Verifier(runner, runner.new_cache()), drafter, PROMPT, wanted)
         assert drafted.tokens == plain.tokens
         assert len(drafted.steps) < len(plain.steps)
 

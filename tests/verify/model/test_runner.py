@@ -1,6 +1,7 @@
 """A whole tree in one forward gives the logits of each path recomputed by the unmodified model."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.drafters.interface import MAX_NODES, DraftTree
 from outrider.verify.errors import ModelError
-from outrider.verify.model.attention import NAME
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
-from outrider.verify.model.row_class import RowClass
+from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.sizes import weight_size
@@ -66,9 +67,9 @@ def test_context_can_be_narrowed_never_widened(tiny_runner: ModelRunner) -> None
 
 def test_a_runner_that_is_not_started_gets_its_context_later(tiny_runner: ModelRunner) -> None:
     runner = ModelRunner(tiny_runner.model, traced=True, started=False)
-    assert (runner.model_tokens, runner._backend) == (128, None)
+    assert (runner.model_tokens, runner.mode.backend) == (128, None)
     runner.start(64)
-    assert runner.context_tokens == 64 and runner._backend is not None
+    assert runner.context_tokens == 64 and runner.mode.backend is not None
     assert runner.new_cache().positions == 64 + MARGIN_POSITIONS
 
 
@@ -102,7 +103,8 @@ def test_only_batches_of_a_step_use_the_backend(tiny_config: LlamaConfig, rows: 
             return torch.zeros(sum(each.kept for each in segments), tiny_config.vocab_size)
 
     runner = ModelRunner(LlamaForCausalLM(tiny_config))
-    runner._backend = backend = Backend()
+    backend = Backend()
+    runner.mode = replace(runner.mode, backend=backend)
     runner.forward(runner.new_cache(), chain(*[7] * rows))
     assert backend.calls == (rows <= MAX_NODES + 1)
     runner.forward(runner.new_cache(), chain(*[7] * rows), logits=False)
@@ -140,8 +142,8 @@ STREAMS = ((3, 4), (0, 1), (70, 9), (20, 30))  # tokens of text and rows of each
 
 
 @pytest.mark.parametrize("traced", [False, True])
-@pytest.mark.parametrize("rows", [None, RowClass(2, 32, 4)])
-def test_streams_share_a_forward(tiny_config: LlamaConfig, traced: bool, rows: RowClass | None) -> None:
+@pytest.mark.parametrize("rows", [None, InvariantRange(2, 32, 4)])
+def test_streams_share_a_forward(tiny_config: LlamaConfig, traced: bool, rows: InvariantRange | None) -> None:
     runner = ModelRunner(LlamaForCausalLM(tiny_config), pack=True, traced=traced, started=False)
     runner.start(200, rows)
     for joint in (STREAMS[:2], STREAMS, STREAMS[::-1]):
@@ -184,7 +186,8 @@ def test_streams_are_spread_over_several_forwards(tiny_config: LlamaConfig) -> N
             return torch.cat([torch.full((each.rows, 4), float(each.rows)) for each in segments])
 
     runner = ModelRunner(LlamaForCausalLM(tiny_config))
-    runner._backend = backend = Backend()
+    backend = Backend()
+    runner.mode = replace(runner.mode, backend=backend)
     found = runner.forward_all([Segment(runner.new_cache(), chain(*range(rows))) for rows in (5, 30, 20, 1, 2, 3, 4)])
     assert backend.rows == [[5, 30, 1], [20, 2, 3], [4]]
     assert [int(each[0, 0]) for each in found] == [5, 30, 20, 1, 2, 3, 4]

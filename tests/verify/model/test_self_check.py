@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.verify.errors import ModelError
-from outrider.verify.model.attention import NAME
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.loading import prepare
@@ -132,7 +132,7 @@ def test_a_check_is_five_short_forwards(tiny_runner: ModelRunner) -> None:
 
 
 def test_rows_that_differ_in_some_texts_only_are_forgiven(tiny_runner: ModelRunner) -> None:
-    """As in a mixture of experts, where rounding changes the experts of a row."""
+    """A mixture of experts behaves like this, because rounding can change the experts of a row."""
     runner = Recorder(tiny_runner.model)
     runner.rows, runner.noisy = [], 13
     check_model(runner, "tiny")
@@ -163,7 +163,7 @@ def test_the_draft_tree_has_two_paths_of_its_depth() -> None:
 
 
 class Rounded(torch.nn.Module):
-    """A linear layer with weights of 8 or 4 bits, in blocks of 32, and activations of 8 bits, by whole rows."""
+    """A linear layer whose weights are rounded to 8 or 4 bits in blocks of 32, and whose inputs to 8 bits in rows."""
 
     def __init__(self, linear: torch.nn.Linear, bits: int) -> None:
         super().__init__()
@@ -180,7 +180,10 @@ def rounded(values: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def deep_llama(dtype: torch.dtype, bits: int | None, outliers: bool) -> LlamaForCausalLM:
-    """A random Llama of 16 layers. With `outliers`, a few weights and norms are 30 times as large as the others."""
+    """A random Llama of 16 layers, whose linear layers are `Rounded` to `bits`.
+
+    With `outliers`, one weight in a thousand is multiplied by 30, so that the layers amplify rounding.
+    """
     torch.manual_seed(1)
     config = LlamaConfig(
         vocab_size=512,
@@ -219,7 +222,7 @@ def test_a_model_that_amplifies_rounding_passes(dtype: torch.dtype, bits: int | 
     [(keep_state, TWO_PIECES), (start_at_zero, TWO_PIECES), (count_rows, TREE)],
 )
 def test_a_deep_model_with_a_fault_is_refused(sabotage: Any, message: str, dtype: torch.dtype, outliers: bool) -> None:
-    """In bfloat16, a random model with outliers amplifies one bit to noise, in which no fault shows."""
+    """Outliers are left out in bfloat16: such a model amplifies the rounding of one bit until it hides every fault."""
     model = deep_llama(dtype, None, outliers)
     sabotage(model)
     with pytest.raises(ModelError, match=message):
@@ -236,7 +239,7 @@ def test_the_sensitivity_leaves_the_weights_as_they_were(llama: LlamaForCausalLM
 
 
 def test_a_model_that_keeps_a_state_has_no_sensitivity(llama: LlamaForCausalLM) -> None:
-    """What it computes differs with each reading, which is no rounding."""
+    """Each reading of the same text gives it other logits, so their differences are not due to rounding."""
     count = [0]
 
     def hook(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.verify.model.transfer import to_device, to_host
+from outrider.verify.model.transfer import Download, to_device
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -28,9 +28,9 @@ def test_an_upload_keeps_values_and_dtype() -> None:
 
 def test_host_tensors_are_not_copied() -> None:
     tensor = torch.arange(3)
-    (found,) = to_host(tensor)
+    (found,) = Download(tensor).arrays()
     assert np.shares_memory(found, tensor.numpy())
-    assert to_host() == []
+    assert Download().arrays() == []
 
 
 @pytest.mark.parametrize("device", [CPU, DEVICE])
@@ -39,7 +39,7 @@ def test_arrays_keep_shape_dtype_and_values(device: torch.device) -> None:
     shares = torch.linspace(-1, 1, 4)
     empty = torch.empty(4, 0)
     mixed = (ids.to(device), shares, empty.to(device), shares.to(device))
-    found = to_host(*mixed)
+    found = Download(*mixed).arrays()
     for array, tensor in zip(found, (ids, shares, empty, shares), strict=True):
         assert array.shape == tuple(tensor.shape)
         assert array.dtype == tensor.numpy().dtype

@@ -21,8 +21,10 @@ from outrider.verify.model.memory import can_discard, discard, zeros
 from outrider.verify.model.recurrent.states import Snapshot
 from outrider.verify.model.transfer import to_device
 
-SPARE_POSITIONS = 32  # read with weight zero (`outrider.verify.model.cpu.ordered_attention`)
-MARGIN_POSITIONS = MAX_NODES + 1 + SPARE_POSITIONS  # of a slot beyond its context; the first are the rows of one draft
+# These positions are read with weight zero (`outrider.verify.model.cpu.ordered_attention`).
+SPARE_POSITIONS = 32
+# The positions of a slot beyond its context. The first of them hold the rows of one draft.
+MARGIN_POSITIONS = MAX_NODES + 1 + SPARE_POSITIONS
 
 
 class KVCache:

@@ -11,7 +11,8 @@ import torch
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.recurrent.states import Snapshot
 
-PAGE_TOKENS = 256  # positions of a page; page n holds those from n * PAGE_TOKENS on
+# The number of positions of a page. Page n holds those from n * PAGE_TOKENS on.
+PAGE_TOKENS = 256
 
 
 class OutOfPages(RuntimeError):

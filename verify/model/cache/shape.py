@@ -13,7 +13,8 @@ from outrider.verify.model.hidden.ring import StateRing
 from outrider.verify.model.memory import can_discard
 from outrider.verify.model.recurrent.states import RecurrentShape, RecurrentStates
 
-HIDDEN_POSITIONS = 2048  # of a text's hidden states: heads are trained on contexts of about this length
+# The number of a text's positions whose hidden states are kept. Heads are trained on contexts of about this length.
+HIDDEN_POSITIONS = 2048
 
 
 class LayerShape(NamedTuple):

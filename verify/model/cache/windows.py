@@ -15,10 +15,14 @@ from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.memory import discard
 
-MARGIN_TOKENS = 4096  # kept behind the window; an agent's next turn goes back by less
-BATCH_PAGES = 4  # released at once
-SPACING = 8  # windows; one of them is kept
-FORWARD_TOKENS = 1024  # that a forward adds at most before rows are released
+# The margin behind the window. An agent's next turn goes back by less.
+MARGIN_TOKENS = 4096
+# At least this many pages are released at once.
+BATCH_PAGES = 4
+# One in this many windows is kept.
+SPACING = 8
+# A forward adds at most this many tokens before rows are released.
+FORWARD_TOKENS = 1024
 
 
 class WindowedRows:

@@ -13,7 +13,8 @@ import torch
 
 from outrider.verify.model.cpu.packing import is_plain
 
-EXPANSION = "kv_b_proj"  # transformers' name of the layer that expands latents
+# The name in transformers of the layer that expands latents.
+EXPANSION = "kv_b_proj"
 
 
 class Latent(torch.nn.Module):

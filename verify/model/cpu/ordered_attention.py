@@ -8,8 +8,9 @@ A row's keys are summed in the order of its text, whatever lies between them. Te
   float32: they add key after key, and the weight of a key that is not an ancestor is zero, which changes no sum.
 
 So a step's rows must lie in one block (`depth_left`). Both parts are combined by their log-sum-exp. Some kernels compute few
-rows differently than many, so rows are padded to a `RowClass`; `outrider.verify.model.invariance` finds it and checks the
-result."""
+rows differently than many, so rows are padded to a `InvariantRange`; `outrider.verify.model.invariance` finds it and checks the
+result.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +19,29 @@ from dataclasses import replace
 
 import torch
 
-from outrider.verify.model.attention import Layer, flash
+from outrider.verify.model.attention.interface import Layer
+from outrider.verify.model.attention.torch_attention import flash
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import decode, encode
 from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.row_class import BLOCK, RowClass, depth_left
+from outrider.verify.model.invariant_range import BLOCK, InvariantRange, depth_left
 
-WIDTH_STEP = 16  # the sizes of a block's products are multiples of this
+# The sizes of a block's products are multiples of this.
+WIDTH_STEP = 16
 
 
 class UnorderedError(ValueError):
     """The attention cannot be computed in order."""
 
 
-def pieces(batch: ForwardBatch, length: int, rows: RowClass) -> Iterator[ForwardBatch]:
-    """The batch in parts of one block and at most `rows.high` rows each, for forwards one after the other.
+def pieces(batch: ForwardBatch, length: int, bounds: InvariantRange) -> Iterator[ForwardBatch]:
+    """The batch in parts of one block and at most `bounds.high` rows each, for forwards one after the other.
 
     The parts of a prompt end with its blocks. A tree must lie in its root's block.
     """
     start = batch.known
     while start < len(batch):
-        end = min(len(batch), start + rows.high)
+        end = min(len(batch), start + bounds.high)
         if batch.ancestors is None:
             end = min(end, start + 1 + depth_left(length + start))
         yield batch.part(start, end)
@@ -71,7 +74,7 @@ def attend_in_order(
     inputs: list[torch.Tensor],  # of `AttentionInputs`
     scaling: float,
 ) -> torch.Tensor:
-    """Attention of a step's rows, [heads, N, head_dim], from tensors as `outrider.verify.model.cpu.trace.attend`.
+    """Attention of a step's rows, [heads, N, head_dim], from tensors as `outrider.verify.model.cpu.trace.attend_by`.
     Scriptable.
     """
     span, prefix_mask, block_mask, block_values = inputs
@@ -116,9 +119,9 @@ class AttentionInputs:
     - block values, float32 [kv_heads, W, D]; scratch space with ones in the columns that follow the head's
     """
 
-    def __init__(self, kv_heads: int, head_dim: int, groups: int, dtype: torch.dtype, rows: RowClass) -> None:
-        self._kv_heads, self._groups, self._dtype, self._rows = kv_heads, groups, dtype, rows
-        self.least_rows = rows.low  # of any product of a forward
+    def __init__(self, kv_heads: int, head_dim: int, groups: int, dtype: torch.dtype, bounds: InvariantRange) -> None:
+        self._kv_heads, self._groups, self._dtype, self._bounds = kv_heads, groups, dtype, bounds
+        self.least_rows = bounds.low  # the least number of rows of any product of a forward
         # Kernels compute columns that are left over in another order.
         self._scratch = torch.ones(kv_heads, 0, (head_dim // WIDTH_STEP + 1) * WIDTH_STEP)
 
@@ -155,7 +158,7 @@ class AttentionInputs:
     def _additive(self, allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """0 where allowed [N, K] and -inf elsewhere, for all attention rows; those that pad them attend to everything."""
         mask = torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, -torch.inf).repeat(self._groups, 1)
-        return torch.nn.functional.pad(mask, (0, 0, 0, self._rows.padded_queries(len(mask)) - len(mask)))
+        return torch.nn.functional.pad(mask, (0, 0, 0, self._bounds.padded_queries(len(mask)) - len(mask)))
 
     def _block_values(self, width: int) -> torch.Tensor:
         if width > self._scratch.shape[1]:

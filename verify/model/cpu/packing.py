@@ -13,10 +13,11 @@ from collections.abc import Callable
 from typing import TypeGuard
 
 import torch
-from transformers.models.falcon.modeling_falcon import FalconLinear
+
+from outrider.verify.model.private_torch import multiply_onednn, pack_onednn
 
 EXACT_ROWS = 65  # for which a kernel is compiled each
-PLAIN = (torch.nn.Linear, FalconLinear)  # classes of layers that may be replaced
+PLAIN = ("Linear", "FalconLinear")  # names of the classes of layers that may be replaced
 ROWS = 16  # batch size that the layout is optimised for: one token and a small tree
 
 
@@ -31,12 +32,12 @@ def padded_count(count: int, exact: int = EXACT_ROWS) -> int:
 
 
 def multiply(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """[..., N, in_features] to [..., N, out_features]. Scriptable, because torch.jit.trace does not support this operator."""
+    """[..., N, in_features] to [..., N, out_features]. Scriptable."""
     count = rows.size(-2)
     padding = padded_count(count) - count
     if padding > 0:
         rows = torch.nn.functional.pad(rows, [0, 0, 0, padding])
-    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
+    result = multiply_onednn(rows, packed, bias)
     return result.narrow(-2, 0, count) if padding > 0 else result
 
 
@@ -47,6 +48,7 @@ class PackedLayer(torch.nn.Module):
     """
 
     is_quantized = False
+    kernel = ""  # its name, for people
 
     def __init__(self, multiply: Callable[..., torch.Tensor], linear: torch.nn.Linear, packed: torch.Tensor) -> None:
         super().__init__()
@@ -64,9 +66,11 @@ class PackedLayer(torch.nn.Module):
 class PackedLinear(PackedLayer):
     """A layer with the weights of the linear layer, packed."""
 
+    kernel = "oneDNN"
+
     def __init__(self, linear: torch.nn.Linear) -> None:
         weight = linear.weight.detach()
-        super().__init__(multiply, linear, torch.ops.mkldnn._reorder_linear_weight(weight, ROWS))
+        super().__init__(multiply, linear, pack_onednn(weight, ROWS))
         self.nbytes = weight.nbytes
 
 
@@ -76,7 +80,7 @@ def is_plain(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
     Other subclasses, of the layer or of the weight tensor (quantised), may compute something else. Falcon's adds the bias
     to a rounded product.
     """
-    return isinstance(module, torch.nn.Linear) and type(module) in PLAIN and type(module.weight.data) is torch.Tensor
+    return isinstance(module, torch.nn.Linear) and type(module).__name__ in PLAIN and type(module.weight.data) is torch.Tensor
 
 
 def packed_layers(model: torch.nn.Module) -> list[PackedLayer]:

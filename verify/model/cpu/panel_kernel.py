@@ -1,30 +1,32 @@
 """Machine code that multiplies rows by a matrix of weights, generated for this CPU.
 
 A step multiplies a few rows by large matrices, so its time is that of reading the weights, if the arithmetic keeps up. The
-weights lie in panels of `Kernel.width` outputs, in the order in which they are read. Each thread reads some of the panels, and
-multiplies a panel with up to `Kernel.rows` rows at a time, whose sums stay in registers; further rows read it from the cache.
-Every sum adds its products in the order of the inputs, so a row has the same bits beside any number of other rows.
+weights lie in panels of `Kernel.width` outputs, in the order in which they are read. Each thread reads some of the panels,
+and multiplies a panel with up to `Kernel.rows` rows at a time, whose sums stay in registers; further rows read it from the
+cache. Every sum adds its products in the order of the inputs, so a row has the same bits beside any number of other rows.
 
-The code is compiled by LLVM and registered as an operator through PyTorch's stable C interface, so a trace calls it without
-Python, on PyTorch's own threads.
+The code is compiled by `outrider.verify.model.cpu.llvm` and registered by `outrider.verify.model.cpu.libtorch`, so a trace
+calls it without Python, on PyTorch's own threads. `expected` is what it computes, as a loop.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
-from llvmlite import binding
+import numpy as np
+from numpy.typing import NDArray
 
-NAMESPACE = "outrider"
-PREFETCHED = 4096  # bytes ahead of those that are multiplied; less leaves memory idle between pages
-CACHE_LINE = 64  # bytes
-VECTORS = 2  # that a panel is wide
+from outrider.verify.model.cpu.libtorch import TASK, register
+
+# Bytes are prefetched this far ahead of those that are multiplied. With less, memory is idle between pages.
+PREFETCHED = 4096
+# The size in bytes.
+CACHE_LINE = 64
+# The width of a panel in vectors.
+VECTORS = 2
 
 
 class Arithmetic(StrEnum):
@@ -41,61 +43,15 @@ class Arithmetic(StrEnum):
         return 4 if self is Arithmetic.FLOAT32 else 2
 
 
-# What a call shares with its threads, 8 bytes each: addresses, of which that of the bias may be null, and numbers.
-TASK = ("ptr weights", "ptr rows", "ptr bias", "ptr out", "i64 count", "i64 inputs", "i64 outputs")
-
-# The operator, as PyTorch calls it: with four tensors, which it releases once they are not read any more, and three numbers.
-SCHEMA = "(Tensor weights, Tensor rows, Tensor bias, Tensor(a!) out, int count, int inputs, int outputs) -> ()"
-OPERATOR = """
-define void @operator(ptr %stack, i64 %arguments, i64 %results) {{
-entry:
-  %task = alloca [7 x i64]
-  br label %tensor
-tensor:
-  %index = phi i64 [0, %entry], [%next_index, %tensor]
-  %handle_at = getelementptr i64, ptr %stack, i64 %index
-  %handle = load ptr, ptr %handle_at
-  %address_at = getelementptr i64, ptr %task, i64 %index
-  call i32 @aoti_torch_get_data_ptr(ptr %handle, ptr %address_at)
-  %next_index = add i64 %index, 1
-  %is_tensor = icmp ult i64 %next_index, 4
-  br i1 %is_tensor, label %tensor, label %number
-number:
-  %place = phi i64 [4, %tensor], [%next_place, %number]
-  %number_at = getelementptr i64, ptr %stack, i64 %place
-  %number_value = load i64, ptr %number_at
-  %field_at = getelementptr i64, ptr %task, i64 %place
-  store i64 %number_value, ptr %field_at
-  %next_place = add i64 %place, 1
-  %is_number = icmp ult i64 %next_place, 7
-  br i1 %is_number, label %number, label %run
-run:
-  %outputs_at = getelementptr i64, ptr %task, i64 6
-  %outputs = load i64, ptr %outputs_at
-  %panels = udiv i64 %outputs, {width}
-  call i32 @torch_parallel_for(i64 0, i64 %panels, i64 1, ptr @multiply_panels, ptr %task)
-  br label %release
-release:
-  %used = phi i64 [0, %run], [%next_used, %release]
-  %used_at = getelementptr i64, ptr %stack, i64 %used
-  %used_handle = load ptr, ptr %used_at
-  call i32 @aoti_torch_delete_tensor_object(ptr %used_handle)
-  %next_used = add i64 %used, 1
-  %is_used = icmp ult i64 %next_used, 4
-  br i1 %is_used, label %release, label %finish
-finish:
-  ret void
-}}
-declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
-declare i32 @aoti_torch_delete_tensor_object(ptr)
-declare i32 @torch_parallel_for(i64, i64, i64, ptr, ptr)
-declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
-"""
-
-# What each of PyTorch's threads runs, for the panels from %begin to %end. The rows are cut into blocks of nearly equal size.
+# What each of PyTorch's threads runs. The rows are cut into the fewest blocks, of nearly equal size. In Python:
+#
+#     blocks = ceil(count / rows); most = ceil(count / blocks)
+#     for index in range(begin, end):
+#         for row in range(0, count, most):
+#             multiply[min(count - row, most)](weights[index], rows[row:], bias and bias[index], out[row:, index])
 PANELS = """
 define void @multiply_panels(i64 %begin, i64 %end, ptr %task) {{
-entry:
+entry:  ; reads the task; blocks = ceil(count / {rows}), and most = ceil(count / blocks), where no rows have no blocks
   {fields}
   %rounded_count = add i64 %count, {rows_less_one}
   %blocks = udiv i64 %rounded_count, {rows}
@@ -105,7 +61,7 @@ entry:
   %divisor = select i1 %is_empty, i64 1, i64 %blocks
   %most = udiv i64 %cut, %divisor
   br label %panel
-panel:
+panel:  ; the addresses of a panel's weights, bias and first output; without a bias, its address stays null
   %index = phi i64 [%begin, %entry], [%next_index, %end_panel]
   %values = mul i64 %inputs, {width}
   %first_value = mul i64 %index, %values
@@ -116,7 +72,7 @@ panel:
   %panel_bias = select i1 %has_bias, ptr %own_bias, ptr null
   %panel_out = getelementptr {value}, ptr %out, i64 %first_output
   br label %block
-block:
+block:  ; size = min(count - row, most), and the addresses of the block's first row and output; calls the function of its size
   %row = phi i64 [0, %panel], [%next_row, %end_block]
   %rest = sub i64 %count, %row
   %is_short = icmp ult i64 %rest, %most
@@ -127,21 +83,35 @@ block:
   %block_out = getelementptr {value}, ptr %panel_out, i64 %first_place
   switch i64 %size, label %end_block [{cases}]
 {calls}
-end_block:
+end_block:  ; row += most
   %next_row = add i64 %row, %most
   %is_more = icmp ult i64 %next_row, %count
   br i1 %is_more, label %block, label %end_panel
-end_panel:
+end_panel:  ; index += 1
   %next_index = add i64 %index, 1
   %is_left = icmp ult i64 %next_index, %end
   br i1 %is_left, label %panel, label %finish
 finish:
   ret void
 }}
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 """
-FUNCTIONS = ("aoti_torch_get_data_ptr", "aoti_torch_delete_tensor_object", "torch_parallel_for")
-FRAGMENT = torch.library.Library(NAMESPACE, "FRAGMENT")
-_KEPT: list[Any] = []  # machine code and registrations, which must outlive every call
+
+
+Floats = NDArray[np.float32]
+
+
+def expected(weights: Floats, rows: Floats, bias: Floats | None) -> Floats:
+    """What the code computes for weights [outputs, inputs] and rows [N, inputs]: sums [N, outputs], before they are rounded.
+
+    A product and its sum are rounded once (a fused multiply-add), if float64 holds both exactly. Kernels of PAIRS and TILES add
+    the products of several inputs in an order of the CPU's own.
+    """
+    sums = np.zeros((len(rows), len(weights)), np.float32) + (0 if bias is None else bias)
+    for input in range(weights.shape[1]):
+        products = weights[:, input].astype(np.float64) * rows[:, input, None]
+        sums = (sums + products).astype(np.float32)
+    return sums
 
 
 @dataclass(frozen=True)
@@ -177,7 +147,7 @@ class Kernel:
             calls="\n".join(f"rows{n}:\n  call void @multiply{n}({arguments})\n  br label %end_block" for n in sizes),
         )
         functions = ("\n".join(self._multiply(size)) for size in sizes)
-        return "\n".join([OPERATOR.format(width=self.width), *self._declarations(), panels, *functions])
+        return "\n".join([*self._declarations(), panels, *functions])
 
     def vector(self, kind: str) -> str:
         """LLVM's type of a vector."""
@@ -203,20 +173,26 @@ class Kernel:
         yield f"declare {vector} @llvm.fma.v{self.lanes}f32({vector}, {vector}, {vector})"
 
     def _multiply(self, rows: int) -> Iterator[str]:
-        """The function that multiplies a block of `rows` with a panel, two inputs at a time."""
+        """The function that multiplies a block of `rows` with a panel: `expected`, two inputs at a time.
+
+        The sums of row i and of the panel's vector j are %sum{i}.{j}, and with the step's products %added{i}.{j}.
+        """
         vector = self.vector("float")
         sums = [f"{row}.{part}" for row in range(rows) for part in range(VECTORS)]
         yield (
             f"define internal void @multiply{rows}"
             "(ptr %weights, ptr %rows, ptr %bias, ptr %out, i64 %inputs, i64 %outputs) {\nentry:"
         )
+        # entry: the address of each row.
         for row in range(rows):
             yield f"%first{row} = mul i64 %inputs, {row}"
             yield f"%row{row} = getelementptr {self._input}, ptr %rows, i64 %first{row}"
         yield "%has_bias = icmp ne ptr %bias, null\nbr i1 %has_bias, label %biased, label %step\nbiased:"
+        # biased: the bias of the panel's outputs.
         for part in range(VECTORS):
             yield from self._load_values(f"bias{part}", "%bias", part * self.lanes)
         yield "br label %step\nstep:"
+        # step: for input in range(0, inputs, 2). Before the first, sums are the bias or 0, and then what was added last.
         yield "%input = phi i64 [0, %entry], [0, %biased], [%next, %step]"
         for each in sums:
             start = f"[zeroinitializer, %entry], [%bias{each.split('.')[1]}, %biased]"
@@ -225,6 +201,7 @@ class Kernel:
         yield from self._add_products(rows)
         yield "%next = add i64 %input, 2\n%is_more = icmp ult i64 %next, %inputs"
         yield "br i1 %is_more, label %step, label %store\nstore:"
+        # store: each sum at out[row * outputs + its place in the panel].
         for each in sums:
             row, part = map(int, each.split("."))
             yield f"%start{each} = mul i64 %outputs, {row}\n%place{each} = add i64 %start{each}, {part * self.lanes}"
@@ -232,7 +209,7 @@ class Kernel:
         yield "ret void\n}"
 
     def _load_values(self, name: str, pointer: str, offset: int) -> Iterator[str]:
-        """Loads a vector of values as float32."""
+        """Loads a vector of values as float32. bfloat16 is the upper half of float32."""
         vector, values = self.vector("float"), self.vector(self._value)
         yield f"%{name}.at = getelementptr {self._value}, ptr {pointer}, i64 {offset}"
         if self.arithmetic is Arithmetic.FLOAT32:
@@ -244,7 +221,11 @@ class Kernel:
         yield f"%{name} = bitcast {self.vector('i32')} %{name}.bits to {vector}"
 
     def _load_weights(self) -> Iterator[str]:
-        """Loads the weights of two inputs, and prefetches as many."""
+        """Loads the weights of two inputs, and prefetches as many. Those of input i and vector j are %weights{i}.{j}.
+
+        In bfloat16, an output's two weights lie side by side: the even input's in the lower half of 32 bits. The upper half
+        with zeros below, or the lower half shifted there, is the weight as float32.
+        """
         integers, vector = self.vector("i32"), self.vector("float")
         yield f"%place = mul i64 %input, {self.width}"
         yield f"%panel = getelementptr {self._value}, ptr %weights, i64 %place"
@@ -269,7 +250,10 @@ class Kernel:
             yield f"call void @llvm.prefetch.p0(ptr %ahead{start}, i32 0, i32 3, i32 1)"
 
     def _add_products(self, rows: int) -> Iterator[str]:
-        """Adds the products of two inputs to all sums, the even input's first."""
+        """Adds the products of two inputs to all sums: even = fma(weights0, x0, sum), and then added = fma(weights1, x1, even).
+
+        The instruction for pairs of bfloat16 adds both products, as the CPU's manual says.
+        """
         if self.arithmetic is Arithmetic.PAIRS:
             yield "%pair = lshr i64 %input, 1"
             for row in range(rows):
@@ -281,7 +265,7 @@ class Kernel:
             return
         yield "%odd = add i64 %input, 1"
         vector = self.vector("float")
-        for index, (input, before, after) in enumerate((("%input", "sum", "half"), ("%odd", "half", "added"))):
+        for index, (input, before, after) in enumerate((("%input", "sum", "even"), ("%odd", "even", "added"))):
             for row in range(rows):
                 yield from self._broadcast(f"x{index}.{row}", "float", row, input)
                 for part in range(VECTORS):
@@ -289,7 +273,7 @@ class Kernel:
                     yield f"%{after}{row}.{part} = call {vector} @llvm.fma.v{self.lanes}f32({operands})"
 
     def _broadcast(self, name: str, kind: str, row: int, place: str) -> Iterator[str]:
-        """A vector of one value of a row."""
+        """A vector of one value of a row, which is loaded into its first lane and copied to the others."""
         vector = self.vector(kind)
         yield f"%{name}.at = getelementptr {kind}, ptr %row{row}, i64 {place}"
         yield f"%{name}.one = load {kind}, ptr %{name}.at"
@@ -297,7 +281,10 @@ class Kernel:
         yield f"%{name} = shufflevector {vector} %{name}.first, {vector} poison, {self.vector('i32')} zeroinitializer"
 
     def _store(self, total: str, place: str, name: str) -> Iterator[str]:
-        """Writes a vector of sums, rounded to the nearest value, and to the even one of two. `name` ends its registers'."""
+        """Writes a vector of sums, rounded to the nearest value, and to the even one of two. `name` ends its registers'.
+
+        Bits b of a float32 are rounded to bfloat16 by (b + 0x7FFF + (b >> 16 & 1)) >> 16.
+        """
         integers, values = self.vector("i32"), self.vector(self._value)
         yield f"%out{name} = getelementptr {self._value}, ptr %out, i64 {place}"
         if self.arithmetic is Arithmetic.FLOAT32:
@@ -314,23 +301,5 @@ class Kernel:
         yield f"store {values} %value{name}, ptr %out{name}, align 2"
 
     def register(self, name: str) -> None:
-        """Compiles the code and registers it as the operator `name`, for the rest of the process.
-
-        Raises RuntimeError or AttributeError if LLVM or PyTorch cannot do that here.
-        """
-        torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        binding.initialize_native_target()
-        binding.initialize_native_asmprinter()
-        binding.initialize_native_asmparser()
-        for function in FUNCTIONS:
-            binding.add_symbol(function, ctypes.cast(getattr(torch_cpu, function), ctypes.c_void_p).value)
-        features = binding.get_host_cpu_features().flatten()
-        target = binding.Target.from_default_triple()
-        machine = target.create_target_machine(cpu=binding.get_host_cpu_name(), features=features, opt=2)
-        engine = binding.create_mcjit_compiler(binding.parse_assembly(self.source()), machine)
-        engine.finalize_object()
-        FRAGMENT.define(name + SCHEMA)
-        library = ctypes.c_void_p()
-        torch_cpu.aoti_torch_library_init_impl(NAMESPACE.encode(), b"CPU", b"", 0, ctypes.byref(library))
-        torch_cpu.aoti_torch_library_impl(library, name.encode(), ctypes.c_void_p(engine.get_function_address("operator")))
-        _KEPT.append((engine, library))
+        """Compiles the code and registers it, as `outrider.verify.model.cpu.libtorch.register`."""
+        register(name, self.width, self.source())

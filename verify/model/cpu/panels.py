@@ -9,16 +9,19 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
-from llvmlite import binding
 
+from outrider.verify.model.cpu import llvm
 from outrider.verify.model.cpu.packing import PackedLayer
 from outrider.verify.model.cpu.panel_kernel import Arithmetic, Kernel
 from outrider.verify.model.cpu.tile_kernel import TileKernel
+from outrider.verify.model.private_torch import enable_amx
 
 # Lanes of a vector, and rows of a block: with 32 registers of 512 bits, and with 16 of 256 bits.
 AVX512, AVX2 = (16, 11), (8, 5)
-AMX = (16, 32)  # two tiles of rows
-NEEDED = {Arithmetic.PAIRS: ("avx512bf16",), Arithmetic.TILES: ("amx-bf16", "avx512f")}  # features of the CPU
+# A block of AMX is two tiles of rows.
+AMX = (16, 32)
+# The features that the CPU must have.
+NEEDED = {Arithmetic.PAIRS: ("avx512bf16",), Arithmetic.TILES: ("amx-bf16", "avx512f")}
 
 
 def multiply_float32(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -68,13 +71,12 @@ MULTIPLY: dict[Arithmetic, Callable[..., torch.Tensor]] = {
 @cache
 def kernel(arithmetic: Arithmetic) -> Kernel | None:
     """This CPU's kernel, compiled and registered; None if it cannot be."""
-    features = binding.get_host_cpu_features()
-    if not all(features.get(each) for each in NEEDED.get(arithmetic, ())):
+    if not all(map(llvm.has, NEEDED.get(arithmetic, ()))):
         return None
     is_tiled = arithmetic is Arithmetic.TILES
-    if is_tiled and not torch.cpu._init_amx():  # asks the operating system for the registers
+    if is_tiled and not enable_amx():
         return None
-    size = AVX512 if features.get("avx512f") else AVX2
+    size = AVX512 if llvm.has("avx512f") else AVX2
     found = TileKernel(arithmetic, *AMX) if is_tiled else Kernel(arithmetic, *size)
     try:
         found.register(f"multiply_{arithmetic}")
@@ -91,7 +93,7 @@ class PanelLinear(PackedLayer):
         weight, found = linear.weight.detach(), kernel(arithmetic)
         assert found is not None
         super().__init__(MULTIPLY[arithmetic], linear, in_panels(weight, found))
-        self.nbytes = weight.nbytes
+        self.nbytes, self.kernel = weight.nbytes, f"panels, {arithmetic}"
 
 
 def fits(linear: torch.nn.Linear, arithmetic: Arithmetic) -> bool:

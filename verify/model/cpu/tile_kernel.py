@@ -3,7 +3,8 @@
 
 A tile holds up to 16 rows of 64 bytes. The instruction adds the products of 16 rows with 16 outputs, 32 inputs at a time, to
 sums in float32. Panels for two products at a time have the order in which it reads weights. So one layout serves steps, whose
-time is that of reading it, and prompts, which need the arithmetic.
+time is that of reading it, and prompts, which need the arithmetic. What it computes is `panel_kernel.expected`, 32 inputs at a
+time, and the bias last.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from collections.abc import Iterator
 from outrider.verify.model.cpu.panel_kernel import VECTORS, Kernel
 
 TILE_ROWS, TILE_BYTES = 16, 64
-TILE_INPUTS = 32  # bfloat16 values of a tile's row
-TILES = 8  # registers
-SUMS, ROWS, WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)  # the registers' use: sums of each tile of rows and of weights
-PALETTE = 1  # registers of TILE_ROWS rows of TILE_BYTES bytes
+# The bfloat16 values of a tile's row.
+TILE_INPUTS = 32
+# The number of tile registers.
+TILES = 8
+# The use of the registers: sums for each pair of a tile of rows and a tile of weights, rows, and weights.
+SUMS, ROWS, WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)
+# This palette has registers of TILE_ROWS rows of TILE_BYTES bytes.
+PALETTE = 1
 
 DECLARATIONS = """
 declare void @llvm.x86.ldtilecfg(ptr)
@@ -40,12 +45,21 @@ class TileKernel(Kernel):
             yield f"@tiles{rows} = internal constant [64 x i8] [{values}], align 64"
 
     def _multiply(self, rows: int) -> Iterator[str]:
+        """The function that multiplies a block of `rows`, in one or two tiles, with a panel, in two tiles. In Python:
+
+        for input in range(0, inputs, 32):
+            for index, part in product(tiles of rows, (0, 1)):
+                sums[index][part] += rows[index][:, input : input + 32] @ weights[part][input : input + 32]
+        for row in range(rows):
+            out[row] = sums[row] + bias
+        """
         counts = tile_rows(rows)
         row_bytes = 4 * self.width
         yield (
             f"define internal void @multiply{rows}"
             "(ptr %weights, ptr %rows, ptr %bias, ptr %out, i64 %inputs, i64 %outputs) {\nentry:"
         )
+        # entry: memory for the sums, the bytes of a row, the registers' sizes, each tile's first row, and sums of zero.
         yield f"%sums = alloca [{rows * row_bytes} x i8], align {TILE_BYTES}\n%stride = shl i64 %inputs, 1"
         yield f"call void @llvm.x86.ldtilecfg(ptr @tiles{rows})"
         for index in range(len(counts)):
@@ -53,6 +67,7 @@ class TileKernel(Kernel):
             yield f"%rows{index} = getelementptr i16, ptr %rows, i64 %first{index}"
         for register in SUMS[: VECTORS * len(counts)]:
             yield f"call void @llvm.x86.tilezero(i8 {register})"
+        # step: for input in range(0, inputs, 32).
         yield "br label %step\nstep:\n%input = phi i64 [0, %entry], [%next, %step]"
         yield from self._load_tiles(len(counts))
         for index in range(len(counts)):
@@ -61,6 +76,7 @@ class TileKernel(Kernel):
                 yield f"call void @llvm.x86.tdpbf16ps({operands})"
         yield f"%next = add i64 %input, {TILE_INPUTS}\n%is_more = icmp ult i64 %next, %inputs"
         yield "br i1 %is_more, label %step, label %release\nrelease:"
+        # release: the sums' memory is [rows, width]: a tile's first row is TILE_ROWS rows below, its outputs one vector beside.
         for index in range(len(counts)):
             for part in range(VECTORS):
                 place = TILE_ROWS * index * row_bytes + TILE_BYTES * part
@@ -71,7 +87,10 @@ class TileKernel(Kernel):
         yield from self._store_rows(rows)
 
     def _load_tiles(self, count: int) -> Iterator[str]:
-        """Loads tiles of rows and of weights, and prefetches as many weights."""
+        """Loads tiles of rows and of weights, and prefetches as many weights.
+
+        A row of a tile of weights has two inputs of 16 outputs; the next two inputs are a panel's width further.
+        """
         for index in range(count):
             yield f"%from{index} = getelementptr i16, ptr %rows{index}, i64 %input"
             yield f"call void @llvm.x86.tileloadd64(i8 {ROWS[index]}, ptr %from{index}, i64 %stride)"
@@ -88,6 +107,7 @@ class TileKernel(Kernel):
         for part in range(VECTORS):
             yield from self._load_values(f"bias{part}", "%bias", part * self.lanes)
         yield "br label %store\nstore:"
+        # store: for row in range(rows). %added is the bias or 0 in each of them.
         yield "%row = phi i64 [0, %release], [0, %biased], [%next_row, %store]"
         for part in range(VECTORS):
             start = f"[zeroinitializer, %release], [%bias{part}, %biased], [%added{part}, %store]"

@@ -7,7 +7,6 @@ those whose attention uses soft-capping or sinks.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -16,53 +15,59 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from outrider.verify.model.attention import Layer, ShapeProbe, TorchAttention, flash
+from outrider.verify.model.attention.dot_product import DotProducts, dot_product_attention
+from outrider.verify.model.attention.interface import Layer
+from outrider.verify.model.attention.shape_probe import ShapeProbe
+from outrider.verify.model.attention.torch_attention import TorchAttention, flash
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import encode
 from outrider.verify.model.cache.kv_cache import SPARE_POSITIONS, KVCache
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
 from outrider.verify.model.cpu.packing import packed_layers
-from outrider.verify.model.delivery import Delivery
-from outrider.verify.model.dot_product import dot_product_attention
+from outrider.verify.model.cpu.torchscript import ScriptList, run, script, traced, without_warnings
 from outrider.verify.model.hidden.tap import HiddenTap
+from outrider.verify.model.kwarg_injector import KwargInjector
 from outrider.verify.model.recurrent.rows import RecurrentRows, Scan
 from outrider.verify.model.recurrent.step import TENSORS, convolve_streams, scan_streams
 from outrider.verify.model.segment import Segment, keep_hidden, kept_rows, positions_of, tokens_of
 
-CHECKS = ((1, 3), (2, 9), (7, 0), (17, 30), (3, 70))  # rows and text length of the streams compared
-STREAMS = 16  # in one forward
-MAX_ROWS = 1024  # in one forward
+# The rows and the text lengths of the streams that are compared.
+CHECKS = ((1, 3), (2, 9), (7, 0), (17, 30), (3, 70))
+# The limit of streams in one forward.
+STREAMS = 16
+# The limit of rows in one forward.
+MAX_ROWS = 1024
 
-# TorchScript's own type of list. A forward that releases a Python list takes the global interpreter lock once for each tensor,
-# and waits each time for the threads that hold it.
-ScriptList: Any = torch.ScriptList
 
+def attend_by(products: DotProducts) -> Any:
+    """`TorchAttention.attend` as a function for TorchScript: a trace would hard-code the slice bounds."""
 
-def attend(
-    query: torch.Tensor,  # [heads, N, head_dim]
-    key: torch.Tensor,  # [kv_heads, N, head_dim]
-    value: torch.Tensor,
-    keys: torch.Tensor,  # [kv_heads, positions, stored width]; the layer's cache
-    values: torch.Tensor,
-    length: torch.Tensor,  # int64 []; positions written before
-    inputs: list[torch.Tensor],  # of `attention_masks`
-    scaling: float,
-) -> torch.Tensor:
-    """`TorchAttention.attend` as a TorchScript function: a trace would hard-code the slice bounds."""
-    first, mask = inputs
-    start = int(length)
-    end = start + key.size(1)
-    keys[:, start:end] = encode(key, keys.dtype)
-    values[:, start:end] = encode(value, values.dtype)
-    packed, read = query.reshape(key.size(0), -1, query.size(2)), int(first)
-    all_keys, all_values = keys[:, read:end], values[:, read:end]
-    allowed = mask if mask.numel() else None
-    if keys.element_size() == 1:
-        out = flash(packed, all_keys, all_values, allowed, scaling)[0].to(query.dtype)
-    else:
-        out = dot_product_attention(packed, all_keys, all_values, allowed, scaling)
-    return out.reshape(query.size(0), query.size(1), query.size(2))
+    def attend(
+        query: torch.Tensor,  # [heads, N, head_dim]
+        key: torch.Tensor,  # [kv_heads, N, head_dim]
+        value: torch.Tensor,
+        keys: torch.Tensor,  # [kv_heads, positions, stored width]; the layer's cache
+        values: torch.Tensor,
+        length: torch.Tensor,  # int64 []; positions written before
+        inputs: list[torch.Tensor],  # of `attention_masks`
+        scaling: float,
+    ) -> torch.Tensor:
+        first, mask = inputs
+        start = int(length)
+        end = start + key.size(1)
+        keys[:, start:end] = encode(key, keys.dtype)
+        values[:, start:end] = encode(value, values.dtype)
+        packed, read = query.reshape(key.size(0), -1, query.size(2)), int(first)
+        all_keys, all_values = keys[:, read:end], values[:, read:end]
+        allowed = mask if mask.numel() else None
+        if keys.element_size() == 1:
+            out = flash(packed, all_keys, all_values, allowed, scaling)[0].to(query.dtype)
+        else:
+            out = products(packed, all_keys, all_values, allowed, scaling)
+        return out.reshape(query.size(0), query.size(1), query.size(2))
+
+    return attend
 
 
 def script_all(attend: Any) -> Any:
@@ -94,7 +99,7 @@ def script_all(attend: Any) -> Any:
             first = end
         return torch.cat(parts, 1)
 
-    return torch.jit.script(attend_all)
+    return script(attend_all)
 
 
 # The attention's tensors for a stream's rows: for each window the same number.
@@ -159,16 +164,16 @@ class _Forward(torch.nn.Module):
     def __init__(
         self,
         model: PreTrainedModel,
-        delivery: Delivery,
+        injector: KwargInjector,
         windows: Sequence[int | None],
-        script: Any,
+        attention: Any,
         is_recurrent: bool,
         tap: HiddenTap | None,
     ) -> None:
         super().__init__()
-        self._model, self._delivery, self._windows, self._script, self._tap = model, delivery, windows, script, tap
+        self._model, self._injector, self._windows, self._attention, self._tap = model, injector, windows, attention, tap
         self._layers = packed_layers(model)
-        self._recurrences = (torch.jit.script(convolve_streams), torch.jit.script(scan_streams)) if is_recurrent else None
+        self._recurrences = (script(convolve_streams), script(scan_streams)) if is_recurrent else None
         self.states_end = STREAMS * (1 + TENSORS) if is_recurrent else STREAMS  # in the streams' tensors, after the caches
 
     def forward(self, streams: list[torch.Tensor], packed: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -182,12 +187,12 @@ class _Forward(torch.nn.Module):
         caches, states, inputs = others[:STREAMS], others[STREAMS : self.states_end], others[self.states_end :]
         size = len(inputs) // len(self._windows)
         by_window = {window: inputs[size * index : size * (index + 1)] for index, window in enumerate(self._windows)}
-        attention = _TracedAttention(self._script, _Streams(caches, starts, counts), by_window)
+        attention = _TracedAttention(self._attention, _Streams(caches, starts, counts), by_window)
         ours: dict[str, Any] = {"attention": attention}
         if self._recurrences is not None:
             ours["recurrence"] = _TracedRecurrence(self._recurrences, states)
         rows = {"input_ids": tokens[None], "position_ids": positions[None]}
-        with self._delivery.of(ours, positions) as handed:
+        with self._injector.inject(ours, positions) as handed:
             output = self._model(**rows, use_cache=False, logits_to_keep=kept, **handed)
         return (output.logits[0],) if self._tap is None else (output.logits[0], self._tap.states)
 
@@ -206,16 +211,13 @@ class TracedForward:
         self._least, self._states = least, forward.states_end - STREAMS
         self._build = build
         self._absent = torch.empty(0, dtype=example[0].cache.dtype)
-        traced = torch.jit.trace(forward, (self._arguments(example), packed), check_trace=False)
-        # Computes what depends on the weights alone, and inlines the layers.
-        self._traced: Any = cast(Any, torch.jit).freeze(traced.eval(), optimize_numerics=False)
+        self._traced = traced(forward, (self._arguments(example), packed))
         self._packed = ScriptList(packed)
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
         arguments = ScriptList(self._arguments(segments))
-        with cast(Any, torch.jit).optimized_execution(False):  # the profiling executor would stall the first requests
-            logits, *states = cast("tuple[torch.Tensor, ...]", self._traced(arguments, self._packed))
+        logits, *states = cast("tuple[torch.Tensor, ...]", run(self._traced, arguments, self._packed))
         if states:
             keep_hidden(states[0], segments)
         return logits
@@ -266,14 +268,16 @@ def trace(
     model: PreTrainedModel,
     shape: CacheShape,
     probe: ShapeProbe,
-    delivery: Delivery,
+    injector: KwargInjector,
     reference: Callable[[Sequence[Segment]], torch.Tensor],
+    products: DotProducts = dot_product_attention,
     inputs: AttentionInputs | None = None,
     tap: HiddenTap | None = None,
 ) -> TracedForward | None:
     """Traces the model's forward; returns None if it cannot be traced.
 
-    `reference` is the untraced forward. With `inputs`, attention is computed in order; with `tap`, hidden states are kept.
+    `reference` is the untraced forward, and `products` its attention. With `inputs`, attention is computed in order; with
+    `tap`, hidden states are kept.
     """
     if model.device.type != "cpu" or has_experts(model):
         return None
@@ -285,33 +289,29 @@ def trace(
         return list(inputs.build(cache, batch, windows).values())
 
     layers = packed_layers(model)
-    products = [layer.multiply for layer in layers]
+    functions = [layer.multiply for layer in layers]
     packed = [layer.packed for layer in layers] or [torch.empty(0)]  # a trace does not accept an empty list
     cache = KVCache(shape, max(rows + length for rows, length in CHECKS) + SPARE_POSITIONS)
     cache.assume(5)
     example = [Segment(cache, ForwardBatch.chain(torch.arange(4)))]
     verbosity = logging.get_verbosity()
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            warnings.simplefilter("ignore", FutureWarning)
-            # What it warns of would fail the comparison below.
-            warnings.simplefilter("ignore", cast(Any, torch.jit).TracerWarning)
-            script = script_all(attend if inputs is None else attend_in_order)
-            forward = _Forward(model, delivery, windows, script, shape.recurrent is not None, tap)
+        with without_warnings(), torch.no_grad():
+            attention = script_all(attend_by(products) if inputs is None else attend_in_order)
+            forward = _Forward(model, injector, windows, attention, shape.recurrent is not None, tap)
             for layer in layers:
-                layer.multiply = torch.jit.script(layer.multiply)
+                layer.multiply = script(layer.multiply)
             logging.set_verbosity_error()  # tracing reads every property, and some log warnings
-            traced = TracedForward(forward, packed, build, 1 if inputs is None else inputs.least_rows, example)
+            found = TracedForward(forward, packed, build, 1 if inputs is None else inputs.least_rows, example)
         vocabulary = int(model.config.get_text_config().vocab_size)
-        same = all(_same_logits(traced, reference, segments) for segments in _checks(shape, vocabulary))
+        same = all(_same_logits(found, reference, segments) for segments in _checks(shape, vocabulary))
     except (_Untraceable, RuntimeError, TypeError, ValueError):
         return None
     finally:
         logging.set_verbosity(verbosity)
-        for layer, weights, multiply in zip(layers, packed, products, strict=False):
+        for layer, weights, multiply in zip(layers, packed, functions, strict=False):
             layer.packed, layer.multiply = weights, multiply
-    return traced if same else None
+    return found if same else None
 
 
 def _checks(shape: CacheShape, vocabulary: int) -> Iterator[list[Segment]]:

@@ -17,7 +17,8 @@ from outrider.verify.model.segment import Segment
 from outrider.verify.model.transfer import to_device
 
 WORD_BITS = 64
-WORDS = -(-ROWS // WORD_BITS)  # of a row's path
+# The words of a row's path.
+WORDS = -(-ROWS // WORD_BITS)
 STREAM_FIELDS = 8
 
 

@@ -12,10 +12,10 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers import PreTrainedModel
 
 from outrider.verify.errors import ModelError
+from outrider.verify.model.private_torch import tree_flatten, tree_unflatten
 
 
 class Placement:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol, cast
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Protocol, cast
 
 import torch
-import torch._dynamo
 from transformers import PreTrainedModel
+from triton.runtime.errors import OutOfResources
 
 from outrider.verify.errors import ModelError, first_sentence
-from outrider.verify.model.attention import Attention
+from outrider.verify.model.attention.interface import Attention
 from outrider.verify.model.cache.paging import page_count
+from outrider.verify.model.gpu.compilation import CompileError, compiled_layers
 from outrider.verify.model.gpu.device_rows import DeviceRows, Piece, pieces_of
 from outrider.verify.model.gpu.device_states import DeviceStates
 from outrider.verify.model.gpu.devices import Crossings
@@ -29,17 +30,13 @@ from outrider.verify.model.gpu.staged_graph import Capture, CudaCapture, StagedG
 from outrider.verify.model.gpu.triton_attention import KernelAttention
 from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
 from outrider.verify.model.hidden.tap import HiddenTap
-from outrider.verify.model.recurrent.mixers import Mixer
+from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.recurrent.rows import Recurrence
-from outrider.verify.model.row_class import RowClass
 from outrider.verify.model.segment import Segment, keep_hidden
 from outrider.verify.model.transfer import on_device
 
 log = logging.getLogger("outrider.worker")
 WARM_UP_RUNS = 3
-RECOMPILE_LIMIT = 64  # variants of a layer (kind of layer, number of rows) that torch.compile may make
-
-CompileError = torch._dynamo.exc.TorchDynamoException
 
 
 class Forward(Protocol):
@@ -61,17 +58,17 @@ class GraphedForward:
         forward: Forward,
         pool: PagePool,
         positions: int,
-        rows: RowClass | None = None,
+        bounds: InvariantRange | None = None,
         tap: HiddenTap | None = None,
         crossings: Crossings | None = None,
     ) -> None:
-        """`positions` is the longest cache's. With `rows`, forwards are padded to the numbers of rows in this class.
+        """`positions` is the longest cache's. With `bounds`, forwards are padded to numbers of rows in this range.
 
         With `tap`, the forward's hidden states are kept. `crossings` are those of the model, if it is captured.
         """
         self._forward, self._tap, self._crossings = forward, tap, crossings
         self._states: dict[int, torch.Tensor] = {}  # of the graphs' rows
-        self._counts = [count for count in ROWS if rows is None or rows.low <= count <= rows.high]
+        self._counts = [count for count in ROWS if bounds is None or bounds.low <= count <= bounds.high]
         self.max_rows = self.max_streams = self._counts[-1]
         self._devices = [part.tensor.device for part in pool.parts]
         pages = page_count(positions, pool.page_tokens)
@@ -79,7 +76,7 @@ class GraphedForward:
         self._attention = KernelAttention(pool, self._rows, positions)
         recurrent = pool.shape.recurrent
         self._recurrent = None if recurrent is None else DeviceStates(recurrent, self.max_rows)
-        self._has_class = rows is not None
+        self._is_invariant = bounds is not None
         self._graphs: dict[int, StagedGraph] = {}
         self._logits: dict[int, torch.Tensor] = {}
 
@@ -122,7 +119,7 @@ class GraphedForward:
 
     def capture(self) -> None:
         """Captures all graphs, the largest first so that the others reuse its memory."""
-        with on_device(self._devices[0]), without_split_k() if self._has_class else nullcontext():
+        with on_device(self._devices[0]), without_split_k() if self._is_invariant else nullcontext():
             self._set([])
             capture = CudaCapture(self._devices)
             for count in reversed(self._counts):
@@ -150,6 +147,10 @@ class GraphedForward:
         try:
             with nullcontext() if compile == "off" else compiled_layers(model):
                 self.capture()
+        except OutOfResources as error:
+            raise ModelError(
+                f"The kernels do not fit this GPU in {model.dtype}; set model.dtype to bfloat16: {first_sentence(error)}"
+            ) from None
         except CompileError as error:
             if compile == "on":
                 raise ModelError(
@@ -157,6 +158,15 @@ class GraphedForward:
                 ) from None
             log.warning("torch.compile failed for this model, so its steps are slower: %s", first_sentence(error))
             self.capture()
+
+
+def can_capture_experts(model: PreTrainedModel) -> bool:
+    """Whether the model's experts are computed without the host, so that a graph can repeat them.
+
+    transformers does so by PyTorch's grouped products, whose kernels need compute capability 9.0.
+    """
+    is_grouped = model.config.get_text_config()._experts_implementation == "grouped_mm"
+    return is_grouped and torch.cuda.get_device_capability(model.device) >= (9, 0)
 
 
 def kept(logits: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
@@ -167,30 +177,3 @@ def kept(logits: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
         parts.append(logits[start - each.kept : start])
         leading += each.kept
     return logits[:leading] if leading == start else torch.cat(parts)
-
-
-@contextmanager
-def compiled_layers(model: PreTrainedModel, backend: Any = "inductor") -> Iterator[None]:
-    """Runs the model's layers through torch.compile inside the context; fused kernels make a captured step faster.
-
-    Compiles layer by layer: the layers of a model are alike, so the code for one serves the others and any number of rows.
-    Recurrent parts of layers, which count their calls, are left out. The first forward raises CompileError if the model cannot
-    be compiled.
-    """
-    mixers = [module for module in model.modules() if isinstance(module.forward, Mixer)]
-    forwards = [module.forward for module in mixers]
-    names = model._no_split_modules or ()
-    layers = [module for module in model.modules() if type(module).__name__ in names] or [model]
-    for module, forward in zip(mixers, forwards, strict=True):
-        module.forward = torch.compiler.disable(forward)
-    for layer in layers:
-        layer.forward = torch.compile(layer.forward, backend=backend)
-    try:
-        # Without this, torch.compile would specialise each layer on its index.
-        with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True, recompile_limit=RECOMPILE_LIMIT):
-            yield
-    finally:
-        for layer in layers:
-            del layer.forward
-        for module, forward in zip(mixers, forwards, strict=True):
-            module.forward = forward

@@ -21,7 +21,8 @@ from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.memory import free_bytes
 from outrider.verify.model.transfer import to_device
 
-POOLED_CACHES, POOLED_SHARE = 8, 0.5  # in a pool without a plan, and its largest share of the free memory
+# A pool without a plan has pages for this many caches, and at most this share of the free memory.
+POOLED_CACHES, POOLED_SHARE = 8, 0.5
 
 
 def pages_for(positions: int) -> int:

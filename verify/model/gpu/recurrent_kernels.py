@@ -69,37 +69,95 @@ def _solved(writes, system, block_rows: tl.constexpr):
     return writes
 
 
+@triton.jit
+def _read_state(
+    queries, query_row, keys, key_row, matrix, kept_keys, row, place, real, value_at, in_value,
+    is_delta: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr, block_keys: tl.constexpr,
+    block_values: tl.constexpr, block_rows: tl.constexpr,
+):  # fmt: skip
+    """What a block's queries and keys read of the state, [B, C] each, and their products with the block's keys, [B, B] each.
+
+    What keys read, and their products, are zero unless `is_delta`. Keeps the keys.
+    """
+    read = tl.zeros([block_rows, block_values], tl.float32)
+    removed = tl.zeros([block_rows, block_values], tl.float32)
+    by_query = tl.zeros([block_rows, block_rows], tl.float32)
+    by_key = tl.zeros([block_rows, block_rows], tl.float32)
+    for start in range(0, key_dim, block_keys):
+        key_at = start + tl.arange(0, block_keys)
+        in_key = key_at < key_dim
+        q = _tile(queries, row, query_row, key_at, real, in_key)
+        k = _tile(keys, row, key_row, key_at, real, in_key)
+        state = _tile(matrix, key_at, value_dim, value_at, in_key, in_value)
+        read = tl.dot(q, state, read, input_precision="tf32x3")
+        by_query = tl.dot(q, tl.trans(k), by_query, input_precision="tf32x3")
+        if is_delta:
+            removed = tl.dot(k, state, removed, input_precision="tf32x3")
+            by_key = tl.dot(k, tl.trans(k), by_key, input_precision="tf32x3")
+        if tl.program_id(2) == 0:
+            tl.store(kept_keys + place[:, None] * key_dim + key_at[None, :], k, real[:, None] & in_key[None, :])
+    return read, removed, by_query, by_key
+
+
+@triton.jit
+def _products(
+    queries, query_row, keys, key_row, row, real, row_before, real_before,
+    is_delta: tl.constexpr, key_dim: tl.constexpr, block_keys: tl.constexpr, block_rows: tl.constexpr,
+):  # fmt: skip
+    """Products of a block's queries, and if `is_delta` of its keys, with the keys of an earlier block, [B, B] each."""
+    by_query = tl.zeros([block_rows, block_rows], tl.float32)
+    by_key = tl.zeros([block_rows, block_rows], tl.float32)
+    for start in range(0, key_dim, block_keys):
+        key_at = start + tl.arange(0, block_keys)
+        in_key = key_at < key_dim
+        k_before = tl.trans(_tile(keys, row_before, key_row, key_at, real_before, in_key))
+        q = _tile(queries, row, query_row, key_at, real, in_key)
+        by_query = tl.dot(q, k_before, by_query, input_precision="tf32x3")
+        if is_delta:
+            k = _tile(keys, row, key_row, key_at, real, in_key)
+            by_key = tl.dot(k, k_before, by_key, input_precision="tf32x3")
+    return by_query, by_key
+
+
+@triton.jit
+def _read_earlier(
+    queries, query_row, keys, key_row, decays, decay_row, kept_writes, rows,
+    first, begin, row, place, real, count, total, value_at, in_value, read, u,
+    is_delta: tl.constexpr, size: tl.constexpr, padded_rows: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr,
+    block_keys: tl.constexpr, block_rows: tl.constexpr,
+):  # fmt: skip
+    """Adds what a block reads of the writes of earlier blocks to `read`, and subtracts it from the block's own writes `u`."""
+    for before in range(0, begin, block_rows):
+        member = before + tl.arange(0, block_rows)
+        by_query, by_key = _products(
+            queries, query_row, keys, key_row, row, real, first + member, member < count,
+            is_delta, key_dim, block_keys, block_rows,
+        )  # fmt: skip
+        u_before = _tile(kept_writes, member, value_dim, value_at, member < count, in_value)
+        others = _path_decays(decays, decay_row, rows, first, member, count, size, padded_rows)
+        weights = _weights(rows, first, place, member, count, total, others, size)
+        read = tl.dot(by_query * weights, u_before, read, input_precision="tf32x3")
+        if is_delta:
+            u -= tl.dot(by_key * weights, u_before, input_precision="tf32x3")
+    return read, u
+
+
 @triton.jit(do_not_specialize=["layer"])
 def scan(
-    queries,  # float32 [H, N, key_dim]
-    query_head,  # stride between heads
-    query_row,  # stride between rows
-    keys,  # float32 [H, N, key_dim]
-    key_head,
-    key_row,
-    values,  # float32 [H, N, value_dim]
-    value_head,
-    value_row,
-    decays,  # float32 [H, N]
-    decay_head,
-    decay_row,
-    beta,  # float32 [H, N]; unused without is_delta
-    beta_head,
-    beta_row,
+    queries, query_head, query_row,  # float32 [H, N, key_dim], and its strides between heads and rows
+    keys, key_head, key_row,  # float32 [H, N, key_dim]
+    values, value_head, value_row,  # float32 [H, N, value_dim]
+    decays, decay_head, decay_row,  # float32 [H, N]
+    beta, beta_head, beta_row,  # float32 [H, N]; unused without is_delta
     out,  # float32 [N, H, value_dim], contiguous; not written for rows without a stream
-    rows,  # int64, of `DeviceStates`
-    streams,  # int64
-    layer,
+    rows, streams, layer,  # int64 tables of `DeviceStates`, and the layer's number
     is_delta: tl.constexpr,
     size: tl.constexpr,
     most_rows: tl.constexpr,  # of a stream's buffers
     padded_rows: tl.constexpr,  # a power of two
-    key_dim: tl.constexpr,
-    value_dim: tl.constexpr,
-    block_keys: tl.constexpr,
-    block_values: tl.constexpr,
-    block_rows: tl.constexpr,
-):
+    key_dim: tl.constexpr, value_dim: tl.constexpr,
+    block_keys: tl.constexpr, block_values: tl.constexpr, block_rows: tl.constexpr,
+):  # fmt: skip
     """What one stream's rows read of one head's state after them, some of its columns; keeps their keys, writes and decays."""
     stream, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     count = tl.load(streams + COUNT * size + stream).to(tl.int32)
@@ -117,45 +175,18 @@ def scan(
             place = begin + tl.arange(0, block_rows)
             row, real = first + place, place < count
             total = _path_decays(own_decays, decay_row, rows, first, place, count, size, padded_rows)
-            read = tl.zeros([block_rows, block_values], tl.float32)
-            removed = tl.zeros([block_rows, block_values], tl.float32)
-            by_query = tl.zeros([block_rows, block_rows], tl.float32)
-            by_key = tl.zeros([block_rows, block_rows], tl.float32)
-            for start in range(0, key_dim, block_keys):
-                key_at = start + tl.arange(0, block_keys)
-                in_key = key_at < key_dim
-                q = _tile(own_queries, row, query_row, key_at, real, in_key)
-                k = _tile(own_keys, row, key_row, key_at, real, in_key)
-                state = _tile(matrix, key_at, value_dim, value_at, in_key, in_value)
-                read = tl.dot(q, state, read, input_precision="tf32x3")
-                by_query = tl.dot(q, tl.trans(k), by_query, input_precision="tf32x3")
-                if is_delta:
-                    removed = tl.dot(k, state, removed, input_precision="tf32x3")
-                    by_key = tl.dot(k, tl.trans(k), by_key, input_precision="tf32x3")
-                if tl.program_id(2) == 0:
-                    tl.store(kept_keys + place[:, None] * key_dim + key_at[None, :], k, real[:, None] & in_key[None, :])
+            read, removed, by_query, by_key = _read_state(
+                own_queries, query_row, own_keys, key_row, matrix, kept_keys, row, place, real, value_at, in_value,
+                is_delta, key_dim, value_dim, block_keys, block_values, block_rows,
+            )  # fmt: skip
             read *= tl.exp(total)[:, None]
             u = _tile(values + head * value_head, row, value_row, value_at, real, in_value)
             u -= removed * tl.exp(total)[:, None]
-            for before in range(0, begin, block_rows):
-                member = before + tl.arange(0, block_rows)
-                left_by_query = tl.zeros([block_rows, block_rows], tl.float32)
-                left_by_key = tl.zeros([block_rows, block_rows], tl.float32)
-                for start in range(0, key_dim, block_keys):
-                    key_at = start + tl.arange(0, block_keys)
-                    in_key = key_at < key_dim
-                    k_before = tl.trans(_tile(own_keys, first + member, key_row, key_at, member < count, in_key))
-                    q = _tile(own_queries, row, query_row, key_at, real, in_key)
-                    left_by_query = tl.dot(q, k_before, left_by_query, input_precision="tf32x3")
-                    if is_delta:
-                        k = _tile(own_keys, row, key_row, key_at, real, in_key)
-                        left_by_key = tl.dot(k, k_before, left_by_key, input_precision="tf32x3")
-                u_before = _tile(kept_writes, member, value_dim, value_at, member < count, in_value)
-                others = _path_decays(own_decays, decay_row, rows, first, member, count, size, padded_rows)
-                weights = _weights(rows, first, place, member, count, total, others, size)
-                read = tl.dot(left_by_query * weights, u_before, read, input_precision="tf32x3")
-                if is_delta:
-                    u -= tl.dot(left_by_key * weights, u_before, input_precision="tf32x3")
+            read, u = _read_earlier(
+                own_queries, query_row, own_keys, key_row, own_decays, decay_row, kept_writes, rows,
+                first, begin, row, place, real, count, total, value_at, in_value, read, u,
+                is_delta, size, padded_rows, key_dim, value_dim, block_keys, block_rows,
+            )  # fmt: skip
             weights = _weights(rows, first, place, place, count, total, total, size)
             if is_delta:
                 b = tl.load(beta + head * beta_head + row * beta_row, real, 0.0)[:, None]

@@ -1,4 +1,4 @@
-"""The numbers of rows for which a GPU's forwards are captured, and the classes of them that give a row the same bits."""
+"""The numbers of rows for which a GPU's forwards are captured, and the ranges of them in which a row has the same bits."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from contextlib import contextmanager
 
 import torch
 
-from outrider.verify.model.row_class import RowClass
+from outrider.verify.model.invariant_range import InvariantRange
 
-CLASS_ROWS = 72  # that each class takes: a root and 71 nodes
+# Each range reaches at least this many rows: a root and 71 nodes.
+RANGE_ROWS = 72
 # 72 and 136: a root and 64 or 128 nodes, and more up to a multiple of the tensor cores' tiles.
-ROWS = (1, 2, 4, 8, 16, 32, 64, CLASS_ROWS, 128, 136, 256)
+ROWS = (1, 2, 4, 8, 16, 32, 64, RANGE_ROWS, 128, 136, 256)
 
 
-def row_classes(products: Sequence[Mapping[int, torch.Tensor]]) -> list[RowClass]:
-    """Classes to try, from outputs of each distinct layer by number of rows; those that pad steps least come first.
+def invariant_ranges(products: Sequence[Mapping[int, torch.Tensor]]) -> list[InvariantRange]:
+    """Ranges to try, from outputs of each distinct layer by number of rows; those that pad steps least come first.
 
-    A draft has at most as many nodes as its class takes (`ModelRunner.draft_nodes`). In the last class, all forwards have the
+    A draft has at most as many nodes as its range has room for (`Mode.draft_nodes`). In the last range, all forwards have the
     same number of rows, so it needs nothing of the kernels but that a row's place among the others does not matter.
     """
-    classes = []
-    for high in (count for count in ROWS if count >= CLASS_ROWS):
+    ranges = []
+    for high in (count for count in ROWS if count >= RANGE_ROWS):
         low = high
         for count in reversed([count for count in ROWS if count < high]):
             if not all(torch.equal(outputs[count], outputs[high][:count]) for outputs in products):
                 break
             low = count
-        classes.append(RowClass(low, high, 1))
-    classes.sort(key=lambda rows: (rows.low, -rows.high))
-    return [*classes[:1], RowClass(CLASS_ROWS, CLASS_ROWS, 1)]
+        ranges.append(InvariantRange(low, high, 1))
+    ranges.sort(key=lambda bounds: (bounds.low, -bounds.high))
+    return [*ranges[:1], InvariantRange(RANGE_ROWS, RANGE_ROWS, 1)]
 
 
 @contextmanager

@@ -13,24 +13,38 @@ from typing import Any, cast
 import torch
 import triton
 
-from outrider.verify.model.attention import Layer
+from outrider.verify.model.attention.interface import Layer
 from outrider.verify.model.gpu import kernels
 from outrider.verify.model.gpu.device_rows import DeviceRows
 from outrider.verify.model.gpu.paged_cache import PagePool
-from outrider.verify.model.row_class import BLOCK
+from outrider.verify.model.invariant_range import BLOCK
 from outrider.verify.model.transfer import on_device
 
-SPLIT_KEYS = 256  # of a split, at least: a few microseconds of one multiprocessor
-MAX_SPLITS = 63  # of the longest context; with the row's own block, the parts to combine
-PROGRAMS = 512  # target number of programs: several per multiprocessor of a large GPU
-BLOCK_ROWS = 64  # rows of a warp group's matrix product on Hopper; fewer would read keys more often
-MIN_BLOCK_ROWS = 16  # tile size of the tensor cores
-LARGE_HEAD = 128  # dimensions beyond which half a block of keys fits into shared memory
+# The first splits of a text have this many keys: a few microseconds of one multiprocessor.
+SPLIT_KEYS = 256
+# After each SPLITS_PER_SIZE splits, the size doubles. A text of 4,096 positions has 16 splits, one of 131,072 has 81.
+SPLITS_PER_SIZE = 16
+# This many parts of a row are combined at once.
+BLOCK_PARTS = 64
+# The target number of programs: several for each multiprocessor of a large GPU.
+PROGRAMS = 512
+# Rows and keys of a block, by the largest head dimension for which they fit into the registers and the shared memory of each
+# GPU (float32 with 256 fits into few). A warp group's product on Hopper has 64 rows; with fewer, keys are read more often.
+BLOCKS = {128: (BLOCK, BLOCK), 256: (32, 32)}
+FLOAT32_BLOCKS = {64: (32, 32), 128: (16, 32), 256: (16, 16)}
+# With 4 warps, a thread has more values than registers.
+WARPS = 8
+# The tile size of the tensor cores.
+MIN_BLOCK_ROWS = 16
 
 
-def split_keys(positions: int) -> int:
-    """Positions of a split, from those of the longest context."""
-    return max(SPLIT_KEYS, int(triton.next_power_of_2(triton.cdiv(positions, MAX_SPLITS))))
+def split_count(positions: int, size: int) -> int:
+    """The number of splits that the kernels make of a text of `positions` tokens. The first splits have `size` positions."""
+    count = 0
+    while positions > 0:
+        count += min(SPLITS_PER_SIZE, triton.cdiv(positions, size))
+        positions, size = positions - SPLITS_PER_SIZE * size, 2 * size
+    return count
 
 
 @torch.library.custom_op("outrider::tree_attention", mutates_args=())  # undeclared, or torch.compile could copy the pool
@@ -39,11 +53,11 @@ def tree_attention(
     key: torch.Tensor,  # [kv_heads, N, head_dim]
     value: torch.Tensor,
     pool: torch.Tensor,  # [pages, layers, 2, kv_heads, page_tokens, stored width]; the rows are written to it
-    rows: torch.Tensor,  # int64 [3 + WORDS, max_rows], streams and pages as in `DeviceRows`
+    rows: torch.Tensor,  # int64 [4, max_rows], streams and tables as in `DeviceRows`
     streams: torch.Tensor,
-    pages: torch.Tensor,
+    tables: torch.Tensor,
     layer: int,
-    split: int,  # positions
+    split: int,  # positions of the first splits
     parts: int,  # the splits of the longest context, and one more
     scaling: float,
     window: int,  # 0 = none
@@ -64,11 +78,12 @@ def tree_attention(
     inputs = {"rows": rows, "size": rows.shape[1], **_sizes(head_dim)}
     keys = {"key": key, "key_head": key.stride(0), "key_row": key.stride(1)}
     values = {"value": value, "value_head": value.stride(0), "value_row": value.stride(1)}
-    shared: dict[str, Any] = {"streams": streams, "split_keys": split, "parts": parts, "block": BLOCK, **inputs}
+    splits = {"split_keys": split, "splits_per_size": SPLITS_PER_SIZE, "parts": parts}
+    shared: dict[str, Any] = {"streams": streams, "block": BLOCK, **splits, **inputs}
     scores = {"scaling": scaling, "softcap": softcap or 1.0, "capped": softcap > 0.0, "window": window}
     with on_device(query.device):
         kernels.write[kv_heads, count](**keys, **values, **page, **inputs)
-        outputs = _attend(query, kv_heads, pages=pages, **page, **shared, **scores)
+        outputs = _attend(query, kv_heads, tables=tables, **page, **shared, **scores)
         return _combine(query, *outputs, sinks, **shared)
 
 
@@ -82,9 +97,16 @@ def _sizes(head_dim: int) -> dict[str, int]:
     return {"head_dim": head_dim, "padded_dim": max(16, triton.next_power_of_2(head_dim))}
 
 
+def attend_blocks(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Rows and keys of the blocks of a split."""
+    blocks = FLOAT32_BLOCKS if dtype == torch.float32 else BLOCKS
+    return blocks[min((most for most in blocks if most >= head_dim), default=max(blocks))]
+
+
 def _attend(query: torch.Tensor, kv_heads: int, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Launches `kernels.attend`; returns its `out` and `lse`."""
     heads, count, head_dim = query.shape
+    block_rows, block_keys = attend_blocks(head_dim, query.dtype)
     out = torch.empty(count, heads, inputs["parts"], head_dim, dtype=torch.float32, device=query.device)
     lse = torch.empty(count, heads, inputs["parts"], dtype=torch.float32, device=query.device)
     kernels.attend[kv_heads, max(1, PROGRAMS // kv_heads)](
@@ -96,8 +118,9 @@ def _attend(query: torch.Tensor, kv_heads: int, **inputs: Any) -> tuple[torch.Te
         count=count,
         groups=heads // kv_heads,
         padded_size=triton.next_power_of_2(inputs["size"]),
-        block_rows=BLOCK_ROWS,
-        block_keys=BLOCK if head_dim <= LARGE_HEAD else BLOCK // 2,
+        block_rows=block_rows,
+        block_keys=block_keys,
+        num_warps=WARPS,
         own_rows=max(MIN_BLOCK_ROWS, triton.next_power_of_2(heads // kv_heads)),
         **inputs,
     )
@@ -116,7 +139,7 @@ def _combine(
         sinks=query if sinks is None else sinks,
         out=out,
         has_sinks=sinks is not None,
-        padded_parts=triton.next_power_of_2(inputs["parts"]),
+        block_parts=min(BLOCK_PARTS, triton.next_power_of_2(inputs["parts"])),
         **inputs,
     )
     return out
@@ -132,15 +155,14 @@ class KernelAttention:
 
     def __init__(self, pool: PagePool, rows: Sequence[DeviceRows], positions: int) -> None:
         """`rows` are those of each of the pool's devices; `positions` is the longest context's."""
-        split = split_keys(positions)
         self._by_device = {
             part.tensor.device: (
                 part.first,
-                {"pool": part.tensor, "rows": own.rows, "streams": own.streams, "pages": own.pages},
+                {"pool": part.tensor, "rows": own.rows, "streams": own.streams, "tables": own.tables},
             )
             for part, own in zip(pool.parts, rows, strict=True)
         }
-        self._splits = {"split": split, "parts": 1 + triton.cdiv(positions, split)}
+        self._splits = {"split": SPLIT_KEYS, "parts": 1 + split_count(positions, SPLIT_KEYS)}
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         first, tensors = self._by_device[query.device]

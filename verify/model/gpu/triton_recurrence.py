@@ -18,9 +18,11 @@ from outrider.verify.model.recurrent.states import ROWS
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.transfer import on_device
 
-BLOCK_ROWS = 16  # tile size of a matrix product
+# The tile size of a matrix product.
+BLOCK_ROWS = 16
 BLOCK_KEYS = 32
-BLOCK_VALUES = 32  # columns of a state; about one program per multiprocessor for a stream
+# Columns of a state. With this many, a stream has about one program for each multiprocessor.
+BLOCK_VALUES = 32
 BLOCK_CHANNELS = 256
 
 

@@ -14,7 +14,7 @@ import torch
 from transformers.activations import ACT2FN
 
 from outrider.verify.errors import ModelError
-from outrider.verify.model.delivery import NotHandedOn, Receiver, own_forward
+from outrider.verify.model.kwarg_injector import NotPassedOn, Receiver, own_forward
 from outrider.verify.model.recurrent.rows import Recurrence, Scan
 from outrider.verify.model.transfer import to_device
 
@@ -43,7 +43,7 @@ class Mixer(Receiver):
     ) -> Any:
         """The layer's forward. Raises ValueError if the model does not pass our keyword arguments."""
         if recurrence is None:
-            raise NotHandedOn("recurrent")
+            raise NotPassedOn("recurrent")
         self._recurrence = recurrence
         return self._forward(self._module, *inputs, **others)
 
@@ -144,7 +144,8 @@ class Mixer(Receiver):
 
 
 CONVOLUTION = "causal_conv1d_fn"
-REPLACEMENTS = {  # methods of Mixer, by the names of transformers' functions
+# The methods of Mixer, by the names of the functions of transformers that they replace.
+REPLACEMENTS = {
     CONVOLUTION: "convolution",
     "torch_chunk_gated_delta_rule": "delta_rule",
     "chunk_kimi_delta_attention": "delta_rule",

@@ -18,9 +18,11 @@ from outrider.drafters.interface import MAX_NODES
 from outrider.verify.model.recurrent.state import advance
 from outrider.verify.model.transfer import to_device
 
-ROWS = MAX_NODES + 1  # of a step; longer parts of a prompt are read by the model's own chunked form
+# The rows of a step. Longer chunks of a prompt are read by the model's own chunked form.
+ROWS = MAX_NODES + 1
 SNAPSHOT_TOKENS = 256
-SNAPSHOT_BYTES = 1 << 28  # of a session's snapshots; two are kept in any case
+# The limit of a session's snapshots. Two are kept in any case.
+SNAPSHOT_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)

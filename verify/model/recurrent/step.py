@@ -10,7 +10,8 @@ import torch
 from outrider.verify.model.recurrent.convolution import convolve
 from outrider.verify.model.recurrent.state import scan
 
-TENSORS = 8  # of a stream
+# The number of tensors that a stream brings.
+TENSORS = 8
 
 
 def convolve_step(

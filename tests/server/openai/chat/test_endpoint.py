@@ -298,13 +298,22 @@ def test_parallel_calls_that_are_off_end_the_answer_before_the_second(choice: An
     assert len(both["message"]["tool_calls"]) == 2
 
 
-def test_images_are_rejected_by_the_name_of_their_part() -> None:
+def test_a_line_stands_for_what_the_model_cannot_read() -> None:
     """Multimodal checkpoints serve their text part only."""
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     asked = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, image]}]
     engine = FakeEngine("a")
-    response = fetch(app_with(engine), "POST", PATH, {"messages": asked})
-    error = response.json()["error"]
-    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
-    assert "content parts must be of type 'text'; this model does not support 'image_url'" in error["message"]
-    assert error["param"] == "messages.0.content" and not engine.requests
+    engine.context_tokens = 2048
+    result = {"role": "tool", "tool_call_id": "1", "content": [{"type": "input_audio", "input_audio": {"data": "AAAA"}}]}
+    response = fetch(app_with(engine), "POST", PATH, {"messages": [*asked, result]})
+    assert (response.status_code, response.headers["x-outrider-ignored"]) == (200, "messages.image_url, messages.input_audio")
+    prompt = TOKENIZER.decode(engine.requests[0].prompt)
+    assert "What is this?\n[An image was left out: this model reads text only.]" in prompt
+    assert "[An audio recording was left out: this model reads text only.]" in prompt and "AAAA" not in prompt
+
+
+def test_parts_of_unknown_types_are_rejected() -> None:
+    asked = [{"role": "user", "content": [{"type": "picture"}]}]
+    error = fetch(app_with(FakeEngine("a")), "POST", PATH, {"messages": asked}).json()["error"]
+    assert "content parts must be text, images, audio, video or files, not 'picture'" in error["message"]
+    assert error["param"] == "messages.0.content"

@@ -110,8 +110,8 @@ def test_one_system_message_comes_first() -> None:
     ("item", "words"),
     [
         ({"type": 5}, "'type' is a string"),
-        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "does not support 'input_image'"),
-        ({"type": "function_call_output", "call_id": "1", "output": [{"type": "input_file"}]}, "does not support 'input_file'"),
+        ({"role": "user", "content": [{"type": "picture"}]}, "not 'picture'"),
+        ({"type": "function_call_output", "call_id": "1", "output": [{"type": "picture"}]}, "not 'picture'"),
         ({"type": "custom_tool_call", "call_id": "1", "name": "g"}, "Field required"),
         ({"type": "item_reference"}, "Field required"),
         ({"type": "x" * 65}, "at most 64 characters"),

@@ -58,7 +58,7 @@ def test_storing_is_the_default() -> None:
         {"text": {"format": {"type": "json_schema"}}},
         {"input": [{"type": "item_reference"}]},
         {"input": [{"type": 5}]},
-        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        {"input": [{"role": "user", "content": [{"type": "picture"}]}]},
         {"max_tokens": 5},
         {"top_k": -2},
         {"frequency_penalty": 0.5},

@@ -12,8 +12,8 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Gemma2Config, 
 from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode as answer
 from outrider.verify.errors import ModelError
-from outrider.verify.generation import DecodeOptions
-from outrider.verify.model.attention import NAME, Layer, TorchAttention
+from outrider.verify.model.attention.interface import NAME, Layer
+from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import STORED, KVDtype, decode, encode, noise_like, stored_width
 from outrider.verify.model.cache.kv_cache import KVCache
@@ -22,7 +22,8 @@ from outrider.verify.model.invariance import start
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.self_check import check_model
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions
+from outrider.verify.verifier import Verifier
 
 EIGHT_BITS: tuple[KVDtype, ...] = ("int8", "fp8")
 CPU = torch.device("cpu")
@@ -119,7 +120,7 @@ def runner_of(kind: str, kv_dtype: KVDtype) -> ModelRunner:
         start(runner, 256, "on" if kind == "ordered" else "off", None)
     except ModelError as error:
         pytest.skip(str(error))
-    assert (runner._backend is not None) == (kind == "traced")
+    assert (runner.mode.backend is not None) == (kind == "traced")
     return runner
 
 
@@ -140,7 +141,7 @@ def test_drafts_change_no_answer(kind: str, kv_dtype: KVDtype) -> None:
     check_model(runner, "tiny")
     for temperature in (0.0, 0.8):
         wanted = DecodeOptions(SamplingParams(temperature=temperature, seed=2), max_tokens=20)
-        plain, drafted = (TreeVerifier(runner, runner.new_cache()) for _ in range(2))
+        plain, drafted = (Verifier(runner, runner.new_cache()) for _ in range(2))
         drafter = make("fusion", Resources(vocabulary=runner.vocabulary + 1))
         text = PROMPT
         for _ in range(2):
@@ -148,5 +149,5 @@ def test_drafts_change_no_answer(kind: str, kv_dtype: KVDtype) -> None:
             found = answer(drafted, drafter, text, wanted)
             assert found.tokens == expected.tokens
             text = np.concatenate([text, np.array([*expected.tokens, 7], np.int32)])
-        fresh = answer(TreeVerifier(runner, runner.new_cache()), make("none", Resources()), text[: len(PROMPT) + 21], wanted)
+        fresh = answer(Verifier(runner, runner.new_cache()), make("none", Resources()), text[: len(PROMPT) + 21], wanted)
         assert fresh.tokens == expected.tokens

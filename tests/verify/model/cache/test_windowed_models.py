@@ -13,16 +13,16 @@ import torch
 from outrider.drafters.interface import Ints
 from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import decode
-from outrider.verify.generation import DecodeOptions
-from outrider.verify.model.attention import NAME
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache import paging, windows
 from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.loading import prepare
-from outrider.verify.model.row_class import RowClass
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions
+from outrider.verify.verifier import Verifier
 from tests.drafts import Chaos, Oracle
 from tests.verify.model.families import build
 from tests.verify.model.test_architectures import make
@@ -73,8 +73,8 @@ def test_the_probe_finds_the_window_of_each_layer(name: str) -> None:
     assert found == expected[name]
 
 
-@pytest.mark.parametrize(("name", "rows"), [*((name, None) for name in NAMES), ("qwen2", RowClass(2, 32, 4))])
-def test_released_rows_change_no_bits(name: str, rows: RowClass | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "rows"), [*((name, None) for name in NAMES), ("qwen2", InvariantRange(2, 32, 4))])
+def test_released_rows_change_no_bits(name: str, rows: InvariantRange | None, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = runner_of(name)
     mode = runner.mode
     if rows is not None:
@@ -85,7 +85,7 @@ def test_released_rows_change_no_bits(name: str, rows: RowClass | None, monkeypa
     expected = read(runner, cache := runner.new_cache())
     assert not cache.released
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-    runner.use(mode)
+    runner.mode = mode
 
 
 @pytest.mark.parametrize("name", [pytest.param("gpt_oss", marks=pytest.mark.slow), "gemma4"])
@@ -113,7 +113,7 @@ def test_a_text_is_cut_at_every_offset(name: str) -> None:
 @pytest.mark.parametrize("name", ["qwen2", pytest.param("gemma4", marks=pytest.mark.slow)])
 def test_sessions_are_drafted_reused_forked_and_rewound_at_random_points(name: str) -> None:
     runner, random = runner_of(name), Random(5)
-    sessions = [TreeVerifier(runner, runner.new_cache()) for _ in range(3)]
+    sessions = [Verifier(runner, runner.new_cache()) for _ in range(3)]
     options = DecodeOptions(SamplingParams(0.8, seed=1), 12)
     released = 0
     for step in range(6):
@@ -122,13 +122,13 @@ def test_sessions_are_drafted_reused_forked_and_rewound_at_random_points(name: s
         kept = random.randrange(len(text) + 1)
         if random.random() < 0.5 and len(text) > 1:
             source = random.choice([each for each in sessions if each is not session])
-            session = source.fork(runner.new_cache(), min(kept, len(source.sequence)), {})
+            session = source.clone(runner.new_cache(), min(kept, len(source.sequence)))
             text = session.sequence.tokens
         if random.random() < 0.5:
             session.swap_in(session.swap_out())
         added = random.choices(range(3, 97), k=random.choice((3, 60)))
         prompt: Ints = np.concatenate([text[:kept], np.array(added, np.int32)])[-100:]
-        expected = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
+        expected = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
         drafter = Chaos(97, step) if step % 2 else Oracle(expected, 6, 4)
         assert decode(session, drafter, prompt, options).tokens == expected
         session.truncate(len(session.sequence) - random.randrange(3))  # as if a stop string had ended inside a block

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.verify.model.attention import ABSORBED_ROWS, NAME
+from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.attention.torch_attention import ABSORBED_ROWS
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.shape import LayerShape
 from outrider.verify.model.cpu import native

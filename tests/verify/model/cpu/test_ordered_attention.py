@@ -8,16 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.drafters.interface import DraftTree
-from outrider.verify.model.attention import Layer, TorchAttention
+from outrider.verify.model.attention.interface import Layer
+from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import SPARE_POSITIONS, KVCache
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cpu import ordered_attention
 from outrider.verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention
-from outrider.verify.model.row_class import BLOCK, RowClass, depth_left
+from outrider.verify.model.invariant_range import BLOCK, InvariantRange, depth_left
 from tests.trees import trees
 
-ROWS = RowClass(low=2, high=32, queries=4)
+ROWS = InvariantRange(low=2, high=32, queries=4)
 CPU = torch.device("cpu")
 Shape = tuple[int, int, int]  # key heads, query heads per key head, head_dim
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from llvmlite import binding
 
 from outrider.verify.model.cpu.packing import PackedLinear
-from outrider.verify.model.cpu.panel_kernel import Arithmetic, Kernel
+from outrider.verify.model.cpu.panel_kernel import Arithmetic, Kernel, expected
 from outrider.verify.model.cpu.panels import AVX2, AVX512, MULTIPLY, PanelLinear, fits, in_panels, kernel
 from outrider.verify.model.cpu.tile_kernel import configuration, tile_rows
 
@@ -40,6 +41,33 @@ def test_products_equal_those_of_the_layer(arithmetic: Arithmetic, bias: bool) -
         expected = exact(layer, rows)
         # Rounded once from sums in float32.
         assert torch.allclose(panels(rows).double(), expected, rtol=torch.finfo(rows.dtype).eps, atol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("arithmetic", KERNELS)
+@torch.inference_mode()
+def test_products_equal_those_of_the_loop(arithmetic: Arithmetic, bias: bool) -> None:
+    """Bit for bit. Where the CPU adds several products at a time, within the rounding of sums in any order."""
+    generator = torch.Generator().manual_seed(1)
+
+    def values(*shape: int) -> torch.Tensor:
+        """Multiples of 2^-16 below 8, so that float64 holds a product and its sum exactly."""
+        return (torch.randint(-(2**19), 2**19, shape, generator=generator) / 2**16).to(layer.weight.dtype)
+
+    layer, counts = linear(160, 96, arithmetic, bias), (1, 5, 13)
+    layer.weight.copy_(values(96, 160))
+    if bias:
+        layer.bias.copy_(values(96))
+    panels, weights = PanelLinear(layer, arithmetic), layer.weight.float().numpy()
+    for count in counts:
+        rows = values(1, count, 160)
+        found, floats = panels(rows)[0], rows[0].float().numpy()
+        sums = torch.from_numpy(expected(weights, floats, layer.bias.float().numpy() if bias else None))
+        if arithmetic in (Arithmetic.PAIRS, Arithmetic.TILES):
+            allowed = 160 * 2.0**-24 * torch.from_numpy(np.abs(floats) @ np.abs(weights.T)) + 2.0**-8 * sums.abs()
+            assert ((found.float() - sums).abs() <= allowed).all()
+        else:
+            assert torch.equal(found, sums.to(layer.weight.dtype))
 
 
 @pytest.mark.parametrize("arithmetic", KERNELS)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.drafters.interface import DraftTree
-from outrider.verify.model.attention import NAME
+from outrider.verify.model.attention import dot_product
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.trace import TracedForward
 from outrider.verify.model.loading import prepare
@@ -28,7 +29,7 @@ def runner(name: str, pack: bool, traced: bool) -> ModelRunner:
 
 
 def is_traced(runner: ModelRunner) -> bool:
-    return isinstance(runner._backend, TracedForward)
+    return isinstance(runner.mode.backend, TracedForward)
 
 
 @pytest.fixture(scope="module", params=TRACED)
@@ -64,6 +65,15 @@ def test_unpacked_models_are_traced_too() -> None:
     plain, traced = runner("llama", False, False), runner("llama", False, True)
     assert is_traced(traced)
     batch = ForwardBatch.chain(torch.arange(3, 20))
+    assert torch.equal(plain.forward(plain.new_cache(), batch), traced.forward(traced.new_cache(), batch))
+
+
+def test_attention_by_products_of_bfloat16_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dot_product, "chosen", lambda *_: dot_product.fast_attention)
+    plain, traced = (ModelRunner(make("phi3", NAME).bfloat16(), traced=traced) for traced in (False, True))
+    assert is_traced(traced)
+    assert traced.kernels.endswith("attention: products of bfloat16")
+    batch = ForwardBatch.chain(torch.arange(3, 3 + 2 * dot_product.LEAST_ROWS) % 60)
     assert torch.equal(plain.forward(plain.new_cache(), batch), traced.forward(traced.new_cache(), batch))
 
 

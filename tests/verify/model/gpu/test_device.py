@@ -13,11 +13,11 @@ from outrider import models
 from outrider.drafters.interface import DraftTree
 from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import decode
-from outrider.verify.generation import DecodeOptions
 from outrider.verify.model.loading import LoadOptions, load_model
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions
+from outrider.verify.verifier import Verifier
 from tests.drafts import Oracle
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -32,15 +32,15 @@ def runner(request: pytest.FixtureRequest) -> ModelRunner:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafted_answers_equal_plain_decoding(runner: ModelRunner, temperature: float) -> None:
     options = DecodeOptions(SamplingParams(temperature=temperature, seed=3), max_tokens=80)
-    plain = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), PROMPT, options).tokens
+    plain = decode(Verifier(runner, runner.new_cache()), NoDrafter(), PROMPT, options).tokens
     drafter = Oracle(plain)
-    assert decode(TreeVerifier(runner, runner.new_cache()), drafter, PROMPT, options).tokens == plain
+    assert decode(Verifier(runner, runner.new_cache()), drafter, PROMPT, options).tokens == plain
 
 
 def test_greedy_text_equals_transformers(runner: ModelRunner) -> None:
     reference = LlamaForCausalLM.from_pretrained(models.TARGET, dtype=torch.float32).to("cuda")
     options = DecodeOptions(SamplingParams(temperature=0), max_tokens=40)
-    ours = decode(TreeVerifier(runner, runner.new_cache()), NoDrafter(), PROMPT, options).tokens
+    ours = decode(Verifier(runner, runner.new_cache()), NoDrafter(), PROMPT, options).tokens
     whole = reference.generate(
         torch.from_numpy(PROMPT).long()[None].cuda(), max_new_tokens=40, do_sample=False, eos_token_id=None
     )
@@ -51,7 +51,7 @@ def test_greedy_text_equals_transformers(runner: ModelRunner) -> None:
 def test_a_step_synchronises_once(runner: ModelRunner, temperature: float) -> None:
     chain = np.arange(5, dtype=np.int32)
     tree = DraftTree(chain, chain - 1, chain + 1, np.ones(5, np.float32), np.zeros(5, np.uint8))
-    verifier = TreeVerifier(runner, runner.new_cache())
+    verifier = Verifier(runner, runner.new_cache())
     verifier.begin(PROMPT, SamplingParams(temperature=temperature), max_tokens=100)
     verifier.prefill()
     verifier.verify(tree, feedback=4)  # allocates memory
@@ -69,7 +69,7 @@ def test_steps_allocate_no_memory(runner: ModelRunner) -> None:
     options = DecodeOptions(SamplingParams(temperature=1.0, seed=1), max_tokens=100)
     segments = []
     for _ in range(4):
-        verifier = TreeVerifier(runner, runner.new_cache())
+        verifier = Verifier(runner, runner.new_cache())
         decode(verifier, NoDrafter(), PROMPT, options)
         segments.append(torch.cuda.memory_stats()["segment.all.allocated"])
     assert segments[-1] == segments[1]

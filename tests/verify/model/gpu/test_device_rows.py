@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.drafters.interface import MAX_NODES, DraftTree
+from outrider.drafters.interface import DraftTree
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.shape import CacheShape
-from outrider.verify.model.gpu.device_rows import NO_STREAM, WORDS, DeviceRows, ancestor_bits, pieces_of
+from outrider.verify.model.gpu.device_rows import NO_STREAM, DeviceRows, pieces_of
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from tests.trees import trees
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPE = CacheShape.uniform(layers=1, kv_heads=2, head_dim=16, dtype=torch.float32, device=DEVICE)
-
-
-def attended(bits: list[int]) -> list[int]:
-    """The rows that a row's words of bits select, and row 0."""
-    return [0] + [64 * word + bit + 1 for word in range(len(bits)) for bit in range(64) if bits[word] >> bit & 1]
 
 
 @settings(max_examples=30)
@@ -39,14 +33,16 @@ def test_a_forwards_inputs_are_uploaded(streams: list[tuple[DraftTree, int]]) ->
         end, mask = start + len(batch), batch.ancestor_mask()
         length, first_row, count, first_page = inputs.streams[:, stream].tolist()
         assert (length, first_row, count) == (cache.length, start, len(batch))
-        assert inputs.pages[first_page:][: len(cache.table)].tolist() == cache.table
+        assert inputs.tables[first_page:][: len(cache.table)].tolist() == cache.table
         assert inputs.tokens[start:end].tolist() == batch.tokens.tolist()
         assert inputs.positions[start:end].tolist() == (batch.depths + length).tolist()
-        (numbers, depths, places), bits = inputs.rows[:3, start:end].tolist(), inputs.rows[3:, start:end].T.tolist()
+        numbers, depths, places, paths = inputs.rows[:, start:end].tolist()
         assert numbers == [stream] * len(batch)
         assert depths == batch.depths.tolist()
         assert places == cache.places(length, length + len(batch))
-        assert [attended(row) for row in bits] == [mask[row].nonzero()[:, 0].tolist() for row in range(len(batch))]
+        for row, path, depth in zip(mask, paths, depths, strict=True):
+            ancestors = sorted(row.nonzero()[:, 0].tolist(), key=depths.__getitem__)
+            assert inputs.tables[path:][: depth + 1].tolist() == [places[each] for each in ancestors]
         start = end
     assert set(inputs.rows[0, start:].tolist()) == {NO_STREAM}
     assert not inputs.streams[:, len(segments) :].any()
@@ -58,13 +54,4 @@ def test_a_long_chain_is_cut_where_blocks_end() -> None:
     pieces = list(pieces_of(cache, ForwardBatch.chain(torch.arange(140))))
     assert [(piece.first, len(piece.tokens)) for piece in pieces] == [(60, 4), (64, 64), (128, 64), (192, 8)]
     assert torch.cat([piece.tokens for piece in pieces]).tolist() == list(range(140))
-    assert [attended(bits) for bits in pieces[0].bits.tolist()] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
-
-
-@pytest.mark.parametrize("rows", [1, 2, 64, 65, 66, MAX_NODES + 1])
-def test_each_row_has_a_bit_for_each_ancestor(rows: int) -> None:
-    ancestors = torch.rand(rows, rows, generator=torch.Generator().manual_seed(rows)) < 0.5
-    ancestors[:, 0] = True
-    bits = ancestor_bits(ancestors)
-    assert bits.shape == (rows, WORDS)
-    assert [attended(row) for row in bits.tolist()] == [row.nonzero()[:, 0].tolist() for row in ancestors]
+    assert torch.equal(pieces[0].ancestors, torch.ones(4, 4, dtype=torch.bool).tril())

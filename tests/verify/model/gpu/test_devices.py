@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 
 from outrider.verify.errors import ModelError
-from outrider.verify.model.attention import NAME, Layer, ShapeProbe
+from outrider.verify.model.attention.interface import NAME, Layer
+from outrider.verify.model.attention.shape_probe import ShapeProbe
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.gpu.devices import Crossings, Placement, decoder_layers, split
 from outrider.verify.model.runner import ModelRunner

@@ -5,7 +5,6 @@ Without a GPU, the same forward runs uncaptured through Triton's interpreter.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,12 +15,12 @@ import torch
 from hypothesis import given, settings
 
 from outrider.drafters.interface import MAX_NODES, DraftTree, Source, chain
-from outrider.verify.model.attention import NAME
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.gpu.graphs import CompileError, GraphedForward, compiled_layers
+from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
-from outrider.verify.model.row_class import RowClass
+from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
 from tests.trees import trees
@@ -35,9 +34,11 @@ POSITIONS = 200
 class Graphed:
     """The graphed forward of a runner's model, over a pool of its own."""
 
-    def __init__(self, runner: ModelRunner, rows: RowClass | None = None, capture: bool = True) -> None:
+    def __init__(self, runner: ModelRunner, rows: InvariantRange | None = None, capture: bool = True) -> None:
         self.runner = runner
         self.pool = PagePool(runner.cache_shape, 12)
+        for _, tensor in self.pool.parts:
+            tensor.fill_(torch.nan)  # no row is read before it is written
         self.forward = GraphedForward(partial(runner._run, keep=0), self.pool, POSITIONS, rows, runner._tap, runner._crossings)
         if capture and runner.device.type == "cuda":
             self.forward.capture()
@@ -115,43 +116,8 @@ def test_a_chunk_of_a_prompt_goes_beyond_a_block(tiny_runner: ModelRunner) -> No
 
 
 def test_known_rows_that_do_not_fit_are_computed_in_turns(tiny_runner: ModelRunner) -> None:
-    graphs = Graphed(tiny_runner, RowClass(1, 2, 1))
+    graphs = Graphed(tiny_runner, InvariantRange(1, 2, 1))
     segments = [Segment(graphs.filled(length)[1], ForwardBatch.chain(torch.arange(2))) for length in (1, 8)]
     expected = torch.cat([graphs(each).clone()[1:] for each in segments])
     found = graphs(*(each._replace(batch=replace(each.batch, known=1)) for each in segments))
     assert torch.equal(found, expected)
-
-
-@pytest.mark.slow
-def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixture) -> None:
-    """Code compiled for a few layers and numbers of rows serves all, with unchanged results."""
-    caplog.set_level(logging.WARNING, "torch.__trace")  # verbose
-    runner = ModelRunner(make("llama", NAME).to(DEVICE), started=False)
-    compiled: list[torch.fx.GraphModule] = []
-
-    def count(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
-        compiled.append(graph)
-        return graph
-
-    graphs = Graphed(runner, capture=False)
-    before = [module.forward for module in runner.model.modules()]
-    for size in (4, 2, 1):
-        batch = ForwardBatch.chain(torch.arange(3, 3 + size))
-        reference, cache = graphs.filled()
-        expected = runner.forward(reference, batch)
-        with compiled_layers(runner.model, count):
-            assert torch.allclose(graphs(Segment(cache, batch)), expected, atol=1e-4)
-    assert len(compiled) == 4  # the first layer and the others, any number of rows, one row
-    assert [module.forward for module in runner.model.modules()] == before
-
-
-def test_a_failed_compilation_is_reported() -> None:
-    runner = ModelRunner(make("llama", NAME).to(DEVICE), started=False)
-    graphs = Graphed(runner, capture=False)
-    _, cache = graphs.filled()
-
-    def refuse(*_: Any) -> None:
-        raise ValueError("no")
-
-    with pytest.raises(CompileError, match="no"), compiled_layers(runner.model, refuse):
-        graphs(Segment(cache, ForwardBatch.chain(torch.tensor([11]))))

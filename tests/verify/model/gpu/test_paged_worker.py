@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.server.worker import loop
-from outrider.verify import round as rounds
+from outrider.verify import controller
+from outrider.verify import stream as streams
 from outrider.verify.model.runner import ModelRunner
-from tests.server.worker.test_loop import Rig, request
+from tests.server.worker.fakes import Rig, request
 from tests.verify.model.gpu.conftest import DEVICE, PAGE
 
 PROMPTS = {"a": 100, "b": 40, "c": 90}  # tokens
@@ -37,9 +37,9 @@ def run(made: Rig) -> dict[str, list[int]]:
 @pytest.mark.slow
 def test_requests_that_do_not_fit_together_wait(tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelRunner, "in_pages", True)
-    for module in (loop, rounds):
+    for module in (streams, controller):
         monkeypatch.setattr(module, "PREFILL_CHUNK_TOKENS", PAGE)
-    monkeypatch.setattr(loop, "MAX_NODES", 0)
+    monkeypatch.setattr(streams, "MAX_NODES", 0)
     roomy, tight = rig(tiny_config, 12), rig(tiny_config, 4)
     expected = run(roomy)
     assert all(len(tokens) == 3 for tokens in expected.values())

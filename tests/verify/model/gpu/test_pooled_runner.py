@@ -14,9 +14,9 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model import invariance
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.paging import OutOfPages
-from outrider.verify.model.gpu.row_counts import CLASS_ROWS
-from outrider.verify.model.invariance import Finding, holds, start
-from outrider.verify.model.row_class import RowClass
+from outrider.verify.model.gpu.row_counts import RANGE_ROWS
+from outrider.verify.model.invariance import ProbeResult, holds, start
+from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
 from tests.verify.model.gpu.conftest import DEVICE
@@ -94,14 +94,14 @@ def test_trees_beside_streams_have_the_bits_of_single_tokens(
     rows: int,
     trees: tuple[tuple[int, int], ...],
 ) -> None:
-    """In the class of one number of rows, which needs nothing of this machine's kernels but that places do not matter."""
+    """In the range of one number of rows, which needs nothing of this machine's kernels but that places do not matter."""
     runner = make(dtype)
-    one_number = RowClass(rows, rows, 1)
-    monkeypatch.setattr(invariance, "classes", lambda _: [one_number])
+    one_number = InvariantRange(rows, rows, 1)
+    monkeypatch.setattr(invariance, "ranges", lambda _: [one_number])
     monkeypatch.setattr(invariance, "TREES", trees)
     monkeypatch.setattr(invariance, "cost", lambda *_: 0.04)
     start(runner, CONTEXT, "auto", None)
-    assert runner.row_class == one_number
+    assert runner.invariant_range == one_number
     assert runner.invariance == f"on, {rows} to {rows} rows, costs 4.0% of a step"
     assert (runner.draft_depth(60), runner.draft_nodes) == (3, rows - 1)
     assert runner.max_rows == rows
@@ -109,21 +109,21 @@ def test_trees_beside_streams_have_the_bits_of_single_tokens(
 
 def test_auto_follows_the_cost_on_a_gpu(make: Callable[[torch.dtype], ModelRunner], monkeypatch: pytest.MonkeyPatch) -> None:
     runner = make(torch.float32)
-    monkeypatch.setattr(invariance, "find", lambda *_: Finding(RowClass(32, 72, 1), 0.2))
+    monkeypatch.setattr(invariance, "find", lambda *_: ProbeResult(InvariantRange(32, 72, 1), 0.2))
     start(runner, CONTEXT, "auto", None)
-    assert (runner.row_class, runner.invariance) == (None, "off, 32 to 72 rows, costs 20.0% of a step")
+    assert (runner.invariant_range, runner.invariance) == (None, "off, 32 to 72 rows, costs 20.0% of a step")
     assert (runner.max_rows, runner.draft_nodes) == (256, MAX_NODES)
-    monkeypatch.setattr(invariance, "find", lambda *_: Finding(None, 0.0))
+    monkeypatch.setattr(invariance, "find", lambda *_: ProbeResult(None, 0.0))
     with pytest.raises(ModelError, match="depend on the draft's size"):
         start(runner, CONTEXT, "on", None)
 
 
 @pytest.mark.slow
-def test_a_class_is_found_and_its_cost_measured(
+def test_a_range_is_found_and_its_cost_measured(
     make: Callable[[torch.dtype], ModelRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = make(torch.float32)
     monkeypatch.setattr(invariance, "TREES", ((3, 3),))
     found = invariance.find(runner, CONTEXT)
-    assert found.rows is not None and found.rows.high >= CLASS_ROWS
+    assert found.bounds is not None and found.bounds.high >= RANGE_ROWS
     assert holds(runner, ((66, 4),))

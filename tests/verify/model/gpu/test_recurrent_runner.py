@@ -15,8 +15,7 @@ from outrider.drafters.interface import Drafter, Ints
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode
-from outrider.verify.generation import DecodeOptions
-from outrider.verify.model.attention import NAME
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.gpu.devices import Placement
@@ -26,14 +25,15 @@ from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.self_check import check_model
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions
+from outrider.verify.verifier import Verifier
 from tests.drafts import Chaos, Oracle
 from tests.verify.model.families import DELTA, SIZES, build, random_model, text_of, tolerance
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.emulated_devices import emulated_devices
 from tests.verify.model.gpu.test_devices import FIRST
 from tests.verify.model.gpu.test_graphs import POSITIONS, Graphed
-from tests.verify.model.test_recurrent_models import TREE, read
+from tests.verify.model.recurrent.test_recurrent_models import TREE, read
 
 CONTEXT = 300
 FAMILIES = ["qwen3_5", "lfm2", "granite_hybrid"]
@@ -119,27 +119,27 @@ def test_a_replay_computes_other_streams() -> None:
 def test_drafting_is_lossless() -> None:
     runner, reference, prompt = paged("granite_hybrid"), plain("granite_hybrid"), np.arange(3, 15, dtype=np.int32)
     options = DecodeOptions(SamplingParams(0.8, seed=5), 7, max_nodes=7)
-    expected = decode(TreeVerifier(reference, reference.new_cache()), NoDrafter(), prompt, options).tokens
+    expected = decode(Verifier(reference, reference.new_cache()), NoDrafter(), prompt, options).tokens
     drafters: list[Drafter] = [NoDrafter(), Oracle(expected, 6, 4), make("fusion", Resources(vocabulary=97))]
     for drafter in drafters:
-        assert decode(TreeVerifier(runner, runner.new_cache()), drafter, prompt, options).tokens == expected
+        assert decode(Verifier(runner, runner.new_cache()), drafter, prompt, options).tokens == expected
 
 
 @pytest.mark.slow
 def test_sessions_are_reused_forked_rewound_and_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
     runner, reference, random = paged("qwen3_5"), plain("qwen3_5"), Random(3)
-    session = TreeVerifier(runner, runner.new_cache())
+    session = Verifier(runner, runner.new_cache())
     options = DecodeOptions(SamplingParams(0.8, seed=1), 4, max_nodes=7)
     for step, added in enumerate((40, 3, 100, 1)):
         text = session.sequence.tokens
         kept = random.randrange(len(text) + 1)
         if step % 2:
-            session = session.fork(runner.new_cache(), kept, {})
+            session = session.clone(runner.new_cache(), kept)
             session.swap_in(session.swap_out())
             text = session.sequence.tokens
         prompt: Ints = np.concatenate([text[:kept], np.array(random.choices(range(3, 97), k=added), np.int32)])
-        expected = decode(TreeVerifier(reference, reference.new_cache()), NoDrafter(), prompt, options).tokens
+        expected = decode(Verifier(reference, reference.new_cache()), NoDrafter(), prompt, options).tokens
         assert decode(session, Chaos(97, step), prompt, options).tokens == expected
         session.truncate(len(session.sequence) - step)  # as if a stop string had ended inside a block
 

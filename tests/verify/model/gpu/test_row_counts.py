@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from outrider.drafters.interface import MAX_NODES
-from outrider.verify.model.gpu.row_counts import CLASS_ROWS, ROWS, row_classes, without_split_k
-from outrider.verify.model.row_class import RowClass
+from outrider.verify.model.gpu.row_counts import RANGE_ROWS, ROWS, invariant_ranges, without_split_k
+from outrider.verify.model.invariant_range import InvariantRange
 
 
 def outputs(kernels: dict[int, int]) -> dict[int, torch.Tensor]:
@@ -16,20 +16,23 @@ def outputs(kernels: dict[int, int]) -> dict[int, torch.Tensor]:
 
 def test_trees_of_64_and_128_nodes_are_padded_to_a_tile() -> None:
     assert list(ROWS) == sorted(ROWS)
-    assert CLASS_ROWS in ROWS
+    assert RANGE_ROWS in ROWS
     assert [next(count for count in ROWS if count > nodes) for nodes in (64, MAX_NODES)] == [72, 136]
 
 
 def test_a_class_has_the_numbers_for_which_all_layers_agree() -> None:
-    one_number = RowClass(CLASS_ROWS, CLASS_ROWS, 1)
-    assert row_classes([outputs({}), outputs({1: 7, 2: 7})]) == [RowClass(4, 256, 1), one_number]
-    assert row_classes([outputs({128: 7, 256: 7}), outputs({1: 8, 16: 8})]) == [RowClass(32, CLASS_ROWS, 1), one_number]
-    assert row_classes([outputs({count: count for count in ROWS})])[-1] == one_number
+    one_number = InvariantRange(RANGE_ROWS, RANGE_ROWS, 1)
+    assert invariant_ranges([outputs({}), outputs({1: 7, 2: 7})]) == [InvariantRange(4, 256, 1), one_number]
+    assert invariant_ranges([outputs({128: 7, 256: 7}), outputs({1: 8, 16: 8})]) == [
+        InvariantRange(32, RANGE_ROWS, 1),
+        one_number,
+    ]
+    assert invariant_ranges([outputs({count: count for count in ROWS})])[-1] == one_number
 
 
 def test_a_layer_in_which_the_place_of_a_row_matters_agrees_with_nothing() -> None:
     changing = {count: torch.full((count, 2), torch.nan) for count in ROWS}
-    assert all(rows.low == rows.high for rows in row_classes([changing]))
+    assert all(rows.low == rows.high for rows in invariant_ranges([changing]))
 
 
 def test_split_products_are_forbidden_for_a_while() -> None:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
-from outrider.verify.model.attention import Layer, TorchAttention
+from outrider.verify.model.attention.interface import Layer
+from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import STORED, KVDtype, noise_like
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.gpu import kernels
 from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
-from outrider.verify.model.gpu.triton_attention import MAX_SPLITS, KernelAttention, split_keys
-from tests.verify.model.gpu.compiling import compile_for_gpu
+from outrider.verify.model.gpu.triton_attention import SPLIT_KEYS, SPLITS_PER_SIZE, KernelAttention, split_count
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LARGE_ROWS = 16  # larger cases are soak tests
 MOST_POSITIONS = 1100
+# Of an H100, and of Llama 3.1 8B.
+MULTIPROCESSORS, KV_HEADS = 132, 8
 
 # heads, kv_heads, (rows and length of each stream), head_dim, window, softcap, sinks
 Case = tuple[int, int, tuple[tuple[int, int], ...], int, int | None, float | None, bool]
@@ -43,6 +49,22 @@ def random_tree(rows: int, generator: torch.Generator) -> ForwardBatch:
     for row in range(1, rows):
         ancestors[row] |= ancestors[int(torch.randint(max(0, row - 6), row, (1,), generator=generator))]
     return ForwardBatch(torch.zeros(rows, dtype=torch.int64), ancestors.sum(1) - 1, ancestors)
+
+
+@pytest.fixture(autouse=True)
+def uninitialised_memory_is_nan() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def fill_unwritten(pool: PagePool, caches: Sequence[PagedCache]) -> None:
+    """Sets what the caches have not committed to ones, which are NaN in every type and scale."""
+    written = torch.zeros(len(pool) * pool.page_tokens, dtype=torch.bool, device=DEVICE)
+    for cache in caches:
+        written[cache.places(0, cache.length)] = True
+    rows = pool.parts[0].tensor.view(torch.uint8).movedim(4, 1)
+    rows[~written.view(len(pool), -1)] = 0xFF
 
 
 def attend(
@@ -87,6 +109,7 @@ def test_the_kernel_equals_the_reference(case: Case, kv_dtype: KVDtype) -> None:
         reference.fork(cache, length)
         streams.append((cache, random_tree(rows, generator)))
         references.append(reference)
+    fill_unwritten(pool, [cache for cache, _ in streams])
     before = pool.parts[0].tensor.clone()
     found = attend(pool, streams, layer, *inputs)
     start = 0
@@ -154,31 +177,27 @@ def test_a_rows_bits_do_not_depend_on_the_others(
         assert torch.equal(alone[:, 0], together[:, row])
 
 
-def test_splits_are_fixed_by_the_longest_context() -> None:
-    for positions in (65, 256, 5000, 200_000):
-        split = split_keys(positions)
-        assert split & (split - 1) == 0
-        assert split * MAX_SPLITS >= positions
+@triton.jit
+def cut(starts, counts, positions, size: tl.constexpr, splits_per_size: tl.constexpr, parts: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the kernels' splits begin, and how many there are in a text."""
+    split = tl.arange(0, 128)
+    tl.store(starts + split, kernels._split_start(split, size, splits_per_size))
+    tl.store(counts, kernels._split_count(positions, size, splits_per_size, parts))
 
 
-COMPILE = """
-from outrider.verify.model.gpu import kernels
-
-KINDS = {name: "*i64" for name in ("rows", "streams", "pages")} | {name: "*fp32" for name in ("parts_out", "lse")}
-KINDS |= {name: "*bf16" for name in ("query", "key", "value", "sinks")} | {"scaling": "fp32", "softcap": "fp32"}
-
-for dim, window, capped in ((64, 0, False), (96, 64, False), (128, 0, True), (256, 32, True)):
-    sizes = {"head_dim": dim, "padded_dim": triton.next_power_of_2(dim), "size": 256}
-    splits = {"block": 64, "split_keys": 256, "parts": 17}
-    blocks = {"block_rows": 64, "block_keys": 64 if dim <= 128 else 32, "own_rows": 16, "page_tokens": 256}
-    scores = {"groups": 4, "padded_size": 256, "window": window, "capped": capped}
-    for pool in ("*bf16", "*i8", "*u8"):
-        build(kernels.attend, KINDS | {"out": "*fp32", "pool": pool}, **scores, **sizes, **splits, **blocks)
-        build(kernels.write, KINDS | {"pool": pool}, page_tokens=256, **sizes)
-    build(kernels.combine, KINDS | {"out": "*bf16"}, has_sinks=capped, padded_parts=32, **sizes, **splits)
-"""
+@pytest.mark.parametrize("positions", [0, 64, 256, 320, 4096, 4160, 12_288, 12_352, 40_000, 131_072])
+def test_kernels_cut_a_text_where_the_host_counts_splits(positions: int) -> None:
+    """In a context of 131,072 tokens: the text ends in its last split, and each split begins at the end of the one before."""
+    starts, counts = torch.zeros(128, dtype=torch.int32, device=DEVICE), torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    cut[1,](starts, counts, positions, SPLIT_KEYS, SPLITS_PER_SIZE, 1 + split_count(131_072, SPLIT_KEYS))
+    ends = [*starts.tolist(), starts[-1].item() + 1]
+    count = int(counts)
+    assert count == split_count(positions, SPLIT_KEYS)
+    assert ends[max(0, count - 1)] <= positions <= ends[count]
+    assert [end - start for start, end in pairwise(ends[:40])] == [256] * 16 + [512] * 16 + [1024] * 7
 
 
-@pytest.mark.slow
-def test_the_kernels_compile_for_a_gpu() -> None:
-    compile_for_gpu(COMPILE)
+@pytest.mark.parametrize(("length", "least"), [(1024, 0.2), (4096, 0.9), (32_768, 2.0)])
+def test_texts_of_any_length_keep_a_gpu_busy(length: int, least: float) -> None:
+    """Programs per multiprocessor of one stream's step, whatever the longest context is."""
+    assert KV_HEADS * split_count(length, SPLIT_KEYS) >= least * MULTIPROCESSORS

@@ -15,7 +15,6 @@ from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
 from outrider.verify.model.recurrent.rows import Recurrence, Scan
 from outrider.verify.model.recurrent.states import ROWS, RecurrentShape
 from outrider.verify.model.segment import Segment, recurrence_of
-from tests.verify.model.gpu.compiling import compile_for_gpu
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.test_triton_attention import random_tree
 
@@ -132,26 +131,3 @@ def test_paths_are_packed_into_words() -> None:
     assert words.shape == (WORDS, ROWS)
     unpacked = [[(int(words[at // 64, row]) >> at % 64) & 1 for at in range(ROWS)] for row in range(ROWS)]
     assert torch.equal(torch.tensor(unpacked, dtype=torch.bool), ancestors)
-
-
-COMPILE = """
-from outrider.verify.model.gpu import recurrent_kernels as kernels
-
-KINDS = {name: "*i64" for name in ("rows", "streams")}
-KINDS |= {name: "*fp32" for name in ("queries", "keys", "values", "decays", "beta", "taps", "out")}
-
-for key_dim, value_dim, is_delta in ((128, 128, True), (256, 64, False), (16, 8, True)):
-    sizes = {"size": 256, "most_rows": 129, "key_dim": key_dim, "value_dim": value_dim, "block_values": 32}
-    build(kernels.scan, KINDS, is_delta=is_delta, padded_rows=256, block_keys=32, block_rows=16, **sizes)
-    build(kernels.fold, KINDS, padded_key=key_dim, **sizes)
-for kind, has_bias in (("bf16", True), ("fp32", False)):
-    sizes = {"size": 256, "most_rows": 129, "window": 3, "channels": 8192, "block": 256}
-    kinds = KINDS | {name: f"*{kind}" for name in ("inputs", "bias")}
-    build(kernels.convolve, kinds, has_bias=has_bias, words=3, **sizes)
-    build(kernels.shift, KINDS, itemsize=2 if has_bias else 4, **sizes)
-"""
-
-
-@pytest.mark.slow
-def test_the_kernels_compile_for_a_gpu() -> None:
-    compile_for_gpu(COMPILE)

@@ -11,12 +11,12 @@ from outrider.drafters.interface import Ints
 from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.options import LookupOptions
 from outrider.verify.decode import decode
-from outrider.verify.generation import DecodeOptions
 from outrider.verify.model.cpu.trace import TracedForward
-from outrider.verify.model.row_class import RowClass
+from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.verifier import TreeVerifier
+from outrider.verify.stream import DecodeOptions
+from outrider.verify.verifier import Verifier
 from tests.verify.draft_model.test_draft_model import PROMPT
 
 
@@ -26,9 +26,9 @@ def test_the_states_of_committed_tokens_are_kept(tiny_config: LlamaConfig, layer
     torch.manual_seed(0)
     runner = ModelRunner(LlamaForCausalLM(tiny_config), traced=backend != "untraced", started=False)
     runner.tap_hidden(layers)
-    runner.start(128, RowClass(2, 65, 4) if backend == "in order" else None)
-    assert isinstance(runner._backend, TracedForward) or backend != "traced"
-    verifier = TreeVerifier(runner, runner.new_cache())
+    runner.start(128, InvariantRange(2, 65, 4) if backend == "in order" else None)
+    assert isinstance(runner.mode.backend, TracedForward) or backend != "traced"
+    verifier = Verifier(runner, runner.new_cache())
     repeated: Ints = np.tile(PROMPT, 3)
     options = DecodeOptions(SamplingParams(temperature=0), 20, max_nodes=12)
     text = [*repeated.tolist(), *decode(verifier, LookupDrafter(LookupOptions()), repeated, options).tokens]

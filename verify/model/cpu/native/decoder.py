@@ -12,16 +12,19 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from outrider.verify.model.attention import cache_layer
+from outrider.verify.model.attention.interface import cache_layer
 from outrider.verify.model.cpu.native import library
 from outrider.verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
 
 # Classes whose layers are: norm, attention, norm, gated feed-forward; with or without biases, and norms of queries and keys.
 CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_tanh": 1}
-SUMMED = 16  # sizes are multiples of this (vector.h)
-MOST_WIDTH = 256  # of a head
-MOST_GROUPS = 64  # query heads per key head
+# Sizes are multiples of this (vector.h).
+SUMMED = 16
+# The largest width of a head.
+MOST_WIDTH = 256
+# The largest number of query heads for one key head.
+MOST_GROUPS = 64
 
 
 def is_supported(name: str, config: Any) -> bool:

@@ -18,7 +18,8 @@ from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.hidden.tap import HiddenTap
 from outrider.verify.model.segment import Segment, keep_hidden, kept_rows, positions_of, tokens_of
 
-STORED = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3}  # data types of keys and values
+# The library's numbers of the data types of keys and values.
+STORED = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3}
 
 
 class NativeForward:

@@ -26,19 +26,21 @@ from transformers import (
 )
 
 from outrider.verify.errors import ModelError
-from outrider.verify.gguf_metadata import StoredTensor, read_metadata
-from outrider.verify.model.attention import NAME
+from outrider.verify.gguf.metadata import StoredTensor, read_metadata
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.weights import Kind, Weights
 
-CACHE_DTYPE = torch.bfloat16  # of keys and values
+# The data type of keys and values.
+CACHE_DTYPE = torch.bfloat16
 F32, F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
 # Types that are packed as they are. Others are unpacked, and rounded to bfloat16.
 KINDS = {GGMLQuantizationType.Q8_0: Kind.INT8, GGMLQuantizationType.Q4_1: Kind.INT4} | {
     GGMLQuantizationType[kind.name]: kind for kind in Kind if kind > Kind.INT4
 }
-LAYER = {  # names in the file, by those of modules in a layer
+# The names in the file, by the names of modules in a layer.
+LAYER = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",

@@ -12,7 +12,8 @@ from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.weights import Kind, Weights, product
 from outrider.verify.model.cpu.packing import PackedLayer, is_plain
 
-KINDS = {torch.bfloat16: Kind.BFLOAT16}  # by data type of the checkpoint; others are widened to float32
+# The kind by the data type of the checkpoint. Other types are converted to float32.
+KINDS = {torch.bfloat16: Kind.BFLOAT16}
 
 
 @torch.library.custom_op("outrider::multiply_packed", mutates_args=())
@@ -30,6 +31,8 @@ def multiply(rows: torch.Tensor, packed: torch.Tensor, shape: torch.Tensor, bias
 
 class NativeLinear(PackedLayer):
     """A linear layer with packed weights. With quantised weights, blocks of each row are rounded to 8 bits."""
+
+    kernel = "compiled library"
 
     def __init__(self, linear: torch.nn.Linear, weights: Weights) -> None:
         super().__init__(multiply, linear, weights.data)

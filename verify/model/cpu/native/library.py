@@ -18,6 +18,7 @@ FOLDER = Path(__file__).parent
 # Flags of /proc/cpuinfo that a variant needs, the fastest variant first.
 VARIANTS = {
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
+    "avxvnni": {"avx2", "fma", "f16c", "avx_vnni"},
     "avx2": {"avx2", "fma", "f16c"},
     "portable": set[str](),
 }

@@ -105,8 +105,20 @@ void multiply_bfloat16(const Matrix& matrix, const char* panel, const Rows& rows
 inline Ints add_pairs(Ints sums, Ints weights, Ints x) {
 #if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)weights, (__m512i)x);
+#elif defined(__AVXVNNI__)
+  return (Ints)_mm256_dpwssd_avx_epi32((__m256i)sums, (__m256i)weights, (__m256i)x);
 #elif defined(__AVX2__)
   return sums + (Ints)_mm256_madd_epi16((__m256i)weights, (__m256i)x);
+#elif defined(__aarch64__)
+  int16x8_t pairs[2][LANES / 4];
+  std::memcpy(pairs[0], &weights, sizeof weights);
+  std::memcpy(pairs[1], &x, sizeof x);
+  int32x4_t products[LANES / 4];
+  for (int part = 0; part < LANES / 4; part++) {
+    const int16x8_t w = pairs[0][part], v = pairs[1][part];
+    products[part] = vpaddq_s32(vmull_s16(vget_low_s16(w), vget_low_s16(v)), vmull_high_s16(w, v));
+  }
+  return sums + load_ints(products);
 #else
   return sums + (weights << 16 >> 16) * (x << 16 >> 16) + (weights >> 16) * (x >> 16);
 #endif

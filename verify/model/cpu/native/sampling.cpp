@@ -8,12 +8,23 @@ using namespace outrider;
 
 namespace {
 
+// The largest value, or NaN if any is NaN.
 float maximum(const float* values, int count) {
   Floats most = all(-INFINITY);
+  Ints ordered = all_ints(-1);
   int i = 0;
-  for (; i + LANES <= count; i += LANES) most = larger(load(values + i), most);
+  for (; i + LANES <= count; i += LANES) {
+    const Floats next = load(values + i);
+    most = larger(next, most);
+    ordered &= next == next;
+  }
   float found = largest(most);
-  for (; i < count; i++) found = std::max(found, values[i]);
+  for (int lane = 0; lane < LANES; lane++)
+    if (!ordered[lane]) return NAN;
+  for (; i < count; i++) {
+    if (std::isnan(values[i])) return NAN;
+    found = std::max(found, values[i]);
+  }
   return found;
 }
 
@@ -33,7 +44,7 @@ void at_least(const float* values, int count, const Bound& bound, const Use& use
     if (values[i] >= bound()) use(i);
 }
 
-// 53 random bits of a token: splitmix64, as `_random_bits` in verify/sampling.py.
+// 53 random bits of a token: splitmix64, as `_random_bits` in verify/sampling/sampler.py.
 inline uint64_t random_bits(uint64_t key, uint64_t token) {
   uint64_t x = token * 0x9E3779B97F4A7C15u + key;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -70,7 +81,8 @@ void outrider_likeliest(const float* logits, int32_t rows, int32_t count, int32_
   }
 }
 
-// Tokens of one row [count] whose scores, weight plus Gumbel noise, may be the largest: ids [count]; returns their number.
+// Tokens of one row [count] whose scores, weight plus Gumbel noise, may be the largest: ids [count]; returns their number, or -1 if
+// the largest logit is not finite. With a temperature of 0, it is the first of the likeliest tokens.
 //
 // Weights are (logit - maximum) / temperature. With u the uniform number behind a token's noise, its score exceeds s only if
 // -log(u) < exp(weight - s), and 1 - u is at most -log(u). So a comparison excludes nearly all tokens, with s the best score so far.
@@ -78,6 +90,14 @@ void outrider_likeliest(const float* logits, int32_t rows, int32_t count, int32_
 int32_t outrider_contenders(const float* logits, int32_t count, float temperature, uint64_t key, float rounding, int32_t* ids) {
   constexpr int PART = 512;  // tokens whose bits are computed together
   const float top = maximum(logits, count);
+  if (!std::isfinite(top)) return -1;
+  int32_t first_likeliest = count;
+  at_least(
+      logits, count, [&] { return top; }, [&](int token) { first_likeliest = std::min(first_likeliest, token); });
+  if (temperature == 0) {
+    ids[0] = first_likeliest;
+    return 1;
+  }
   std::vector<float> scores;
   float best = -INFINITY;
   int found = 0;
@@ -89,7 +109,7 @@ int32_t outrider_contenders(const float* logits, int32_t count, float temperatur
     scores.push_back(score);
   };
   alignas(64) float excess[PART];  // what a token's bound has above 1 - u; zero or more for those to consider
-  const float likeliest = (float)noise(random_bits(key, std::max_element(logits, logits + count) - logits));
+  const float likeliest = (float)noise(random_bits(key, first_likeliest));
   for (int first = 0; first < count; first += PART) {
     const int size = std::min(PART, count - first);
     const float bound = std::max(best, likeliest) - rounding;

@@ -29,17 +29,17 @@ def likeliest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def contenders(logits: torch.Tensor, temperature: float, key: int, rounding: float) -> torch.Tensor:
-    """The tokens of one row [V] that keyed sampling may choose, int64 [C], ascending.
+    """The tokens of one row [V] that keyed sampling may choose, int64 [C], ascending; none if the largest is not finite.
 
-    `key` is the uint64 of the seed and position; scores that are computed elsewhere may differ by `rounding`. Requires
-    `can_read`.
+    With a temperature of 0, the likeliest token. `key` is the uint64 of the seed and position; scores that are computed
+    elsewhere may differ by `rounding`. Requires `can_read`.
     """
     code = compiled_library()
     assert code is not None
     ids = torch.empty(len(logits), dtype=torch.int32)
     temperature_, rounding_ = ctypes.c_float(temperature), ctypes.c_float(rounding)
     found = code.outrider_contenders(_at(logits), len(logits), temperature_, ctypes.c_uint64(key), rounding_, _at(ids))
-    return ids[:found].long()
+    return ids[: max(0, found)].long()
 
 
 def _at(tensor: torch.Tensor) -> ctypes.c_void_p:

@@ -11,10 +11,14 @@ from numpy.typing import NDArray
 
 from outrider.verify.model.cpu.native.library import Engine, Linear, Matrix
 
-BLOCK = 32  # inputs of a quantised block
-SUPERBLOCK = 256  # inputs of a block of the types that ggml calls K, and of IQ4_XS
-ALIGNMENT = 64  # bytes
-CHUNK = 4096  # outputs that are converted to float32 at once
+# The inputs of a quantised block.
+BLOCK = 32
+# The inputs of a block of IQ4_XS, and of the types that ggml calls K.
+SUPERBLOCK = 256
+# The alignment in bytes.
+ALIGNMENT = 64
+# The number of outputs that are converted to float32 at once.
+CHUNK = 4096
 
 
 class Kind(IntEnum):

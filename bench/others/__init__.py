@@ -1,0 +1,1 @@
+"""`python -m bench.others`: what other programs draft on recorded answers, beside Outrider's drafters."""

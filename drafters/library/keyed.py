@@ -1,0 +1,49 @@
+"""Sampling with keyed noise, which the drafters know before the target's forward.
+
+The Gumbel noise of a token is a function of (seed, position, token), as on Outrider's server: adding it to the log-weights and
+taking the largest is an exact sample, and the same one for any draft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.drafters.interface import Floats
+from outrider.drafters.kernel import kernel
+from outrider.drafters.noise import mix
+from outrider.drafters.tables.dice import exponential, position_key, random_bits
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """How a target samples. Implements `Sampling`; it filters if `top_k` is set or `filters` says so."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    filters: bool = False  # whether unlikely tokens are excluded
+    seed: int = 0
+    rule = "keyed"
+    greedy = False
+
+    def choose(self, scores: Floats, position: int) -> int:
+        """The target's token at a position of the answer, counted from 0; `scores` are its log-weights, float32 [V].
+
+        Temperature and filters have been applied to them: an excluded token has -inf.
+        """
+        return int(_largest(np.uint64(mix(self.seed)), position, scores))
+
+
+@kernel
+def _largest(seed: np.uint64, position: int, scores: NDArray[np.float32]) -> int:
+    """The token whose score has the largest sum with its noise; the smaller id of equal ones."""
+    key = position_key(seed, position)
+    best, most = 0, -np.inf
+    for token in range(len(scores)):
+        if scores[token] > -np.inf:
+            score = scores[token] - np.log(exponential(random_bits(key, token)))
+            if score > most:
+                best, most = token, score
+    return best

@@ -1,0 +1,30 @@
+"""The lines that stand for content which a model of text cannot read, such as images.
+
+Promises that a line depends on the type of the content only, so that a conversation which repeats it has the same beginning.
+"""
+
+from __future__ import annotations
+
+# Types of content in OpenAI's and Anthropic's APIs, and what each is called.
+MEDIA = {
+    "audio": "An audio recording",
+    "audio_url": "An audio recording",
+    "computer_screenshot": "A screenshot",
+    "container_upload": "A file",
+    "document": "A document",
+    "file": "A file",
+    "image": "An image",
+    "image_file": "An image",
+    "image_url": "An image",
+    "input_audio": "An audio recording",
+    "input_file": "A file",
+    "input_image": "An image",
+    "input_video": "A video",
+    "video": "A video",
+    "video_url": "A video",
+}
+
+
+def placeholder(content_type: str) -> str:
+    """The line that stands for content of one of the types MEDIA."""
+    return f"[{MEDIA[content_type]} was left out: this model reads text only.]"

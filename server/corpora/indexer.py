@@ -1,0 +1,115 @@
+"""The program that indexes corpora, so that neither the event loop nor a running stream waits for it.
+
+A change splices new texts into the suffix array of the corpus's one block. The block is a new file and the listing, which
+names it, is replaced last, so that a change happens as a whole or not at all. The block before stays until the next change,
+for requests that have just chosen it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.drafters.tables import datastore
+from outrider.drafters.tables.array_file import ArrayFileError
+from outrider.drafters.tables.splice import splice
+from outrider.server.corpora.messages import (
+    LISTING,
+    Change,
+    Document,
+    Listing,
+    NewDocument,
+    Outcome,
+    decode_change,
+    decode_listing,
+    encode,
+    encode_listing,
+    is_private,
+)
+from outrider.server.engine.transport import WorkerSide
+
+# Requests run first.
+NICENESS = 5
+WAIT_SECONDS = 60.0
+SUFFIX = ".block"
+
+
+def main(file_descriptor: str) -> None:
+    """Answers changes from the inherited socket with this number until the front end closes it."""
+    os.nice(NICENESS)
+    wire = WorkerSide(socket.socket(fileno=int(file_descriptor)))
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            for message in wire.receive(WAIT_SECONDS):
+                wire.send(encode(answer(decode_change(message))))
+
+
+def answer(change: Change) -> Outcome:
+    """The outcome of a change, also of one that fails."""
+    try:
+        return apply(change)
+    except (ArrayFileError, OSError, MemoryError) as error:
+        return Outcome(error=f"{type(error).__name__}: {error}")
+
+
+def apply(change: Change) -> Outcome:
+    """Makes a change. Raises ArrayFileError and OSError."""
+    folder = Path(change.folder)
+    for each in (folder.parent, folder):
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not is_private(folder.parent):
+        raise PermissionError(f"{folder.parent} is not this user's own")
+    before = read_listing(folder)
+    old = before.documents if before else []
+    gone = {*change.removed, *(document.path for document in change.added)}
+    kept = np.repeat(np.array([each.path not in gone for each in old], bool), [each.tokens for each in old])
+    added = [with_separator(each, change.separator) for each in change.added]
+    tokens, order = arrays(folder / before.block, change.fingerprint) if before else (np.empty(0, np.uint32),) * 2
+    text = np.concatenate([np.empty(0, np.uint32), *added])
+    tokens, order = splice(tokens, order, kept, text, change.separator)
+    block = folder / f"{1 + max((int(path.stem) for path in folder.glob('*' + SUFFIX)), default=0):06d}{SUFFIX}"
+    datastore.save_block(block, tokens, change.separator, change.fingerprint, order)
+    size_bytes = block.stat().st_size
+    if size_bytes > change.max_bytes:
+        block.unlink()
+        return Outcome(size_bytes=size_bytes)
+    new = [Document(each.path, each.digest, len(ids)) for each, ids in zip(change.added, added, strict=True)]
+    listing = Listing(change.name, block.name, size_bytes, [each for each in old if each.path not in gone] + new)
+    write_listing(folder, listing)
+    for path in folder.glob("*" + SUFFIX):
+        if path.name not in (block.name, before and before.block):
+            path.unlink()
+    return Outcome(listing, size_bytes)
+
+
+def with_separator(document: NewDocument, separator: int) -> NDArray[np.uint32]:
+    """The ids of a text and the separator after them; nothing for an empty text."""
+    ids = np.frombuffer(document.ids, np.uint32)
+    return np.append(ids, np.uint32(separator)) if len(ids) else ids
+
+
+def arrays(block: Path, fingerprint: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """A block's tokens and suffix array. Raises ArrayFileError."""
+    found = datastore.open_block(block, fingerprint).arrays
+    return found["tokens"], found["order"]
+
+
+def read_listing(folder: Path) -> Listing | None:
+    """The listing of a corpus; None if the folder has none that can be read."""
+    try:
+        return decode_listing((folder / LISTING).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def write_listing(folder: Path, listing: Listing) -> None:
+    """Makes the listing that of the folder, in one step."""
+    partial = folder / f"{LISTING}.partial"
+    partial.write_bytes(encode_listing(listing))
+    os.replace(partial, folder / LISTING)

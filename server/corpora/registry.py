@@ -1,0 +1,216 @@
+"""The corpora of all principals: their bounds, names and defaults.
+
+Promises that a principal sees, chooses and changes its own corpora only, that a change that fails leaves a corpus as it was,
+and that nothing is encoded or indexed on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.server.corpora.indexer_process import Indexer
+from outrider.server.corpora.messages import LISTING, Change, Listing, NewDocument, decode_listing, is_private
+from outrider.server.http.errors import APIError
+from outrider.server.settings import Settings
+from outrider.server.telemetry.metrics import Metrics
+
+log = logging.getLogger("outrider")
+# A principal has at most this many corpora.
+MAX_CORPORA = 64
+FOLDER = "corpora"
+# This file of a principal's folder names its default corpus. No corpus has such a name.
+DEFAULT = ".default"
+Encode = Callable[[Sequence[str]], Awaitable[list[NDArray[np.uint32]]]]
+
+
+@dataclass
+class Shelf:
+    """The corpora of one principal."""
+
+    folder: Path
+    corpora: dict[str, Listing] = field(default_factory=dict)  # by name
+    default: str | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held during a change
+
+    def size_bytes(self, but: str = "") -> int:
+        """The bytes of all corpora but one."""
+        return sum(corpus.size_bytes for name, corpus in self.corpora.items() if name != but)
+
+
+class Corpora:
+    """Corpora by principal and name. All methods are called on the event loop."""
+
+    def __init__(self, settings: Settings, fingerprint: str, separator: int, metrics: Metrics) -> None:
+        """`fingerprint` is the tokenizer's, and `separator` is larger than every token id."""
+        self._total_bytes = settings.corpora.total_bytes
+        self._share_bytes = self._total_bytes // max(1, len(settings.auth.keys))
+        self._sessions_folder = settings.sessions.folder
+        self._fingerprint, self._separator, self._metrics = fingerprint, separator, metrics
+        self._indexer = Indexer()
+        self._temporary: Path | None = None
+        self._shelves: dict[str, Shelf] = {}  # by the name of the principal's folder
+        if self._sessions_folder is not None:
+            self._load()
+
+    def of(self, principal: str) -> Mapping[str, Listing]:
+        """The corpora of a principal, by name."""
+        shelf = self._find(principal)
+        return shelf.corpora if shelf else {}
+
+    def default_of(self, principal: str) -> str | None:
+        """The name of the corpus that is used by requests which choose none."""
+        shelf = self._find(principal)
+        return shelf.default if shelf else None
+
+    def get(self, principal: str, name: str) -> Listing:
+        """A corpus. Raises APIError if the principal has none of this name."""
+        found = self.of(principal).get(name)
+        if found is None:
+            message = f"There is no corpus {name!r}; POST /v1/outrider/corpora makes one, and GET lists those that exist."
+            raise APIError(404, message, "corpus", "corpus_not_found")
+        return found
+
+    def block(self, principal: str, name: str | None) -> str | None:
+        """The file of a corpus that a request names, or of the principal's default. Raises APIError if it does not exist."""
+        name = name or self.default_of(principal)
+        if name is None:
+            return None
+        corpus = self.get(principal, name)
+        return str(self._folder(principal) / name / corpus.block)
+
+    async def change(
+        self, principal: str, name: str, texts: Mapping[str, str], removed: Sequence[str], encode: Encode, default: bool | None
+    ) -> Listing:
+        """Adds `texts` by path to a corpus, which replace those of the same path, and removes others. Raises APIError."""
+        shelf = self._shelves.setdefault(short_digest(principal), Shelf(self._folder(principal)))
+        async with shelf.lock:
+            corpus = shelf.corpora.get(name)
+            if corpus is None and len(shelf.corpora) >= MAX_CORPORA:
+                message = f"At most {MAX_CORPORA} corpora are kept for a key; delete one first."
+                raise APIError(400, message, "name", "too_many")
+            old = {document.path: document.digest for document in corpus.documents} if corpus else {}
+            digests = await asyncio.to_thread(digests_of, texts)
+            paths = [path for path, digest in digests.items() if old.get(path) != digest]
+            removed = [path for path in removed if path in old and path not in texts]
+            if corpus is None or paths or removed:
+                ids = await encode([texts[path] for path in paths])
+                added = [NewDocument(path, digests[path], each.tobytes()) for path, each in zip(paths, ids, strict=True)]
+                corpus = await self._index(shelf, name, removed, added)
+            if default is not None and default != (shelf.default == name):
+                await self._choose(shelf, name if default else None)
+            return corpus
+
+    async def delete(self, principal: str, name: str) -> None:
+        """Deletes a corpus. Raises APIError if the principal has none of this name."""
+        self.get(principal, name)
+        shelf = self._shelves[short_digest(principal)]
+        async with shelf.lock:
+            self.get(principal, name)  # it may have been deleted meanwhile
+            if shelf.default == name:
+                await self._choose(shelf, None)
+            del shelf.corpora[name]
+            self._record()
+            await asyncio.to_thread(shutil.rmtree, shelf.folder / name, ignore_errors=True)
+
+    async def close(self) -> None:
+        """Ends the process that indexes, and removes what is not kept."""
+        await self._indexer.close()
+        if self._temporary is not None:
+            await asyncio.to_thread(shutil.rmtree, self._temporary, ignore_errors=True)
+
+    async def _index(self, shelf: Shelf, name: str, removed: list[str], added: list[NewDocument]) -> Listing:
+        """The changed corpus. Raises APIError if it is too large or cannot be written."""
+        others = shelf.size_bytes(but=name)
+        everyone = sum(each.size_bytes() for each in self._shelves.values()) - shelf.size_bytes() + others
+        max_bytes = min(self._share_bytes - others, self._total_bytes - everyone)
+        folder = str(shelf.folder / name)
+        try:
+            outcome = await self._indexer.apply(
+                Change(folder, name, removed, added, self._separator, self._fingerprint, max_bytes)
+            )
+        except OSError as error:
+            raise self._unavailable(str(error)) from None
+        if outcome.error:
+            raise self._unavailable(outcome.error)
+        if outcome.listing is None:
+            message = (
+                f"The corpus would take {outcome.size_bytes} bytes, and {max(0, max_bytes)} are left; post less text, delete a"
+                " corpus, or raise corpora.total_bytes. Nothing was changed."
+            )
+            raise APIError(400, message, "files", "corpus_too_large")
+        shelf.corpora[name] = outcome.listing
+        self._record()
+        return outcome.listing
+
+    async def _choose(self, shelf: Shelf, default: str | None) -> None:
+        """Sets the default corpus. Raises APIError if it cannot be written."""
+        try:
+            await asyncio.to_thread(write_default, shelf.folder, default)
+        except OSError as error:
+            raise self._unavailable(str(error)) from None
+        shelf.default = default
+
+    def _unavailable(self, reason: str) -> APIError:
+        log.error("a corpus cannot be changed: %s", reason)
+        return APIError(503, "The corpus cannot be changed now, and is as before; try again shortly.", code="unavailable")
+
+    def _record(self) -> None:
+        """Sets the gauges."""
+        self._metrics.corpora.set(sum(len(shelf.corpora) for shelf in self._shelves.values()))
+        self._metrics.corpora_bytes.set(sum(shelf.size_bytes() for shelf in self._shelves.values()))
+
+    def _find(self, principal: str) -> Shelf | None:
+        """The corpora of a principal that has posted some."""
+        return self._shelves.get(short_digest(principal))
+
+    def _folder(self, principal: str) -> Path:
+        return self._root / short_digest(principal)
+
+    def _load(self) -> None:
+        """Finds the corpora that an earlier server has left in the folder of the sessions."""
+        for path in self._root.glob(f"*/*/{LISTING}"):
+            shelf = self._shelves.setdefault(path.parents[1].name, Shelf(path.parents[1]))
+            with contextlib.suppress(OSError, ValueError):
+                corpus = decode_listing(path.read_bytes())
+                if is_private(shelf.folder) and corpus.name == path.parent.name and (path.parent / corpus.block).exists():
+                    shelf.corpora[corpus.name] = corpus
+        for shelf in self._shelves.values():
+            with contextlib.suppress(OSError):
+                name = (shelf.folder / DEFAULT).read_text()
+                shelf.default = name if name in shelf.corpora else None
+        self._record()
+
+    @cached_property
+    def _root(self) -> Path:
+        """The folder of this tokenizer's corpora: in that of the sessions, or a temporary one."""
+        if self._sessions_folder is not None:
+            return self._sessions_folder.expanduser() / FOLDER / short_digest(self._fingerprint)
+        self._temporary = Path(tempfile.mkdtemp(prefix="outrider-corpora-"))
+        return self._temporary
+
+
+def digests_of(texts: Mapping[str, str]) -> dict[str, str]:
+    """The digest of each text, by path."""
+    return {path: short_digest(text) for path, text in texts.items()}
+
+
+def short_digest(text: str) -> str:
+    """A digest of 32 hexadecimal digits."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def write_default(folder: Path, name: str | None) -> None:
+    """Saves which corpus is the default. Raises OSError."""
+    (folder / DEFAULT).write_text(name or "")

@@ -1,0 +1,93 @@
+"""The routes of corpora: Outrider's, and SGLang's for the clients that know those."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from outrider.server.chat.prompt import PromptEncoder
+from outrider.server.corpora.messages import Listing
+from outrider.server.corpora.registry import Corpora, short_digest
+from outrider.server.corpora.schema import CorpusBody, ExternalCorpusBody, RemoveCorpusBody
+from outrider.server.http.json_route import JSONRoute, in_turn, turn_of
+
+
+def new_router(corpora: Corpora, prompts: PromptEncoder) -> APIRouter:
+    """All routes."""
+    router = APIRouter(route_class=JSONRoute)
+    add_own_routes(router, corpora, prompts)
+    add_sglang_routes(router, corpora, prompts)
+    return router
+
+
+def add_own_routes(router: APIRouter, corpora: Corpora, prompts: PromptEncoder) -> None:
+    """/v1/outrider/corpora."""
+
+    def card(http: Request, corpus: Listing) -> dict[str, Any]:
+        return {
+            "object": "corpus",
+            "name": corpus.name,
+            "files": len(corpus.documents),
+            "tokens": corpus.tokens,
+            "bytes": corpus.size_bytes,
+            "default": corpora.default_of(turn_of(http)) == corpus.name,
+        }
+
+    @router.post("/v1/outrider/corpora")
+    async def post(http: Request, body: CorpusBody) -> dict[str, Any]:
+        started = time.perf_counter()
+        texts = await in_turn(http, lambda: texts_by_path(body))
+        encode = partial(prompts.documents, http.state.principal)
+        corpus = await corpora.change(turn_of(http), body.name, texts, body.remove or (), encode, body.default)
+        return {**card(http, corpus), "seconds": round(time.perf_counter() - started, 3)}
+
+    @router.get("/v1/outrider/corpora")
+    async def list_all(http: Request) -> dict[str, Any]:
+        return {"object": "list", "data": [card(http, corpus) for corpus in corpora.of(turn_of(http)).values()]}
+
+    @router.get("/v1/outrider/corpora/{name}")
+    async def get(http: Request, name: str) -> dict[str, Any]:
+        corpus = corpora.get(turn_of(http), name)
+        return {**card(http, corpus), "paths": [document.path for document in corpus.documents]}
+
+    @router.delete("/v1/outrider/corpora/{name}")
+    async def delete(http: Request, name: str) -> dict[str, Any]:
+        await corpora.delete(turn_of(http), name)
+        return {"object": "corpus", "name": name, "deleted": True}
+
+
+def add_sglang_routes(router: APIRouter, corpora: Corpora, prompts: PromptEncoder) -> None:
+    """/add_external_corpus, /remove_external_corpus and /list_external_corpora."""
+
+    @router.post("/add_external_corpus")
+    async def add_external(http: Request, body: ExternalCorpusBody) -> dict[str, Any]:
+        name = body.corpus_id or f"corpus-{uuid.uuid4().hex[:12]}"
+        texts = await in_turn(http, lambda: unnamed(body.documents))
+        encode = partial(prompts.documents, http.state.principal)
+        corpus = await corpora.change(turn_of(http), name, texts, (), encode, None)
+        return {"success": True, "corpus_id": name, "message": "", "loaded_token_count": corpus.tokens}
+
+    @router.post("/remove_external_corpus")
+    async def remove_external(http: Request, body: RemoveCorpusBody) -> dict[str, Any]:
+        await corpora.delete(turn_of(http), body.corpus_id)
+        return {"success": True, "message": ""}
+
+    @router.get("/list_external_corpora")
+    async def list_external(http: Request) -> dict[str, Any]:
+        counts = {name: corpus.tokens for name, corpus in corpora.of(turn_of(http)).items()}
+        return {"success": True, "corpus_ids": list(counts), "corpus_token_counts": counts, "message": ""}
+
+
+def texts_by_path(body: CorpusBody) -> dict[str, str]:
+    """The texts of a body by path."""
+    return {file.path: file.text for file in body.files or ()} | unnamed(body.texts or ())
+
+
+def unnamed(texts: Sequence[str]) -> dict[str, str]:
+    """Texts without a path, which get one that depends on the text: a text that is posted again is no other one."""
+    return {f"text-{short_digest(text)}": text for text in texts}

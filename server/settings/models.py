@@ -1,0 +1,107 @@
+"""Settings of the models: the target and the draft model, how they are loaded, and on which devices."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from outrider import models
+from outrider.models import smollm2
+from outrider.server.settings.devices import Devices, KVDtype, Quantize
+from outrider.server.settings.model_path import ModelPath
+from outrider.server.settings.section import Section
+from outrider.server.settings.tool_formats import ToolFormat
+from outrider.verify.checkpoint import DEFAULT_REVISION
+
+
+class Model(Section):
+    """The target model."""
+
+    path: ModelPath = Field(
+        str(models.TARGET),
+        description=f"Local folder, Hugging Face id or GGUF file; {smollm2.NAME} is the model that `make serve` installs.",
+        json_schema_extra={"default": "the embedded model"},
+    )
+    revision: str = Field(
+        DEFAULT_REVISION, min_length=1, description="Branch, tag or commit of a Hugging Face id; a commit pins the model."
+    )
+    name: str | None = Field(None, description="Model name in the API; null uses the last part of the path.")
+    aliases: tuple[str, ...] = Field(
+        (),
+        description="Further names that requests may use for the model; * and ? are wildcards, and * alone allows every name.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Data type of the weights; auto uses the checkpoint's."
+    )
+    quantize: Quantize = Field(
+        "none",
+        description="Format to which the linear layers' weights are quantised while they load: int8, int4, or fp8 on a GPU.",
+    )
+    quantize_head: bool = Field(
+        True, description="With model.quantize, also quantise the layer that computes logits, to 8 bits."
+    )
+    kv_dtype: KVDtype = Field(
+        "auto", description="Data type of cached keys and values: auto uses the model's; int8 and fp8 take 1 byte per value."
+    )
+    device: Devices = Field(
+        "auto",
+        description="Device of the model: auto (a GPU if there is one), cpu, cuda, cuda:N, or several GPUs that share the "
+        "layers, such as cuda:0,cuda:1.",
+    )
+    context_tokens: int | None = Field(
+        None, ge=16, description="Context length; null uses the model's maximum, or less if memory does not hold it."
+    )
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads of the worker; null uses one per core, or one for a small model."
+    )
+    pack: bool = Field(True, description="On a CPU, repack the weights of linear layers, so that steps are faster.")
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto", description="On a GPU, compile the layers with torch.compile; auto compiles models that support it."
+    )
+    invariant: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Compute each row with the same bits in every step, so that drafts change no answer in any dtype;"
+        " auto does so if it costs at most 5 % of a step, and on refuses to start if it is impossible.",
+    )
+    tool_format: ToolFormat = Field(
+        "auto", description="Format of the model's tool calls; auto detects it from the chat template."
+    )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="Defaults of temperature, top_p, top_k, min_p and repetition_penalty: auto uses those of the model's "
+        "generation_config.json, none the API's.",
+    )
+    trust_remote_code: bool = Field(False, description="Run code from the model's folder; enable only for trusted models.")
+
+    @property
+    def served_name(self) -> str:
+        file = self.path.rstrip("/").rsplit("/", 1)[-1]
+        return self.name or {str(models.TARGET): models.NAME}.get(self.path) or {smollm2.FILE: smollm2.NAME}.get(file, file)
+
+
+class DraftModel(Section):
+    """The draft model: a smaller model with the target's tokenizer, or a head that reads the target's hidden states."""
+
+    path: ModelPath | None = Field(
+        None,
+        description="Path of a draft model, as in model.path, or folder or Hugging Face id of a draft head. mtp uses the "
+        "multi-token prediction layer in the target's own checkpoint; null uses no draft model.",
+    )
+    revision: str = Field(
+        DEFAULT_REVISION, min_length=1, description="Branch, tag or commit of a Hugging Face id; a commit pins the model."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="Data type of the weights; auto uses the checkpoint's. A head has the target's data type and device.",
+    )
+    quantize: Quantize = Field(
+        "none", description="Format of the draft model's weights, as in model.quantize; a head is not quantised."
+    )
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="Device of the draft model: auto, cpu, cuda or cuda:N, for example a second GPU.",
+    )
+    threads: int = Field(1, ge=1, description="CPU threads of the draft model.")
+    trust_remote_code: bool = Field(False, description="Run code from the model's folder; enable only for trusted models.")

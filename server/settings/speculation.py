@@ -1,0 +1,104 @@
+"""Settings of speculative decoding: the drafter, what it drafts from, and how many nodes it may draft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from outrider.drafters.options import (
+    MAX_NODES,
+    DrafterName,
+    DraftTime,
+    FusionOptions,
+    Options,
+    PearlOptions,
+    RetrievalOptions,
+    TrigramOptions,
+)
+from outrider.server.settings.section import Section, parse_list
+
+
+class Trigram(Section):
+    """The n-grams of the `trigram` and `fusion` drafters."""
+
+    table: str | None = Field(
+        None,
+        description="Base table file; null uses the embedded table if the model has the embedded tokenizer, and otherwise "
+        "none.",
+    )
+
+
+class Retrieval(Section):
+    """The texts that the `retrieval` and `fusion` drafters search."""
+
+    datastores: tuple[str, ...] = Field(
+        (), description="Folders made by `outrider datastore build --kind suffix` or `outrider datastore watch`."
+    )
+
+
+class Fusion(Section):
+    """The `fusion` drafter with a draft model."""
+
+    draft: DraftTime = Field(
+        "auto",
+        description="When the draft model drafts: before a verification, during it (beside), never, or whenever that "
+        "saves most time (auto).",
+    )
+
+
+class Pearl(Section):
+    """The `pearl` drafter."""
+
+    only_if_worth: bool = Field(
+        True,
+        description="Also draft as `lookup` does, and use the draft model only if that is expected to save time; false "
+        "runs the paper's algorithm.",
+    )
+
+
+class Speculation(Section):
+    """Speculative decoding: the drafter and its node budget."""
+
+    drafter: DrafterName = Field(
+        "fusion", description="Default drafter; draft, draft-tree, draft-graph and pearl need a draft model."
+    )
+    max_nodes: Literal["auto"] | Annotated[int, Field(ge=0, le=MAX_NODES)] = Field(
+        "auto", description="Maximum draft nodes per step; auto chooses the number by measured costs, and 0 is plain decoding."
+    )
+    rule: Literal["keyed", "rejection"] = Field("keyed", description="Default acceptance rule of requests that sample.")
+    cost_folder: Path | None = Field(
+        Path("~/.cache/outrider"),
+        description="Folder of measured step costs and chosen kernels; null measures them at every start.",
+    )
+    trace: bool | None = Field(
+        None,
+        description="Let requests see the drafts of their steps, which may contain text of the datastores and the base table; "
+        "null allows it on a server without API keys.",
+    )
+    trigram: Trigram = Trigram()
+    retrieval: Retrieval = Retrieval()
+    fusion: Fusion = Fusion()
+    pearl: Pearl = Pearl()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _decode_nested_lists(cls, given: Any) -> Any:
+        """Decodes lists of nested sections, which pydantic-settings passes on as JSON text."""
+        if isinstance(given, dict):
+            for section in given.values():
+                for name, value in section.items() if isinstance(section, dict) else ():
+                    if isinstance(value, str) and value.startswith("["):
+                        section[name] = parse_list(name, value)
+        return given
+
+    @property
+    def options(self) -> Options:
+        """The options of all drafters."""
+        return Options(
+            trigram=TrigramOptions(table=self.trigram.table),
+            retrieval=RetrievalOptions(datastores=self.retrieval.datastores),
+            fusion=FusionOptions(draft=self.fusion.draft),
+            pearl=PearlOptions(only_if_worth=self.pearl.only_if_worth),
+        )

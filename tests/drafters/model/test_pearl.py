@@ -1,0 +1,183 @@
+"""PEARL's loop: background drafting, pre-verify, post-verify and cancellation."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from outrider.drafters.interface import Ints, Verdict
+from outrider.drafters.model.language_model import Candidates
+from outrider.drafters.model.pearl import PearlDrafter
+from outrider.drafters.options import PearlOptions
+from tests.drafters.model.test_draft_tree import PROMPT
+from tests.drafts import Driven
+from tests.language import ToyModel
+from tests.trees import check
+
+RING = np.full((5, 5), 0.01) + np.roll(np.eye(5), 1, 1)  # 0 -> 1 -> 2 -> 3 -> 4 -> 0
+RING /= RING.sum(1, keepdims=True)
+
+
+def new(options: PearlOptions, model: ToyModel | None = None) -> tuple[Driven, ToyModel]:
+    model = model or ToyModel(RING)
+    drafter = Driven(PearlDrafter(model, options))
+    drafter.begin(PROMPT)  # ends with 0
+    return drafter, model
+
+
+def step(drafter: Driven, *tokens: int) -> list[int]:
+    """Proposes, then emits `tokens`; returns the proposed tokens."""
+    tree = drafter.propose(64)
+    check(tree)
+    drafter.observe(Verdict(tree, np.empty(0, np.int32), np.array(tokens, np.int32), seconds=0.01))
+    return list(map(int, tree.tokens))
+
+
+def test_draft_tokens_are_verified_while_others_are_drafted() -> None:
+    drafter, model = new(PearlOptions(window=3, ahead=0))
+    assert step(drafter, 1) == []  # pre-verify: the target's own token checks the first draft token
+    assert step(drafter, 2, 3, 4) == [2, 3]  # post-verify: 4, 0, 1 are drafted during this step
+    assert step(drafter, 0, 1, 2) == [0, 1]
+    assert model.forwards[0] == 1
+    assert all(rows == 1 for rows in model.forwards)
+    assert drafter.drafted_tokens == 9
+
+
+def test_a_rejection_discards_the_draft() -> None:
+    drafter, _ = new(PearlOptions(window=3, ahead=0))
+    step(drafter, 1)
+    assert step(drafter, 2, 0) == [2, 3]  # 3 was rejected
+    assert step(drafter, 3) == []  # after 0, 1 was drafted and is rejected
+    assert step(drafter, 4) == []
+    assert step(drafter, 0) == [0, 1]
+
+
+def test_without_post_verify_every_other_step_verifies() -> None:
+    drafter, _ = new(PearlOptions(window=3, ahead=0, post_verify=False))
+    assert step(drafter, 1) == []
+    assert step(drafter, 2, 3, 4) == [2, 3]
+    assert step(drafter, 0) == []
+
+
+def test_without_pre_verify_no_step_is_without_a_draft() -> None:
+    drafter, _ = new(PearlOptions(window=3, ahead=0, pre_verify=False))
+    assert step(drafter, 1, 2, 3, 4) == [1, 2, 3]
+    assert step(drafter, 0, 3) == [0, 1]
+    assert step(drafter, 4) == [4, 0, 1]
+
+
+def test_a_window_of_one_token_leaves_nothing_to_verify() -> None:
+    """The draft model is as slow as the target: pre-verify checks the only token that it drafts in a step."""
+    drafter, _ = new(PearlOptions(window=1))
+    assert [step(drafter, token) for token in (1, 2, 3, 4, 0)] == [[]] * 5
+    assert (drafter.drafted_tokens, drafter.accepted_tokens) == (5, 5)
+
+
+def test_part_of_a_draft_may_be_verified() -> None:
+    """If a step has room for one draft token of two, the other stays in the draft."""
+    drafter, _ = new(PearlOptions(window=3, ahead=0))
+    step(drafter, 1)
+    tree = drafter.propose(1)
+    assert tree.tokens.tolist() == [2]
+    drafter.observe(Verdict(tree, np.zeros(1, np.int32), np.array([2, 3], np.int32)))
+    assert step(drafter, 4) == [4, 0, 1]
+
+
+def test_the_verifier_never_waits_for_more_than_one_token() -> None:
+    """Background drafting ends when the verifier is done."""
+    gate = threading.Semaphore(0)
+
+    class Gated(ToyModel):
+        def expand(self, tokens: list[int], parents: list[int], count: int) -> Candidates:  # type: ignore[override]
+            gate.acquire()
+            return super().expand(tokens, parents, count)
+
+    with ThreadPoolExecutor(1) as thread:
+        drafter, model = new(PearlOptions(window=3, ahead=00), Gated(RING, thread=thread))
+        tree = drafter.propose(64)  # drafts the first token; the second waits at the gate
+        verdict = Verdict(tree, np.empty(0, np.int32), np.array([1], np.int32))
+        observed = threading.Thread(target=drafter.observe, args=(verdict,))
+        observed.start()
+        while not drafter._verified.is_set():
+            pass
+        gate.release()  # for one forward
+        observed.join(10)
+        assert not observed.is_alive()
+        assert len(model.forwards) <= 2
+        drafter.end()
+
+
+def test_a_table_drafts_for_the_draft_model() -> None:
+    """The draft is the same in fewer forwards, also where the table is wrong."""
+    plain, quick = new(PearlOptions(window=6, ahead=0)), new(PearlOptions(window=6, ahead=3))
+    misled: Ints = np.array([0, 1, 2, 0, 1, 4, 0], np.int32)  # the text has 1, 4; the model prefers 1, 2
+    for drafter, _ in (plain, quick):
+        drafter.begin(misled)
+    last = 0
+    for _ in range(10):  # the target agrees with the model every time
+        size = len(plain[0].tokens) + 1
+        emitted = [(last + 1 + number) % 5 for number in range(size)]
+        last = emitted[-1]
+        assert step(plain[0], *emitted) == step(quick[0], *emitted)
+        assert plain[0].tokens == quick[0].tokens
+    assert sum(quick[1].forwards) > len(quick[1].forwards)
+    assert len(quick[1].forwards) < len(plain[1].forwards)
+
+
+def test_the_window_follows_the_speeds() -> None:
+    drafter, _ = new(PearlOptions())
+    assert drafter.window == 3  # the model's speed ratio
+    drafter.drafter._draft_seconds, drafter.drafter._verify_seconds = 0.001, 0.007
+    assert drafter.window == 7
+    assert new(PearlOptions(window=5))[0].window == 5
+
+
+@pytest.mark.parametrize("tokens", [[1], [2]])
+def test_a_cancelled_request_leaves_nothing_running(tokens: list[int]) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        drafter, _ = new(PearlOptions(window=20), ToyModel(RING, thread=thread))
+        drafter.propose(64)
+        drafter.end()
+        again: Ints = np.array([3, 0, *tokens], np.int32)
+        drafter.begin(again)
+        assert drafter.propose(64).tokens.tolist() == []
+        drafter.end()
+
+
+class Failing(ToyModel):
+    """A draft model whose forwards fail while `broken`."""
+
+    broken = True
+
+    def root(self, count: int) -> Candidates:
+        if self.broken:
+            raise RuntimeError("out of memory")
+        return super().root(count)
+
+
+def test_a_failed_draft_does_not_end_the_server() -> None:
+    """`end` is called outside the step that reports failures, for example when a client cancels."""
+    with ThreadPoolExecutor(1) as thread:
+        model = Failing(RING, thread=thread)
+        drafter, _ = new(PearlOptions(window=3, ahead=0), model)
+        drafter.propose(64)  # fails in the background
+        drafter.end()
+        drafter.begin(PROMPT)
+        model.broken = False
+        assert step(drafter, 1) == []
+        assert drafter.accepted_tokens == 1
+        drafter.end()
+
+
+@pytest.mark.parametrize("pre_verify", [True, False])
+def test_a_failed_draft_is_reported_once(pre_verify: bool) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        drafter, _ = new(PearlOptions(window=3, ahead=0, pre_verify=pre_verify), Failing(RING, thread=thread))
+        with pytest.raises(RuntimeError, match="out of memory"):
+            step(drafter, 1)
+        drafter.end()
+        drafter.begin(PROMPT)
+        drafter.end()

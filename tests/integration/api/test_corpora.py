@@ -1,0 +1,67 @@
+"""Corpora that clients post while the server runs: drafts, isolation of keys, and streams that go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.servers import ALICE, BOB, Served
+
+PATH = "/v1/outrider/corpora"
+# Nothing that the servers' tables know.
+TEXT = "xylograph quince wombat marmalade zephyr axolotl bramble\n"
+PROMPT = "xylograph quince wombat"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def post(server: Served, key: str, **fields: Any) -> dict[str, Any]:
+    answer = server.http.post(PATH, json=fields, headers=bearer(key))
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def complete(server: Served, key: str, **speculation: Any) -> tuple[str, int]:
+    """An answer, and how many nodes of its first step come from a corpus."""
+    fields = {"model": server.model, "prompt": PROMPT, "max_tokens": 2, "temperature": 0}
+    chosen = {"drafter": "retrieval", "report": True, **speculation}
+    answer = server.http.post("/v1/completions", json={**fields, "speculation": chosen}, headers=bearer(key))
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    return body["choices"][0]["text"], body["speculation"]["drafted_tokens"].get("retrieval", 0)
+
+
+def test_drafts_come_from_the_corpus_that_a_request_chooses(guarded: Served) -> None:
+    plain, drafted = complete(guarded, BOB)
+    assert drafted == 0
+    made = post(guarded, BOB, name="words", files=[{"path": "a.txt", "text": TEXT}])
+    assert made["files"] == 1 and made["tokens"] > 5
+    text, drafted = complete(guarded, BOB, corpus="words")
+    assert (text, drafted > 0) == (plain, True)
+    assert complete(guarded, BOB) == (plain, 0)
+    post(guarded, BOB, name="words", files=[{"path": "a.txt", "text": "something else"}])
+    assert complete(guarded, BOB, corpus="words") == (plain, 0)  # the text was replaced
+
+
+def test_a_keys_default_corpus_is_used_for_its_requests_only(guarded: Served) -> None:
+    post(guarded, BOB, name="default", texts=[TEXT], default=True)
+    try:
+        assert complete(guarded, BOB)[1] > 0
+        assert complete(guarded, ALICE)[1] == 0
+        missing = {"model": guarded.model, "prompt": "x", "speculation": {"corpus": "default"}}
+        answer = guarded.http.post("/v1/completions", json=missing, headers=bearer(ALICE))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "corpus_not_found")
+    finally:
+        assert guarded.http.delete(f"{PATH}/default", headers=bearer(BOB)).status_code == 200
+    assert complete(guarded, BOB)[1] == 0
+
+
+def test_a_hundred_files_are_replaced_while_a_stream_runs(served: Served) -> None:
+    files = [{"path": f"{number}.py", "text": f"def f{number}(a):\n    return a + {number}\n" * 20} for number in range(100)]
+    post(served, "none", name="many", files=files)
+    with served.client.completions.create(model=served.model, prompt="def f", max_tokens=200, stream=True) as stream:
+        next(stream)
+        changed = [{**file, "text": file["text"] + "# changed\n"} for file in files]
+        assert post(served, "none", name="many", files=changed)["files"] == 100
+        assert sum(1 for _ in stream) > 0

@@ -1,0 +1,178 @@
+"""Corpora over HTTP: texts, bounds, isolation of keys, and SGLang's routes. The process that indexes is the real one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from outrider import models
+from outrider.drafters.tables import datastore
+from tests.server.fakes import FakeEngine, app_with
+
+PATH = "/v1/outrider/corpora"
+KEYS = {"alice": "alices-secret-key", "bob": "bobs-secret-key"}
+Send = Callable[..., Awaitable[httpx.Response]]
+
+
+def run(app: FastAPI, flow: Callable[[Send], Awaitable[None]]) -> None:
+    """Runs a flow of requests on one event loop, in the lifespan of the application."""
+
+    async def requests() -> None:
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=("127.0.0.1", 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=120) as client:
+
+                async def send(method: str, path: str, body: Any = None, key: str = "none") -> httpx.Response:
+                    return await client.request(method, path, json=body, headers={"Authorization": f"Bearer {key}"})
+
+                await flow(send)
+
+    asyncio.run(requests())
+
+
+def files(**texts: str) -> list[dict[str, str]]:
+    return [{"path": path, "text": text} for path, text in texts.items()]
+
+
+async def ok(response: Awaitable[httpx.Response]) -> Any:
+    answered = await response
+    assert answered.status_code == 200, answered.text
+    return answered.json()
+
+
+async def fails(response: Awaitable[httpx.Response], status: int, words: str) -> None:
+    answered = await response
+    assert answered.status_code == status and words in answered.json()["error"]["message"], answered.text
+
+
+def test_a_corpus_is_made_changed_listed_and_deleted() -> None:
+    async def flow(send: Send) -> None:
+        made = await ok(send("POST", PATH, {"name": "a.b-c", "files": files(x="one two", y="three"), "texts": ["four"]}))
+        assert (made["object"], made["name"], made["files"], made["default"]) == ("corpus", "a.b-c", 3, False)
+        changed = await ok(send("POST", PATH, {"name": "a.b-c", "files": files(x="one"), "remove": ["y"], "texts": ["four"]}))
+        assert changed["files"] == 2 and 0 < changed["tokens"] < made["tokens"]
+        one = await ok(send("GET", f"{PATH}/a.b-c"))
+        assert "x" in one["paths"] and len(one["paths"]) == 2
+        assert [each["name"] for each in (await ok(send("GET", PATH)))["data"]] == ["a.b-c"]
+        metrics = (await send("GET", "/metrics")).text
+        assert "outrider_corpora 1.0" in metrics and f"outrider_corpora_bytes {float(one['bytes'])}" in metrics
+        assert (await ok(send("DELETE", f"{PATH}/a.b-c")))["deleted"] is True
+        await fails(send("GET", f"{PATH}/a.b-c"), 404, "There is no corpus 'a.b-c'")
+        await fails(send("DELETE", f"{PATH}/a.b-c"), 404, "There is no corpus")
+
+    run(app_with(FakeEngine("a")), flow)
+
+
+@pytest.mark.parametrize("name", ["../x", "..", ".x", "", "a/b", "a\u00e9", "x" * 65])
+def test_names_that_could_be_paths_are_refused(name: str) -> None:
+    async def flow(send: Send) -> None:
+        await fails(send("POST", PATH, {"name": name, "texts": ["a"]}), 400, "a corpus's name has 1 to 64 letters")
+
+    run(app_with(FakeEngine("a")), flow)
+
+
+def test_a_request_chooses_a_corpus_or_uses_the_default() -> None:
+    engine = FakeEngine("a")
+
+    async def flow(send: Send) -> None:
+        for name in ("one", "two"):
+            await ok(send("POST", PATH, {"name": name, "texts": [name], "default": name == "one"}))
+        chosen: list[dict[str, Any]] = [{"speculation": {"corpus": "two"}}, {"ngram_corpus_id": "two"}, {}]
+        for fields in chosen:
+            await ok(send("POST", "/v1/completions", {"model": models.NAME, "prompt": "x", **fields}))
+        await ok(send("POST", "/v1/responses", {"model": models.NAME, "input": "x", "speculation": {"corpus": "two"}}))
+        await ok(send("POST", PATH, {"name": "one", "default": False}))
+        await ok(send("POST", "/v1/completions", {"model": models.NAME, "prompt": "x"}))
+        missing = {"model": models.NAME, "prompt": "x", "speculation": {"corpus": "three"}}
+        await fails(send("POST", "/v1/completions", missing), 404, "There is no corpus 'three'")
+
+    run(app_with(engine), flow)
+    names = [each.corpus and Path(each.corpus).parent.name for each in engine.requests]
+    assert names == ["two", "two", "one", "two", None]
+
+
+def test_keys_have_their_own_corpora() -> None:
+    engine = FakeEngine("a")
+
+    async def flow(send: Send) -> None:
+        await ok(send("POST", PATH, {"name": "repo", "texts": ["alice's"], "default": True}, KEYS["alice"]))
+        await fails(send("GET", f"{PATH}/repo", key=KEYS["bob"]), 404, "There is no corpus")
+        assert (await ok(send("GET", PATH, key=KEYS["bob"])))["data"] == []
+        assert (await ok(send("GET", "/list_external_corpora", key=KEYS["bob"])))["corpus_ids"] == []
+        body = {"model": models.NAME, "prompt": "x"}
+        await fails(send("POST", "/v1/completions", {**body, "ngram_corpus_id": "repo"}, KEYS["bob"]), 404, "no corpus")
+        await ok(send("POST", "/v1/completions", body, KEYS["bob"]))
+        await ok(send("POST", PATH, {"name": "repo", "texts": ["bob's"]}, KEYS["bob"]))
+        await ok(send("DELETE", f"{PATH}/repo", key=KEYS["bob"]))
+        assert (await ok(send("GET", f"{PATH}/repo", key=KEYS["alice"])))["files"] == 1
+
+    run(app_with(engine, auth__keys=KEYS), flow)
+    assert [each.corpus for each in engine.requests] == [None]
+
+
+def test_a_corpus_beyond_its_share_is_refused_and_nothing_is_lost() -> None:
+    async def flow(send: Send) -> None:
+        made = await ok(send("POST", PATH, {"name": "a", "texts": ["one"]}, KEYS["alice"]))
+        share = made["bytes"] * 3 // 2
+        assert share > made["bytes"]
+        large = {"name": "a", "files": files(big="word " * 9000)}
+        await fails(send("POST", PATH, large, KEYS["alice"]), 400, "Nothing was changed.")
+        kept = await ok(send("GET", f"{PATH}/a", key=KEYS["alice"]))
+        assert (kept["files"], kept["bytes"]) == (1, made["bytes"])
+
+    run(app_with(FakeEngine("a"), auth__keys=KEYS, corpora__total_bytes=2 * 60_000), flow)
+
+
+def test_corpora_outlive_a_restart_with_the_sessions(tmp_path: Path) -> None:
+    async def before(send: Send) -> None:
+        await ok(send("POST", PATH, {"name": "default", "texts": ["one"], "default": True}))
+
+    async def after(send: Send) -> None:
+        (corpus,) = (await ok(send("GET", PATH)))["data"]
+        assert (corpus["name"], corpus["files"], corpus["default"]) == ("default", 1, True)
+        assert (await ok(send("POST", PATH, {"name": "default", "texts": ["two"]})))["files"] == 2
+
+    run(app_with(FakeEngine("a"), sessions__folder=str(tmp_path / "s")), before)
+    engine = FakeEngine("a")
+    run(app_with(engine, sessions__folder=str(tmp_path / "s")), after)
+    (block, *_) = sorted((tmp_path / "s").rglob("*.block"))
+    assert datastore.load_block(block).size > 0
+    assert block.parents[1].stat().st_mode & 0o077 == 0  # others cannot read the texts
+
+
+def test_the_routes_of_sglang() -> None:
+    async def flow(send: Send) -> None:
+        added = await ok(send("POST", "/add_external_corpus", {"corpus_id": "bench", "documents": ["one", "two"]}))
+        assert added["success"] and added["corpus_id"] == "bench" and added["loaded_token_count"] > 0
+        listed = await ok(send("GET", "/list_external_corpora"))
+        assert listed["corpus_token_counts"] == {"bench": added["loaded_token_count"]} and listed["corpus_ids"] == ["bench"]
+        assert (await ok(send("POST", "/add_external_corpus", {"documents": ["x"]})))["corpus_id"].startswith("corpus-")
+        assert (await ok(send("POST", "/remove_external_corpus", {"corpus_id": "bench"})))["success"]
+        await fails(send("POST", "/remove_external_corpus", {"corpus_id": "bench"}), 404, "There is no corpus")
+        await fails(send("POST", "/add_external_corpus", {"file_path": "/etc/passwd"}), 400, "'file_path' is not supported")
+
+    run(app_with(FakeEngine("a")), flow)
+
+
+def test_a_server_without_corpora_says_so() -> None:
+    async def flow(send: Send) -> None:
+        await fails(send("POST", PATH, {"name": "a", "texts": ["one"]}), 404, "There is no endpoint")
+        body = {"model": models.NAME, "prompt": "x", "speculation": {"corpus": "a"}}
+        await fails(send("POST", "/v1/completions", body), 400, "This server keeps no corpora")
+
+    run(app_with(FakeEngine("a"), corpora__total_bytes=0), flow)
+
+
+def test_concurrent_changes_of_one_corpus_all_happen() -> None:
+    async def flow(send: Send) -> None:
+        bodies = [{"name": "a", "files": files(**{f"f{number}": f"text {number}"})} for number in range(6)]
+        await asyncio.gather(*(ok(send("POST", PATH, body)) for body in bodies))
+        assert (await ok(send("GET", f"{PATH}/a")))["files"] == 6
+
+    run(app_with(FakeEngine("a")), flow)

@@ -1,0 +1,17 @@
+"""Pages of two sizes, for the tests of saved sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from outrider.verify.model.cache import paging
+
+
+@pytest.fixture(scope="module", params=[16, 256])
+def page_tokens(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Pages that a text has several of, or not one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paging, "PAGE_TOKENS", request.param)
+        yield request.param

@@ -1,0 +1,174 @@
+"""Tokenizers of GGUF files: the ids of the tokenizer that a file was written from."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import sentencepiece
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+
+from outrider import models
+from outrider.verify.errors import ModelError
+from outrider.verify.gguf.tokenizer import NORMAL, SPLITS, USER_DEFINED, WHOLE_WORD_SPLITS, build_tokenizer
+from outrider.verify.tokenizer import fingerprint, load_tokenizer
+
+TEXTS = [
+    "Hello world, what's new? WE'VE 1234567 of 3.14",
+    "def f(x):\n    return x[0]\n\n\n\tpass  # a  comment\r\n",
+    "naïve Übergröße, 日本語テスト, नमस्ते, مرحبا, 🙂👩‍👩‍👧, a\u00a0b",
+    "trailing   ",
+    "x=\t\t3    12\n\n 1",
+    "camelCaseText DeepSeek/path\n//// __init__",
+    "\n",
+]
+CORPUS = [Path(__file__).read_text(), *TEXTS * 20]
+
+
+def entries_of(tokens: list[str], types: list[int] | None = None, **others: Any) -> dict[str, Any]:
+    given = {"tokens": tokens, "token_type": types or [NORMAL] * len(tokens), **others}
+    return {f"tokenizer.ggml.{name}": value for name, value in given.items()}
+
+
+def entries_from(tokenizer: Tokenizer, **others: Any) -> dict[str, Any]:
+    """The entries of a byte-level tokenizer, of whose tokens the added ones are control tokens."""
+    state = json.loads(tokenizer.to_str())
+    added = {token["id"] for token in state["added_tokens"]}
+    tokens = [str(tokenizer.id_to_token(id)) for id in range(tokenizer.get_vocab_size())]
+    merges = [" ".join(pair) for pair in state["model"]["merges"]]
+    return entries_of(tokens, [3 if id in added else 1 for id in range(len(tokens))], model="gpt2", merges=merges, **others)
+
+
+@pytest.mark.parametrize("splits", [*SPLITS, *WHOLE_WORD_SPLITS])
+def test_bpe_over_bytes_is_that_of_the_trained_tokenizer(splits: tuple[str, ...]) -> None:
+    trained = Tokenizer(BPE(ignore_merges=splits in WHOLE_WORD_SPLITS))
+    words: list[Any] = [pre_tokenizers.Split(Regex(split), "isolated") for split in splits]
+    trained.pre_tokenizer = pre_tokenizers.Sequence([*words, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    trained.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trained.train_from_iterator(CORPUS, BpeTrainer(vocab_size=600, special_tokens=["<|end|>"], initial_alphabet=alphabet))
+    for name in {**SPLITS, **WHOLE_WORD_SPLITS}[splits].split():
+        built = build_tokenizer(entries_from(trained, pre=name, eos_token_id=0), "model.gguf")
+        for text in [*TEXTS, "one<|end|>two"]:
+            assert built.encode(text) == trained.encode(text).ids
+            assert built.decode(built.encode(text)) == text
+        assert built.decode(built.encode("one<|end|>two"), skip_special_tokens=True) == "onetwo"
+
+
+def test_the_digits_of_smollm_stand_alone() -> None:
+    tokens = [*pre_tokenizers.ByteLevel.alphabet(), "12", "\u0120\u0120"]
+    entries = entries_of(tokens, model="gpt2", pre="smollm", merges=["1 2", "\u0120 \u0120"])
+    assert build_tokenizer(entries, "x.gguf").tokenize("12  1") == ["1", "2", "\u0120\u0120", "1"]
+    entries["tokenizer.ggml.pre"] = "gpt-2"
+    assert build_tokenizer(entries, "x.gguf").tokenize("12  1") == ["12", "\u0120", "\u0120", "1"]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["with a space in front", "without"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> sentencepiece.SentencePieceProcessor:
+    """A SentencePiece model with byte fallback and a symbol of the user."""
+    folder = tmp_path_factory.mktemp("sentencepiece")
+    (folder / "text").write_text("\n".join(CORPUS))
+    sentencepiece.SentencePieceTrainer.train(
+        input=folder / "text",
+        model_prefix=folder / "model",
+        model_type="bpe",
+        vocab_size=600,
+        byte_fallback=True,
+        character_coverage=0.98,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        split_digits=True,
+        allow_whitespace_only_pieces=True,
+        add_dummy_prefix=request.param,
+        user_defined_symbols=["<mark>"],
+        minloglevel=2,
+    )
+    return sentencepiece.SentencePieceProcessor(model_file=f"{folder}/model.model")
+
+
+def test_sentencepiece_is_that_of_its_own_library(trained: sentencepiece.SentencePieceProcessor) -> None:
+    ids = range(trained.get_piece_size())
+    has_prefix = trained.id_to_piece(trained.encode("x")[0]).startswith("\u2581")
+    tests = {2: trained.is_unknown, 3: trained.is_control, 6: trained.is_byte}
+    types = [next((kind for kind, is_kind in tests.items() if is_kind(id)), NORMAL) for id in ids]
+    types[trained.piece_to_id("<mark>")] = USER_DEFINED
+    built = build_tokenizer(
+        entries_of(
+            [trained.id_to_piece(id) for id in ids],
+            types,
+            model="llama",
+            scores=[trained.get_score(id) for id in ids],
+            bos_token_id=trained.bos_id(),
+            eos_token_id=trained.eos_id(),
+            add_space_prefix=has_prefix,
+        ),
+        "model.gguf",
+    )
+    assert built.bos_token == "<s>" and built.eos_token == "</s>" and built.unk_token is None
+    for text in [*TEXTS, " one space in front", "  two", "tab\tand ☃ snow"]:
+        expected = trained.encode(text)
+        assert built.encode(text) == [trained.bos_id(), *expected]
+        assert built.decode(expected) == text
+    assert built.encode("a<mark>", add_special_tokens=False)[-1] == trained.piece_to_id("<mark>")
+    assert built.decode(built.encode("a</s>"), skip_special_tokens=True) == "a"
+
+
+def write_tokenizer(file: Path, entries: dict[str, Any]) -> None:
+    writer = gguf.GGUFWriter(file, "llama")
+    for key, value in entries.items():
+        (writer.add_array if isinstance(value, list) else writer.add_uint32 if isinstance(value, int) else writer.add_string)(
+            key, value
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
+def test_both_processes_load_the_same_tokenizer(tmp_path: Path) -> None:
+    """The front end has no torch."""
+    own = load_tokenizer(str(models.TARGET))
+    entries = entries_from(own.backend_tokenizer, eos_token_id=own.eos_token_id)
+    file = tmp_path / "model.gguf"
+    write_tokenizer(file, {**entries, "tokenizer.chat_template": str(own.chat_template)})
+    loaded = load_tokenizer(str(file))
+    assert loaded.get_vocab() == own.get_vocab() and loaded.chat_template == own.chat_template
+    assert loaded.eos_token_id == own.eos_token_id
+    program = (
+        "import sys; from outrider.server.imports import hide_torch; hide_torch()\n"
+        "from outrider.verify.tokenizer import fingerprint, load_tokenizer\n"
+        f"print(fingerprint(load_tokenizer({str(file)!r}))); assert sys.modules['torch'] is None"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
+    assert found.stdout.strip() == fingerprint(loaded)
+
+
+def test_texts_begin_and_end_as_the_file_says() -> None:
+    entries = entries_of(["<s>", "</s>", "a"], [3, 3, 1], model="gpt2", merges=[], bos_token_id=0, eos_token_id=1)
+    flags = "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token"
+    assert build_tokenizer(entries, "x.gguf").encode("a") == [2]
+    assert build_tokenizer({**entries, flags[0]: True}, "x.gguf").encode("a") == [0, 2]
+    both = build_tokenizer({**entries, flags[0]: True, flags[1]: True}, "x.gguf")
+    assert both.encode("a") == [0, 2, 1] and both.encode("a", add_special_tokens=False) == [2]
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        ({"model": "bert"}, "The tokenizer of 'x.gguf' is of the kind 'bert'; of GGUF files, only the kinds gpt2 and llama"),
+        ({"model": "gpt2", "pre": "new", "merges": []}, "How the tokenizer of 'x.gguf' splits text, 'new', is not supported"),
+        ({"model": "llama"}, "The tokenizer of 'x.gguf' has neither merges nor scores"),
+    ],
+)
+def test_what_is_not_supported_is_one_sentence(entries: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_tokenizer(entries_of(["a"], **entries), "x.gguf")
+    with pytest.raises(ModelError, match="of the kind None"):
+        build_tokenizer({}, "x.gguf")

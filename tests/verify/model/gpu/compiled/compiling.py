@@ -1,0 +1,96 @@
+"""Compiles kernels for GPUs, which needs none: the compiler may reject what the interpreter accepts, and tells what it uses.
+
+As a program, it reads a list of `Variant` and writes a list of `Usage`, as JSON: a process that uses Triton's interpreter
+cannot compile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+# Bytes of shared memory that a program may have, by compute capability.
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+# Matrix instructions of Ampere to Ada and Blackwell for workstations, of Hopper, and of Blackwell for data centres.
+TENSOR_CORE_INSTRUCTIONS = r"\b(?:HMMA|HGMMA|UTC\w*MMA)"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel of `outrider.verify.model.gpu` with types and sizes."""
+
+    capability: int  # such as 90 for sm_90
+    module: str
+    kernel: str
+    kinds: Mapping[str, str]  # types of arguments that are not i32
+    constants: Mapping[str, Any]
+    warps: int = 4
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a compiled kernel uses."""
+
+    registers: int  # of a thread
+    stack_bytes: int  # of a thread; more than 0 if registers are spilled
+    shared_bytes: int
+    tensor_core_instructions: int
+
+
+def usages(variants: Sequence[Variant]) -> list[Usage]:
+    """Compiles all variants in another process."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.verify.model.gpu.compiled.compiling"]
+    text = json.dumps([asdict(each) for each in variants])
+    done = subprocess.run(command, env=environment, input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [Usage(**each) for each in json.loads(done.stdout)]
+
+
+def usage(variant: Variant) -> Usage:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = getattr(import_module(f"outrider.verify.model.gpu.{variant.module}"), variant.kernel)
+    constants, names = variant.constants, kernel.arg_names
+    kinds = {name: "constexpr" if name in constants else variant.kinds.get(name, "i32") for name in names}
+    source = ASTSource(
+        fn=kernel,
+        signature=kinds,
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if is_aligned(name, kinds[name])},
+    )
+    options = {"num_warps": variant.warps}
+    compiled = triton.compile(source, target=GPUTarget("cuda", variant.capability, 32), options=options)
+    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(compiled.asm["cubin"])
+        found = re.search(r"REG:(\d+) STACK:(\d+)", tool(folder / "cuobjdump", "-res-usage", file.name))
+        instructions = tool(folder / "nvdisasm", file.name)
+    assert found is not None
+    matrix = len(re.findall(TENSOR_CORE_INSTRUCTIONS, instructions))
+    return Usage(int(found[1]), int(found[2]), compiled.metadata.shared, matrix)
+
+
+def is_aligned(name: str, kind: str) -> bool:
+    """Whether Triton finds an argument to be a multiple of 16 in every launch: addresses, and strides of whole heads."""
+    return kind.startswith("*") or name.endswith(("_head", "_row", "_stride", "_offset"))
+
+
+def tool(program: Path, *arguments: str) -> str:
+    """What one of CUDA's tools, which Triton's package has, says of a kernel."""
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    json.dump([asdict(usage(Variant(**each))) for each in json.load(sys.stdin)], sys.stdout)

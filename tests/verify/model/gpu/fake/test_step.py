@@ -1,0 +1,70 @@
+"""A step on an emulated GPU: the host waits once, for the choices, and emits what it emits on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from outrider.drafters.interface import DraftTree
+from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.verifier import Verifier
+from tests.verify.model.families import random_model
+from tests.verify.model.gpu.fake.emulated_cuda import CUDA, Clock, emulated_cuda
+
+CONTEXT = 128
+PROMPT = np.arange(5, 40, dtype=np.int32)
+TREE = DraftTree(
+    np.array([7, 9, 11, 7], np.int32),
+    np.array([-1, 0, 0, -1], np.int32),
+    np.array([1, 2, 2, 1], np.int32),
+    np.ones(4, np.float32),
+    np.zeros(4, np.uint8),
+)
+PARAMS = {
+    "greedy": SamplingParams(temperature=0),
+    "temperature": SamplingParams(temperature=1.0, seed=3),
+    "filters": SamplingParams(temperature=1.0, seed=3, top_k=20, top_p=0.9, min_p=0.01),
+}
+
+
+def runner_on(device: torch.device, config: LlamaConfig) -> ModelRunner:
+    """A tiny model of random weights, the same on each device."""
+    torch.manual_seed(1)
+    runner = ModelRunner(random_model(config, NAME).to(device), CONTEXT, compile="off", started=False)
+    runner.pages = 16
+    runner.start(CONTEXT)
+    return runner
+
+
+def steps(runner: ModelRunner, params: SamplingParams, clock: Clock | None = None) -> list[Any]:
+    """The tokens of some steps with masks of a grammar. On a GPU, checks that the host waits once in each."""
+    verifier = Verifier(runner, runner.new_cache())
+    verifier.begin(PROMPT, params, max_tokens=40, stop_ids=[2])
+    verifier.prefill()
+    allowed = np.ones((len(TREE) + 1, runner.vocabulary), np.bool_)
+    allowed[:, 50:] = False
+    found = []
+    for mask in (None, allowed, None):
+        if clock is not None:
+            clock.waits.clear()
+        verdict = verifier.verify(TREE, feedback=4, allowed=mask)
+        verifier.commit(verdict)
+        if clock is not None:
+            assert clock.waits == ["event"]
+        found.append((verdict.tokens.tolist(), verdict.topk_ids.tolist()))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PARAMS)
+def test_a_step_waits_once(tiny_config: LlamaConfig, name: str) -> None:
+    """Not in uploads, masks, filters or the commit of rows that are out of place."""
+    expected = steps(runner_on(torch.device("cpu"), tiny_config), PARAMS[name])
+    with emulated_cuda() as clock:
+        assert steps(runner_on(CUDA, tiny_config), PARAMS[name], clock) == expected

@@ -1,0 +1,63 @@
+"""Layers are compiled once for all of them, by settings that the installed version of PyTorch has."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from transformers import PreTrainedModel
+
+from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.gpu.compilation import SETTINGS, CompileError, compiled_layers
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
+from tests.verify.model.gpu.conftest import DEVICE
+from tests.verify.model.gpu.test_graphs import Graphed
+from tests.verify.model.test_architectures import make
+
+
+def test_the_private_names_are_there() -> None:
+    for name in SETTINGS:
+        here = f"PyTorch {torch.__version__}; compilation.py says what would be lost."
+        assert hasattr(torch._dynamo.config, name), f"There is no torch._dynamo.config.{name} in {here}"
+    assert hasattr(PreTrainedModel, "_no_split_modules"), "transformers' models do not name their layers; see compilation.py."
+    assert issubclass(CompileError, Exception)
+
+
+@pytest.mark.slow
+def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    """Code compiled for a few layers and numbers of rows serves all, with unchanged results."""
+    caplog.set_level(logging.WARNING, "torch.__trace")  # verbose
+    runner = ModelRunner(make("llama", NAME).to(DEVICE), started=False)
+    compiled: list[torch.fx.GraphModule] = []
+
+    def count(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        compiled.append(graph)
+        return graph
+
+    graphs = Graphed(runner, capture=False)
+    before = [module.forward for module in runner.model.modules()]
+    for size in (4, 2, 1):
+        batch = ForwardBatch.chain(torch.arange(3, 3 + size))
+        reference, cache = graphs.filled()
+        expected = runner.forward(reference, batch)
+        with compiled_layers(runner.model, count):
+            assert torch.allclose(graphs(Segment(cache, batch)), expected, atol=1e-4)
+    assert len(compiled) == 4  # the first layer and the others, any number of rows, one row
+    assert [module.forward for module in runner.model.modules()] == before
+
+
+def test_a_failed_compilation_is_reported() -> None:
+    runner = ModelRunner(make("llama", NAME).to(DEVICE), started=False)
+    graphs = Graphed(runner, capture=False)
+    _, cache = graphs.filled()
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(CompileError, match="no"), compiled_layers(runner.model, refuse):
+        graphs(Segment(cache, ForwardBatch.chain(torch.tensor([11]))))

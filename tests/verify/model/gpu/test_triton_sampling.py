@@ -1,0 +1,66 @@
+"""The kernel that chooses tokens against `outrider.verify.sampling.sampler`, on a GPU or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.verify.model.gpu.triton_sampling import choose
+from outrider.verify.sampling.sampler import Sampler
+from outrider.verify.sampling_params import SamplingParams
+from tests.verify.model.gpu.conftest import DEVICE
+
+
+def logits_of(size: int, step: float, dtype: torch.dtype, seed: int, rows: int = 3) -> torch.Tensor:
+    """Random logits [M, V], of which many are equal if they are multiples of a `step`; some are -inf."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, size, generator=generator) * 3
+    if step:
+        logits = (logits / step).round() * step
+    logits[1:, ::7] = -torch.inf
+    logits[:, size // 2] = 0.0
+    return logits.to(dtype)
+
+
+def check(logits: torch.Tensor, params: SamplingParams) -> None:
+    positions = [4, 4, 9][: len(logits)]
+    found = choose(logits.to(DEVICE), params, positions).tolist()
+    assert found == Sampler(params).sample(logits, positions).tolist()
+    sampler = Sampler(params)
+    assert found == [sampler.choose(row, position) for row, position in zip(logits, positions, strict=True)]
+
+
+@settings(max_examples=12)
+@given(
+    size=st.sampled_from([1, 5, 97, 4096, 5000]),
+    step=st.sampled_from([0.0, 0.125, 2.0]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    params=st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0.3, 1.0, 1.7]),
+        top_p=st.sampled_from([1e-9, 0.52, 0.93, 1.0]),
+        top_k=st.sampled_from([0, 1, 3, 40, 10_000]),
+        min_p=st.sampled_from([0.0, 0.1, 0.6]),
+        seed=st.integers(0, (1 << 64) - 1),
+    ),
+)
+def test_tokens_equal_the_cpus(size: int, step: float, dtype: torch.dtype, params: SamplingParams) -> None:
+    check(logits_of(size, step, dtype, params.seed % 97), params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("top_k", [0, 50])
+@pytest.mark.parametrize("top_p", [0.95, 1.0])
+def test_tokens_of_a_large_vocabulary(top_k: int, top_p: float) -> None:
+    for seed in range(2):
+        check(logits_of(32_000, 0.0, torch.bfloat16, seed), SamplingParams(1.0, top_p, top_k, seed=seed))
+
+
+def test_rows_need_not_be_contiguous() -> None:
+    logits = logits_of(97, 0.0, torch.float32, 1)
+    params = SamplingParams(seed=5, top_k=9)
+    assert choose(logits.T.contiguous().T.to(DEVICE), params, [1, 2, 3]).tolist() == (
+        Sampler(params).sample(logits, [1, 2, 3]).tolist()
+    )

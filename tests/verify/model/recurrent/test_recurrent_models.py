@@ -1,0 +1,243 @@
+"""Recurrent, mixed and older layers: transformers' logits, trees that equal their paths, lossless drafts, rewinding."""
+
+from __future__ import annotations
+
+import functools
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.drafters.interface import Drafter, DraftTree, Ints
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.registry import Resources, make
+from outrider.verify.decode import decode
+from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.errors import ModelError
+from outrider.verify.model import self_check
+from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cpu import native
+from outrider.verify.model.cpu.trace import TracedForward
+from outrider.verify.model.loading import LoadOptions, load_weights
+from outrider.verify.model.quantization import Quantization, Quantize, quantize_layers
+from outrider.verify.model.recurrent import states
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
+from outrider.verify.model.self_check import check_model
+from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.stream import DecodeOptions
+from outrider.verify.verifier import Verifier
+from tests.drafts import Chaos, Oracle
+from tests.verify.model.families import FAMILIES, REFUSED, build, text_of, tolerance
+
+FAST = "qwen3_5"
+SERVED = [family for family in FAMILIES if family not in REFUSED]
+ALL = [family if family == FAST else pytest.param(family, marks=pytest.mark.slow) for family in SERVED]
+# Those without experts; FAST, too.
+TRACED = ["olmo_hybrid", "lfm2", "bamba", "falcon_h1", "falcon", "falcon_alibi", "bloom", "mpt", "gptj", "gpt_neo"]
+PARENTS = np.array([-1, 0, 1, 2, 1, 0, -1, 6, 6, 8], np.int32)
+TOKENS = np.array([5, 9, 11, 40, 41, 42, 60, 61, 62, 63], np.int32)
+DEPTHS = np.array([1, 2, 3, 4, 3, 2, 1, 2, 2, 3], np.int32)
+TREE = DraftTree(TOKENS, PARENTS, DEPTHS, np.linspace(0.9, 0.1, 10, dtype=np.float32), np.zeros(10, np.uint8))
+
+
+@functools.cache
+def runner_of(family: str) -> ModelRunner:
+    """A family's model, as it is served."""
+    return ModelRunner(build(family, NAME), pack=True, traced=True)
+
+
+def read(runner: ModelRunner, text: torch.Tensor, pieces: int = 512) -> KVCache:
+    """A cache with a committed text."""
+    cache = runner.new_cache()
+    for start in range(0, len(text), pieces):
+        runner.forward(cache, ForwardBatch.chain(text[start : start + pieces]), logits=False)
+        cache.length = min(len(text), start + pieces)
+    return cache
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_logits_and_trees_equal_transformers(family: str) -> None:
+    runner, reference = runner_of(family), build(family, "eager")
+    text = text_of(100)
+    with torch.inference_mode():
+        expected = reference(text[None]).logits[0]
+    for cuts in ((0, 40, 41, 60, 100), (0, 70, 75, 76, 100)):  # steps, and the model's own form for long parts
+        cache = runner.new_cache()
+        for start, stop in pairwise(cuts):
+            found = runner.forward(cache, ForwardBatch.chain(text[start:stop]))
+            assert torch.allclose(found, expected[start:stop], atol=tolerance(family))
+            cache.length = stop
+    logits = runner.forward(cache, ForwardBatch.tree(7, TREE)).clone()
+    other = read(runner, text[:30])
+    together = runner.forward_all([Segment(other, ForwardBatch.tree(9, TREE)), Segment(cache, ForwardBatch.tree(7, TREE))])
+    assert torch.allclose(together[1], logits, atol=tolerance(family))
+    for row in range(-1, len(TREE)):
+        for prefix, found in ((text, logits), (text[:30], together[0])):
+            path = torch.cat([prefix, torch.tensor([7 if prefix is text else 9, *TREE.path(row)])])
+            with torch.inference_mode():
+                assert torch.allclose(found[row + 1], reference(path[None]).logits[0, -1], atol=tolerance(family)), row
+
+
+@pytest.mark.parametrize("family", [FAST, *(pytest.param(family, marks=pytest.mark.slow) for family in TRACED)])
+def test_traced_steps_have_the_bits_of_untraced_ones(family: str) -> None:
+    """Trees at once and in two parts, committed paths, several streams, and a step beside a long part of a prompt."""
+    traced, plain = runner_of(family), ModelRunner(build(family, NAME), pack=True)
+    assert isinstance(traced.mode.backend, TracedForward) and plain.mode.backend is None
+    tree, found = ForwardBatch.tree(7, TREE), []
+    for runner in (traced, plain):
+        first, second = read(runner, text_of(30)), read(runner, text_of(9, 2))
+        rows = [runner.forward(first, tree.part(0, 4)), runner.forward(first, tree.part(4, len(tree)))]
+        rows = [each.clone() for each in rows]
+        first.commit([0, 1, 2, 4])
+        rows += [each.clone() for each in runner.forward_all([Segment(first, tree), Segment(second, tree)])]
+        second.commit([0, 7, 9])
+        rows += runner.forward_all([Segment(first, ForwardBatch.chain(text_of(80))), Segment(second, tree)])
+        found.append(torch.cat(rows))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
+def test_drafting_is_lossless(family: str, temperature: float) -> None:
+    runner = runner_of(family)
+    prompt = np.arange(3, 15, dtype=np.int32)
+    options = DecodeOptions(SamplingParams(temperature, seed=5), 40)
+    expected = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
+    again = ModelRunner(build(family, NAME))  # of its own: `fusion` drafts while the target runs
+    resources = Resources(vocabulary=97, model=DraftRunner(again, 97).session)
+    drafters: list[Drafter] = [Oracle(expected, 6, 4), Chaos(97), make("fusion", resources), make("draft", resources)]
+    for drafter in drafters:
+        drafted = decode(Verifier(runner, runner.new_cache()), drafter, prompt, options)
+        assert drafted.tokens == expected
+    assert len(drafted.steps) < len(expected)
+
+
+@pytest.fixture
+def few_tokens_between_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
+
+
+@pytest.mark.usefixtures("few_tokens_between_snapshots")
+@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize(
+    ("pieces", "every"), [(70, 9), *(pytest.param(pieces, 1, marks=pytest.mark.slow) for pieces in (5, 70))]
+)
+def test_a_text_is_cut_at_every_offset(family: str, pieces: int, every: int) -> None:
+    runner, text = runner_of(family), text_of(90)
+    expected = runner.forward(runner.new_cache(), ForwardBatch.chain(text)).clone()
+    source = read(runner, text, pieces)
+    swapped = runner.new_cache()
+    swapped.fork(source, 90)
+    swapped_rows = swapped.swap_out()
+    for offset in range(1, 90, every):
+        cut, forked, restored = read(runner, text, pieces), runner.new_cache(), runner.new_cache()
+        cut.truncate(offset)
+        forked.fork(source, offset)
+        restored.fork(swapped_rows, offset)
+        for slot in (cut, forked, restored):
+            assert offset - (8 + pieces) < slot.length <= offset
+            found = runner.forward(slot, ForwardBatch.chain(text[slot.length : offset + 1]))[-1]
+            assert torch.allclose(found, expected[offset], atol=tolerance(family))
+
+
+@pytest.mark.usefixtures("few_tokens_between_snapshots")
+@pytest.mark.parametrize("family", ALL)
+def test_sessions_are_reused_forked_and_rewound_at_random_points(family: str) -> None:
+    runner, random = runner_of(family), Random(3)
+    sessions = [Verifier(runner, runner.new_cache()) for _ in range(3)]
+    options = DecodeOptions(SamplingParams(0.8, seed=1), 20)
+    for step in range(6):
+        session = sessions[number := random.randrange(3)]
+        text = session.sequence.tokens
+        kept = random.randrange(len(text) + 1)
+        if random.random() < 0.3 and len(text) > 1:
+            source = random.choice([each for each in sessions if each is not session])
+            session = source.clone(runner.new_cache(), min(kept, len(source.sequence)))
+            text = session.sequence.tokens
+        if random.random() < 0.3:
+            session.swap_in(session.swap_out())
+        added = random.choices(range(3, 97), k=random.choice((1, 3, 100)))
+        prompt: Ints = np.concatenate([text[:kept], np.array(added, np.int32)])[-300:]
+        expected = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
+        assert decode(session, Chaos(97, step), prompt, options).tokens == expected
+        session.truncate(len(session.sequence) - random.randrange(3))  # as if a stop string had ended inside a block
+        sessions[number] = session
+
+
+def test_states_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far from the end, snapshots are kept at larger distances, and never more than the limit."""
+    monkeypatch.setattr(states, "SNAPSHOT_BYTES", 0)
+    runner = runner_of("qwen3_5")
+    shape = runner.cache_shape.recurrent
+    assert shape is not None and shape.snapshots == 2
+    empty = torch.empty(0)
+    kept: list[states.Snapshot] = []
+    for length in range(256, 256 * 65, 256):
+        kept.append(states.Snapshot(length, empty, empty))
+        states.thin(kept, 8)
+    gaps = np.diff([0, *(each.length for each in kept)])
+    assert len(kept) == 8 and kept[-1].length == 256 * 64
+    assert gaps[-1] == 256 and gaps[0] >= 2048
+
+
+@pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("family", ALL)
+def test_a_quantised_model_passes_the_check_by_any_text(
+    family: str, quantize: Quantize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunked form of a recurrence rounds differently than its steps, and quantised layers amplify that."""
+    model = build(family, NAME)
+    quantize_layers(model, Quantization(quantize), torch.device("cpu"))
+    monkeypatch.setattr(self_check, "ATTEMPTS", 1)
+    check_model(ModelRunner(model, pack=True), family)
+
+
+@pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
+@pytest.mark.parametrize("family", ALL)
+def test_loading_gives_the_bits_of_quantising_the_loaded_model(family: str, tmp_path: Path) -> None:
+    """transformers initialises what a checkpoint lacks, which must not be the layers around replaced ones."""
+    build(family, "eager").save_pretrained(tmp_path)
+    model = build(family, NAME)
+    quantize_layers(model, Quantization("int8"), torch.device("cpu"))
+    plain = ModelRunner(model)
+    loaded = load_weights(LoadOptions(str(tmp_path), device="cpu", pack=False, quantization=Quantization("int8")))
+    expected, found = (each.forward(each.new_cache(), ForwardBatch.chain(text_of(20))) for each in (plain, loaded))
+    assert torch.equal(found, expected)
+
+
+def test_a_layer_whose_weights_are_read_by_another_is_refused() -> None:
+    """Its replacement has none to read."""
+    model = build("stablelm", NAME)
+    layer = model.model.layers[0].mlp
+    layer.forward = lambda rows: torch.nn.functional.linear(rows, layer.up_proj.weight.clamp(-1, 1)[:32])
+    quantize_layers(model, Quantization("int8"), torch.device("cpu"))
+    with pytest.raises(ModelError, match="its forward fails"):
+        ModelRunner(model)
+
+
+@pytest.mark.parametrize("family", ["gemma4", "mamba2"])
+def test_a_gpu_is_refused_in_a_sentence(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelRunner, "in_pages", True)
+    with pytest.raises(ModelError, match=r"differ in shape, or without attention, are served on a CPU only; set model\.device"):
+        ModelRunner(build(family, NAME))
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma4"])
+def test_a_filled_cache_is_continued(family: str) -> None:
+    """As measurements do: zeros, or noise in place of them, and no state."""
+    runner = runner_of(family)
+    cache, other = read(runner, text_of(40)), runner.new_cache()
+    for each in (cache, other):
+        each.fill(20)
+    batch = ForwardBatch.chain(text_of(5))
+    zeros = runner.forward(cache, batch).clone()
+    assert torch.equal(runner.forward(other, batch), zeros)
+    cache.fill(20, torch.Generator().manual_seed(1))
+    assert not torch.allclose(runner.forward(cache, batch), zeros, atol=1e-3)

@@ -1,0 +1,55 @@
+"""The largest logits are those that a sort finds, ties included."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.verify.sampling.largest import largest, likeliest
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def logits_of(rows: int, size: int, seed: int, dtype: torch.dtype, levels: int) -> torch.Tensor:
+    """Random logits [rows, size] that take few values, so that many are equal."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(rows, size, generator=generator) * levels).round().div(levels).to(dtype)
+
+
+@given(
+    st.sampled_from([1, 5, 64, 200, 4096, 7001]),
+    st.integers(1, 200),
+    st.integers(0, 1 << 30),
+    st.sampled_from(DTYPES),
+    st.sampled_from([1, 4, 1000]),
+)
+def test_the_largest_are_those_of_a_stable_sort(size: int, count: int, seed: int, dtype: torch.dtype, levels: int) -> None:
+    [row] = logits_of(1, size, seed, dtype, levels)
+    assert largest(row, count).tolist() == row.sort(descending=True, stable=True).indices[:count].tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_impossible_tokens_are_never_among_the_largest(dtype: torch.dtype) -> None:
+    row = torch.full((6400,), -torch.inf, dtype=dtype)
+    row[[17, 6399]] = torch.tensor([1.0, 2.0], dtype=dtype)
+    assert largest(row, 20).tolist() == [6399, 17]
+
+
+@given(
+    st.integers(1, 9),
+    st.sampled_from([9, 700, 1024, 5003]),
+    st.integers(0, 8),
+    st.integers(0, 1 << 30),
+    st.sampled_from(DTYPES),
+)
+def test_the_likeliest_tokens_and_their_probabilities(rows: int, size: int, count: int, seed: int, dtype: torch.dtype) -> None:
+    logits = logits_of(rows, size, seed, dtype, 1000)
+    ids, probabilities = likeliest(logits, count)
+    assert ids.dtype == torch.int32
+    assert probabilities.dtype == torch.float32
+    expected = logits.float().softmax(-1)
+    assert torch.equal(logits.gather(1, ids.long()), logits.topk(count, -1).values)
+    assert all(len(set(row)) == count for row in ids.tolist())
+    torch.testing.assert_close(
+        probabilities, expected.gather(1, ids.long()), rtol=0.05 if dtype == torch.bfloat16 else 1e-5, atol=0
+    )

@@ -1,0 +1,187 @@
+"""Sampling: filters against a plain reference, the noise, and the resulting distribution."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.verify.errors import ModelError
+from outrider.verify.sampling.sampler import MASS_SCALE, Sampler, candidates, contenders, gumbel, warp_logits
+from outrider.verify.sampling_params import MIN_TEMPERATURE, SamplingParams
+
+
+def reference(logits: list[float], params: SamplingParams) -> list[float]:
+    """Temperature, top-k, top-p and min-p for one row, in plain Python."""
+    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+    weights = {i: math.exp((logits[i] - max(logits)) / params.temperature) for i in order}
+    if params.top_k:
+        weights = {i: weights[i] for i in order[: params.top_k]}
+    total = sum(weights.values())
+    shares, mass = {}, 0.0
+    for i in order:
+        if i in weights and mass < params.top_p:
+            shares[i] = weights[i] / total
+            mass += shares[i]
+    top = max(shares.values())
+    shares = {i: p for i, p in shares.items() if p >= params.min_p * top}
+    total = sum(shares.values())
+    return [shares.get(i, 0.0) / total for i in range(len(logits))]
+
+
+@given(
+    st.lists(st.integers(-40, 40).map(lambda x: x / 8), min_size=1, max_size=12),
+    st.sampled_from([0.3, 1.0, 1.7]),
+    st.sampled_from([0.05, 0.52, 0.93, 1.0]),  # no sum of equal shares, where rounding would decide
+    st.integers(0, 6),
+    st.sampled_from([0.0, 0.1, 0.6]),
+)
+def test_filters_equal_the_reference(logits: list[float], temperature: float, top_p: float, top_k: int, min_p: float) -> None:
+    params = SamplingParams(temperature, top_p, top_k, min_p)
+    got = warp_logits(torch.tensor([logits]), params)[0].softmax(-1).tolist()
+    assert got == pytest.approx(reference(logits, params), abs=1e-6)
+
+
+@pytest.mark.parametrize("tiny", [5e-324, 1e-46, 1e-40, 1e-30])
+def test_tiny_filters_keep_the_likeliest_token(tiny: float) -> None:
+    logits = torch.tensor([[1.0, 5.0, -torch.inf, 5.0]])
+    assert warp_logits(logits, SamplingParams(top_p=tiny))[0].softmax(-1).tolist() == [0, 1, 0, 0]
+    assert warp_logits(logits, SamplingParams(min_p=tiny))[0].softmax(-1).tolist() == pytest.approx(
+        logits[0].softmax(-1).tolist(), abs=1e-6
+    )
+    coldest = SamplingParams(MIN_TEMPERATURE, top_p=tiny, min_p=tiny)
+    assert warp_logits(1e4 * logits, coldest)[0].softmax(-1).tolist() == [0, 1, 0, 0]
+
+
+def sample(logits: torch.Tensor, params: SamplingParams, positions: list[int]) -> torch.Tensor:
+    return Sampler(params).sample(logits, positions)
+
+
+def test_greedy_takes_the_argmax_and_the_first_of_ties() -> None:
+    assert sample(torch.tensor([[0.0, 2.0, 2.0], [3.0, 1.0, 2.0]]), SamplingParams(temperature=0), [0, 1]).tolist() == [1, 0]
+
+
+def test_samples_follow_the_distribution() -> None:
+    logits = torch.tensor([[0.0, 1.0, -1.0, 2.0]])
+    params = SamplingParams(temperature=1.0, seed=5)
+    samples = 20_000
+    chosen = sample(logits.expand(samples, -1), params, list(range(samples)))
+    counts = torch.bincount(chosen, minlength=4).double()
+    expected = logits[0].double().softmax(-1) * samples
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_square < 16.27  # 3 degrees of freedom, p = 0.001
+
+
+def test_excluded_tokens_are_never_sampled() -> None:
+    logits = torch.randn(500, 50, generator=torch.Generator().manual_seed(0))
+    chosen = sample(logits, SamplingParams(temperature=2.0, top_k=3, seed=1), list(range(500)))
+    allowed = logits.topk(3).indices
+    assert bool((allowed == chosen[:, None]).any(1).all())
+
+
+def test_a_choice_depends_on_its_own_row_and_position_only() -> None:
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
+    params = SamplingParams(seed=3)
+    together = sample(logits, params, [4, 5, 5, 6, 6, 7])
+    alone = [int(sample(logits[i : i + 1], params, [p])) for i, p in enumerate([4, 5, 5, 6, 6, 7])]
+    assert together.tolist() == alone
+    one_by_one = Sampler(params)
+    assert [int(one_by_one.sample(logits[i : i + 1], [p])) for i, p in enumerate([4, 5, 5, 6, 6, 7])] == alone
+
+
+@given(st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=5), min_size=1, max_size=6))
+def test_cached_noise_is_that_of_the_positions(steps: list[list[int]]) -> None:
+    """For any sequence of positions, also backwards; with a large vocabulary, few are cached."""
+    vocabulary = 20_000
+    sampler = Sampler(SamplingParams(seed=3))
+    for positions in steps:
+        scores = sampler.scores(torch.zeros(len(positions), vocabulary), positions)
+        assert torch.equal(scores, gumbel(3, positions, torch.arange(vocabulary)))
+
+
+def test_noise_depends_on_seed_position_and_token() -> None:
+    noise = torch.cat([gumbel(seed, range(40), torch.arange(200)) for seed in (0, 1, (1 << 64) - 1)])
+    assert len(noise.unique()) > 0.999 * noise.numel()
+    assert abs(float(noise.mean()) - 0.5772) < 0.03  # Euler's constant: the mean of the Gumbel distribution
+    assert torch.equal(gumbel(7, [3], torch.tensor([5, 90]))[0], gumbel(7, [2, 3], torch.arange(200))[1, [5, 90]])
+    assert bool(noise.isfinite().all())
+
+
+@st.composite
+def rows_of_logits(draw: st.DrawFn) -> torch.Tensor:
+    """One row of logits [V] with many ties, of any size below and above a few groups, in float32 or bfloat16."""
+    size = draw(st.sampled_from([1, 7, 63, 64, 130, 1000, 4096, 9001]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
+    logits = torch.randn(size, generator=generator) * draw(st.sampled_from([0.0, 0.1, 3.0, 30.0]))
+    step = draw(st.sampled_from([0.0, 0.125, 2.0]))
+    if step:
+        logits = (logits / step).round() * step
+    if draw(st.booleans()):
+        logits[torch.rand(size, generator=generator) < 0.9] = -torch.inf
+        logits[draw(st.integers(0, size - 1))] = 1.0
+    return logits.to(draw(st.sampled_from([torch.float32, torch.bfloat16])))
+
+
+def sorted_reference(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """The log-weights of one row [V] by sorting all of it."""
+    values = logits.float()
+    weights = (values - values.max()) / params.temperature
+    order = values.sort(descending=True, stable=True).indices
+    if params.top_k:
+        order, weights = order[: params.top_k], weights.index_fill(0, order[params.top_k :], -torch.inf)
+    masses = [int(weight * MASS_SCALE) for weight in weights[order].exp().tolist()]
+    needed, before = max(1, math.ceil(float(sum(masses)) * params.top_p)), 0
+    for token, mass in zip(order.tolist(), masses, strict=True):
+        if (params.top_p < 1 and before >= needed) or (params.min_p and weights[token] < math.log(params.min_p)):
+            weights[token] = -torch.inf
+        before += mass
+    return weights
+
+
+@settings(max_examples=30)
+@given(
+    rows_of_logits(),
+    st.sampled_from([MIN_TEMPERATURE, 0.3, 0.8, 1.0, 1.9]),
+    st.sampled_from([1e-9, 0.05, 0.5, 0.95, 1.0]),
+    st.sampled_from([0, 1, 20, 64, 5000]),
+    st.sampled_from([0.0, 0.01, 1.0]),
+    st.integers(0, 1 << 20),
+)
+def test_one_row_gives_the_same_token_as_sorting_and_scoring_all(
+    logits: torch.Tensor, temperature: float, top_p: float, top_k: int, min_p: float, seed: int
+) -> None:
+    params = SamplingParams(temperature, top_p, top_k, min_p, seed)
+    weights = warp_logits(logits[None], params)[0]
+    assert torch.equal(weights, sorted_reference(logits, params))
+    if params.filters:
+        ids, kept = candidates(logits, params)
+        finite = kept > -torch.inf  # `warp_logits` does not tell excluded tokens from impossible ones
+        assert sorted(ids[finite].tolist()) == (weights > -torch.inf).nonzero()[:, 0].tolist()
+        assert torch.equal(kept[finite], weights[ids[finite]])
+    for position in range(4):
+        assert Sampler(params).choose(logits, position) == int(Sampler(params).sample(logits[None], [position]))
+
+
+def test_few_tokens_contend() -> None:
+    """Noise is computed for the tokens that can win, not for the vocabulary."""
+    logits = torch.randn(150_000, generator=torch.Generator().manual_seed(0))
+    counts = [len(contenders(logits, SamplingParams(seed=seed), 0)[0]) for seed in range(20)]
+    assert sum(counts) < 20 * 3000
+
+
+@settings(max_examples=30)
+@given(rows_of_logits(), st.sampled_from([MIN_TEMPERATURE, 0.3, 0.8, 1.9]), st.integers(0, 1 << 20))
+def test_one_row_without_filters_gives_the_same_token_as_scoring_all(
+    logits: torch.Tensor, temperature: float, seed: int
+) -> None:
+    params = SamplingParams(temperature, seed=seed)
+    for position in range(4):
+        assert Sampler(params).choose(logits, position) == int(Sampler(params).sample(logits[None], [position]))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(), SamplingParams(top_k=2)])
+def test_logits_that_are_not_finite_are_one_sentence(value: float, params: SamplingParams) -> None:
+    with pytest.raises(ModelError, match="NaN or infinite"):
+        Sampler(params).choose(torch.tensor([1.0, value, 2.0]), 0)

@@ -1,0 +1,163 @@
+"""What a round computes, by the time that it may take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from outrider.drafters.interface import DraftTree, Source, chain
+from outrider.verify.budget import Budget, Draft
+from outrider.verify.controller import (
+    FIRST_CHUNK_TOKENS,
+    MIN_CHUNK_TOKENS,
+    OVERLAP_PROBE_INTERVAL,
+    READING_FACTOR,
+    STEPS_SHARE,
+    Controller,
+    Plan,
+    Times,
+)
+from outrider.verify.cost import CostCurve
+from outrider.verify.measurement import NODES
+from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
+
+
+class Fixed(CostCurve):
+    """A curve that steps do not correct: a step takes 1 second, and each further row 0.02 seconds."""
+
+    def __init__(self) -> None:
+        super().__init__(NODES, (64,), (tuple(1.0 + 0.02 * nodes for nodes in NODES),), 0.02, 0.1)
+
+    def observe(self, context: int, streams: int, rows: int, seconds: float) -> None:
+        pass
+
+
+CURVE = Fixed()
+LIKELY = chain(np.ones(60, np.int32), np.full(60, 0.99, np.float32), Source.LOOKUP)
+NOTHING = chain(np.empty(0, np.int32), np.empty(0, np.float32), Source.LOOKUP)
+
+
+def plan(controller: Controller, tree: DraftTree = NOTHING, reads: bool = True) -> Plan:
+    """A round of one stream's step, beside a prompt of which one token has been read."""
+    return controller.plan([Draft(tree, context=1)], [Budget(curve=CURVE)], 1 if reads else None)
+
+
+def seconds_of(found: Plan) -> float:
+    assert found.seconds is not None
+    return found.seconds
+
+
+def record(controller: Controller, predicted: float, seconds: float, reads: bool, times: int = 100) -> None:
+    for _ in range(times):
+        controller.record(Plan([], 0, predicted, CURVE, reads=reads), 1, Times(0.0, seconds, None))
+
+
+def test_a_round_with_a_prompt_may_take_a_multiple_of_its_steps() -> None:
+    assert seconds_of(plan(Controller())) == pytest.approx(READING_FACTOR, abs=0.03)
+    assert seconds_of(plan(Controller(max_seconds=1.5))) == pytest.approx(1.5, abs=0.02)
+
+
+def test_drafts_leave_a_part_of_the_time_to_a_prompt() -> None:
+    alone = plan(Controller(), LIKELY, reads=False)
+    assert (len(alone.choices[0].tree), alone.chunk_tokens) == (60, 0)
+    # Alone, the step takes 2.2; beside a prompt the round takes a multiple of that, and the step at most 0.4 of the round.
+    beside = plan(Controller(), LIKELY)
+    nodes = len(beside.choices[0].tree)
+    assert 1.0 + 0.02 * nodes == pytest.approx(STEPS_SHARE * READING_FACTOR * 2.2, abs=0.03)
+    assert seconds_of(beside) == pytest.approx(READING_FACTOR * 2.2, abs=0.03)
+    assert seconds_of(beside) == pytest.approx(1.0 + 0.02 * (nodes + beside.chunk_tokens))
+    short = plan(Controller(1.5), LIKELY)
+    assert (len(short.choices[0].tree), short.chunk_tokens) == (0, 25)
+    assert plan(Controller(0.5), LIKELY).chunk_tokens == MIN_CHUNK_TOKENS
+
+
+def test_predictions_are_corrected() -> None:
+    """Rounds that take longer than predicted get less to read, unless their steps take longer, too."""
+    usual, fixed = Controller(), Controller(max_seconds=2.0)
+    for each in (usual, fixed):
+        record(each, 2.0, 3.0, reads=True)
+    assert seconds_of(plan(usual)) == pytest.approx(READING_FACTOR / 1.5, abs=0.02)
+    assert seconds_of(plan(fixed)) == pytest.approx(2.0 / 1.5, abs=0.02)
+    for each in (usual, fixed):
+        record(each, 1.0, 1.5, reads=False)
+    assert seconds_of(plan(usual)) == pytest.approx(READING_FACTOR, abs=0.03)
+    assert seconds_of(plan(fixed)) == pytest.approx(2.0 / 1.5, abs=0.02)
+
+
+def test_a_round_with_long_drafts_takes_no_longer_than_the_usual_one() -> None:
+    controller = Controller()
+    record(controller, 1.0, 1.0, reads=False)
+    assert seconds_of(plan(controller, LIKELY)) < READING_FACTOR * 1.25
+
+
+def test_the_usual_time_follows_longer_steps_without_a_round_of_steps_alone() -> None:
+    controller = Controller()
+    record(controller, 0.5, 0.5, reads=False)
+    for _ in range(100):
+        found = plan(controller)
+    assert seconds_of(found) == pytest.approx(READING_FACTOR, abs=0.03)
+
+
+def test_a_round_that_something_else_delayed_counts_little() -> None:
+    controller = Controller()
+    for reads in (False, True):
+        record(controller, 1.0, 300.0, reads, times=1)
+        assert READING_FACTOR / 1.2 <= seconds_of(plan(controller)) <= READING_FACTOR * 1.2
+
+
+def test_a_slow_model_reads_a_prompt_in_small_parts() -> None:
+    """So that no part takes longer than the worker may be silent."""
+
+    def chunk(controller: Controller) -> int:
+        return controller.plan([], [], 1).chunk_tokens
+
+    controller = Controller(silent_seconds=12.0)
+    assert chunk(controller) == FIRST_CHUNK_TOKENS  # its time is not known
+    controller.record_reading(64, 32.0)
+    assert chunk(controller) == 24
+    controller.record_reading(24, 240.0)
+    assert chunk(controller) == MIN_CHUNK_TOKENS
+    controller.record_reading(8, 0.008)
+    assert chunk(controller) == chunk(Controller()) == PREFILL_CHUNK_TOKENS
+
+
+def test_rounds_alternate_where_the_host_works_longer_than_the_device() -> None:
+    def record(host: float, device: float) -> None:
+        controller.record(Plan([]), 1, Times(host, device, None))
+
+    controller = Controller()
+    assert not controller.overlaps()
+    record(0.002, 0.003)
+    assert not controller.overlaps()
+    for _ in range(30):
+        record(0.009, 0.003)
+    assert sum(controller.overlaps() for _ in range(OVERLAP_PROBE_INTERVAL)) == OVERLAP_PROBE_INTERVAL - 1
+    controller.may_overlap = False
+    assert not controller.overlaps()
+
+
+@pytest.mark.parametrize(("reads", "streams", "corrected"), [(False, 1, "points"), (False, 2, "streams"), (True, 1, "")])
+def test_rounds_of_steps_correct_the_curve(reads: bool, streams: int, corrected: str) -> None:
+    """The step of a stream alone corrects its points, steps in company what a stream costs, and prompts nothing."""
+    curve = CostCurve(NODES, (64,), [[1.0 + 0.02 * nodes for nodes in NODES]], 0.02, 0.1)
+    before, controller = curve.state(), Controller()
+    found = controller.plan([Draft(NOTHING, context=1)] * streams, [Budget(curve=curve)] * streams, 1 if reads else None)
+    controller.record(found, streams + found.chunk_tokens, Times(0.1, 2.0, 2.1))
+    assert (curve.state()["seconds"] != before["seconds"]) == (corrected == "points")
+    assert (curve.stream_seconds != before["stream_seconds"]) == (corrected == "streams")
+    assert curve.is_corrected == bool(corrected)
+
+
+@pytest.mark.parametrize(
+    ("tree", "budgets", "reads", "words"),
+    [
+        ([0.9, 0.8], [Budget(curve=CURVE)], None, ["2 of 2 nodes (2.70 tokens expected, gain 2.6", "predicted 1040.00 ms"]),
+        ([0.9], [Budget(4)], 1, ["1 of 1 nodes", "a chunk of at most 64 tokens", "not predicted"]),
+    ],
+)
+def test_a_plan_says_why(tree: Sequence[float], budgets: Sequence[Budget], reads: int | None, words: Sequence[str]) -> None:
+    draft = chain(np.ones(len(tree), np.int32), np.array(tree, np.float32), Source.LOOKUP)
+    line = str(Controller().plan([Draft(draft, context=1)], budgets, reads))
+    assert all(word in line for word in words), line

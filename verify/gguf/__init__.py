@@ -1,0 +1,1 @@
+"""What GGUF files say of a model: its metadata and its tokenizer."""

@@ -1,0 +1,107 @@
+"""Reads the metadata of a GGUF file, and where its tensors' values are.
+
+Knows nothing about torch, nor about what the entries mean. The package `gguf` also reads them, but takes seconds for a large
+vocabulary. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from outrider.verify.errors import ModelError
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+STRING, ARRAY = 8, 9
+# These are formats of the module struct.
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+# The tensors' values are aligned to this, unless the file states another alignment.
+ALIGNMENT = 32
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in the file."""
+
+    shape: tuple[int, ...]  # the last dimension is contiguous
+    kind: int  # ggml's number of its type
+    start: int  # start of its values in bytes from the beginning of the file
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The entries of a file by key, its tensors by name, and the mean size of its weights."""
+
+    entries: dict[str, Any]
+    tensors: dict[str, StoredTensor]
+    bits_per_weight: float
+
+
+class Cursor:
+    """A position in the file, moved by each read."""
+
+    def __init__(self, content: mmap.mmap) -> None:
+        self._content = content
+        self.position = len(MAGIC)
+
+    def scalars(self, formats: str) -> tuple[Any, ...]:
+        """Values in struct's formats, without padding."""
+        values = struct.unpack_from(f"<{formats}", self._content, self.position)
+        self.position += struct.calcsize(f"<{formats}")
+        return values
+
+    def text(self) -> str:
+        (length,) = self.scalars("Q")
+        start, self.position = self.position, self.position + length
+        if self.position > len(self._content):
+            raise ValueError("it ends within a text")
+        return self._content[start : self.position].decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == STRING:
+            return self.text()
+        if kind != ARRAY:
+            return self.scalars(SCALARS[kind])[0]
+        element, count = self.scalars("IQ")
+        if element in SCALARS:
+            return list(self.scalars(f"{count}{SCALARS[element]}"))
+        return [self.value(element) for _ in range(count)]
+
+
+def read_metadata(file: str | Path) -> Metadata:
+    """The metadata of a GGUF file. Raises ModelError."""
+    try:
+        with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if content[: len(MAGIC)] != MAGIC:
+                raise ValueError("it does not begin with GGUF")
+            return read(Cursor(content), len(content))
+    except (OSError, ValueError, KeyError, MemoryError, OverflowError, RecursionError, struct.error) as error:
+        raise ModelError(f"{str(file)!r} is not a complete GGUF file ({error}); download it again.") from None
+
+
+def read(cursor: Cursor, size: int) -> Metadata:
+    """The metadata of a file of `size` bytes. Raises ValueError, KeyError and struct.error."""
+    (version,) = cursor.scalars("I")
+    if version not in VERSIONS:
+        raise ValueError(f"its version is {version}, not 2 or 3")
+    tensors, count = cursor.scalars("QQ")
+    entries = {cursor.text(): cursor.value(*cursor.scalars("I")) for _ in range(count)}
+    found = {cursor.text(): _tensor(cursor) for _ in range(tensors)}
+    alignment = entries.get("general.alignment", ALIGNMENT)
+    start = -(-cursor.position // alignment) * alignment
+    placed = {name: replace(tensor, start=start + tensor.start) for name, tensor in found.items()}
+    weights = sum(prod(tensor.shape) for tensor in found.values())
+    return Metadata(entries, placed, 8 * (size - start) / max(weights, 1))
+
+
+def _tensor(cursor: Cursor) -> StoredTensor:
+    """A tensor's description, with the start of its values after that of the first."""
+    (dimensions,) = cursor.scalars("I")
+    shape = cursor.scalars(f"{dimensions}Q")  # the contiguous dimension first
+    kind, start = cursor.scalars("IQ")
+    return StoredTensor(shape[::-1], kind, start)

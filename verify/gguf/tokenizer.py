@@ -1,0 +1,173 @@
+"""Builds the tokenizer that a GGUF file describes, without torch.
+
+Promises the ids of the model's own tokenizer. Two kinds are known, by llama.cpp's names: `gpt2`, BPE over bytes, whose split
+of text into words the file names, and `llama`, SentencePiece's BPE, whose merges follow from scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from outrider.verify.errors import ModelError
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+# SentencePiece writes a space as this character.
+SPACE = "\u2581"
+ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
+# Text is first split into words, which merges do not leave. These patterns come from the tokenizer.json of each family.
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = rf"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{REST}"
+QWEN2 = rf"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{REST}"
+QWEN35 = (
+    rf"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+CASED = r"[^\r\n\p{L}\p{N}]?"
+SLASHED_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+TEKKEN = rf"{CASED}{UPPER}*{LOWER}+|{CASED}{UPPER}+{LOWER}*|\p{{N}}|{SLASHED_REST}"
+GPT4O = rf"{CASED}{UPPER}*{LOWER}+{CONTRACTION}?|{CASED}{UPPER}+{LOWER}*{CONTRACTION}?|\p{{N}}{{1,3}}|{SLASHED_REST}"
+DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+# Families by their splits, which are applied one after the other; in those of the second table, a word that is a token is
+# never merged from parts.
+SPLITS: dict[tuple[str, ...], str] = {
+    (GPT2,): "default gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat mellum a.x-4.0",
+    (r"\p{N}", GPT2): "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2",
+    (LLAMA3,): "dbrx smaug-bpe chatglm-bpe glm4",
+    (QWEN2,): "qwen2 deepseek-r1-qwen stablelm2 hunyuan megrez kormo f2llmv2 grok-2 solar-open",
+    (QWEN35,): "qwen35",
+    (GPT4O,): "gpt-4o llama4 kanana2 talkie minimax-m2",
+    DEEPSEEK3: "deepseek-v3 hunyuan-dense",
+}
+WHOLE_WORD_SPLITS: dict[tuple[str, ...], str] = {
+    (LLAMA3,): "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+    (TEKKEN,): "tekken",
+}
+
+
+class Vocabulary:
+    """The entries of a file that are about tokens. Raises ModelError for a file without a tokenizer."""
+
+    def __init__(self, entries: Mapping[str, Any], path: str) -> None:
+        self._entries = entries
+        self.path = path
+        self.kind = self.get("model")
+        self.tokens: list[str] = self.get("tokens", [])
+        self.types: list[int] = self.get("token_type", [NORMAL] * len(self.tokens))
+        self.ids = {token: id for id, token in enumerate(self.tokens)}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._entries.get(f"tokenizer.ggml.{name}", default)
+
+    def token(self, role: str) -> str | None:
+        """The token with a role such as `eos`; None if the file names none."""
+        id = self.get(f"{role}_token_id")
+        return self.tokens[id] if id is not None and id < len(self.tokens) else None
+
+    @property
+    def chat_template(self) -> str | None:
+        template = self._entries.get("tokenizer.chat_template")
+        return None if template is None else str(template)
+
+    def merges(self) -> list[tuple[str, str]]:
+        """The pairs to merge, first the best: as listed, or else as the tokens' scores imply."""
+        listed: list[str] | None = self.get("merges")
+        if listed is None:
+            return list(self._implied_merges())
+        pairs = (merge.partition(" ") for merge in listed)
+        return [(left, right) for left, _, right in pairs if {left, right, left + right} <= self.ids.keys()]
+
+    def _implied_merges(self) -> Iterator[tuple[str, str]]:
+        scores = self.get("scores")
+        if scores is None:
+            raise ModelError(f"The tokenizer of {self.path!r} has neither merges nor scores; serve another file of the model.")
+        known = {token for token, kind in zip(self.tokens, self.types, strict=True) if kind == NORMAL}
+        for token in sorted(known, key=lambda token: (-scores[self.ids[token]], self.ids[token])):
+            cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+            yield from (pair for pair in cuts if known.issuperset(pair))
+
+    def added(self) -> list[AddedToken]:
+        """The tokens that are found in text before it is split: control tokens, which are special, and the user's."""
+        kinds = {CONTROL: True, USER_DEFINED: False}
+        typed = zip(self.tokens, self.types, strict=True)
+        return [AddedToken(token, normalized=False, special=kinds[kind]) for token, kind in typed if kind in kinds]
+
+
+def build_tokenizer(entries: Mapping[str, Any], path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of the GGUF file at `path` with these entries. Raises ModelError for a kind that is not supported."""
+    vocabulary = Vocabulary(entries, path)
+    builders = {"gpt2": byte_level, "llama": sentencepiece}
+    if vocabulary.kind not in builders or not vocabulary.tokens:
+        raise ModelError(
+            f"The tokenizer of {path!r} is of the kind {vocabulary.kind!r}; of GGUF files, only the kinds gpt2 and llama are "
+            "supported, so serve the model's folder in transformers' format."
+        )
+    backend = builders[vocabulary.kind](vocabulary)
+    backend.add_tokens(vocabulary.added())
+    backend.post_processor = post_processor(vocabulary)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=vocabulary.chat_template,
+        clean_up_tokenization_spaces=False,
+        **{name: vocabulary.token(role) for name, role in ROLES.items()},
+    )
+
+
+def byte_level(vocabulary: Vocabulary) -> Tokenizer:
+    """BPE over the bytes of words. Raises ModelError for an unknown split into words."""
+    name = vocabulary.get("pre", "default")
+    for table in (SPLITS, WHOLE_WORD_SPLITS):
+        for splits, families in table.items():
+            if name in families.split():
+                whole_words = table is WHOLE_WORD_SPLITS
+                tokenizer = Tokenizer(BPE(vocabulary.ids, vocabulary.merges(), ignore_merges=whole_words))
+                words = [pre_tokenizers.Split(Regex(split), "isolated") for split in splits]
+                in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+                tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, in_bytes])
+                tokenizer.decoder = decoders.ByteLevel()
+                return tokenizer
+    raise ModelError(
+        f"How the tokenizer of {vocabulary.path!r} splits text, {name!r}, is not supported for GGUF files; serve the model's "
+        "folder in transformers' format."
+    )
+
+
+def sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
+    """SentencePiece's BPE over whole texts; characters without a token become bytes."""
+    unknown = vocabulary.token("unknown") or next(
+        (token for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind == UNKNOWN), None
+    )
+    model = BPE(vocabulary.ids, vocabulary.merges(), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    has_prefix = vocabulary.get("add_space_prefix", True)
+    spaces = normalizers.Replace(" ", SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if has_prefix else spaces
+    pieces = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*pieces, *([decoders.Strip(" ", left=1)] if has_prefix else [])])
+    return tokenizer
+
+
+def post_processor(vocabulary: Vocabulary) -> processors.PostProcessor:
+    """Adds the tokens with which the file says that texts begin and end."""
+    is_sentencepiece = vocabulary.kind == "llama"
+    ends = {"bos": vocabulary.get("add_bos_token", is_sentencepiece), "eos": vocabulary.get("add_eos_token", False)}
+    tokens = {role: vocabulary.token(role) for role, wanted in ends.items() if wanted}
+    before, after = ([token] if (token := tokens.get(role)) else [] for role in ("bos", "eos"))
+    return processors.TemplateProcessing(
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, *(f"{token}:1" for token in before), "$B:1", *(f"{token}:1" for token in after)],
+        special_tokens=[(token, vocabulary.ids[token]) for token in {*before, *after}],
+    )

@@ -1,0 +1,79 @@
+"""Passes our keyword arguments to the layers that take them, also in models that do not pass them on."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch
+
+
+class NotPassedOn(ValueError):
+    """A layer was called without our keyword arguments."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"This model does not pass keyword arguments to its {kind} layers, so it cannot be served.")
+
+
+class Receiver:
+    """Replaces the forward of a layer, and takes our keyword arguments."""
+
+
+class KwargInjector:
+    """Adds the same keyword arguments to the calls of some layers: by the model's own call, or by hooks."""
+
+    def __init__(
+        self, layers: Iterable[torch.nn.Module] | None = None, bring: Callable[[Any, torch.device], Any] | None = None
+    ) -> None:
+        """The layers that need hooks; None if the model passes on what it is called with.
+
+        `bring` gives what is delivered on a layer's device; without it, the layers are on one device.
+        """
+        self._local = threading.local()
+        self._bring = bring
+        self._has_hooks = layers is not None
+        for layer in layers or ():
+            layer.register_forward_pre_hook(self._add, with_kwargs=True)
+
+    def _add(self, _: torch.nn.Module, inputs: Any, others: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        arguments = getattr(self._local, "arguments", {})
+        if self._bring is not None:
+            arguments = self._bring(arguments, device_of(inputs, others))
+        return inputs, others | arguments
+
+    @contextmanager
+    def inject(self, arguments: dict[str, Any], positions: torch.Tensor | None = None) -> Iterator[dict[str, Any]]:
+        """Adds these arguments inside the context, in the caller's thread; yields those for the model's own call.
+
+        Hooks also add `positions`, [N], since these models may not tell them to their layers.
+        """
+        if not self._has_hooks:
+            yield arguments
+            return
+        self._local.arguments = arguments | {"positions": positions}
+        try:
+            yield {}
+        finally:
+            self._local.arguments = {}
+
+
+def device_of(inputs: Any, others: dict[str, Any]) -> torch.device:
+    """The device of a call's first tensor. A layer whose weights are packed has no parameters that would tell it."""
+    return next(each.device for each in (*inputs, *others.values()) if isinstance(each, torch.Tensor))
+
+
+def own_forward(module: torch.nn.Module) -> FunctionType | None:
+    """The forward of the module's class, without decorators; None if it is not a Python function."""
+    forward = inspect.unwrap(type(module).forward)
+    return forward if isinstance(forward, FunctionType) else None
+
+
+def is_receiver(module: torch.nn.Module) -> bool:
+    """Whether a module takes our keyword arguments: by a replaced forward, or for transformers' attention interface."""
+    forward = own_forward(module)
+    calls_interface = forward is not None and "ALL_ATTENTION_FUNCTIONS" in forward.__code__.co_names
+    return isinstance(module.forward, Receiver) or calls_interface

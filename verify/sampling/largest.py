@@ -1,0 +1,67 @@
+"""The largest of a vocabulary's logits, found without sorting them.
+
+A row is cut into groups with a stride. The K largest maxima of groups bound the K-th largest logit from below, so few logits
+remain to be sorted. Maxima over strided groups are computed as fast as memory is read.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.verify.model.cpu import native
+
+GROUP_SIZE = 64
+# A row is cut into at least this many groups for each of the K logits.
+GROUPS = 4
+
+
+def largest(logits: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids of the `count` largest of one row of logits [V], the largest first; fewer if all others are -inf.
+
+    Of equal logits, the smaller id is first.
+    """
+    bound = torch.finfo(logits.dtype).min
+    size = min(GROUP_SIZE, len(logits) // (GROUPS * count))
+    if size > 1:
+        groups = len(logits) // size
+        cut = groups * size
+        maxima = logits[:cut].view(size, groups).amax(0)
+        bound = max(bound, float(maxima.topk(count).values[-1]))
+        reaching = (maxima >= bound).nonzero()[:, 0]
+        members = torch.arange(0, cut, groups)[:, None] + reaching  # ascending
+        ids = torch.cat([members.flatten(), torch.arange(cut, len(logits))])
+        ids = ids[logits[ids] >= bound]
+    else:
+        ids = (logits >= bound).nonzero()[:, 0]
+    order = logits[ids].sort(descending=True, stable=True).indices
+    return ids[order[:count]]
+
+
+def likeliest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` likeliest tokens of each row of logits [M, V]: int32 ids and float32 probabilities, [M, count].
+
+    Waits for nothing on a GPU. Probabilities are as exact as the logits' dtype.
+    """
+    if not count:
+        return torch.empty(len(logits), 0, dtype=torch.int32), torch.empty(len(logits), 0)
+    if native.can_read(logits):
+        return native.likeliest(logits, count)
+    values, ids = _top(logits, count)
+    top = values[:, :1]
+    mass = (logits - top).exp_().sum(-1, keepdim=True, dtype=torch.float32)
+    return ids.int(), (values - top).float().exp() / mass
+
+
+def _top(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`torch.topk` of each row; of equal values, any."""
+    groups = logits.shape[1] // GROUP_SIZE
+    if groups < 2 * count:
+        return logits.topk(count, -1)
+    cut = groups * GROUP_SIZE
+    maxima = logits[:, :cut].unflatten(1, (GROUP_SIZE, groups)).amax(1)
+    members = torch.arange(GROUP_SIZE, device=logits.device) * groups
+    within = (maxima.topk(count, -1).indices[..., None] + members).flatten(1)
+    rest = torch.arange(cut, logits.shape[1], device=logits.device).expand(len(logits), -1)
+    ids = torch.cat([within, rest], 1)
+    values, index = logits.gather(1, ids).topk(count, -1)
+    return values, ids.gather(1, index)
