@@ -168,7 +168,9 @@ def stream(served: Served, drafter: str) -> None:
 
 
 def serve_and_refuse(served: Served) -> None:
-    """Sends requests for several drafters, invalid requests, and half a request."""
+    """Posts a corpus, and sends requests for several drafters, invalid requests, and half a request."""
+    corpus = {"name": "files", "texts": ["def read(path):\n    return path.read_text()\n"]}
+    assert served.http.post("/v1/outrider/corpora", json=corpus).status_code == 200
     for drafter in ("fusion", "trigram", "lookup", "lookahead", "none"):
         stream(served, drafter)
     assert complete(served, temperature=-1) == 400

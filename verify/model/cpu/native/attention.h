@@ -13,7 +13,7 @@ constexpr int KEYS = 4;        // whose scores are computed together
 constexpr int MOST_WIDTH = 256;  // of a head
 constexpr int MOST_QUERIES = 64;  // of a call of `attend`
 
-enum StoredAs : int32_t { STORED_FLOAT32 = 0, STORED_BFLOAT16 = 1, STORED_INT8 = 2, STORED_FLOAT16 = 3 };
+enum StoredAs : int32_t { STORED_FLOAT32 = 0, STORED_BFLOAT16 = 1, STORED_INT8 = 2, STORED_FLOAT16 = 3, STORED_FLOAT8 = 4 };
 
 // Keys or values of one head of one layer in a cache.
 struct Plane {
@@ -31,10 +31,14 @@ inline void read_position(const Plane& plane, int64_t slot, int width, float* to
     for (int i = 0; i < width; i += LANES) store(to + i, load_bfloat16((const uint16_t*)from + i));
   } else if (plane.stored == STORED_FLOAT16) {
     for (int i = 0; i < width; i += LANES) store(to + i, load_half((const uint16_t*)from + i));
-  } else {  // values, zeros up to a multiple of 4, and the scale
+  } else {  // values of one byte, zeros up to a multiple of 4, and the scale
     float scale;
     std::memcpy(&scale, from + (width + 3) / 4 * 4, 4);
-    for (int i = 0; i < width; i++) to[i] = (float)((const int8_t*)from)[i] * scale;
+    if (plane.stored == STORED_FLOAT8) {
+      for (int i = 0; i < width; i += LANES) store(to + i, load_float8((const uint8_t*)from + i) * all(scale));
+    } else {
+      for (int i = 0; i < width; i++) to[i] = (float)((const int8_t*)from)[i] * scale;
+    }
   }
 }
 
@@ -47,13 +51,15 @@ inline void write_position(const Plane& plane, int64_t slot, int width, const fl
   } else if (plane.stored == STORED_FLOAT16) {
     for (int i = 0; i < width; i++) ((uint16_t*)to)[i] = to_half(from[i]);
   } else {
+    const bool is_float8 = plane.stored == STORED_FLOAT8;
+    const float limit = is_float8 ? MOST_FLOAT8 : 127;
     const int padded = (width + 3) / 4 * 4;
     float most = 0;
     for (int i = 0; i < width; i++) most = std::fmax(most, std::fabs(from[i]));
-    const float scale = std::fmax(most / 127, 0x1p-24f);
+    const float scale = std::fmax(most / limit, 0x1p-24f);
     for (int i = 0; i < padded; i++) {
-      const float value = i < width ? std::nearbyint(from[i] / scale) : 0;
-      to[i] = (char)(int8_t)std::fmin(std::fmax(value, -127.0f), 127.0f);
+      const float value = i < width ? std::fmin(std::fmax(from[i] / scale, -limit), limit) : 0;
+      to[i] = is_float8 ? (char)to_float8(value) : (char)(int8_t)std::nearbyint(value);
     }
     std::memcpy(to + padded, &scale, 4);
   }

@@ -19,7 +19,7 @@ from outrider.verify.model.hidden.tap import HiddenTap
 from outrider.verify.model.segment import Segment, keep_hidden, kept_rows, positions_of, tokens_of
 
 # The library's numbers of the data types of keys and values.
-STORED = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3}
+STORED = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3, torch.float8_e4m3fn: 4}
 
 
 class NativeForward:

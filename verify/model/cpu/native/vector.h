@@ -163,6 +163,24 @@ inline Floats load_half(const uint16_t* from) {
 #endif
 }
 
+// float8_e4m3fn: a sign, 4 bits of exponent with a bias of 7, 3 bits of mantissa.
+constexpr float MOST_FLOAT8 = 448;
+
+// Rounds to the nearest, ties to even. The value is between -MOST_FLOAT8 and MOST_FLOAT8.
+inline uint8_t to_float8(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  const uint32_t sign = bits >> 31 << 7, absolute = bits & 0x7fffffff;
+  if (std::fabs(value) < 0x1p-6f) return (uint8_t)(sign | (uint32_t)std::nearbyint(std::fabs(value) * 0x1p9f));  // subnormal
+  return (uint8_t)(sign | (((absolute + 0x7ffff + (absolute >> 20 & 1)) >> 20) - (120 << 3)));
+}
+// Its bits are those of a float16 with another bias. NaN is not stored.
+inline Floats load_float8(const uint8_t* from) {
+  uint16_t halves[LANES];
+  for (int lane = 0; lane < LANES; lane++) halves[lane] = (uint16_t)((from[lane] & 0x80) << 8 | (from[lane] & 0x7f) << 7);
+  return load_half(halves) * all(0x1p8f);
+}
+
 // e to the power of each lane, to about one unit in the last place; 0 below -87.
 // 2^n * e^r with r in [-ln 2 / 2, ln 2 / 2]; the polynomial is Taylor's, whose error at that end is below 2^-25.
 inline Floats exponential(Floats x) {

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from outrider.drafters.interface import DraftTree
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache.codec import KVDtype, encode
 from outrider.verify.model.cpu.native import compiled_library
 from outrider.verify.model.cpu.native.forward import NativeForward
 from outrider.verify.model.loading import prepare
@@ -21,7 +22,8 @@ from tests.verify.model.test_architectures import WINDOW, make
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
 NAMES = ["llama", "mistral", "qwen2", "qwen3"]
-FORMATS = ["float32", "bfloat16", "int8", "int4", "int8 cache"]
+FORMATS = ["float32", "bfloat16", "int8", "int4", "int8 cache", "fp8 cache"]
+EIGHT_BITS: tuple[KVDtype, ...] = ("int8", "fp8")
 
 
 def runner(name: str, form: str = "float32") -> ModelRunner:
@@ -32,7 +34,8 @@ def runner(name: str, form: str = "float32") -> ModelRunner:
     if form in ("int8", "int4"):
         quantize_layers(model, Quantization("int8" if form == "int8" else "int4"), torch.device("cpu"))
     prepare(model, None)
-    found = ModelRunner(model, pack=True, traced=True, kv_dtype="int8" if form == "int8 cache" else "auto")
+    kv_dtype: KVDtype = next((each for each in EIGHT_BITS if form == f"{each} cache"), "auto")
+    found = ModelRunner(model, pack=True, traced=True, kv_dtype=kv_dtype)
     assert isinstance(found.mode.backend, NativeForward)
     assert found.is_invariant
     return found
@@ -76,13 +79,23 @@ def test_a_prompt_in_pieces_has_the_bits_of_the_whole(served: ModelRunner, cuts:
     tokens = torch.arange(150) % 90
     cache = served.new_cache()
     whole = served.forward(cache, ForwardBatch.chain(tokens)).clone()
-    held = cache.tensor[:, :, :, :150].clone()
+    held = cache.tensor[:, :, :, :150].view(torch.uint8).clone()
     pieces = []
     for start, end in zip((0, *cuts), (*cuts, 150), strict=True):
         pieces.append(served.forward(cache, ForwardBatch.chain(tokens[start:end])).clone())
         cache.length = end
     assert torch.equal(torch.cat(pieces), whole)
-    assert torch.equal(cache.tensor[:, :, :, :150], held)
+    assert torch.equal(cache.tensor[:, :, :, :150].view(torch.uint8), held)
+
+
+@pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
+def test_rows_are_stored_as_the_codec_has_them(kv_dtype: KVDtype) -> None:
+    tokens = ForwardBatch.chain(torch.arange(90))
+    whole, coded = (found := runner("qwen3")).new_cache(), (other := runner("qwen3", f"{kv_dtype} cache")).new_cache()
+    found.forward(whole, tokens)
+    other.forward(coded, tokens)
+    first = encode(whole.tensor[0], coded.tensor.dtype)  # the first layer, whose input is the same
+    assert torch.equal(coded.tensor[0, :, :, :90].view(torch.uint8), first[:, :, :90].view(torch.uint8))
 
 
 def test_layers_with_a_window_read_no_earlier_rows() -> None:
