@@ -15,6 +15,7 @@ TINY = (5e-324, 1e-46, 1e-40)
 REPEATS = 60_000  # of a special token
 DIGITS = 5000  # of a logit_bias key
 STOP_IDS = 3796
+CORPORA = 70
 DEEP = 600
 
 
@@ -30,7 +31,7 @@ class Bomb:
 
 def named_bombs() -> list[Bomb]:
     """Every named attack, once."""
-    kinds = (structures, masks, large_bodies, tool_grammars, numbers, special_tokens, shares, stored, nesting)
+    kinds = (structures, masks, large_bodies, tool_grammars, numbers, special_tokens, shares, stored, corpora, nesting)
     return [bomb for kind in kinds for bomb in kind()]
 
 
@@ -149,25 +150,32 @@ def numbers() -> Iterator[Bomb]:
     yield completion("stop ids", stop_token_ids=lambda target: list(range(target.vocabulary_size)), min_tokens=9)
 
 
+def special_words(target: Target) -> str:
+    """Special tokens, as many as a body has room for."""
+    token = longest_token(target)
+    return token * min(REPEATS, (target.body_bytes - 1000) // len(token))
+
+
 def special_tokens() -> Iterator[Bomb]:
     """Long texts of special tokens, as prompts and as arguments of the template, from clients that leave and that stay."""
 
-    def text(target: Target) -> str:
-        token = longest_token(target)
-        return token * min(REPEATS, (target.body_bytes - 1000) // len(token))
+    def turn(target: Target) -> list[dict[str, str]]:
+        return [{"role": "user", "content": special_words(target)}]
 
     for hangs_up in (True, False):
         kind = "special tokens, hang up" if hangs_up else "special tokens"
-        yield completion(kind, text, hangs_up)
-        yield completion(kind, prediction=lambda target: {"type": "content", "content": text(target)}, hangs_up=hangs_up)
-        yield send(kind, "/tokenize", hangs_up, prompt=text)
-        yield infill(kind, text, hangs_up)
-        yield infill(kind, hangs_up=hangs_up, input_extra=lambda target: [{"text": text(target), "filename": "x"}])
+        yield completion(kind, special_words, hangs_up)
+        yield completion(
+            kind, hangs_up=hangs_up, prediction=lambda target: {"type": "content", "content": special_words(target)}
+        )
+        yield send(kind, "/tokenize", hangs_up, prompt=special_words)
+        yield infill(kind, special_words, hangs_up)
+        yield infill(kind, hangs_up=hangs_up, input_extra=lambda target: [{"text": special_words(target), "filename": "x"}])
         for path in ("/v1/messages", "/v1/messages/count_tokens"):
-            yield send(kind, path, hangs_up, max_tokens=1, messages=lambda target: [{"role": "user", "content": text(target)}])
-        yield chat(kind, messages=lambda target: [{"role": "user", "content": text(target)}], hangs_up=hangs_up)
-        yield chat(kind, hangs_up=hangs_up, reasoning_effort=text)
-        yield chat(kind, hangs_up=hangs_up, chat_template_kwargs=lambda target: {"reasoning_effort": text(target)})
+            yield send(kind, path, hangs_up, max_tokens=1, messages=turn)
+        yield chat(kind, messages=turn, hangs_up=hangs_up)
+        yield chat(kind, hangs_up=hangs_up, reasoning_effort=special_words)
+        yield chat(kind, hangs_up=hangs_up, chat_template_kwargs=lambda target: {"reasoning_effort": special_words(target)})
     yield chat("special tokens", reasoning_effort=lambda target: "low" + target.special_tokens[0])
 
 
@@ -200,6 +208,29 @@ def stored(kept: int = 3_800_000) -> Iterator[Bomb]:
     yield response("store", tools=lambda target: [{"type": "function", "name": "f", "description": text(target)}])
     yield response("store", text={"format": {"type": "json_schema", "name": "x", "description": "x" * 50_000, "schema": {}}})
     yield response("store", metadata={str(number): "x" * 512 for number in range(16)})  # as much as OpenAI allows
+
+
+def corpora() -> Iterator[Bomb]:
+    """More corpora than a key may have; large ones, of many files or of special tokens; and requests that draft from them."""
+    path = "/v1/outrider/corpora"
+    for number in range(CORPORA):
+        yield send("corpus", path, name=f"c{number}", texts=["x"], default=number % 2 == 0)
+    files: dict[str, Any] = {"files": lambda target: many_files((target.body_bytes - 1000) // 40)}
+    texts: dict[str, Any] = {"texts": lambda target: ["x " * ((target.body_bytes - 1000) // 2)]}
+    tokens: dict[str, Any] = {"texts": lambda target: [special_words(target)]}
+    for hangs_up in (False, True):
+        for fields in (files, texts, tokens):
+            yield send("corpus", path, hangs_up, name="c0", **fields)
+    for name in ("../bystander", ".default", "c0/../../x", "", "a" * 65):
+        yield send("corpus", path, name=name, texts=["x"])
+        yield completion("corpus", speculation={"drafter": "retrieval", "corpus": name})
+    yield send("corpus", path, name="c0", remove=copies(["x"], 100_000))
+    yield completion("corpus", "x x", ignore_eos=True, max_tokens=64, speculation={"drafter": "retrieval", "corpus": "c0"})
+    yield send("corpus", "/remove_external_corpus", corpus_id="c0")
+
+
+def many_files(count: int) -> list[dict[str, str]]:
+    return [{"path": str(number), "text": ""} for number in range(count)]
 
 
 def nesting() -> Iterator[Bomb]:

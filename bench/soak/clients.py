@@ -35,6 +35,8 @@ INVALID: list[dict[str, Any]] = [
     {"prompt": [1 << 40]},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"$ref": "#/nowhere"}}}},
 ]
+# A corpus that both servers have, its files, and the time between two changes of it.
+CORPUS, FILES, CHANGE_SECONDS = "soak", 16, 2.0
 # The first server's worker is killed at these shares of the duration.
 KILLS = (1 / 3, 2 / 3)
 # The second server is restarted at these shares of the duration.
@@ -79,8 +81,11 @@ class Soak:
         self.record = Record()
 
     async def run(self) -> None:
+        for url in self._servers.urls:
+            await self._post(self._client(url))
         async with asyncio.TaskGroup() as tasks:
-            for work in (self._watch(), self._kill(), self._restart(), *(self._run_client() for _ in range(CLIENTS))):
+            works = (self._watch(), self._kill(), self._restart(), self._change_corpus())
+            for work in (*works, *(self._run_client() for _ in range(CLIENTS))):
                 tasks.create_task(work)
         for client in self._clients.values():
             await client.aclose()
@@ -105,6 +110,8 @@ class Soak:
     async def _ask(self, client: httpx.AsyncClient, model: str) -> None:
         question = self._rng.choice(self._questions)
         fields = question.fields | {"model": model, "speculation": {"drafter": self._rng.choice(DRAFTERS)}}
+        if self._rng.random() < 0.5:
+            fields["speculation"]["corpus"] = CORPUS
         if self._rng.random() < 0.4:
             fields["session_id"] = f"session {self._rng.randrange(6)}"
         kind = self._rng.random()
@@ -137,6 +144,19 @@ class Soak:
             self.record.counts[f"failed: {outcome.status} {outcome.error}"] += 1
         if kind == "failed" or (outcome.error and kind != "left"):
             self.record.failed_at.append(self._elapsed)
+
+    async def _change_corpus(self) -> None:
+        """Changes the corpus on one server or the other."""
+        while self._elapsed < self._seconds:
+            with self._servers.one() as url:
+                await self._post(self._client(url))
+            await asyncio.sleep(CHANGE_SECONDS)
+
+    async def _post(self, client: httpx.AsyncClient) -> None:
+        questions = self._rng.sample(self._questions, FILES)
+        files = [{"path": f"{number}.py", "text": question.fields["prompt"]} for number, question in enumerate(questions)]
+        response = await client.post("/v1/outrider/corpora", json={"name": CORPUS, "files": files})
+        self.record.counts["corpus changed" if response.is_success else f"corpus: {response.text[:200]}"] += 1
 
     async def _kill(self) -> None:
         for share in KILLS:

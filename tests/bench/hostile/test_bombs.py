@@ -13,7 +13,7 @@ from tests.bench.hostile.targets import target
 
 KINDS = {"grammar", "regex", "schema", "tool grammar", "float", "number", "stop ids"}
 KINDS |= {"special tokens", "special tokens, hang up", "choices", "prompts", "echo", "session", "store", "nesting"}
-KINDS |= {"masks", "large body"}
+KINDS |= {"masks", "large body", "corpus"}
 
 
 def test_all_kinds_of_attack_are_there() -> None:
