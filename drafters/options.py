@@ -32,8 +32,8 @@ else:
     DrafterName = Literal[(*get_args(BuiltInName), *INSTALLED)]
 NAMES: tuple[DrafterName, ...] = get_args(DrafterName)
 NEED_A_MODEL: tuple[DrafterName, ...] = get_args(ModelName)
-# When a draft model drafts in addition to tables; `beside` is during a verification.
-DraftTime = Literal["auto", "before", "beside", "never"]
+# When a draft model drafts in addition to tables: before a verification, or during it.
+DraftTime = Literal["auto", "before", "during", "never"]
 Positive = Annotated[float, Gt(0)]
 Probability = Annotated[float, Ge(0), Le(1)]
 Seed = Annotated[int, Ge(0), Le(1 << 32)]
@@ -219,7 +219,7 @@ class FusionOptions:
     successors: Successors = 12
     # Learn the target's top-k tokens at every verified node; 0 disables it.
     feedback: Feedback = 8
-    # When a draft model drafts: before a verification, beside (during) it, never, or `auto`: whichever saves most time.
+    # When a draft model drafts: before a verification, during it, never, or `auto`: whichever saves most time.
     draft: DraftTime = "auto"
 
 

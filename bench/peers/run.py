@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ from outrider.drafters.registry import Resources
 from outrider.server.settings import Settings, load_settings, parse_flags
 
 VERSIONS = ("llama-cpp-python", "gguf")
-ROUNDS = 15
+ROUNDS, STEPS_IN_TURN = 15, 4
 
 
 class Kind(NamedTuple):
@@ -165,10 +166,17 @@ def write_files(shape: str, bits: Sequence[int], folder: Path) -> dict[int, Path
 
 
 def time_steps(peers: Sequence[ShapePeer], advance: Callable[[], None]) -> list[dict[str, Any]]:
-    """Median milliseconds of a step of each peer by its rows, measured in turns."""
+    """Median milliseconds of a step of each peer by its rows, measured in turns of STEPS_IN_TURN steps.
+
+    The first step of a turn does not count: threads of the other program may still spin, and caches hold its weights.
+    """
     rounds: list[list[list[float]]] = []
+
+    def in_turn(peer: ShapePeer, rows: int) -> float:
+        return median([peer.step_seconds(rows) for _ in range(STEPS_IN_TURN)][1:])
+
     for _ in range(ROUNDS):
-        rounds.append([[peer.step_seconds(rows) for rows in tables.ROWS] for peer in peers])
+        rounds.append([[in_turn(peer, rows) for rows in tables.ROWS] for peer in peers])
         advance()
     medians = np.median(np.array(rounds[1:]), axis=0)  # [peers, rows]; the first round warms up
     return [

@@ -110,7 +110,7 @@ class UnionDrafter:
     def _choose(self) -> Choice:
         if self._time == "auto":
             return self._schedule.choose(self._expected, self._had_chain)
-        return Choice(self._time == "before" and not self._had_chain, self._time == "beside")
+        return Choice(self._time == "before" and not self._had_chain, self._time == "during")
 
     def _draft_before(self, tree: DraftTree) -> None:
         """Drafts tokens that are expected to save more time than they cost."""

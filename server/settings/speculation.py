@@ -43,8 +43,8 @@ class Fusion(Section):
 
     draft: DraftTime = Field(
         "auto",
-        description="When the draft model drafts: before a verification, during it (beside), never, or whenever that "
-        "saves most time (auto).",
+        description="When the draft model drafts: before a verification, during it, never, or whenever that saves most time "
+        "(auto).",
     )
 
 

@@ -182,7 +182,7 @@ def test_every_drafter_is_lossless(subject: Subject, drafter: DrafterName, numbe
 
 @TEMPERATURES
 @pytest.mark.parametrize("subject", ["embedded"], indirect=True)
-@pytest.mark.parametrize("time", ["before", "beside"])
+@pytest.mark.parametrize("time", ["before", "during"])
 def test_fusion_is_lossless_whenever_the_draft_model_drafts(subject: Subject, time: DraftTime, temperature: float) -> None:
     resources = replace(subject.resources, options=Options(fusion=FusionOptions(draft=time)))
     accepted: list[int] = []

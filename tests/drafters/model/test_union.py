@@ -96,7 +96,7 @@ def test_the_model_drafts_before_a_verification() -> None:
 
 def test_the_model_drafts_during_a_verification() -> None:
     """A step without a chain verifies the tables' tree, and the next one what the model has drafted meanwhile."""
-    drafter, _ = new("beside", tables=Oracle([1, 4, 9, 9, 9]))
+    drafter, _ = new("during", tables=Oracle([1, 4, 9, 9, 9]))
     drafter.begin(PROMPT)
     assert (1, 4) in step(drafter, 1)
     assert (2, 3, 4) in step(drafter, 2, 3)
@@ -106,7 +106,7 @@ def test_the_model_drafts_during_a_verification() -> None:
 
 def test_the_models_forwards_check_the_tables_path() -> None:
     """So they draft beyond it in the time of one verification."""
-    drafter, model = new("beside", tables=Oracle([1, 2, 3, 4, 0, 1, 2], length=4))
+    drafter, model = new("during", tables=Oracle([1, 2, 3, 4, 0, 1, 2], length=4))
     drafter.begin(PROMPT)
     step(drafter, 1, 2, 3, 4)
     assert (0, 1, 2) in step(drafter, 0)
@@ -115,7 +115,7 @@ def test_the_models_forwards_check_the_tables_path() -> None:
 
 def test_a_sample_after_a_tables_node_is_none_of_the_chain() -> None:
     model = ToyModel(RING, np.random.default_rng(0))
-    drafter, _ = new("beside", model, Oracle([4, 2, 3], length=3))
+    drafter, _ = new("during", model, Oracle([4, 2, 3], length=3))
     drafter.begin(PROMPT, sampling=SamplingParams(rule="rejection"))
     tree = drafter.propose(16)
     assert tree.continuation is not None
@@ -135,8 +135,8 @@ def test_a_model_that_does_not_pay_reads_no_prompt() -> None:
     for expected in (0.0, 0.3, 0.8, 1.5, 3.0, 9.0):
         schedule.record_before(expected, 0, 1.0)
         schedule.record_tokens(1, 0.01)
-        for beside in (False, True):
-            schedule.record_step(expected, beside, 1.0 + beside)
+        for during in (False, True):
+            schedule.record_step(expected, during, 1.0 + during)
     for _ in range(2 * LATELY):
         choice = schedule.choose(0.0, False)
         schedule.record_probe(0.0, choice, 1.0 + choice.is_probe)
@@ -150,7 +150,7 @@ def test_a_model_that_does_not_pay_reads_no_prompt() -> None:
 
 
 def test_a_model_that_paused_drafts_after_the_tokens_in_between() -> None:
-    drafter, model = new("beside")
+    drafter, model = new("during")
     drafter.begin(PROMPT)
     for token in (1, 2):  # no room for drafts
         tree = drafter.propose(0)
@@ -169,7 +169,7 @@ class Failing(ToyModel):
 
 def test_a_failed_draft_ends_its_request_only() -> None:
     with ThreadPoolExecutor(1) as thread:
-        drafter, _ = new("beside", Failing(RING, thread=thread))
+        drafter, _ = new("during", Failing(RING, thread=thread))
         drafter.begin(PROMPT)
         with pytest.raises(RuntimeError, match="out of memory"):
             step(drafter, 1)
@@ -181,7 +181,7 @@ def test_a_failed_draft_ends_its_request_only() -> None:
 
 def test_a_request_that_ends_while_the_model_drafts_leaves_nothing() -> None:
     with ThreadPoolExecutor(1) as thread:
-        drafter, _ = new("beside", ToyModel(RING, thread=thread))
+        drafter, _ = new("during", ToyModel(RING, thread=thread))
         drafter.begin(PROMPT)
         drafter.propose(16)
         drafter.end()
@@ -191,7 +191,7 @@ def test_a_request_that_ends_while_the_model_drafts_leaves_nothing() -> None:
 
 
 def test_a_fork_has_its_own_chain_and_the_same_schedule() -> None:
-    drafter, _ = new("beside", tables=Oracle([1, 2, 3]))
+    drafter, _ = new("during", tables=Oracle([1, 2, 3]))
     drafter.begin(PROMPT)
     step(drafter, 1)
     union: UnionDrafter = drafter.drafter

@@ -123,7 +123,7 @@ MAKE: dict[str, Callable[[LanguageModel], Drafter]] = {
     "draft-graph": lambda model: DraftGraphDrafter(model, DraftGraphOptions(2, 3, 0.2, 0.3, only_if_worth=False, tau=1)),
     "pearl": lambda model: PearlDrafter(model, PearlOptions(window=2)),
     "fusion, before": fusion("before"),
-    "fusion, beside": fusion("beside"),
+    "fusion, during": fusion("during"),
     "fusion, auto": fusion("auto"),
 }
 
