@@ -16,6 +16,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.types import Lifespan
 
 from outrider.server.anthropic.messages import MessagesEndpoint
 from outrider.server.anthropic.schema import CountTokensBody, MessagesBody
@@ -104,19 +105,10 @@ def create_app(
         await asyncio.to_thread(grammars.close)
         await asyncio.to_thread(bodies.close)
 
-    app = FastAPI(
-        title="Outrider",
-        version=version("outrider"),
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,  # a redirect would repeat the client's Host header
-        responses=errors.RESPONSES,
-    )
+    app = new_fastapi(bodies, lifespan)
     app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
-    app.state.engine, app.state.metrics, app.state.bodies = engine, metrics, bodies
+    app.state.engine, app.state.metrics = engine, metrics
     app.state.metrics_page = MetricsPage(settings, read_metrics or metrics.read)
-    errors.install(app)
     quotas = new_quotas(settings, metrics, engine)
     add_middleware(app, settings, metrics, quotas)
     corpora = new_corpora(settings, tokenizer, engine, metrics)
@@ -128,6 +120,22 @@ def create_app(
         app.include_router(new_router())
     if settings.metrics.port is None:
         add_metrics_route(app, app.state.metrics_page)
+    return app
+
+
+def new_fastapi(bodies: BodyPool, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
+    """An application without routes, whose errors have the API's format."""
+    app = FastAPI(
+        title="Outrider",
+        version=version("outrider"),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would repeat the client's Host header
+        responses=errors.RESPONSES,
+    )
+    app.state.bodies = bodies
+    errors.install(app)
     return app
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.server import model_commands
 from outrider.server.command import EXTRA_FLAGS, ConfigOption, ModelOption, SettingsCommand, fail
 from outrider.server.ray import command as ray_command
 from outrider.server.terminal import command as chat_command
@@ -100,7 +101,7 @@ def with_settings(function: Callable[[EffectiveSettings], None]) -> Callable[...
 
 @with_settings
 def serve(effective: EffectiveSettings) -> None:
-    """Serve a model.
+    """Serve a model, or several with models.paths.
 
     Every setting below is a flag, a field of the YAML file (--config), and an environment variable: OUTRIDER_SERVER__PORT=9000.
     """
@@ -120,6 +121,7 @@ def config(effective: EffectiveSettings) -> None:
     print(effective_yaml(effective), end="")
 
 
+model_commands.register(app)
 chat_command.register(app)
 ray_command.register(app)
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from math import ceil
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -52,6 +52,16 @@ class MetricsServer(uvicorn.Server):
             await self._task
 
 
+class Drainable(Protocol):
+    """What accepts and answers requests: an engine, or the engines of several models."""
+
+    def drain(self) -> None:
+        """Refuses new requests from now on; accepted ones continue."""
+
+    def abort(self) -> None:
+        """Fails all requests."""
+
+
 class DrainingServer(uvicorn.Server):
     """Drains at the first signal: refuses new requests, finishes accepted ones, and fails the others at a deadline.
 
@@ -60,7 +70,7 @@ class DrainingServer(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, engine: Engine, drain_seconds: float, metrics_server: MetricsServer | None = None
+        self, config: uvicorn.Config, engine: Drainable, drain_seconds: float, metrics_server: MetricsServer | None = None
     ) -> None:
         super().__init__(config)
         self._engine = engine

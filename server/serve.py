@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing
 
 from outrider.server.engine.worker_process import WorkerProcess
 from outrider.server.imports import frozen_imports, hide_torch
+from outrider.server.models.catalog import find_models
 from outrider.server.settings import Settings, SettingsError, is_loopback
 from outrider.server.telemetry.logs import configure
 from outrider.verify.errors import ModelError
@@ -30,6 +31,8 @@ def run(settings: Settings) -> int:
             metrics_listener = None
             if settings.metrics.port is not None:
                 metrics_listener = stack.enter_context(listen(settings.metrics.host, settings.metrics.port, "--metrics.port"))
+            if settings.models.paths:
+                return serve_several(settings, listener, metrics_listener)
             worker = stack.enter_context(closing(WorkerProcess(settings)))
             with frozen_imports():
                 if not settings.model.trust_remote_code:  # the tokenizer's code may need torch
@@ -41,6 +44,16 @@ def run(settings: Settings) -> int:
         return 2
     finally:
         gc.unfreeze()
+
+
+def serve_several(settings: Settings, listener: socket.socket, metrics_listener: socket.socket | None) -> int:
+    """Serves the models of `models.paths`; returns the exit code. Raises SettingsError."""
+    entries = find_models(settings)
+    with frozen_imports():
+        if not settings.model.trust_remote_code:
+            hide_torch()
+        from outrider.server.models.server import serve
+    return serve(settings, entries.values(), listener, metrics_listener)
 
 
 def check_address(settings: Settings) -> None:

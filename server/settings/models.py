@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -78,6 +78,24 @@ class Model(Section):
     def served_name(self) -> str:
         file = self.path.rstrip("/").rsplit("/", 1)[-1]
         return self.name or {str(models.TARGET): models.NAME}.get(self.path) or {smollm2.FILE: smollm2.NAME}.get(file, file)
+
+
+class Models(Section):
+    """Several models at one address, each loaded when a request names it. `model` has what they share."""
+
+    paths: tuple[str, ...] = Field(
+        (),
+        description="GGUF files, folders of checkpoints, Hugging Face ids, and folders that hold several of the first two; an "
+        "empty list serves model.path alone.",
+    )
+    idle_seconds: float | None = Field(
+        600.0, gt=0, description="Time without a request after which a model is unloaded; null keeps it until others need room."
+    )
+
+
+def expand_list(value: Any) -> Any:
+    """A list of paths as the section that it is short for."""
+    return {"paths": value} if isinstance(value, list | tuple) else value
 
 
 class DraftModel(Section):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.server.settings.access import Auth, MetricsAccess, Server, is_loopback
-from outrider.server.settings.models import DraftModel, Model
+from outrider.server.settings.models import DraftModel, Model, Models, expand_list
 from outrider.server.settings.section import Section
 from outrider.server.settings.speculation import Speculation
 from outrider.server.settings.stores import Corpora, Responses, Sessions
@@ -93,6 +93,7 @@ class Settings(BaseSettings):
     server: Server = Server()
     auth: Auth = Auth()
     model: Model = Model()
+    models: Annotated[Models, BeforeValidator(expand_list)] = Models()
     draft_model: DraftModel = DraftModel()
     speculation: Speculation = Speculation()
     sessions: Sessions = Sessions()

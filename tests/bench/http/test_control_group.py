@@ -10,7 +10,7 @@ import pytest
 
 from bench.http.control_group import joined, memory_group
 
-LIMITS = "from outrider.verify.model.memory import container_limits; print([limit for limit, _ in container_limits()])"
+LIMITS = "from outrider.verify.system_memory import container_limits; print([limit for limit, _ in container_limits()])"
 
 
 def test_processes_of_a_group_have_its_limit() -> None:

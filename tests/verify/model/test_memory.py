@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.verify.model import memory
-from outrider.verify.model.memory import container_limits, free_bytes, system_bytes
+from outrider.verify import system_memory
+from outrider.verify.model.memory import free_bytes
+from outrider.verify.system_memory import container_limits, system_bytes
 
 GB = 1 << 30
 V2 = {"memory.max": "{limit}", "memory.current": "{used}", "memory.stat": "anon 5\ninactive_file {cached}\n"}
@@ -59,8 +60,8 @@ def test_limits_of_version_1(tmp_path: Path, path: str) -> None:
 
 
 def test_a_container_has_less_than_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "container_limits", lambda: [(4 * GB, 3 * GB), (1 << 63, 0)])
-    monkeypatch.setattr(memory, "system_bytes", lambda: 48 * GB)
+    monkeypatch.setattr(system_memory, "container_limits", lambda: [(4 * GB, 3 * GB), (1 << 63, 0)])
+    monkeypatch.setattr(system_memory, "system_bytes", lambda: 48 * GB)
     assert free_bytes(torch.device("cpu")) == GB
-    monkeypatch.setattr(memory, "container_limits", list)
+    monkeypatch.setattr(system_memory, "container_limits", list)
     assert free_bytes(torch.device("cpu")) == 48 * GB

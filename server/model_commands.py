@@ -1,0 +1,109 @@
+"""The commands `outrider pull`, `list` and `remove`: models in the cache of the Hugging Face hub, and those of `models.paths`.
+
+Heavy imports happen inside them, to keep --help fast.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider.server.command import EXTRA_FLAGS, ConfigOption, fail
+
+if TYPE_CHECKING:
+    from huggingface_hub import HFCacheInfo
+
+# A checkpoint's weights are downloaded in the first of these formats that it has, and without formats of other programs.
+WEIGHTS = (".safetensors", ".bin")
+OTHER_FORMATS = ("*.gguf", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.ot", "onnx/*", "original/*", "openvino/*")
+
+Name = Annotated[str, typer.Argument(help="Hugging Face id such as Qwen/Qwen3-8B, or owner/name/file.gguf.")]
+
+
+def register(outrider: typer.Typer) -> None:
+    """Adds the commands to the `outrider` application."""
+    outrider.command("pull")(pull)
+    outrider.command("list", context_settings=EXTRA_FLAGS)(show)
+    outrider.command("remove")(remove)
+
+
+def pull(name: Name, revision: Annotated[str, typer.Option(help="Branch, tag or commit.")] = "main") -> None:
+    """Download a model, so that it starts without a network."""
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+
+    repository, file = split(name)
+    try:
+        if file:
+            place = hf_hub_download(repository, file, revision=revision)
+        else:
+            files = HfApi().list_repo_files(repository, revision=revision)
+            kept = next((kind for kind in WEIGHTS if any(each.endswith(kind) for each in files)), "")
+            ignored = [*OTHER_FORMATS, *(f"*{kind}" for kind in WEIGHTS if kind != kept)]
+            place = snapshot_download(repository, revision=revision, ignore_patterns=ignored)
+    except (OSError, ValueError) as error:  # the hub's own errors are of these kinds
+        reason = " ".join(str(error).split())
+        raise fail(f"{name} cannot be downloaded: {reason[:300]}") from None
+    print(f"{name} is in {place}; serve it with: outrider serve --model {name}")
+
+
+def split(name: str) -> tuple[str, str]:
+    """The repository, and the file in it, if the name has one."""
+    owner, _, rest = name.partition("/")
+    repository, _, file = rest.partition("/")
+    if not (owner and repository) or name.startswith((".", "/", "~")) or (file and not file.endswith(".gguf")):
+        raise fail(f"{name} is no Hugging Face id; give owner/name, or owner/name/file.gguf.")
+    return f"{owner}/{repository}", file
+
+
+def show(context: typer.Context, config: ConfigOption = None) -> None:
+    """List the models in the hub's cache, and those of models.paths. Settings also work as flags."""
+    from rich.console import Console
+    from rich.filesize import decimal
+    from rich.table import Table
+
+    from outrider.server.models.catalog import find_models
+    from outrider.server.settings import SettingsError, load_settings, parse_flags
+
+    try:
+        entries = find_models(load_settings(config, parse_flags(context.args)))
+    except SettingsError as error:
+        raise fail(str(error)) from None
+    table = Table("model", "size", "where", box=None)
+    for entry in entries.values():
+        table.add_row(entry.name, "" if entry.size_bytes is None else decimal(entry.size_bytes), entry.path)
+    for repository in sorted(cache().repos, key=lambda each: each.repo_id):
+        if repository.repo_type == "model":
+            table.add_row(repository.repo_id, decimal(repository.size_on_disk), str(repository.repo_path))
+    if table.rows:
+        Console().print(table)
+    else:
+        print("No models: the hub's cache is empty and models.paths is not set; download one with outrider pull.")
+
+
+def remove(name: Annotated[str, typer.Argument(help="Hugging Face id, as `outrider list` shows it.")]) -> None:
+    """Remove a model from the hub's cache, in all revisions."""
+    from rich.filesize import decimal
+
+    found = cache()
+    revisions = [
+        revision.commit_hash
+        for repository in found.repos
+        if repository.repo_type == "model" and repository.repo_id == name
+        for revision in repository.revisions
+    ]
+    if not revisions:
+        raise fail(f"The hub's cache has no model {name}; outrider list shows those that it has.")
+    deletion = found.delete_revisions(*revisions)
+    deletion.execute()
+    print(f"Removed {name}: {decimal(deletion.expected_freed_size)}.")
+
+
+def cache() -> HFCacheInfo:
+    """What the hub's cache holds."""
+    from huggingface_hub import CacheNotFound, HFCacheInfo, scan_cache_dir
+
+    try:
+        return scan_cache_dir()
+    except CacheNotFound:
+        return HFCacheInfo(0, frozenset(), [])

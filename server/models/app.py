@@ -1,0 +1,123 @@
+"""The HTTP application of several models: what belongs to the server, and the dispatcher for all else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from outrider.server.app import add_middleware, new_fastapi
+from outrider.server.chat.structured_output import GrammarChecker
+from outrider.server.http.exposition import MetricsPage, add_metrics_route
+from outrider.server.http.json_route import BodyPool
+from outrider.server.http.quotas import Quotas
+from outrider.server.models.catalog import Entry
+from outrider.server.models.dispatcher import Dispatcher
+from outrider.server.models.loaded import LoadedModel, Shared, load
+from outrider.server.models.metrics import merged
+from outrider.server.models.pool import Model, Pool
+from outrider.server.openai.chat import MAX_MESSAGES
+from outrider.server.settings import Settings
+from outrider.server.telemetry.metrics import Metrics
+from outrider.verify.system_memory import free_bytes
+
+
+def create_app(settings: Settings, entries: Iterable[Entry], on_start: Callable[[], None] = lambda: None) -> FastAPI:
+    """The application. `app.state` has the pool, and the metrics and their page for the HTTP server."""
+    metrics = Metrics()
+    grammars, bodies = GrammarChecker(settings.limits), BodyPool({"messages": MAX_MESSAGES})
+    quotas = Quotas(settings.auth, metrics, lambda: seconds_per_request(pool))
+    stack = contextlib.ExitStack()
+    shared = Shared(with_folder(settings, stack), grammars, bodies, quotas)
+    pool = Pool(entries, partial(load, shared=shared), free_bytes, settings.models.idle_seconds, settings.model.aliases)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        unloading = asyncio.create_task(pool.unload_idle())
+        on_start()
+        yield
+        unloading.cancel()
+        await pool.close()
+        await asyncio.to_thread(grammars.close)
+        await asyncio.to_thread(bodies.close)
+        stack.close()
+
+    async def read_metrics() -> bytes:
+        loaded = {name: model.loaded.metrics.registry for name, model in pool.models.items() if model.loaded}
+        return merged(metrics.registry, loaded)
+
+    app = new_fastapi(bodies, lifespan)
+    app.state.pool, app.state.metrics = pool, metrics
+    app.state.metrics_page = MetricsPage(settings, read_metrics)
+    add_middleware(app, settings, metrics, quotas)
+    add_model_routes(app, pool)
+    add_status_routes(app, pool)
+    if settings.server.page:
+        from outrider.server.page.routes import new_router  # a server without the page does not load it
+
+        app.include_router(new_router())
+    if settings.metrics.port is None:
+        add_metrics_route(app, app.state.metrics_page)
+    app.mount("", Dispatcher(pool, bodies))
+    return app
+
+
+def with_folder(settings: Settings, stack: contextlib.ExitStack) -> Settings:
+    """The settings with a folder for sessions, which outlive an unload there: a temporary one if none is set."""
+    if settings.sessions.folder is not None:
+        return settings
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-sessions-")))
+    return settings.model_copy(update={"sessions": settings.sessions.model_copy(update={"folder": folder})})
+
+
+def seconds_per_request(pool: Pool[LoadedModel]) -> float:
+    """The longest mean time of a request among the loaded models."""
+    return max((model.loaded.engine.seconds_per_request for model in pool.models.values() if model.loaded), default=1.0)
+
+
+def add_model_routes(app: FastAPI, pool: Pool[LoadedModel]) -> None:
+    """/v1/models."""
+    created = int(time.time())
+
+    @app.get("/v1/models")
+    async def models(client_version: str | None = None) -> dict[str, Any]:
+        catalog: dict[str, Any] = {} if client_version is None else {"models": []}  # for Codex, as of a single model
+        return {"object": "list", "data": [card(model, created) for model in pool.models.values()], **catalog}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        return card(pool.find(name), created)
+
+
+def card(model: Model[LoadedModel], created: int) -> dict[str, Any]:
+    """A model in /v1/models. Its status has the words of llama-server's router."""
+    status = "loaded" if model.loaded else "loading" if model.loading else "unloaded"
+    found: dict[str, Any] = {"id": model.entry.name, "object": "model", "created": created, "owned_by": "outrider"}
+    if model.loaded is not None:
+        found |= model.loaded.endpoints.models.retrieve(model.entry.name)
+    return found | {"status": {"value": status}, "size_bytes": model.entry.size_bytes}
+
+
+def add_status_routes(app: FastAPI, pool: Pool[LoadedModel]) -> None:
+    """/health, /ready and /version, which need no key. The server is ready before any model is loaded."""
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> dict[str, str]:
+        return {"status": "draining" if pool.draining else "ready"}
+
+    @app.get("/version")
+    async def app_version() -> dict[str, str]:
+        return {"version": version("outrider")}

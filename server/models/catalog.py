@@ -1,0 +1,86 @@
+"""The models that requests may name: those of `models.paths`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.server.settings import Settings, SettingsError
+from outrider.server.settings.model_path import locate_model
+
+# The weights of a checkpoint are in files of these kinds; the first kind that a folder has counts.
+WEIGHTS = ("*.safetensors", "*.bin")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(/.+\.gguf)?")
+# Further parts of a file in several parts, and the projectors of models that read images.
+NO_MODEL = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$|^mmproj", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model that is not loaded yet."""
+
+    name: str  # in the API
+    path: str  # as in `model.path`
+    size_bytes: int | None  # of the weights' files; None if they are not here yet
+
+
+def find_models(settings: Settings) -> dict[str, Entry]:
+    """The models of `models.paths` by name, in order. Raises SettingsError, also for settings that belong to a single model."""
+    for name, value in {"draft_model.path": settings.draft_model.path, "model.name": settings.model.name}.items():
+        if value is not None:
+            raise SettingsError(f"{name} belongs to one model; leave it out, or leave out models.paths.")
+    found: dict[str, Entry] = {}
+    for path in settings.models.paths:
+        for each in expand(path):
+            name = settings.model.model_copy(update={"path": each}).served_name
+            if name in found and found[name].path != each:
+                raise SettingsError(
+                    f"models.paths has two models named {name!r}: {found[name].path} and {each}; rename one of them."
+                )
+            found[name] = Entry(name, each, size_of(each))
+    return found
+
+
+def expand(path: str) -> Iterator[str]:
+    """The models of a path: itself, or those in its folder. Raises SettingsError."""
+    try:
+        located = Path(locate_model(path)).expanduser()
+    except ValueError as error:
+        raise SettingsError(f"models.paths: {error}.") from None
+    if located.is_file() or is_checkpoint(located):
+        yield str(located)
+    elif located.is_dir():
+        models = [each for each in sorted(located.iterdir()) if is_file(each) or is_checkpoint(each)]
+        if not models:
+            raise SettingsError(f"{path} in models.paths holds no GGUF file and no folder with a config.json.")
+        yield from map(str, models)
+    elif HUB_ID.fullmatch(path):
+        yield path
+    else:
+        raise SettingsError(f"{path} in models.paths is no file, no folder and no Hugging Face id.")
+
+
+def is_file(path: Path) -> bool:
+    """Whether this is a GGUF file of a model."""
+    return path.suffix.lower() == ".gguf" and path.is_file() and not NO_MODEL.search(path.name)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether this is the folder of a checkpoint."""
+    return (path / "config.json").is_file()
+
+
+def size_of(path: str) -> int | None:
+    """The bytes of a model's weights; None for a Hugging Face id."""
+    located = Path(path)
+    if located.is_dir():
+        return next((size for kind in WEIGHTS if (size := size_of_files(list(located.glob(kind))))), 0)
+    parts = located.parent.glob(re.sub(r"-00001-of-", "-*-of-", located.name)) if "-00001-of-" in located.name else [located]
+    return size_of_files(list(parts)) if located.is_file() else None
+
+
+def size_of_files(files: Sequence[Path]) -> int:
+    """The bytes of all files together."""
+    return sum(file.stat().st_size for file in files)

@@ -1,0 +1,198 @@
+"""Which models are in memory: loaded on use, one at a time; the least recently used idle one makes room, or leaves in time.
+
+Promises that a model with a running request is never unloaded, that requests for a loaded model do not wait for another one to
+load, and that a model which cannot be loaded fails its own requests only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from outrider.server.engine.engine import ShuttingDown
+from outrider.server.http.errors import APIError, shortened
+from outrider.server.models.catalog import Entry
+
+log = logging.getLogger("outrider")
+# A worker takes this much in addition to its weights, whose packed form is a little larger than their file.
+WORKER_BYTES, PACKED_SHARE = 600 << 20, 1.2
+# A request waits this long for other models' requests to end, if only their memory is enough.
+ROOM_SECONDS = 120.0
+IDLE_CHECK_SECONDS = 1.0
+NAME_CHARACTERS = 256
+
+
+class Loaded(Protocol):
+    """A model in memory."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why it does not serve any more, one sentence."""
+
+    def drain(self) -> None:
+        """Refuses new requests from now on; accepted ones continue."""
+
+    def abort(self) -> None:
+        """Fails all requests."""
+
+    async def stop(self) -> None:
+        """Unloads it. Its sessions are saved."""
+
+
+L = TypeVar("L", bound=Loaded)
+
+
+@dataclass(eq=False)
+class Model(Generic[L]):
+    """A model, in memory or not."""
+
+    entry: Entry
+    loaded: L | None = None
+    loading: asyncio.Task[L] | None = None
+    users: int = 0  # requests that run or wait
+    used_at: float = 0.0  # time.monotonic() of the end of the last one
+
+    @property
+    def needed_bytes(self) -> int:
+        """The memory that loading takes, about."""
+        return WORKER_BYTES + int(PACKED_SHARE * (self.entry.size_bytes or 0))
+
+
+class Pool(Generic[L]):
+    """All models. Its methods are called on the event loop."""
+
+    def __init__(
+        self,
+        entries: Iterable[Entry],
+        load: Callable[[Entry], Awaitable[L]],
+        free_bytes: Callable[[], int],
+        idle_seconds: float | None = None,
+        aliases: Iterable[str] = (),
+    ) -> None:
+        """`load` returns a model that serves, or raises EngineError. `aliases`, with wildcards, also name the first model."""
+        self.models: dict[str, Model[L]] = {entry.name: Model(entry) for entry in entries}
+        self._load, self._free_bytes, self._idle_seconds = load, free_bytes, idle_seconds
+        self._aliases = tuple(aliases)
+        self._changing = asyncio.Lock()  # one model is loaded or unloaded at a time, so that its memory counts for the next
+        self._ended = asyncio.Condition()  # notified when a request ends
+        self.draining = False  # whether new requests are refused
+
+    def find(self, name: str | None) -> Model[L]:
+        """The model of this name; without one, the model that was used last. Raises APIError."""
+        if name is None:
+            return max(self.models.values(), key=lambda model: (model.loaded is not None, model.used_at))
+        if name in self.models:
+            return self.models[name]
+        if len(name) <= NAME_CHARACTERS and any(fnmatchcase(name, alias) for alias in self._aliases):
+            return next(iter(self.models.values()))
+        names = ", ".join(self.models)
+        message = f"The model {shortened(name, NAME_CHARACTERS)!r} does not exist; this server has {names}."
+        raise APIError(404, message, "model", "model_not_found")
+
+    @asynccontextmanager
+    async def use(self, model: Model[L]) -> AsyncIterator[L]:
+        """The model in memory, where it stays until the end. Raises APIError if there is no room, and what loading raises."""
+        if self.draining:
+            raise ShuttingDown
+        model.users += 1
+        try:
+            loaded = model.loaded
+            if loaded is None or loaded.failure is not None:
+                loaded = await self._loaded(model)
+            yield loaded
+        finally:
+            model.users -= 1
+            model.used_at = time.monotonic()
+            async with self._ended:
+                self._ended.notify_all()
+
+    def drain(self) -> None:
+        """Refuses new requests from now on; accepted ones continue."""
+        self.draining = True
+        for model in self.models.values():
+            if model.loaded is not None:
+                model.loaded.drain()
+
+    def abort(self) -> None:
+        """Fails all requests."""
+        for model in self.models.values():
+            if model.loading is not None:
+                model.loading.cancel()
+            if model.loaded is not None:
+                model.loaded.abort()
+
+    async def unload_idle(self) -> None:
+        """Unloads models that were not used for `idle_seconds`; runs until it is cancelled."""
+        while self._idle_seconds is not None:
+            await asyncio.sleep(min(IDLE_CHECK_SECONDS, self._idle_seconds))
+            due = time.monotonic() - self._idle_seconds
+            async with self._changing:
+                for model in self._idle():
+                    if model.used_at <= due and not model.users:
+                        await self._unload(model, f"no request for {self._idle_seconds:g} s")
+
+    async def close(self) -> None:
+        """Unloads all models."""
+        self.abort()
+        await asyncio.gather(*(self._unload(model, "shutdown") for model in self.models.values()))
+
+    async def _loaded(self, model: Model[L]) -> L:
+        """Loads the model, also if the request that asked for it is cancelled meanwhile."""
+        if model.loading is None:
+            model.loading = asyncio.create_task(self._load_in_turn(model))
+            model.loading.add_done_callback(partial(_end_loading, model))
+        return await asyncio.shield(model.loading)
+
+    async def _load_in_turn(self, model: Model[L]) -> L:
+        async with self._changing:
+            if model.loaded is not None and (failure := model.loaded.failure) is not None:
+                await self._unload(model, failure)
+            if model.loaded is None:
+                await self._make_room(model)
+                started = time.monotonic()
+                model.loaded = await self._load(model.entry)
+                log.info("loaded %s in %.1f s", model.entry.name, time.monotonic() - started)
+            return model.loaded
+
+    async def _make_room(self, model: Model[L]) -> None:
+        """Unloads idle models until this one fits, or none is left. Raises APIError if running requests hold the memory."""
+        deadline = asyncio.get_running_loop().time() + ROOM_SECONDS
+        while self._free_bytes() < model.needed_bytes and any(each.loaded is not None for each in self.models.values()):
+            idle = self._idle()
+            if idle:
+                await self._unload(idle[0], f"{model.entry.name} needs its memory")
+                continue
+            try:
+                async with asyncio.timeout_at(deadline), self._ended:
+                    await self._ended.wait_for(self._idle)
+            except TimeoutError:
+                needed, free = (round(count / 1e9, 1) for count in (model.needed_bytes, self._free_bytes()))
+                message = (
+                    f"{model.entry.name} needs about {needed} GB, and {free} are free beside models that are answering; "
+                    "retry later, or use one of those."
+                )
+                raise APIError(503, message, code="no_room", retry_seconds=ROOM_SECONDS) from None
+
+    def _idle(self) -> list[Model[L]]:
+        """Loaded models without requests, the least recently used first."""
+        idle = [model for model in self.models.values() if model.loaded is not None and not model.users]
+        return sorted(idle, key=lambda model: model.used_at)
+
+    async def _unload(self, model: Model[L], reason: str) -> None:
+        loaded, model.loaded = model.loaded, None
+        if loaded is not None:
+            log.info("unloading %s: %s", model.entry.name, reason)
+            await loaded.stop()
+
+
+def _end_loading(model: Model[L], task: asyncio.Task[L]) -> None:
+    model.loading = None
+    if not task.cancelled():
+        task.exception()  # it belongs to the requests that wait, of which there may be none any more

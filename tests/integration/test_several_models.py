@@ -1,0 +1,121 @@
+"""`outrider serve` with several models: real workers, loaded by name and unloaded when idle."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from outrider import models
+from tests.servers import Served, read_metrics, serving, wait_until
+
+IDLE_SECONDS = 3.0
+QUESTION = [{"role": "user", "content": "Write a function that reads a file."}]
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("one", "two", "broken"):
+        (folder / name).symlink_to(models.TARGET)
+    (folder / "broken").unlink()
+    (folder / "broken").mkdir()
+    (folder / "broken" / "config.json").write_text('{"model_type": "nothing"}')
+    paths = json.dumps([str(folder)])
+    with serving("--model.dtype", "float32", "--models.paths", paths, "--models.idle_seconds", str(IDLE_SECONDS)) as served:
+        yield served
+
+
+def chat(served: Served, model: str, **fields: Any) -> Any:
+    body = {"model": model, "messages": QUESTION, "max_tokens": 24, "temperature": 0, **fields}
+    return served.http.post("/v1/chat/completions", json=body)
+
+
+def statuses(served: Served) -> dict[str, str]:
+    cards = served.http.get("/v1/models").json()["data"]
+    return {card["id"]: card["status"]["value"] for card in cards}
+
+
+def workers(served: Served) -> int:
+    """The number of worker processes."""
+    children = (path.read_text().split() for path in Path(f"/proc/{served.process.pid}/task").glob("*/children"))
+    commands = [Path(f"/proc/{child}/cmdline") for found in children for child in found]
+    return sum(b"server.worker.main" in command.read_bytes() for command in commands if command.exists())
+
+
+def test_a_model_is_loaded_by_name_and_unloaded_when_idle_and_keeps_its_sessions(several: Served) -> None:
+    assert statuses(several) == {"broken": "unloaded", "one": "unloaded", "two": "unloaded"}
+    first, second = chat(several, "one", session_id="s").json(), chat(several, "two").json()
+    assert (first["model"], second["model"]) == ("one", "two")
+    assert first["choices"][0]["message"]["content"] == second["choices"][0]["message"]["content"]
+    assert statuses(several) == {"broken": "unloaded", "one": "loaded", "two": "loaded"}
+    assert several.http.get("/v1/models/one").json()["context_length"] > 0
+    wait_until(lambda: set(statuses(several).values()) == {"unloaded"})
+    wait_until(lambda: workers(several) == 0)
+    again = chat(several, "one", session_id="s").json()
+    assert again["choices"] == first["choices"]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_a_stream_has_comments_while_its_model_is_loaded(several: Served) -> None:
+    wait_until(lambda: statuses(several)["two"] == "unloaded")
+    body = {"model": "two", "messages": QUESTION, "max_tokens": 8, "stream": True}
+    with several.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert lines[0] == ": loading two, 0 s"
+    events = [line for line in lines if line.startswith("data: ")]
+    assert events[-1] == "data: [DONE]" and json.loads(events[0][6:])["model"] == "two"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_a_model_that_cannot_be_loaded_fails_its_own_requests(several: Served, path: str) -> None:
+    body = {"model": "broken", "messages": QUESTION, "max_tokens": 8}
+    response = several.http.post(path, json=body)
+    assert response.status_code in (503, 529) and "No tokenizer" in response.json()["error"]["message"]
+    with several.http.stream("POST", path, json=body | {"stream": True}) as streamed:
+        event = [line for line in streamed.iter_lines() if line.startswith("data: ")][-1]
+    assert json.loads(event[6:])["error"]["message"] == response.json()["error"]["message"]
+    assert chat(several, "one").status_code == 200
+
+
+@pytest.mark.parametrize("name", ["nobody", "../one", "x" * 5000])
+def test_unknown_models(several: Served, name: str) -> None:
+    response = chat(several, name)
+    assert response.status_code == 404
+    assert "this server has broken, one, two" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b"[", b"[]", b'{"model": ', b"[" * 100_000])
+def test_bodies_that_name_nothing(several: Served, body: bytes) -> None:
+    response = several.http.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400 and response.json()["error"]["code"] in ("invalid_json", "too_deep")
+
+
+def test_other_routes_reach_the_model_that_is_named(several: Served) -> None:
+    counted = several.http.post("/tokenize", json={"model": "two", "prompt": "def add"}).json()
+    assert counted["count"] > 0
+    stored = several.http.post("/v1/responses", json={"model": "two", "input": "x", "max_output_tokens": 4}).json()
+    assert several.http.get(f"/v1/responses/{stored['id']}", params={"model": "two"}).json()["id"] == stored["id"]
+    assert several.http.get("/v1/responses/nothing").status_code == 404
+
+
+def test_the_metrics_of_a_model_have_its_name(several: Served) -> None:
+    chat(several, "one")
+    families = {family.name: family for family in text_string_to_metric_families(read_metrics(several))}
+    assert {"model": "one"} in [sample.labels for sample in families["outrider_requests_running"].samples]
+    assert "/v1/chat/completions" in {sample.labels.get("endpoint") for sample in families["outrider_requests"].samples}
+
+
+def test_memory_of_unloaded_models_is_returned(several: Served) -> None:
+    wait_until(lambda: workers(several) == 0)
+    resident = int(Path(f"/proc/{several.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    for _ in range(2):
+        assert chat(several, "one").status_code == chat(several, "two").status_code == 200
+        wait_until(lambda: workers(several) == 0)
+    after = int(Path(f"/proc/{several.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert after < 1.3 * resident

@@ -1,0 +1,72 @@
+"""Which models `models.paths` names, and what is wrong with a path, in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.models import smollm2
+from outrider.server.models.catalog import Entry, find_models
+from outrider.server.settings import SettingsError, load_settings
+
+
+def found(*paths: str | Path, **flags: str) -> dict[str, Entry]:
+    return find_models(load_settings(None, {"models.paths": [str(path) for path in paths], **flags}))
+
+
+def checkpoint(folder: Path, size: int = 10) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(size))
+    return folder
+
+
+def test_a_folder_holds_files_and_checkpoints(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "small", 20)
+    for name, size in {
+        "a.gguf": 3,
+        "b-00001-of-00002.gguf": 4,
+        "b-00002-of-00002.gguf": 5,
+        "mmproj-a.gguf": 1,
+        "x.txt": 1,
+    }.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    (tmp_path / "empty").mkdir()
+    entries = found(tmp_path)
+    sizes = {name: entry.size_bytes for name, entry in entries.items()}
+    assert sizes == {"a.gguf": 3, "b-00001-of-00002.gguf": 9, "small": 20}
+    assert entries["small"].path == str(tmp_path / "small")
+
+
+def test_paths_of_every_kind_keep_their_order(tmp_path: Path) -> None:
+    (tmp_path / "z.gguf").write_bytes(b"")
+    entries = found(tmp_path / "z.gguf", "Qwen/Qwen3-8B", "owner/repository/file-Q8_0.gguf", checkpoint(tmp_path / "a"))
+    assert list(entries) == ["z.gguf", "Qwen3-8B", "file-Q8_0.gguf", "a"]
+    assert entries["Qwen3-8B"] == Entry("Qwen3-8B", "Qwen/Qwen3-8B", None)
+
+
+def test_a_list_is_short_for_paths(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("models:\n- Qwen/Qwen3-8B\n- Qwen/Qwen3-4B\n")
+    assert load_settings(file).models.paths == ("Qwen/Qwen3-8B", "Qwen/Qwen3-4B")
+
+
+@pytest.mark.parametrize(
+    ("paths", "flags", "words"),
+    [
+        (["./nothing/here"], {}, "no file, no folder and no Hugging Face id"),
+        (["../../etc"], {}, "no file, no folder"),
+        (["."], {}, "holds no GGUF file"),
+        (["a/model", "b/model"], {}, "two models named 'model'"),
+        (["a/model"], {"draft_model.path": "b/draft"}, "draft_model.path belongs to one model"),
+        (["a/model"], {"model.name": "x"}, "model.name belongs to one model"),
+        ([smollm2.NAME[:9]], {}, f"did you mean {smollm2.NAME}"),
+    ],
+)
+def test_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str], flags: dict[str, str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=words):
+        found(*paths, **flags)

@@ -1,0 +1,186 @@
+"""When models are loaded and unloaded. The models are counters; tests/integration/test_several_models.py has real ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+
+from outrider.server.engine.engine import ShuttingDown, WorkerLost
+from outrider.server.http.errors import APIError
+from outrider.server.models import pool as module
+from outrider.server.models.catalog import Entry
+from outrider.server.models.pool import WORKER_BYTES, Pool
+
+SIZE = 1 << 30
+ROOM = WORKER_BYTES + int(module.PACKED_SHARE * SIZE)  # of one model
+
+
+class Counted:
+    """A loaded model."""
+
+    def __init__(self, machine: Machine, name: str) -> None:
+        self.machine, self.name, self.failure = machine, name, None
+
+    def drain(self) -> None:
+        self.machine.events.append(f"drain {self.name}")
+
+    def abort(self) -> None:
+        self.machine.events.append(f"abort {self.name}")
+
+    async def stop(self) -> None:
+        await asyncio.sleep(0)
+        self.machine.events.append(f"stop {self.name}")
+        self.machine.free += ROOM
+
+
+class Machine:
+    """Has memory for some models."""
+
+    def __init__(self, models: int) -> None:
+        self.free = models * ROOM
+        self.events: list[str] = []
+        self.blocked = asyncio.Event()
+        self.blocked.set()
+
+    async def load(self, entry: Entry) -> Counted:
+        self.events.append(f"load {entry.name}")
+        await self.blocked.wait()
+        if entry.name == "broken":
+            raise WorkerLost("it is broken")
+        self.free -= ROOM
+        return Counted(self, entry.name)
+
+
+def run(
+    test: Callable[[Machine, Pool[Counted]], Awaitable[None]], room: int = 2, idle_seconds: float | None = None
+) -> list[str]:
+    """What happened to the models a, b, c and broken in a test."""
+
+    async def main() -> list[str]:
+        machine = Machine(room)
+        entries = [Entry(name, name, SIZE) for name in ("a", "b", "c", "broken")]
+        pool = Pool(entries, machine.load, lambda: machine.free, idle_seconds, ["gpt-*"])
+        await asyncio.wait_for(test(machine, pool), 20)
+        return machine.events
+
+    return asyncio.run(main())
+
+
+async def use(pool: Pool[Counted], name: str) -> None:
+    async with pool.use(pool.find(name)) as loaded:
+        assert loaded.name == name
+
+
+def test_the_least_recently_used_model_makes_room() -> None:
+    async def test(machine: Machine, pool: Pool[Counted]) -> None:
+        for name in ("a", "b", "a", "c", "a"):
+            await use(pool, name)
+
+    assert run(test) == ["load a", "load b", "stop b", "load c"]
+
+
+def test_requests_of_one_model_load_it_once_and_others_do_not_wait() -> None:
+    async def test(machine: Machine, pool: Pool[Counted]) -> None:
+        await use(pool, "a")
+        machine.blocked.clear()
+        waiting = [asyncio.create_task(use(pool, "b")) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        await use(pool, "a")
+        waiting[0].cancel()  # a client that leaves does not stop the loading for the others
+        machine.blocked.set()
+        with suppress(asyncio.CancelledError):
+            await waiting[0]
+        await asyncio.gather(*waiting[1:])
+
+    assert run(test) == ["load a", "load b"]
+
+
+def test_a_model_with_requests_is_not_unloaded() -> None:
+    async def test(machine: Machine, pool: Pool[Counted]) -> None:
+        async with pool.use(pool.find("a")):
+            waiting = asyncio.create_task(use(pool, "b"))
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+        await waiting
+
+    assert run(test, room=1) == ["load a", "stop a", "load b"]
+
+
+def test_a_request_without_room_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROOM_SECONDS", 0.05)
+
+    async def test(machine: Machine, pool: Pool[Counted]) -> None:
+        async with pool.use(pool.find("a")):
+            with pytest.raises(APIError, match=r"b needs about 1\.9 GB, and 0\.0 are free") as raised:
+                await use(pool, "b")
+        assert raised.value.status_code == 503
+
+    assert run(test, room=1) == ["load a"]
+
+
+def test_a_broken_model_fails_its_own_requests_only() -> None:
+    async def test(machine: Machine, pool: Pool[Counted]) -> None:
+        for _ in range(2):
+            with pytest.raises(WorkerLost, match="it is broken"):
+                await use(pool, "broken")
+        await use(pool, "a")
+
+    assert run(test) == ["load broken", "load broken", "load a"]
+
+
+def test_a_model_whose_worker_is_lost_for_good_is_loaded_again() -> None:
+    async def test(machine: Machine, pool: Pool[Counted]) -> None:
+        await use(pool, "a")
+        loaded = pool.find("a").loaded
+        assert loaded is not None
+        loaded.failure = "it ended five times"  # type: ignore[assignment]
+        await use(pool, "a")
+
+    assert run(test) == ["load a", "stop a", "load a"]
+
+
+def test_idle_models_are_unloaded() -> None:
+    async def test(machine: Machine, pool: Pool[Counted]) -> None:
+        task = asyncio.create_task(pool.unload_idle())
+        async with pool.use(pool.find("a")):
+            await use(pool, "b")
+            while machine.events[-1] != "stop b":
+                await asyncio.sleep(0.01)
+        while machine.events[-1] != "stop a":
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    assert run(test, idle_seconds=0.05) == ["load a", "load b", "stop b", "stop a"]
+
+
+def test_names() -> None:
+    async def test(machine: Machine, pool: Pool[Counted]) -> None:
+        assert pool.find(None).entry.name == "a"
+        assert pool.find("gpt-9").entry.name == "a"
+        await use(pool, "b")
+        assert pool.find(None).entry.name == "b"
+        for name in ("../a", "", "x" * 10_000):
+            with pytest.raises(APIError, match="does not exist; this server has a, b, c, broken") as raised:
+                pool.find(name)
+            assert raised.value.status_code == 404
+
+    run(test)
+
+
+def test_shutdown() -> None:
+    async def test(machine: Machine, pool: Pool[Counted]) -> None:
+        await use(pool, "a")
+        machine.blocked.clear()
+        waiting = asyncio.create_task(use(pool, "b"))
+        await asyncio.sleep(0.01)
+        pool.drain()
+        with pytest.raises(ShuttingDown):
+            await use(pool, "a")
+        await pool.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    assert run(test) == ["load a", "load b", "drain a", "abort a", "stop a"]
