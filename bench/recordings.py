@@ -16,7 +16,7 @@ from bench.plan import BenchError
 from outrider.drafters.interface import Ints
 from outrider.drafters.options import Options
 from outrider.drafters.registry import Resources
-from outrider.drafters.tables import ngram, suffix
+from outrider.drafters.tables import base_table, suffix
 from outrider.server.datastore_builder import DatastoreError, find_files, read_texts
 from outrider.verify.errors import ModelError
 from outrider.verify.tokenizer import load_tokenizer
@@ -105,6 +105,6 @@ def index_tokens(tokens: NDArray[np.uint32], separator: int, options: Options) -
         return Resources(options, vocabulary=separator + 1)
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "table"
-        ngram.build(table, [tokens], "replay", separator, options.trigram.successors, order=options.trigram.order)
-        base = ngram.load(table)
+        base_table.build(table, [tokens], "replay", separator, options.trigram.successors, order=options.trigram.order)
+        base = base_table.load(table)
         return Resources(options, base, [suffix.index(tokens, separator)], separator + 1)

@@ -18,13 +18,13 @@ from outrider.drafters.options import FusionOptions
 from outrider.drafters.prediction import realign
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
-from outrider.drafters.tables.adaptive import absorb, new_rows
+from outrider.drafters.tables.base_table import BaseArrays
 from outrider.drafters.tables.contexts import Contexts, Sources, advance, enter, new_contexts
 from outrider.drafters.tables.dice import LUCKY, MAX_FACTOR, MAX_PROBABILITY, Dice, lucky_row, new_dice, throw, weigh
 from outrider.drafters.tables.history import new_history
+from outrider.drafters.tables.learned_table import absorb, new_rows
 from outrider.drafters.tables.levels import LUCK, NODE_SOURCES, TABLE_ORDER, Scratch, new_scratch
 from outrider.drafters.tables.mixture import MAX_BOOST, MIN_MASS, STRENGTH, cell, commit, load_prior, predict
-from outrider.drafters.tables.ngram import BaseArrays
 from outrider.drafters.tables.nodes import Nodes, draft_tree, new_nodes, reset
 from outrider.drafters.tables.suffix import LONGEST_CONTEXT, Corpus, index
 from outrider.drafters.trigram import CONTEXT

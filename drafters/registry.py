@@ -37,7 +37,7 @@ from outrider.drafters.prompt_lookup import PromptLookupDrafter
 from outrider.drafters.retrieval import RetrievalDrafter
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import State, StateError, array
-from outrider.drafters.tables.ngram import BaseArrays, empty_base
+from outrider.drafters.tables.base_table import BaseArrays, empty_base
 from outrider.drafters.tables.suffix import Corpus
 from outrider.drafters.trigram import TrigramDrafter
 

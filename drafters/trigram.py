@@ -12,8 +12,8 @@ from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, DraftTree, In
 from outrider.drafters.options import TrigramOptions
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
-from outrider.drafters.tables.adaptive import absorb, learn, new_rows
-from outrider.drafters.tables.ngram import BaseArrays
+from outrider.drafters.tables.base_table import BaseArrays
+from outrider.drafters.tables.learned_table import absorb, learn, new_rows
 from outrider.drafters.tables.nodes import draft_tree
 from outrider.drafters.tables.search import RANKINGS, Trigrams, best_first, monte_carlo, new_pool
 

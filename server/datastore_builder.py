@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
-from outrider.drafters.tables import array_file, datastore, ngram, suffix
+from outrider.drafters.tables import array_file, base_table, datastore, suffix
 from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.verify.errors import ModelError
 from outrider.verify.tokenizer import fingerprint, load_tokenizer
@@ -38,7 +38,7 @@ def build_ngram(
     max_bytes = None if max_megabytes is None else int(max_megabytes * 1e6)
     with Progress() as progress:
         blocks = token_blocks(read_all(find_files(paths), progress), loaded)
-        return ngram.build(out, blocks, fingerprint(loaded), separator, successors, max_bytes, order)
+        return base_table.build(out, blocks, fingerprint(loaded), separator, successors, max_bytes, order)
 
 
 def build_suffix(paths: Sequence[Path], out: Path, tokenizer: str, append: bool) -> datastore.Description:
@@ -70,11 +70,11 @@ def describe(path: Path) -> dict[str, object]:
     try:
         if path.is_dir():
             return {"kind": suffix.KIND, **asdict(datastore.describe(path))}
-        file = array_file.load(path, ngram.KIND)
+        file = array_file.load(path, base_table.KIND)
     except ArrayFileError as error:
         raise DatastoreError(str(error)) from None
     return {
-        "kind": ngram.KIND,
+        "kind": base_table.KIND,
         "contexts": len(file.arrays["keys"]),
         "successors": len(file.arrays["tokens"]),
         "bytes": path.stat().st_size,

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from bench.recordings import load_corpus, load_encoder
 from outrider.drafters.kernel import kernel
 from outrider.drafters.tables import array_file
-from outrider.drafters.tables.adaptive import new_rows
+from outrider.drafters.tables.base_table import empty_base
 from outrider.drafters.tables.contexts import LENGTHS, Contexts, Sources, enter, new_contexts
 from outrider.drafters.tables.history import new_history
+from outrider.drafters.tables.learned_table import new_rows
 from outrider.drafters.tables.levels import BUCKETS, COPY, DIVERSITIES, PREDICTION, SIZES, TABLE, Scratch, new_scratch
 from outrider.drafters.tables.mixture import CELLS, MAX_BOOST, MIN_MASS, PRIOR_FILE, STRENGTH, cell, commit, predict
-from outrider.drafters.tables.ngram import empty_base
 from outrider.drafters.tables.suffix import Corpus, index
 
 PASSES = 2

@@ -20,7 +20,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from outrider.drafters.tables import ngram
+from outrider.drafters.tables import base_table
 from outrider.models import BASE_TABLE, DRAFT, TARGET
 from outrider.verify.tokenizer import fingerprint
 from training.corpus import SOURCES, documents
@@ -205,7 +205,7 @@ def export(learners: tuple[Learner, Learner], data: Data, done: RunState) -> Non
         learner.model.config.use_cache = learner.model.generation_config.use_cache = True
         learner.model.to("cpu", torch.bfloat16).save_pretrained(place)
         data.tokenizer.save_pretrained(place)
-    contexts = ngram.build(BASE_TABLE, [data.train], fingerprint(data.tokenizer), VOCABULARY, max_bytes=BASE_TABLE_BYTES)
+    contexts = base_table.build(BASE_TABLE, [data.train], fingerprint(data.tokenizer), VOCABULARY, max_bytes=BASE_TABLE_BYTES)
     report["base_table_contexts"] = contexts
     (TARGET.parent / "training.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))

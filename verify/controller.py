@@ -67,12 +67,13 @@ class Times:
 class Controller:
     """Plans the rounds of one worker."""
 
-    def __init__(self, max_seconds: float | None = None, silent_seconds: float = math.inf) -> None:
+    def __init__(self, max_seconds: float | None = None, silent_seconds: float = math.inf, may_overlap: bool = True) -> None:
         """`max_seconds` bounds rounds that read prompts; None = READING_FACTOR times the usual time of their steps.
 
-        `silent_seconds` bounds rounds without steps, because the worker reports progress only when a round ends.
+        `silent_seconds` bounds rounds without steps, because the worker reports progress only when a round ends. Without
+        `may_overlap`, `overlaps` is never true, so that errors are easier to find.
         """
-        self.may_overlap = True  # False makes errors easier to find
+        self._may_overlap = may_overlap
         self._max_seconds = max_seconds
         self._silent_seconds = silent_seconds
         self._token_seconds: float | None = None  # seconds per token in the latest round without steps
@@ -126,7 +127,7 @@ class Controller:
         A forward of half the rows takes as long, because it reads the same weights. So this is worth it where the host's work
         takes longer than the forward. Now and then it is False, to measure again.
         """
-        if not self.may_overlap or self._host_seconds is None or self._device_seconds is None:
+        if not self._may_overlap or self._host_seconds is None or self._device_seconds is None:
             return False
         return self._host_seconds > self._device_seconds and not self._probe.tick()
 

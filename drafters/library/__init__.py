@@ -15,7 +15,7 @@ A `Session` is one conversation. `Resources` hold the options and tables that al
 - `Resources(options=Options(fusion=FusionOptions(depth=16)))` sets options (`outrider.drafters.options`).
 - `Resources(corpus=[index_texts(texts, vocabulary)])` drafts from texts too, and `corpus=datastore.load(folder)` from a
   datastore on disk (`outrider.drafters.tables.datastore`).
-- `Resources(corpus=[...], base=ngram.load(file))` begins with a table of n-grams (`outrider.drafters.tables.ngram`).
+- `Resources(corpus=[...], base=base_table.load(file))` begins with a table of n-grams (`outrider.drafters.tables.base_table`).
 - `LearnedText` is a corpus of what earlier sessions have said.
 
 How far `fusion` trusts each source at first is a prior that comes with the package; each session learns its own. A target that

@@ -27,7 +27,7 @@ MIN_GAIN = 0.02
 
 
 @dataclass(frozen=True)
-class Choice:
+class ModelWork:
     """What the draft model does in one step."""
 
     before: bool = False  # it drafts before the verification
@@ -64,7 +64,7 @@ class Schedule:
         """The time per emitted token; None if it has not been measured."""
         return self._before.token_seconds
 
-    def choose(self, expected: float, has_chain: bool) -> Choice:
+    def choose(self, expected: float, has_chain: bool) -> ModelWork:
         """The choice for a step in which the tables expect `expected` tokens. Call once per step."""
         before = not has_chain and self._before.is_worth(self._before_gains.of(expected) or 0.0)
         during = self._is_worth_during(expected)
@@ -72,16 +72,16 @@ class Schedule:
             self._control.reset()
         if before or during:
             self._unpaid, self._probing = 0, 0
-            return Choice(before, during and not self._control.tick())
+            return ModelWork(before, during and not self._control.tick())
         self._unpaid += 1
         if not self._probing and self._allowance >= self._probe_seconds:
             self._probing, self._probe_seconds = PROBE_STEPS, 0.0
         if not self._probing:
-            return Choice()
+            return ModelWork()
         self._probing -= 1
-        return Choice(not has_chain, True, is_probe=True)
+        return ModelWork(not has_chain, True, is_probe=True)
 
-    def record_probe(self, expected: float, choice: Choice, seconds: float) -> None:
+    def record_probe(self, expected: float, choice: ModelWork, seconds: float) -> None:
         """Records the whole time of a step. PROBE_SHARE of it is saved for probes, which spend what they add to a step."""
         if choice.is_probe:
             extra = max(0.0, seconds - (self._seconds[False].of(expected) or 0.0))

@@ -14,7 +14,7 @@ import numpy as np
 
 from outrider.drafters.interface import EMPTY, NOTHING, Drafter, DraftTree, Draws, Ints, Sampling, Verdict, arrange
 from outrider.drafters.model.chain import ModelChain
-from outrider.drafters.model.schedule import Choice, Schedule, Schedules
+from outrider.drafters.model.schedule import ModelWork, Schedule, Schedules
 from outrider.drafters.options import DraftTime
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import State, join, part
@@ -40,7 +40,7 @@ class UnionDrafter:
         self._sampling: Sampling | None = None
         self._has_begun = False  # whether the chain has begun: with the request, or when it is first used
         self._has_drafted = False  # whether this request has drafted; its first draft includes the reading of the prompt
-        self._choice = Choice()
+        self._work = ModelWork()
         self._had_chain = False  # whether there was a chain at the start of the step
         self._table_tree = EMPTY
         self._expected = 0.0  # tokens expected from the tables in this step
@@ -67,23 +67,23 @@ class UnionDrafter:
         tree = self._table_tree = self._tables.propose(budget)
         self._expected = float(tree.probability.sum())
         self._had_chain = len(self._chain) > 0
-        self._choice = self._choose() if budget > 0 else Choice()
-        if self._choice.before or self._choice.during:
+        self._work = self._choose() if budget > 0 else ModelWork()
+        if self._work.before or self._work.during:
             self._begin_chain()
-        if self._choice.before:
+        if self._work.before:
             self._draft_before(tree)
-        if len(self._chain) or self._choice.during:
+        if len(self._chain) or self._work.during:
             tree = merge(tree, self._chain.tree(budget), budget)
-        if self._choice.during:
+        if self._work.during:
             self._chain.draft_during(self._table_tree)
         return tree
 
     def observe(self, verdict: Verdict) -> None:
         gain = 0
-        if self._had_chain or self._choice.before:
+        if self._had_chain or self._work.before:
             gain = max(0, len(verdict.path) - len(self._table_tree.follow(verdict.tokens[:-1])))
         self._tables.observe(verdict)
-        if self._choice.before or self._choice.during or len(self._chain):
+        if self._work.before or self._work.during or len(self._chain):
             self._chain.observe(verdict)
         else:
             self._has_begun = False  # it reads the tokens in between when it is used again
@@ -107,10 +107,10 @@ class UnionDrafter:
             self._chain.start(self._sequence, self._sampling)
             self._has_begun = True
 
-    def _choose(self) -> Choice:
+    def _choose(self) -> ModelWork:
         if self._time == "auto":
             return self._schedule.choose(self._expected, self._had_chain)
-        return Choice(self._time == "before" and not self._had_chain, self._time == "during")
+        return ModelWork(self._time == "before" and not self._had_chain, self._time == "during")
 
     def _draft_before(self, tree: DraftTree) -> None:
         """Drafts tokens that are expected to save more time than they cost."""
@@ -121,7 +121,7 @@ class UnionDrafter:
 
     def _record(self, gain: int, tokens: int, seconds: float) -> None:
         """Records a step of `seconds` that emitted `tokens` tokens, `gain` of them more than the tables' tree has."""
-        schedule, choice = self._schedule, self._choice
+        schedule, choice = self._schedule, self._work
         drafts = choice.before or choice.during
         is_first, self._has_drafted = drafts and not self._has_drafted, self._has_drafted or drafts
         if not is_first:

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.kernel import kernel
-from outrider.drafters.tables.adaptive import Rows
+from outrider.drafters.tables.base_table import BaseArrays
 from outrider.drafters.tables.history import COPY_STATE, History, extend_hashes, follow_copy
-from outrider.drafters.tables.ngram import BaseArrays
+from outrider.drafters.tables.learned_table import LearnedRows
 from outrider.drafters.tables.suffix import LONGEST_CONTEXT, Corpus, follow
 
 # Contexts have 0 to LONGEST_CONTEXT tokens.
@@ -24,7 +24,7 @@ class Sources(NamedTuple):
     corpora: tuple[Corpus, ...]  # at least one while a request runs; may be empty texts
     history: History
     base: BaseArrays
-    rows: Rows
+    rows: LearnedRows
     expected: NDArray[np.int32]  # [M+1]; the length M of the client's prediction, then its tokens
     hits: NDArray[np.float64]  # [BUCKETS]; trust = hits / tries
     tries: NDArray[np.float64]  # [BUCKETS]

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from outrider.drafters.interface import Source
 from outrider.drafters.kernel import kernel
-from outrider.drafters.tables.adaptive import successors
 from outrider.drafters.tables.contexts import LENGTHS, Contexts, Sources
 from outrider.drafters.tables.history import (
     MAX_RECENT,
@@ -24,6 +23,7 @@ from outrider.drafters.tables.history import (
     copy_phase,
     followers,
 )
+from outrider.drafters.tables.learned_table import successors
 from outrider.drafters.tables.pages import word
 from outrider.drafters.tables.suffix import (
     DENSE,

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from outrider.drafters.interface import Source
 from outrider.drafters.kernel import kernel
-from outrider.drafters.tables.adaptive import Rows, successors
-from outrider.drafters.tables.ngram import BaseArrays
+from outrider.drafters.tables.base_table import BaseArrays
+from outrider.drafters.tables.learned_table import LearnedRows, successors
 from outrider.drafters.tables.nodes import Nodes, likeliest_unchosen, new_nodes, reset
 
 # How continuations are ranked: by path probability, by the sum of their visits' rewards, or nodes by their visits.
@@ -26,7 +26,7 @@ class Trigrams(NamedTuple):
     """The session's n-gram distribution: a base table, the session's rows over it, and the order."""
 
     base: BaseArrays
-    rows: Rows
+    rows: LearnedRows
     order: int  # n-grams of 2 to `order` tokens
 
 

@@ -44,7 +44,7 @@ class InputGrammar(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Job:
+class GrammarJob:
     """One grammar to build: of a structure, or of calls. `schema_depth` and `rule_depth` are limits."""
 
     schema_depth: int
@@ -76,7 +76,7 @@ class Job:
             raise TooDeep(too_deep(self.schema_depth)) from None
 
 
-def decode(line: str) -> Job:
+def decode(line: str) -> GrammarJob:
     """The job of a line."""
     fields = json.loads(line)
     format: str | ToolFormat = fields["format"]
@@ -84,10 +84,10 @@ def decode(line: str) -> Job:
         format = msgspec.convert(format, ToolFormat)
     structure = fields["structure"] and Structure(*fields["structure"])
     inputs = {name: InputGrammar(*grammar) for name, grammar in fields["inputs"].items()}
-    return Job(**{**fields, "format": format, "structure": structure, "inputs": inputs})
+    return GrammarJob(**{**fields, "format": format, "structure": structure, "inputs": inputs})
 
 
-def build(job: Job) -> str:
+def build(job: GrammarJob) -> str:
     """The grammar in llguidance's serialization, or in Lark. Raises TooDeep, and ValueError if it cannot be converted."""
     if job.structure is not None:
         check_depth(job, job.structure.value)
@@ -97,7 +97,7 @@ def build(job: Job) -> str:
     return prefixed(job.prefix, calls_grammar(job.format, functions, job.max_calls, job.special))
 
 
-def check_depth(job: Job, value: Any) -> None:
+def check_depth(job: GrammarJob, value: Any) -> None:
     """Raises TooDeep."""
     if json_depth(value) > job.schema_depth:
         raise TooDeep(too_deep(job.schema_depth))

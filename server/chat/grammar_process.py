@@ -15,7 +15,7 @@ import weakref
 from collections import OrderedDict
 from typing import NamedTuple, TextIO
 
-from outrider.server.chat.grammar_job import Job
+from outrider.server.chat.grammar_job import GrammarJob
 from outrider.server.engine.worker_process import command, environment_without_settings
 from outrider.server.fair_pool import FairPool
 
@@ -92,14 +92,14 @@ class GrammarValidator:
         self._pool = FairPool([self], "outrider-grammars")
         self._valid: OrderedDict[bytes, Built] = OrderedDict()  # results by the job's digest
 
-    async def build(self, job: Job, principal: str = "") -> Built:
+    async def build(self, job: GrammarJob, principal: str = "") -> Built:
         """The grammar that a job describes. Raises TooDeep, and OSError if no process can be started.
 
         Principals take turns.
         """
         return await self._pool.run(principal, lambda _: self._build(job))
 
-    def _build(self, job: Job) -> Built:
+    def _build(self, job: GrammarJob) -> Built:
         if job.size_bytes > self._max_bytes:
             return Built("", f"it is larger than {self._max_bytes} bytes; shorten it.", "too_long")
         line = job.encode()

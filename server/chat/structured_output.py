@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.server.chat.grammar_job import InputGrammar, Job, Structure, TooDeep
+from outrider.server.chat.grammar_job import GrammarJob, InputGrammar, Structure, TooDeep
 from outrider.server.chat.grammar_process import GrammarValidator
 from outrider.server.chat.tools.formats import ToolFormat
 from outrider.server.chat.tools.grammar import MAX_CALLS
@@ -67,10 +67,10 @@ class GrammarChecker:
         """Ends the process that validates grammars. Blocks until the current one is finished."""
         self._validator.close()
 
-    def _job(self, **what: Any) -> Job:
-        return Job(*self._depths, **what)
+    def _job(self, **what: Any) -> GrammarJob:
+        return GrammarJob(*self._depths, **what)
 
-    async def _checked(self, name: str, job: Job, principal: str) -> str:
+    async def _checked(self, name: str, job: GrammarJob, principal: str) -> str:
         """The grammar that a job describes, if it is valid. Raises APIError, naming the field `name`."""
         try:
             built = await self._validator.build(job, principal)

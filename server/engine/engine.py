@@ -101,7 +101,7 @@ def seconds_left(limits: Scheduling, arrived: float, waiting: bool) -> float:
 
 
 @dataclass(eq=False)
-class Stream:
+class Delivery:
     """The events of a request on their way to its client."""
 
     request: Request
@@ -123,7 +123,7 @@ class Engine:
         self._limits = limits = settings.scheduling
         bounds = limits.most_active, limits.max_waiting, limits.max_waiting_tokens
         self._queue = Queue(*bounds, on_run=self._run, on_pause=self._pause)
-        self._streams: dict[str, Stream] = {}
+        self._deliveries: dict[str, Delivery] = {}
         self._supervisor = Supervisor(settings, self._on_message, self._on_lost, self._on_unavailable, self._on_failed)
         self._spawned: WorkerProcess | None = None
         self._started = asyncio.Event()  # set when the first worker is ready or has failed
@@ -184,31 +184,31 @@ class Engine:
         Closing the iterator cancels the request. `arrived` (time.monotonic(), default: now) is where its time limit begins.
         With `admitted`, the request is exempt from the queue's bounds.
         """
-        stream = Stream(request, time.monotonic() if arrived is None else arrived)
-        self._enter(stream, admitted)
+        delivery = Delivery(request, time.monotonic() if arrived is None else arrived)
+        self._enter(delivery, admitted)
         finished = False
         try:
             while not finished:
                 try:
-                    async with asyncio.timeout(self._timeout(stream, admitted)):
-                        event = await stream.events.get()
+                    async with asyncio.timeout(self._timeout(delivery, admitted)):
+                        event = await delivery.events.get()
                 except TimeoutError:
                     yield None
                     continue
-                if stream.held is not None and stream.events.empty():
-                    stream.held.cancel()
-                    stream.held = None
+                if delivery.held is not None and delivery.events.empty():
+                    delivery.held.cancel()
+                    delivery.held = None
                     self._queue.resume(request.id)
                 finished = isinstance(event, EngineError) or event.finish is not None
                 if isinstance(event, EngineError):
                     raise event
                 yield event
         finally:
-            del self._streams[request.id]
+            del self._deliveries[request.id]
             self._leave(request.id)
-            if stream.held is not None:
-                stream.held.cancel()
-            if stream.sent and not (finished or stream.ended):
+            if delivery.held is not None:
+                delivery.held.cancel()
+            if delivery.sent and not (finished or delivery.ended):
                 self._supervisor.send(Cancel(request.id))
 
     def forget(self, request: Request) -> None:
@@ -216,20 +216,20 @@ class Engine:
         if request.session is not None:
             self._supervisor.send(Forget(request.principal, request.session))
 
-    def _enter(self, stream: Stream, admitted: bool) -> None:
+    def _enter(self, delivery: Delivery, admitted: bool) -> None:
         """Queues the request. Raises EngineError."""
         if self.failure is not None:
             raise WorkerLost(self.failure)
         if self._draining and not admitted:
             self._metrics.rejected_requests.labels("draining").inc()
             raise ShuttingDown
-        request = stream.request
-        self._streams[request.id] = stream
+        request = delivery.request
+        self._deliveries[request.id] = delivery
         try:
             tokens = len(request.prompt)
             self._queue.enter(request.id, admitted, request.priority, request.principal, tokens, request.session)
         except QueueFull as full:
-            del self._streams[request.id]
+            del self._deliveries[request.id]
             self._metrics.rejected_requests.labels(full.reason).inc()
             raise Overloaded(str(full), full.reason, full.seconds) from None
         self._metrics.record_queue(self._queue)
@@ -237,21 +237,21 @@ class Engine:
     def _run(self, request_id: str) -> None:
         """The request's turn begins."""
         self._metrics.record_queue(self._queue)
-        stream = self._streams[request_id]
-        self._supervisor.send(Resume(request_id) if stream.sent else stream.request)
-        if not stream.sent:
-            stream.sent = True
-            self._metrics.queue.observe(time.monotonic() - stream.arrived)
+        delivery = self._deliveries[request_id]
+        self._supervisor.send(Resume(request_id) if delivery.sent else delivery.request)
+        if not delivery.sent:
+            delivery.sent = True
+            self._metrics.queue.observe(time.monotonic() - delivery.arrived)
 
     def _pause(self, request_id: str) -> None:
         """The request's turn ends before the request does."""
         self._metrics.record_queue(self._queue)
         self._supervisor.send(Pause(request_id))
 
-    def _timeout(self, stream: Stream, admitted: bool) -> float:
+    def _timeout(self, delivery: Delivery, admitted: bool) -> float:
         """Seconds to wait for an event before a keep-alive. Raises DeadlineExceeded once a time limit is exceeded."""
         try:
-            left = seconds_left(self._limits, stream.arrived, waiting=not (stream.sent or admitted))
+            left = seconds_left(self._limits, delivery.arrived, waiting=not (delivery.sent or admitted))
         except DeadlineExceeded:
             self._metrics.rejected_requests.labels("deadline").inc()
             raise
@@ -288,33 +288,33 @@ class Engine:
     def _deliver(self, request_id: str, event: TokenEvent | EngineError) -> None:
         if isinstance(event, EngineError) or event.finish is not None:
             self._leave(request_id)
-        stream = self._streams.get(request_id)  # None if the request was cancelled
-        if stream is None:
+        delivery = self._deliveries.get(request_id)  # None if the request was cancelled
+        if delivery is None:
             return
-        stream.events.put_nowait(event)
-        if stream.events.qsize() >= MAX_UNREAD_EVENTS and stream.held is None and not stream.ended:
-            self._hold(stream)
+        delivery.events.put_nowait(event)
+        if delivery.events.qsize() >= MAX_UNREAD_EVENTS and delivery.held is None and not delivery.ended:
+            self._hold(delivery)
 
-    def _hold(self, stream: Stream) -> None:
-        """Gives a stream no turn until it is read. Ends it in time, and the principal's first one if it has too many."""
-        request = stream.request
-        stream.held = asyncio.get_running_loop().call_later(HELD_SECONDS, self._end_unread, request.id)
+    def _hold(self, delivery: Delivery) -> None:
+        """Gives a request no turn until its events are read. Ends it in time; and the principal's first, if it has too many."""
+        request = delivery.request
+        delivery.held = asyncio.get_running_loop().call_later(HELD_SECONDS, self._end_unread, request.id)
         self._queue.hold(request.id)
         if surplus := self._queue.surplus(request.principal):
             self._end_unread(surplus)
 
     def _end_unread(self, request_id: str) -> None:
-        """Ends a stream that is not read, and gives its session back."""
-        stream = self._streams.get(request_id)
-        if stream is None or stream.ended:
+        """Ends a request whose events are not read, and gives its session back."""
+        delivery = self._deliveries.get(request_id)
+        if delivery is None or delivery.ended:
             return
-        stream.ended = True
+        delivery.ended = True
         self._metrics.rejected_requests.labels("unread").inc()
         self._leave(request_id)
-        if stream.sent:
+        if delivery.sent:
             self._supervisor.send(Cancel(request_id))
         message = "The answer was not read in time, or too many answers were not read; read streams as they arrive."
-        stream.events.put_nowait(Unread(message))
+        delivery.events.put_nowait(Unread(message))
 
     def _on_lost(self) -> None:
         """Fails the requests that have started; the others wait for the next worker."""
@@ -339,5 +339,5 @@ class Engine:
 
     def _fail_all(self, error: EngineError) -> None:
         self._queue.close()
-        for request_id in list(self._streams):
+        for request_id in list(self._deliveries):
             self._deliver(request_id, error)

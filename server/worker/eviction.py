@@ -91,7 +91,7 @@ class Eviction:
         total = 0
         pages: set[Page] = set()
         for session in sessions:
-            rows = session.verifier.rows
+            rows = session.rows
             pages.update(rows.pages)
             own = rows.length - len(rows.pages) * paging.PAGE_TOKENS
             in_slot = rows.length if self._slots_on_host else 0
@@ -103,7 +103,7 @@ class Eviction:
         """The bytes of each principal's rows; principals share no pages."""
         owned: dict[str, list[Rows]] = {}
         for session in sessions:
-            owned.setdefault(session.principal, []).append(session.verifier.rows)
+            owned.setdefault(session.principal, []).append(session.rows)
         return {owner: distinct_bytes(rows, self._shape) for owner, rows in owned.items()}
 
 

@@ -61,7 +61,8 @@ CLIENT_ERRORS = (PromptError, GrammarError)
 class Worker:
     """Receives messages, starts requests, runs rounds of them and sends their events."""
 
-    def __init__(self, settings: Settings, runtime: Runtime, wire: WorkerSide) -> None:
+    def __init__(self, settings: Settings, runtime: Runtime, wire: WorkerSide, may_overlap: bool = True) -> None:
+        """`may_overlap` as in `Controller`."""
         self._settings = settings
         self._runtime = runtime
         self._wire = wire
@@ -83,7 +84,7 @@ class Worker:
         self._launched: tuple[list[Job], Round] | None = None  # a round that is to be finished, and its jobs
         gap_ms = settings.scheduling.max_gap_ms
         max_seconds = None if gap_ms is None else gap_ms / 1e3
-        self._controller = Controller(max_seconds, SILENT_SHARE * settings.scheduling.stall_seconds)
+        self._controller = Controller(max_seconds, SILENT_SHARE * settings.scheduling.stall_seconds, may_overlap)
         self._paused: dict[str, Request | Job] = {}  # by request id
         self._last_sent_at = 0.0  # time.monotonic()
 

@@ -20,9 +20,9 @@ from outrider.drafters.library.learned import LearnedText
 from outrider.drafters.model.language_model import LanguageModel
 from outrider.drafters.options import Options
 from outrider.drafters.registry import Resources
-from outrider.drafters.tables import datastore, ngram
+from outrider.drafters.tables import base_table, datastore
 from outrider.drafters.tables.array_file import ArrayFileError
-from outrider.drafters.tables.ngram import BaseArrays
+from outrider.drafters.tables.base_table import BaseArrays
 from outrider.drafters.tables.suffix import Corpus, index
 from outrider.server.settings import Settings
 
@@ -198,8 +198,10 @@ def load_base(options: Options, tables: Tables) -> BaseArrays:
     """The base table of n-grams. Raises ArrayFileError with one sentence."""
     table = options.trigram.table
     try:
-        return ngram.load(models.BASE_TABLE if table is None else Path(table), tables.tokenizer_fingerprint, tables.vocabulary)
+        return base_table.load(
+            models.BASE_TABLE if table is None else Path(table), tables.tokenizer_fingerprint, tables.vocabulary
+        )
     except ArrayFileError:
         if table is not None:
             raise
-        return ngram.empty_base()  # the embedded table fits the embedded tokenizer only
+        return base_table.empty_base()  # the embedded table fits the embedded tokenizer only

@@ -56,7 +56,7 @@ class Saver:
 
     def _begin(self, session: Session) -> None:
         assert session.key is not None
-        principal, text = session.key.principal, session.verifier.sequence.tokens
+        principal, text = session.key.principal, session.text.tokens
         name = session.key.name if isinstance(session.key.name, str) else None
         session.file = session.file or self._files.path_of(principal, name, text)
         learned = {drafter: arrays_of(state) for drafter, state in session.drafters.items()}

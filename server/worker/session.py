@@ -10,11 +10,12 @@ from typing import NamedTuple
 from outrider.drafters.interface import Drafter, Ints
 from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, clone, load, make
+from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import StateError
 from outrider.server.engine.messages import Reuse
 from outrider.server.worker.storage.session_format import StoredRows, StoredSession
 from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.verifier import Verifier
+from outrider.verify.verifier import Rows, Verifier
 
 log = logging.getLogger("outrider.worker")
 # A prompt continues a conversation although its last tokens differ from the earlier prompt's: the end of a rendered
@@ -44,6 +45,16 @@ class Session:
     busy: bool = False
     released_at: float = 0.0  # the clock's time at the last release
 
+    @property
+    def text(self) -> Sequence:
+        """All tokens of the session."""
+        return self.verifier.sequence
+
+    @property
+    def rows(self) -> Rows:
+        """Where its keys and values are."""
+        return self.verifier.rows
+
     def drafter(self, name: DrafterName, resources: Resources) -> Drafter:
         """The session's drafter of this name, made at first use."""
         if name not in self.drafters:
@@ -56,7 +67,7 @@ class Session:
         if self.stored is None or not (learned := self.stored.learned(name)):
             return None
         try:
-            return load(name, resources, learned, self.verifier.sequence)
+            return load(name, resources, learned, self.text)
         except StateError as error:
             log.warning("what %s has learned in %s is not used: %s", name, self.stored.path, error)
             return None
@@ -65,7 +76,7 @@ class Session:
         """Whether a prompt without a session name, whose first `shared` tokens are this text, is this session's next one."""
         if self.busy or self.key is None or isinstance(self.key.name, str):
             return False
-        last = self.verifier.sequence.prompt_length
+        last = self.text.prompt_length
         return len(prompt) > last and shared >= last - CHANGED_TOKENS
 
     @property
@@ -75,13 +86,13 @@ class Session:
 
     def check_readable(self) -> None:
         """Reads the session's rows if they are in files. Raises DamagedSession if these cannot be used."""
-        if isinstance(rows := self.verifier.rows, StoredRows):
+        if isinstance(rows := self.rows, StoredRows):
             rows.read()
 
     def fork(self, slot: KVCache, length: int) -> Session:
         """A session in `slot` with the first `length` tokens of this one's text, and what its drafters have learned."""
         verifier = self.verifier.clone(slot, length)
-        text, cloned = self.verifier.sequence, verifier.sequence
+        text, cloned = self.text, verifier.sequence
         return Session(verifier, {name: clone(drafter, text, cloned) for name, drafter in self.drafters.items()})
 
     def reset(self) -> None:

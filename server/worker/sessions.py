@@ -88,7 +88,7 @@ class SessionStore:
     @property
     def usage_ratio(self) -> float:
         """The share of the slots' positions that hold committed tokens."""
-        used = sum(len(session.verifier.sequence) for session in self._sessions.values() if not session.verifier.is_swapped_out)
+        used = sum(len(session.text) for session in self._sessions.values() if not session.verifier.is_swapped_out)
         return used / (self._runner.context_tokens * self.slots)
 
     @property
@@ -150,7 +150,7 @@ class SessionStore:
         keys = self._index.find(principal, prompt)
         nearest, longest = None, (0, False, False)
         for session in (self._sessions[key] for key in keys):
-            shared = common_prefix(prompt, session.verifier.sequence.tokens)
+            shared = common_prefix(prompt, session.text.tokens)
             rank = (shared, session.continues(prompt, shared), not session.busy)
             if shared >= BLOCK_TOKENS and rank > longest:
                 nearest, longest = session, rank
@@ -216,9 +216,9 @@ class SessionStore:
             self._unnamed.remove(session)
             self._drop(session)
         else:
-            self._index.put(session.key, session.key.principal, session.verifier.sequence.tokens)
-            self._learn(session.key.principal, session.key, session.verifier.sequence.tokens)
-            if isinstance(session.key.name, int) and len(session.verifier.sequence) < BLOCK_TOKENS:
+            self._index.put(session.key, session.key.principal, session.text.tokens)
+            self._learn(session.key.principal, session.key, session.text.tokens)
+            if isinstance(session.key.name, int) and len(session.text) < BLOCK_TOKENS:
                 self.forget(session.key)  # too short to be found again
         self.expire()
 
@@ -303,8 +303,8 @@ class SessionStore:
     def _drop_copies(self, session: Session) -> None:
         """Frees the copies of pages that a session's slot on a CPU holds as well, unless another session needs them."""
         if self._runner.device.type == "cpu":
-            others = (each.verifier.rows for each in self._sessions.values() if each.verifier.is_swapped_out)
+            others = (each.rows for each in self._sessions.values() if each.verifier.is_swapped_out)
             needed = {page for rows in others for page in rows.pages}
-            for page in session.verifier.rows.pages:
+            for page in session.rows.pages:
                 if page not in needed:
                     page.rows = None

@@ -78,7 +78,7 @@ class Slots:
         except Exception as error:
             slot.truncate(0)
             self._free.append(slot)
-            if not isinstance(rows := source.verifier.rows, StoredRows):
+            if not isinstance(rows := source.rows, StoredRows):
                 raise
             raise DamagedSession(rows.path, f"does not fit this model: {error}") from None
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from outrider.drafters.fusion import FusionDrafter
 from outrider.drafters.interface import EMPTY, MAX_NODES, NOTHING, Source, Verdict
 from outrider.drafters.options import FusionOptions
-from outrider.drafters.tables.ngram import empty_base
+from outrider.drafters.tables.base_table import empty_base
 from outrider.drafters.tables.suffix import Corpus, index
 from tests.drafts import Driven
 from tests.trees import check

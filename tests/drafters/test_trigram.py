@@ -5,7 +5,7 @@ import pytest
 
 from outrider.drafters.interface import EMPTY, Verdict
 from outrider.drafters.options import TrigramOptions
-from outrider.drafters.tables import ngram
+from outrider.drafters.tables import base_table
 from outrider.drafters.trigram import TrigramDrafter
 from tests.drafts import Driven
 from tests.trees import check
@@ -20,7 +20,7 @@ def options(request: pytest.FixtureRequest) -> TrigramOptions:
 
 
 def test_repetitions_of_the_prompt_are_drafted(options: TrigramOptions) -> None:
-    drafter = Driven(TrigramDrafter(ngram.empty_base(), options))
+    drafter = Driven(TrigramDrafter(base_table.empty_base(), options))
     drafter.begin(np.concatenate([PHRASE, [1], PHRASE[:2]]).astype(np.int32))
     tree = drafter.propose(16)
     check(tree)
@@ -28,7 +28,7 @@ def test_repetitions_of_the_prompt_are_drafted(options: TrigramOptions) -> None:
 
 
 def test_emitted_tokens_are_learned(options: TrigramOptions) -> None:
-    drafter = Driven(TrigramDrafter(ngram.empty_base(), options))
+    drafter = Driven(TrigramDrafter(base_table.empty_base(), options))
     drafter.begin(np.array([1], np.int32))
     assert len(drafter.propose(16)) == 0
     drafter.observe(Verdict(EMPTY, NONE, PHRASE))
@@ -38,7 +38,7 @@ def test_emitted_tokens_are_learned(options: TrigramOptions) -> None:
 
 
 def test_what_is_learned_stays_in_the_session(options: TrigramOptions) -> None:
-    base = ngram.empty_base()
+    base = base_table.empty_base()
     first, second = Driven(TrigramDrafter(base, options)), Driven(TrigramDrafter(base, options))
     first.begin(PHRASE)
     first.end()
@@ -50,7 +50,7 @@ def test_what_is_learned_stays_in_the_session(options: TrigramOptions) -> None:
 def test_algorithm_2_raises_the_last_tokens_in_each_step() -> None:
     """Only tri-grams, only among the last `max_length` tokens, and again with every step."""
     options = TrigramOptions(max_length=3, increment=0.25, maximum=0.5, feedback=8)
-    drafter = Driven(TrigramDrafter(ngram.empty_base(), options))
+    drafter = Driven(TrigramDrafter(base_table.empty_base(), options))
     drafter.begin(np.array([1, 2, 3, 4, 5, 6], np.int32))
     weights = drafter._rows.weights
 
@@ -67,12 +67,12 @@ def test_algorithm_2_raises_the_last_tokens_in_each_step() -> None:
 
 
 def test_without_adaptation_only_the_base_table_drafts() -> None:
-    drafter = Driven(TrigramDrafter(ngram.empty_base(), TrigramOptions(adaptive=False)))
+    drafter = Driven(TrigramDrafter(base_table.empty_base(), TrigramOptions(adaptive=False)))
     drafter.begin(np.concatenate([PHRASE, PHRASE]))
     assert len(drafter.propose(16)) == 0
 
 
 def test_a_budget_of_zero_drafts_nothing(options: TrigramOptions) -> None:
-    drafter = Driven(TrigramDrafter(ngram.empty_base(), options))
+    drafter = Driven(TrigramDrafter(base_table.empty_base(), options))
     drafter.begin(np.concatenate([PHRASE, PHRASE]))
     assert drafter.propose(0) is EMPTY

@@ -134,8 +134,10 @@ def test_rounds_alternate_where_the_host_works_longer_than_the_device() -> None:
     for _ in range(30):
         record(0.009, 0.003)
     assert sum(controller.overlaps() for _ in range(OVERLAP_PROBE_INTERVAL)) == OVERLAP_PROBE_INTERVAL - 1
-    controller.may_overlap = False
-    assert not controller.overlaps()
+
+    controller = Controller(may_overlap=False)
+    record(0.009, 0.003)
+    assert not any(controller.overlaps() for _ in range(2 * OVERLAP_PROBE_INTERVAL))
 
 
 @pytest.mark.parametrize(("reads", "streams", "corrected"), [(False, 1, "points"), (False, 2, "streams"), (True, 1, "")])

@@ -6,7 +6,7 @@ import pytest
 from outrider.drafters.interface import MAX_NODES, Drafter, Ints
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import TrigramOptions
-from outrider.drafters.tables import ngram
+from outrider.drafters.tables import base_table
 from outrider.drafters.trigram import TrigramDrafter
 from outrider.verify.decode import Decoded, decode, step
 from outrider.verify.model.runner import ModelRunner
@@ -37,7 +37,7 @@ def test_every_drafter_emits_the_tokens_of_plain_decoding(tiny_runner: ModelRunn
         "oracle": Oracle(expected),
         "half-right": Oracle(expected, wrong=3),
         "random": Chaos(97),
-        "trigram": TrigramDrafter(ngram.empty_base(), TrigramOptions()),
+        "trigram": TrigramDrafter(base_table.empty_base(), TrigramOptions()),
     }
     drafter = drafters[name]
     decoded = run(tiny_runner, drafter, options)

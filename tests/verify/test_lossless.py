@@ -15,7 +15,7 @@ from outrider.drafters.model.language_model import LanguageModel
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import NAMES, NEED_A_MODEL, DrafterName, DraftTime, FusionOptions, Options, PearlOptions
 from outrider.drafters.registry import Resources, make
-from outrider.drafters.tables import ngram
+from outrider.drafters.tables import base_table
 from outrider.drafters.tables.suffix import Corpus, index
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.worker.detokenizer import AnswerText, Detokenizer
@@ -66,7 +66,7 @@ class Subject:
         self.stop_ids = stop_ids(self.runner.model, tokenizer)
         embedded = fingerprint(tokenizer) == fingerprint(load_tokenizer(str(models.TARGET)))
         self.resources = Resources(
-            base=ngram.load(models.BASE_TABLE) if embedded else ngram.empty_base(),
+            base=base_table.load(models.BASE_TABLE) if embedded else base_table.empty_base(),
             vocabulary=len(tokenizer) + 1,
             model=draft_of(self.runner) if embedded else None,
         )

@@ -31,13 +31,6 @@ class Segment(NamedTuple):
         return self.rows - self.batch.padding if self.logits else 1
 
 
-class Forwards(Protocol):
-    """What computes segments: a `outrider.verify.model.runner.ModelRunner`."""
-
-    def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """The logits of the kept rows of each segment, valid until the next call."""
-
-
 class ForwardBackend(Protocol):
     """A faster forward."""
 

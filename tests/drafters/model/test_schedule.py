@@ -8,7 +8,7 @@ from outrider.drafters.model.schedule import (
     LATELY,
     PROBE_SHARE,
     PROBE_STEPS,
-    Choice,
+    ModelWork,
     Schedule,
     Schedules,
 )
@@ -29,14 +29,14 @@ def measured(before: float, both: float, gain: float, tokens: int = 2) -> Schedu
     return schedule
 
 
-def choices(schedule: Schedule, steps: int, has_chain: bool = False) -> list[Choice]:
+def choices(schedule: Schedule, steps: int, has_chain: bool = False) -> list[ModelWork]:
     return [schedule.choose(EXPECTED, has_chain) for _ in range(steps)]
 
 
 def test_what_is_not_measured_is_tried() -> None:
     """Steps with and without drafting beside them are both needed."""
     schedule = Schedule()
-    assert schedule.choose(EXPECTED, False) == Choice(before=True, during=True)
+    assert schedule.choose(EXPECTED, False) == ModelWork(before=True, during=True)
     schedule.record_step(EXPECTED, True, 0.012)
     assert not schedule.choose(EXPECTED, False).during
 
@@ -49,7 +49,7 @@ def test_the_model_drafts_beside_a_verification_that_it_hardly_slows_down() -> N
 
 def test_the_model_drafts_before_a_verification_that_it_slows_down() -> None:
     found = choices(measured(before=0.004, both=0.016, gain=1.0), 100)
-    assert found == [Choice(before=True)] * 100
+    assert found == [ModelWork(before=True)] * 100
 
 
 def test_probes_of_a_model_that_does_not_pay_take_a_hundredth_of_the_time() -> None:
@@ -61,7 +61,7 @@ def test_probes_of_a_model_that_does_not_pay_take_a_hundredth_of_the_time() -> N
         taken = 0.010 + 0.015 * choice.is_probe
         schedule.record_probe(EXPECTED, choice, taken)
         seconds, probes = seconds + taken, probes + choice.is_probe
-        assert choice == (Choice(True, True, True) if choice.is_probe else Choice())
+        assert choice == (ModelWork(True, True, True) if choice.is_probe else ModelWork())
     assert not schedule.pays_lately
     assert 0.5 * PROBE_SHARE * seconds < 0.015 * probes <= PROBE_SHARE * seconds
     assert probes % PROBE_STEPS == 0

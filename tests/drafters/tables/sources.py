@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.drafters.tables.adaptive import new_rows
+from outrider.drafters.tables.base_table import empty_base
 from outrider.drafters.tables.contexts import Sources
 from outrider.drafters.tables.history import new_history
+from outrider.drafters.tables.learned_table import new_rows
 from outrider.drafters.tables.levels import BUCKETS
 from outrider.drafters.tables.mixture import CELLS
-from outrider.drafters.tables.ngram import empty_base
 from outrider.drafters.tables.suffix import Corpus
 
 Tokens = NDArray[np.int32]

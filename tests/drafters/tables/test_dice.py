@@ -16,8 +16,8 @@ from outrider.drafters.noise import mix
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import FusionOptions
 from outrider.drafters.sequence import Sequence
+from outrider.drafters.tables.base_table import empty_base
 from outrider.drafters.tables.dice import LUCKY, exponential, lucky_row, new_dice, position_key, random_bits, throw
-from outrider.drafters.tables.ngram import empty_base
 from outrider.verify.decode import decode
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling import sampler as sampling

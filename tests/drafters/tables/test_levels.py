@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.drafters.interface import Source
-from outrider.drafters.tables.adaptive import learn
 from outrider.drafters.tables.contexts import LENGTHS, Contexts, advance, enter, new_contexts
 from outrider.drafters.tables.history import append
+from outrider.drafters.tables.learned_table import learn
 from outrider.drafters.tables.levels import (
     BUCKETS,
     COPY,

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.drafters.interface import MAX_NODES, DraftTree
-from outrider.drafters.tables import ngram
-from outrider.drafters.tables.adaptive import learn, new_rows, successors
+from outrider.drafters.tables import base_table
+from outrider.drafters.tables.learned_table import learn, new_rows, successors
 from outrider.drafters.tables.nodes import draft_tree
 from outrider.drafters.tables.search import PATH, SCORE, VISITS, Trigrams, best_first, monte_carlo, new_pool
 from tests.trees import check
 
-BASE = ngram.empty_base()
+BASE = base_table.empty_base()
 
 
 def search(kind: str, text: list[int], budget: int, depth: int = 4, order: int = 3, floor: float = 0.0) -> DraftTree:

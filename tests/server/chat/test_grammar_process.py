@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from outrider.server.chat import grammar_process
-from outrider.server.chat.grammar_job import Job, Structure
+from outrider.server.chat.grammar_job import GrammarJob, Structure
 from outrider.server.chat.grammar_process import CACHED_GRAMMARS, FATAL, GrammarProcess, GrammarValidator
 from tests.grammars import reference_chain, rule_chain, terminal_chain
 
@@ -26,8 +26,8 @@ def validator() -> Iterator[GrammarValidator]:
     validator.close()
 
 
-def job(value: Any, kind: str = "grammar") -> Job:
-    return Job(1 << 16, 1 << 16, structure=Structure(kind, value))
+def job(value: Any, kind: str = "grammar") -> GrammarJob:
+    return GrammarJob(1 << 16, 1 << 16, structure=Structure(kind, value))
 
 
 def validate(validator: GrammarValidator, value: Any, kind: str = "grammar") -> str:

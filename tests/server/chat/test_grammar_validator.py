@@ -14,7 +14,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from outrider.server.chat import grammar_validator
-from outrider.server.chat.grammar_job import Job, Structure
+from outrider.server.chat.grammar_job import GrammarJob, Structure
 from outrider.server.chat.grammar_validator import reason, serve, stack_bytes
 from tests.grammars import json_grammar, recursive_rules, reference_chain, rule_chain, terminal_chain
 
@@ -60,7 +60,7 @@ def test_answers_each_line_until_the_socket_closes() -> None:
     with ours, ours.makefile("rw", encoding="ascii") as lines:
         assert json.loads(lines.readline()) == ["", "", ""]
         for grammar in ('start: "é\n"', 'start: "é"', "start: b"):
-            lines.write(Job(64, 64, structure=Structure("grammar", grammar)).encode() + "\n")
+            lines.write(GrammarJob(64, 64, structure=Structure("grammar", grammar)).encode() + "\n")
             lines.flush()
             built, why, _ = json.loads(lines.readline())
             assert bool(why) is not bool(built) is (grammar == 'start: "é"')
@@ -121,5 +121,5 @@ def test_a_grammar_that_takes_too_long_ends_the_process() -> None:
         process = subprocess.Popen([sys.executable, "-c", program], pass_fds=[theirs.fileno()])
         theirs.close()
         slow = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(2000)}}
-        ours.sendall(Job(64, 64, structure=Structure("json_schema", slow)).encode().encode() + b"\n")
+        ours.sendall(GrammarJob(64, 64, structure=Structure("json_schema", slow)).encode().encode() + b"\n")
         assert process.wait() == -signal.SIGPROF

@@ -242,7 +242,7 @@ def test_a_stream_that_nobody_reads_is_ended_in_time(monkeypatch: pytest.MonkeyP
         with pytest.raises(engine.Unread, match="not read in time"):
             async for _ in stream:
                 pass
-        assert not rig.engine._streams and not rig.engine._queue._places
+        assert not rig.engine._deliveries and not rig.engine._queue._places
 
     run(body)
 

@@ -52,11 +52,11 @@ def tiny_runtime(runner: ModelRunner, settings: Settings, stop_ids: frozenset[in
 class Rig:
     """A worker with two slots over the tiny model. Messages from the front end arrive before the next step."""
 
-    def __init__(self, runner: ModelRunner, **settings: Any) -> None:
+    def __init__(self, runner: ModelRunner, may_overlap: bool = True, **settings: Any) -> None:
         self.settings = load_settings(None, {"speculation.drafter": "none", "scheduling.max_active": 2, **settings})
         self._ours, theirs = socket.socketpair()
         self._wire = WorkerSide(self._ours)
-        self.worker = Worker(self.settings, tiny_runtime(runner, self.settings), WorkerSide(theirs))
+        self.worker = Worker(self.settings, tiny_runtime(runner, self.settings), WorkerSide(theirs), may_overlap)
         self._theirs = theirs
         self.sent: list[FromWorker] = []  # by the worker
 

@@ -16,9 +16,9 @@ from outrider.drafters.interface import Drafter
 from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, make
 from outrider.drafters.sequence import Sequence
-from outrider.drafters.tables import datastore, ngram
+from outrider.drafters.tables import base_table, datastore
 from outrider.drafters.tables.array_file import ArrayFileError
-from outrider.drafters.tables.ngram import empty_base
+from outrider.drafters.tables.base_table import empty_base
 from outrider.server.settings import load_settings
 from outrider.server.worker import resources
 from outrider.server.worker.resources import ChosenCorpus, Store, Stores, Tables, distinct, load_resources
@@ -50,7 +50,7 @@ def test_a_datastore_or_table_with_ids_beyond_the_vocabulary_is_refused(tmp_path
     """Kernels index arrays of the vocabulary's size by token id without checks."""
     block = np.array([64, 3, 39, 7], np.int64)
     datastore.build(tmp_path / "d", [block], 64, "f", "plan")
-    ngram.build(tmp_path / "t", [block.astype(np.uint32)], "f", 64)
+    base_table.build(tmp_path / "t", [block.astype(np.uint32)], "f", 64)
     settings = {"speculation.trigram.table": str(tmp_path / "t"), "speculation.retrieval.datastores": [str(tmp_path / "d")]}
     for name, value in settings.items():
         with pytest.raises(ArrayFileError, match=r"has token ids that this model lacks; build it again"):

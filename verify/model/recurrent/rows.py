@@ -75,7 +75,7 @@ class RecurrentRows:
         return outputs.transpose(0, 1)
 
 
-class Stream(NamedTuple):
+class StreamRows(NamedTuple):
     """A stream's rows, and which rows of the forward they are."""
 
     rows: RecurrentRows
@@ -89,10 +89,10 @@ class Recurrence:
         self._streams = streams
         self._convolutions = self._scans = 0  # calls so far
 
-    def _places(self) -> Iterator[Stream]:
+    def _places(self) -> Iterator[StreamRows]:
         start = 0
         for rows in self._streams:
-            yield Stream(rows, slice(start, start + rows.rows))
+            yield StreamRows(rows, slice(start, start + rows.rows))
             start += rows.rows
 
     def convolve(self, inputs: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The base n-gram table of ADED (Eq. 1): the likeliest successors of contexts of one to three tokens in a corpus.
 
 The table is read-only, memory-mapped and looked up from numba kernels; the builder counts a corpus in blocks. What a
-session learns is in `outrider.drafters.tables.adaptive`.
+session learns is in `outrider.drafters.tables.learned_table`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.tables import array_file, ngram
+from outrider.drafters.tables import array_file, base_table
 from outrider.drafters.tables.array_file import ArrayFileError
 
 SEPARATOR = 9
@@ -32,12 +32,12 @@ def expected(texts: list[list[int]], successors: int, order: int) -> dict[Contex
     }
 
 
-def rows(base: ngram.BaseArrays, context: Context) -> list[tuple[int, float]]:
-    at = ngram.find(base, ngram.context_key(*context))
+def rows(base: base_table.BaseArrays, context: Context) -> list[tuple[int, float]]:
+    at = base_table.find(base, base_table.context_key(*context))
     if at < 0:
         return []
     part = slice(int(base.offsets[at]), int(base.offsets[at + 1]))
-    return list(zip(base.tokens[part].tolist(), (base.probabilities[part] / ngram.PROBABILITY_UNIT).tolist(), strict=True))
+    return list(zip(base.tokens[part].tolist(), (base.probabilities[part] / base_table.PROBABILITY_UNIT).tolist(), strict=True))
 
 
 @given(st.lists(st.lists(st.integers(0, 8), max_size=30), min_size=1, max_size=5), st.integers(1, 4), st.integers(2, 4))
@@ -47,8 +47,8 @@ def test_table_equals_counting(
     path = tmp_path_factory.mktemp("tables") / "t.ngram"
     blocks = [np.array([SEPARATOR, *text], np.uint32) for text in texts]
     counted = expected(texts, successors, order)
-    assert ngram.build(path, blocks, "f", SEPARATOR, successors, order=order) == len(counted)
-    base = ngram.load(path, "f")
+    assert base_table.build(path, blocks, "f", SEPARATOR, successors, order=order) == len(counted)
+    base = base_table.load(path, "f")
     for context, found in counted.items():
         got = rows(base, context)
         assert [t for t, _ in got] == [t for t, _ in found]
@@ -58,39 +58,39 @@ def test_table_equals_counting(
 
 def test_a_size_bound_drops_rare_contexts_only(tmp_path: Path) -> None:
     tokens = np.random.default_rng(0).zipf(1.3, 60_000).clip(1, 500).astype(np.uint32)
-    everything = ngram.build(tmp_path / "all", [tokens], "f", 0)
-    some = ngram.build(tmp_path / "some", [tokens], "f", 0, max_bytes=60_000)
+    everything = base_table.build(tmp_path / "all", [tokens], "f", 0)
+    some = base_table.build(tmp_path / "some", [tokens], "f", 0, max_bytes=60_000)
     assert some < everything
     assert (tmp_path / "some").stat().st_size <= 60_000
-    common = ngram.context_key(-1, -1, 1)
-    assert ngram.find(ngram.load(tmp_path / "some"), common) >= 0
+    common = base_table.context_key(-1, -1, 1)
+    assert base_table.find(base_table.load(tmp_path / "some"), common) >= 0
 
 
 def test_another_tokenizer_is_rejected(tmp_path: Path) -> None:
-    ngram.build(tmp_path / "t", [np.arange(5, dtype=np.uint32)], "mine", 99)
+    base_table.build(tmp_path / "t", [np.arange(5, dtype=np.uint32)], "mine", 99)
     with pytest.raises(ArrayFileError, match="another tokenizer"):
-        ngram.load(tmp_path / "t", "yours")
+        base_table.load(tmp_path / "t", "yours")
 
 
 def test_the_end_of_a_text_is_not_a_successor(tmp_path: Path) -> None:
-    ngram.build(tmp_path / "t", [np.array([9, 1, 2, 9, 1, 2, 9, 1, 3], np.uint32)], "f", 9)
-    base = ngram.load(tmp_path / "t")
+    base_table.build(tmp_path / "t", [np.array([9, 1, 2, 9, 1, 2, 9, 1, 3], np.uint32)], "f", 9)
+    base = base_table.load(tmp_path / "t")
     assert 9 not in base.tokens
     assert rows(base, (-1, -1, 2)) == []
     assert [t for t, _ in rows(base, (-1, -1, 1))] == [2, 3]
 
 
 def test_an_inconsistent_table_is_rejected(tmp_path: Path) -> None:
-    ngram.build(tmp_path / "t", [np.array([1, 2, 3, 1, 2, 4], np.uint32)], "f", 9)
-    arrays = dict(array_file.load(tmp_path / "t", ngram.KIND).arrays)
+    base_table.build(tmp_path / "t", [np.array([1, 2, 3, 1, 2, 4], np.uint32)], "f", 9)
+    arrays = dict(array_file.load(tmp_path / "t", base_table.KIND).arrays)
     for name, changed in (
         ("tokens", arrays["tokens"][1:]),
         ("offsets", arrays["offsets"][::-1]),
         ("keys", arrays["keys"][:-1]),
     ):
-        array_file.save(tmp_path / "damaged", ngram.KIND, "f", arrays | {name: changed})
+        array_file.save(tmp_path / "damaged", base_table.KIND, "f", arrays | {name: changed})
         with pytest.raises(ArrayFileError, match="is damaged"):
-            ngram.load(tmp_path / "damaged")
-        array_file.save(tmp_path / "lacking", ngram.KIND, "f", {key: arrays[key] for key in arrays if key != name})
+            base_table.load(tmp_path / "damaged")
+        array_file.save(tmp_path / "lacking", base_table.KIND, "f", {key: arrays[key] for key in arrays if key != name})
         with pytest.raises(ArrayFileError, match="lacks arrays of an n-gram table"):
-            ngram.load(tmp_path / "lacking")
+            base_table.load(tmp_path / "lacking")

@@ -6,14 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.drafters.tables import ngram
-from outrider.drafters.tables.adaptive import Rows, absorb, learn, new_rows, raise_weight, successors
-from outrider.drafters.tables.ngram import context_key
+from outrider.drafters.tables import base_table
+from outrider.drafters.tables.base_table import context_key
+from outrider.drafters.tables.learned_table import LearnedRows, absorb, learn, new_rows, raise_weight, successors
 
-BASE = ngram.empty_base()
+BASE = base_table.empty_base()
 
 
-def lookup(rows: Rows, previous: int, last: int, size: int = 8) -> dict[int, float]:
+def lookup(rows: LearnedRows, previous: int, last: int, size: int = 8) -> dict[int, float]:
     tokens, probabilities = np.zeros(size, np.int32), np.zeros(size, np.float32)
     found = successors(BASE, rows, -1, previous, last, 3, tokens, probabilities)
     assert np.all(np.diff(probabilities[:found]) <= 0)

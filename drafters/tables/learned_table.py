@@ -1,4 +1,4 @@
-"""The adaptive layer of one session: successor weights per context, over a base table (ADED, Algorithm 2).
+"""The learned table of one session: successor weights per context, over a base table (ADED, Algorithm 2).
 
 A row starts as the base table's distribution of its context. Emitted tokens raise its weights, and the target's
 distributions at verified nodes are blended into it. Memory is bounded: the table uses open addressing and evicts the
@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.kernel import kernel
-from outrider.drafters.tables.ngram import PROBABILITY_UNIT, BaseArrays, context_key, find
+from outrider.drafters.tables.base_table import PROBABILITY_UNIT, BaseArrays, context_key, find
 
 # A probe window has this many slots.
 PROBES = 8
 
 
-class Rows(NamedTuple):
+class LearnedRows(NamedTuple):
     """The session's rows. An empty slot has key 0; a used slot stores its context's key + 1."""
 
     keys: NDArray[np.uint64]  # [C], C a power of two
@@ -30,10 +30,10 @@ class Rows(NamedTuple):
     clock: NDArray[np.int64]  # [1]; number of updates
 
 
-def new_rows(capacity: int, successors: int) -> Rows:
+def new_rows(capacity: int, successors: int) -> LearnedRows:
     """Empty rows for `capacity` contexts (rounded up to a power of two) of `successors` tokens each."""
     size = 1 << max(4, (capacity - 1).bit_length())
-    return Rows(
+    return LearnedRows(
         keys=np.zeros(size, np.uint64),
         stamps=np.zeros(size, np.int64),
         tokens=np.full((size, successors), -1, np.int32),
@@ -44,7 +44,7 @@ def new_rows(capacity: int, successors: int) -> Rows:
 
 
 @kernel
-def _home(rows: Rows, key: np.uint64) -> np.int64:
+def _home(rows: LearnedRows, key: np.uint64) -> np.int64:
     """The first slot of the key's probe window."""
     mixed = key * np.uint64(0x9E3779B97F4A7C15)
     # np.int64, not int(): numba's int() of an unsigned stays unsigned, and unsigned plus signed is a float.
@@ -52,7 +52,7 @@ def _home(rows: Rows, key: np.uint64) -> np.int64:
 
 
 @kernel
-def locate(rows: Rows, key: np.uint64) -> int:
+def locate(rows: LearnedRows, key: np.uint64) -> int:
     """The slot of the context with `key`, or -1."""
     home = _home(rows, key)
     for probe in range(PROBES):
@@ -63,7 +63,7 @@ def locate(rows: Rows, key: np.uint64) -> int:
 
 
 @kernel
-def _claim(base: BaseArrays, rows: Rows, key: np.uint64) -> int:
+def _claim(base: BaseArrays, rows: LearnedRows, key: np.uint64) -> int:
     """Claims a free or the least recently updated slot of the probe window; returns it, filled from the base table."""
     home = _home(rows, key)
     best = home
@@ -91,7 +91,7 @@ def _claim(base: BaseArrays, rows: Rows, key: np.uint64) -> int:
 
 
 @kernel
-def _touch(base: BaseArrays, rows: Rows, key: np.uint64) -> int:
+def _touch(base: BaseArrays, rows: LearnedRows, key: np.uint64) -> int:
     """Finds or claims the context's slot and stamps it with the time of this update; returns the slot."""
     slot = locate(rows, key)
     if slot < 0:
@@ -102,7 +102,7 @@ def _touch(base: BaseArrays, rows: Rows, key: np.uint64) -> int:
 
 
 @kernel
-def raise_weight(base: BaseArrays, rows: Rows, key: np.uint64, token: int, increment: float, maximum: float) -> None:
+def raise_weight(base: BaseArrays, rows: LearnedRows, key: np.uint64, token: int, increment: float, maximum: float) -> None:
     """Raises one successor's weight by `increment`, up to `maximum`; adds the successor if it is new (Algorithm 2)."""
     slot = _touch(base, rows, key)
     place = _place(rows, slot, token)
@@ -112,7 +112,7 @@ def raise_weight(base: BaseArrays, rows: Rows, key: np.uint64, token: int, incre
 @kernel
 def learn(
     base: BaseArrays,
-    rows: Rows,
+    rows: LearnedRows,
     text: NDArray[np.int32],
     fresh: int,
     order: int,
@@ -134,7 +134,7 @@ def learn(
 @kernel
 def absorb(
     base: BaseArrays,
-    rows: Rows,
+    rows: LearnedRows,
     text: NDArray[np.int32],
     tokens: NDArray[np.int32],
     parents: NDArray[np.int32],
@@ -169,7 +169,7 @@ def absorb(
 @kernel
 def _blend(
     base: BaseArrays,
-    rows: Rows,
+    rows: LearnedRows,
     key: np.uint64,
     ids: NDArray[np.int32],
     probabilities: NDArray[np.float32],
@@ -190,7 +190,7 @@ def _blend(
 
 
 @kernel
-def _total(rows: Rows, slot: int) -> float:
+def _total(rows: LearnedRows, slot: int) -> float:
     """The weight of all successors, missing ones included."""
     total = rows.missing[slot]
     for i in range(rows.tokens.shape[1]):
@@ -199,7 +199,7 @@ def _total(rows: Rows, slot: int) -> float:
 
 
 @kernel
-def _place(rows: Rows, slot: int, token: int) -> int:
+def _place(rows: LearnedRows, slot: int, token: int) -> int:
     """The token's column in the row: its own, a free one, or the lightest, whose token is evicted."""
     lightest = 0
     for i in range(rows.tokens.shape[1]):
@@ -218,7 +218,7 @@ def _place(rows: Rows, slot: int, token: int) -> int:
 @kernel
 def _collect(
     base: BaseArrays,
-    rows: Rows,
+    rows: LearnedRows,
     key: np.uint64,
     share: float,
     tokens: NDArray[np.int32],
@@ -271,7 +271,7 @@ def _put(
 @kernel
 def successors(
     base: BaseArrays,
-    rows: Rows,
+    rows: LearnedRows,
     before: int,
     previous: int,
     last: int,
