@@ -296,7 +296,7 @@ class Engine:
             self._hold(delivery)
 
     def _hold(self, delivery: Delivery) -> None:
-        """Gives a request no turn until its events are read. Ends it in time; and the principal's first, if it has too many."""
+        """Gives a request no turn until its events are read. Ends it in time, or if its principal has too many."""
         request = delivery.request
         delivery.held = asyncio.get_running_loop().call_later(HELD_SECONDS, self._end_unread, request.id)
         self._queue.hold(request.id)
