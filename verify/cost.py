@@ -67,7 +67,7 @@ class CostCurve:
         row = neighbours(self.contexts, context) @ self.seconds
         return float((np.diff(row) / np.diff(self.nodes)).min() / row[0])
 
-    def paying_streams(self, most: int) -> int:
+    def streams_worth_running(self, most: int) -> int:
         """How many streams, at most `most`, a round should have: each adds KEPT_SHARE of what it would have alone, or more.
 
         Two are always worth a try: with one, nothing would ever correct the cost of the second.

@@ -58,7 +58,7 @@ class Round:
         self._run_drafts = run_drafts
         self._outcomes: dict[Stream, Outcome] = {}
         self._parts: dict[Stream, Part] = {}  # the forward's parts
-        self._ends: dict[Stream, Callable[[float], Step]] | None = None  # of all parts; None if the forward has failed
+        self._ends: dict[Stream, Callable[[float], Step]] | None = None  # what ends each part; None if the forward has failed
         self._plan = Plan([])
         self._reads_plan = True  # whether the prompts have as many tokens as planned
         self._launched_at = 0.0  # time.perf_counter() at the forward's start

@@ -55,7 +55,7 @@ class Schedule:
         return self
 
     @property
-    def pays_lately(self) -> bool:
+    def was_worth_lately(self) -> bool:
         """Whether the model has drafted in one of the last steps; at first it has."""
         return self._unpaid < LATELY
 

@@ -59,7 +59,7 @@ class UnionDrafter:
         self._schedule = self._schedules.of(sampling is None or sampling.greedy)
         self._has_begun = self._has_drafted = False
         self._during_before = None
-        if self._time != "auto" or self._schedule.pays_lately:
+        if self._time != "auto" or self._schedule.was_worth_lately:
             self._begin_chain()
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:

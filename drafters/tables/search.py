@@ -217,7 +217,10 @@ def monte_carlo(
 
 @kernel
 def _best(pool: Pool, size: int, depth: int, ranking: int) -> int:
-    """The best unchosen node, -1 if none: a leaf or a node at `depth`, except by visits. Only visited ones except by path."""
+    """The best node that is not chosen yet; -1 if there is none.
+
+    By visits, any node will do; otherwise, it is a leaf or at `depth`. Except by path, only visited nodes count.
+    """
     best, best_value = -1, 0.0
     for node in range(1, size):
         if pool.nodes.chosen[node] or (ranking != VISITS and pool.nodes.depths[node] != depth and pool.children[node]):

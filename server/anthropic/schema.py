@@ -234,7 +234,7 @@ class ServerTool(Body):
 
 
 def tool_type(tool: Any) -> str:
-    """The tag of a tool."""
+    """Names the class that validates a tool."""
     given = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
     return "[custom]" if given in (None, "custom") else "[server]"
 

@@ -50,7 +50,7 @@ class Coordinator:
         return None
 
     async def release(self, member: str, principal: str) -> None:
-        """A request has ended."""
+        """Records that a request has ended."""
         known = self._members.get(member)
         if known is not None and known.held[principal] > 0:
             known.held[principal] -= 1

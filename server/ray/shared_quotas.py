@@ -20,7 +20,7 @@ class SharedCounts(Protocol):
         """Counts a request; returns reason, message and seconds if the quota is used up."""
 
     def release(self, principal: str) -> None:
-        """A request has ended."""
+        """Records that a request has ended."""
 
     def charge(self, principal: str, requests: int) -> None:
         """Counts further requests."""

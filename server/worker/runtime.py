@@ -295,7 +295,7 @@ def max_active(settings: Settings, slots: int, curve: CostCurve | None) -> int:
     chosen = settings.scheduling.max_active
     if chosen is not None:
         return chosen
-    return min(slots, DEFAULT_MAX_ACTIVE if curve is None else curve.paying_streams(DEFAULT_MAX_ACTIVE))
+    return min(slots, DEFAULT_MAX_ACTIVE if curve is None else curve.streams_worth_running(DEFAULT_MAX_ACTIVE))
 
 
 def load_curve(runner: ModelRunner, settings: Settings) -> CostCurve | None:

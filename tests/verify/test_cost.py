@@ -146,10 +146,10 @@ def test_steps_in_company_leave_the_points_alone() -> None:
 def test_a_noisy_cost_of_streams_does_not_limit_them_for_ever() -> None:
     """Two are always tried; what they take shows that more pay."""
     curve = CostCurve(NODES, CONTEXTS, true_curve().seconds, stream_seconds=0.1)
-    assert (curve.paying_streams(8), curve.paying_streams(1)) == (2, 1)
+    assert (curve.streams_worth_running(8), curve.streams_worth_running(1)) == (2, 1)
     for _ in range(40):
         curve.observe(64, 2, 2, true_seconds(64, 2) + 0.0002)
-    assert curve.paying_streams(8) == 8
+    assert curve.streams_worth_running(8) == 8
 
 
 def test_a_saved_curve_is_parsed() -> None:

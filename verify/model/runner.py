@@ -100,9 +100,9 @@ class ModelRunner:
         if self.in_pages:
             check_pages(self.cache_shape)
         self.mode = Mode(self.in_pages, self._is_recurrent)  # assign another one to return to it
-        self.invariance = "off"  # for people: whether the mode has an invariant range, and why
-        self.threads: int | None = None  # of the native library; None = torch's
-        self.pages: int | None = None  # of the pool on a GPU, from the memory plan; None = some contexts
+        self.invariance = "off"  # says whether the mode has an invariant range, and why, for people
+        self.threads: int | None = None  # threads of the native library; None = torch's
+        self.pages: int | None = None  # pages of the pool on a GPU, from the memory plan; None = some contexts
         self._pool: PagePool | None = None
         if started:
             self.start(self.context_tokens)

@@ -18,7 +18,7 @@ class Segment(NamedTuple):
 
     cache: KVCache
     batch: ForwardBatch
-    logits: bool = True  # of all rows that are computed; otherwise of the last one only; without those of padding
+    logits: bool = True  # whether all computed rows have logits, not only the last one; rows of padding have none
 
     @property
     def rows(self) -> int:

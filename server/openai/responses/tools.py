@@ -61,7 +61,7 @@ class CustomTool(Body):
 
 
 def tool_type(value: Any) -> str | None:
-    """The tag of a tool, or of an object that names one."""
+    """Names the class that validates a tool, or an object that names one."""
     given = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return f"[{given}]" if given in (*OWN_TYPES, "namespace") else "[hosted]" if isinstance(given, str) else None
 

@@ -54,7 +54,7 @@ def test_the_model_drafts_before_a_verification_that_it_slows_down() -> None:
 
 def test_probes_of_a_model_that_does_not_pay_take_a_hundredth_of_the_time() -> None:
     schedule = measured(before=0.010, both=0.020, gain=1.0)
-    assert schedule.pays_lately
+    assert schedule.was_worth_lately
     seconds, probes = 0.0, 0
     for _ in range(10_000):
         choice = schedule.choose(EXPECTED, False)
@@ -62,7 +62,7 @@ def test_probes_of_a_model_that_does_not_pay_take_a_hundredth_of_the_time() -> N
         schedule.record_probe(EXPECTED, choice, taken)
         seconds, probes = seconds + taken, probes + choice.is_probe
         assert choice == (ModelWork(True, True, True) if choice.is_probe else ModelWork())
-    assert not schedule.pays_lately
+    assert not schedule.was_worth_lately
     assert 0.5 * PROBE_SHARE * seconds < 0.015 * probes <= PROBE_SHARE * seconds
     assert probes % PROBE_STEPS == 0
 
@@ -84,7 +84,7 @@ def test_a_model_that_pays_again_is_used_again() -> None:
     for _ in range(50):
         schedule.record_during(EXPECTED, 3.0)
     assert any(choice.during for choice in choices(schedule, 2))
-    assert schedule.pays_lately
+    assert schedule.was_worth_lately
 
 
 def test_a_gain_that_drafting_before_has_as_well_is_worth_its_cost() -> None:

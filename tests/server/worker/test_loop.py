@@ -193,7 +193,7 @@ def test_as_many_requests_as_pay_by_what_steps_take(tiny_runner: ModelRunner, tm
     runtime = rig.worker._runtime
     runtime.curve = CostCurve(NODES, (64,), [[1.0] * len(NODES)], stream_seconds=1.0)
     runtime.curve_file, runtime.slots, runtime.max_active = tmp_path / "curve.json", 4, 2
-    assert runtime.curve.paying_streams(4) == 2
+    assert runtime.curve.streams_worth_running(4) == 2
     rig.send(*(request(id, max_tokens=40) for id in "ab"))
     rig.step()
     assert runtime.max_active == 4

@@ -26,9 +26,12 @@ from outrider.verify.model.attention.interface import NAME, Attention, tree_atte
 from outrider.verify.model.cache.codec import KVDtype
 from outrider.verify.model.kwarg_injector import NotPassedOn, Receiver, device_of
 
-PARTS = 4  # of a bias, of 8 bits each: it is large, and what matters is its difference to others
-FACTOR = 64.0  # a power of 2, by which biases are divided to be in the range of float16
-WIDTH_STEP = 8  # keys and values are padded to a multiple
+# A bias is the sum of this many parts of 8 bits: it is large, and its difference to others is what matters.
+PARTS = 4
+# Biases are divided by this power of two, to be in the range of float16.
+FACTOR = 64.0
+# Keys and values are padded to a multiple of this width.
+WIDTH_STEP = 8
 
 # The classes are found by the name of the attention function, if this version of transformers has such a table.
 vars(falcon).get("FALCON_ATTENTION_CLASSES", {})[NAME] = falcon.FalconAttention
@@ -79,7 +82,7 @@ class OlderAttention(Receiver, ABC):
     """Replaces the forward of one attention layer."""
 
     alibi: Alibi | None = None
-    scaling: float | None = None  # of scores; None = the usual one
+    scaling: float | None = None  # factor of the scores; None = the usual one
     window: int | None = None  # sliding window
 
     def __init__(self, module: Any) -> None:

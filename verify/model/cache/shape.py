@@ -30,14 +30,14 @@ class LayerShape(NamedTuple):
 class CacheShape:
     """Layout of a model's slots."""
 
-    layers: tuple[LayerShape, ...]  # those with attention
-    dtype: torch.dtype  # of the model
+    layers: tuple[LayerShape, ...]  # layers with attention
+    dtype: torch.dtype  # the model's data type
     device: torch.device
-    recurrent: RecurrentShape | None = None  # of the layers that keep a state
-    hidden_width: int = 0  # of the hidden states that a draft head reads; 0 = none are kept
+    recurrent: RecurrentShape | None = None  # shape of the recurrent layers' states
+    hidden_width: int = 0  # width of the hidden states that a draft head reads; 0 = none are kept
     hidden_positions: int = HIDDEN_POSITIONS
     homes: tuple[torch.device, ...] = ()  # devices of the layers, if there are several; consecutive layers share one
-    coded: torch.dtype | None = None  # of keys and values in 8 bits (`outrider.verify.model.cache.codec`)
+    coded: torch.dtype | None = None  # data type of keys and values in 8 bits (`outrider.verify.model.cache.codec`)
 
     @classmethod
     def uniform(cls, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> CacheShape:

@@ -16,9 +16,12 @@ import torch
 
 from outrider.verify.model.private_torch import multiply_onednn, pack_onednn
 
-EXACT_ROWS = 65  # for which a kernel is compiled each
-PLAIN = ("Linear", "FalconLinear")  # names of the classes of layers that may be replaced
-ROWS = 16  # batch size that the layout is optimised for: one token and a small tree
+# Up to this many rows, each number of rows has a kernel of its own.
+EXACT_ROWS = 65
+# Layers of these classes may be replaced.
+PLAIN = ("Linear", "FalconLinear")
+# The layout is optimised for this many rows: one token and a small tree.
+ROWS = 16
 
 
 def padded_count(count: int, exact: int = EXACT_ROWS) -> int:
@@ -48,7 +51,7 @@ class PackedLayer(torch.nn.Module):
     """
 
     is_quantized = False
-    kernel = ""  # its name, for people
+    kernel = ""  # name of the kernel, for people
 
     def __init__(self, multiply: Callable[..., torch.Tensor], linear: torch.nn.Linear, packed: torch.Tensor) -> None:
         super().__init__()
@@ -56,7 +59,7 @@ class PackedLayer(torch.nn.Module):
         self.weight = torch.empty(0, dtype=self.dtype)  # some models ask for its dtype; one that computes with it is refused
         self.bias, self.packed, self.multiply = linear.bias, packed, multiply
         self.constants: tuple[torch.Tensor, ...] = ()
-        self.nbytes = 0  # of the weights
+        self.nbytes = 0  # bytes of the weights
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., N, in_features] to [..., N, out_features]."""
