@@ -75,15 +75,17 @@ def deploy(
 def run(settings: Settings, scale: Scale, address: str | None) -> None:
     """Deploys, and waits for Ctrl-C if this process has started the cluster. Raises SettingsError and ConnectionError."""
     from outrider.server.serve import check_address
+    from outrider.server.settings import SettingsError
 
     check_address(settings)
+    if settings.models.paths:
+        raise SettingsError("A cluster serves one model; leave out models.paths, and set model.path.")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import ray
     from ray import serve
 
     from outrider.server.ray.deployment import application
-    from outrider.server.settings import SettingsError
 
     app = application(settings, scale)
     started = connect(address, scale)

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from outrider.verify.model.cpu.native.huge_pages import HugePages
 from outrider.verify.model.cpu.native.library import Engine, Linear, Matrix
 
 # The inputs of a quantised block.
 BLOCK = 32
 # The inputs of a block of IQ4_XS, and of the types that ggml calls K.
 SUPERBLOCK = 256
-# The alignment in bytes.
-ALIGNMENT = 64
+MEMORY = HugePages()
 # The number of outputs that are converted to float32 at once.
 CHUNK = 4096
 
@@ -63,8 +63,7 @@ class Weights:
         self.engine, self.kind, self.outputs, self.inputs = engine, kind, outputs, inputs
         shape = Matrix(kind, outputs, inputs, None)
         size = int(engine.library.outrider_matrix_bytes(ctypes.byref(shape)))
-        memory = torch.zeros(size + ALIGNMENT, dtype=torch.uint8)
-        self.data = memory[-memory.data_ptr() % ALIGNMENT :][:size]
+        self.data = MEMORY.take(size)
         self.nbytes = size
         self.matrix = Matrix(kind, outputs, inputs, self.data.data_ptr())
 

@@ -1,0 +1,38 @@
+"""Parts of mappings are aligned, zero, apart from each other, and returned to the system when nothing uses them."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.verify.model.cpu.native.huge_pages import ALIGNMENT, SHARED_BYTES, HugePages
+
+SIZES = (1, 63, 64, 65, 5000, 3 << 20, SHARED_BYTES // 2, SHARED_BYTES // 2 + 1, 40 << 20, 0)
+
+
+def test_parts_are_aligned_zero_and_apart() -> None:
+    memory = HugePages()
+    with ThreadPoolExecutor(4) as pool:
+        parts = list(pool.map(memory.take, SIZES * 3))
+    assert [len(part) for part in parts] == [*SIZES * 3]
+    assert all(part.data_ptr() % ALIGNMENT == 0 and not part.any() for part in parts)
+    for number, part in enumerate(parts):
+        part.fill_(number % 256)
+    assert all((part == number % 256).all() for number, part in enumerate(parts))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_is_returned() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    memory, size = HugePages(), 8 << 20
+    before = resident()
+    parts: list[torch.Tensor] = [memory.take(size).fill_(1) for _ in range(32)]
+    assert resident() - before > 31 * size
+    del parts, memory
+    assert resident() - before < 2 * size
