@@ -14,6 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from outrider import models
 from tests.servers import Served, read_metrics, serving, wait_until
 
+pytestmark = pytest.mark.slow  # workers start, and are waited for until they end
+
 IDLE_SECONDS = 3.0
 QUESTION = [{"role": "user", "content": "Write a function that reads a file."}]
 
