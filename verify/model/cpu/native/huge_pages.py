@@ -9,6 +9,7 @@ import contextlib
 import mmap
 import sys
 import threading
+from functools import cache
 
 import torch
 
@@ -24,6 +25,12 @@ class HugePages:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # weights may be packed in several threads
         self._left = torch.empty(0, dtype=torch.uint8)  # of the last mapping
+
+    @staticmethod
+    @cache
+    def shared() -> HugePages:
+        """The memory of all models of this process."""
+        return HugePages()
 
     def take(self, size: int) -> torch.Tensor:
         """Zeros, uint8 [size], at an address that is a multiple of ALIGNMENT."""

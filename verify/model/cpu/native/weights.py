@@ -16,7 +16,6 @@ from outrider.verify.model.cpu.native.library import Engine, Linear, Matrix
 BLOCK = 32
 # The inputs of a block of IQ4_XS, and of the types that ggml calls K.
 SUPERBLOCK = 256
-MEMORY = HugePages()
 # The number of outputs that are converted to float32 at once.
 CHUNK = 4096
 
@@ -63,7 +62,7 @@ class Weights:
         self.engine, self.kind, self.outputs, self.inputs = engine, kind, outputs, inputs
         shape = Matrix(kind, outputs, inputs, None)
         size = int(engine.library.outrider_matrix_bytes(ctypes.byref(shape)))
-        self.data = MEMORY.take(size)
+        self.data = HugePages.shared().take(size)
         self.nbytes = size
         self.matrix = Matrix(kind, outputs, inputs, self.data.data_ptr())
 
