@@ -5,6 +5,7 @@ Heavy imports happen inside them, to keep --help fast.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -101,9 +102,8 @@ def remove(name: Annotated[str, typer.Argument(help="Hugging Face id, as `outrid
 
 def cache() -> HFCacheInfo:
     """What the hub's cache holds."""
-    from huggingface_hub import CacheNotFound, HFCacheInfo, scan_cache_dir
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.constants import HF_HUB_CACHE
 
-    try:
-        return scan_cache_dir()
-    except CacheNotFound:
-        return HFCacheInfo(0, frozenset(), [])
+    Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # the scan wants a folder
+    return scan_cache_dir()

@@ -15,7 +15,8 @@ from outrider.drafters.state import StateError
 from outrider.server.engine.messages import Reuse
 from outrider.server.worker.storage.session_format import StoredRows, StoredSession
 from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.verifier import Rows, Verifier
+from outrider.verify.model.cache.paging import Rows
+from outrider.verify.verifier import Verifier
 
 log = logging.getLogger("outrider.worker")
 # A prompt continues a conversation although its last tokens differ from the earlier prompt's: the end of a rendered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from typing import Any, cast
 
 from outrider.drafters.registry import Resources
@@ -52,8 +53,9 @@ def tiny_runtime(runner: ModelRunner, settings: Settings, stop_ids: frozenset[in
 class Rig:
     """A worker with two slots over the tiny model. Messages from the front end arrive before the next step."""
 
-    def __init__(self, runner: ModelRunner, may_overlap: bool = True, **settings: Any) -> None:
-        self.settings = load_settings(None, {"speculation.drafter": "none", "scheduling.max_active": 2, **settings})
+    def __init__(self, runner: ModelRunner, settings: Mapping[str, Any] | None = None, may_overlap: bool = True) -> None:
+        given = {"speculation.drafter": "none", "scheduling.max_active": 2, **(settings or {})}
+        self.settings = load_settings(None, given)
         self._ours, theirs = socket.socketpair()
         self._wire = WorkerSide(self._ours)
         self.worker = Worker(self.settings, tiny_runtime(runner, self.settings), WorkerSide(theirs), may_overlap)

@@ -189,7 +189,7 @@ def test_a_request_that_waits_to_continue_is_paused_again(rig: Rig, ends_by: str
 
 def test_as_many_requests_as_pay_by_what_steps_take(tiny_runner: ModelRunner, tmp_path: Path) -> None:
     """A noisy first measurement allows two; their steps correct the curve, which is saved for the next start."""
-    rig = Rig(tiny_runner, **{"scheduling.max_active": None})
+    rig = Rig(tiny_runner, {"scheduling.max_active": None})
     runtime = rig.worker._runtime
     runtime.curve = CostCurve(NODES, (64,), [[1.0] * len(NODES)], stream_seconds=1.0)
     runtime.curve_file, runtime.slots, runtime.max_active = tmp_path / "curve.json", 4, 2
@@ -208,7 +208,7 @@ def test_as_many_requests_as_pay_by_what_steps_take(tiny_runner: ModelRunner, tm
 
 def test_rounds_of_half_the_requests_alternate(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a device that computes while the host works: the answers are the same, and no request is lost or doubled."""
-    rig = Rig(tiny_runner, **{"scheduling.max_active": 4})
+    rig = Rig(tiny_runner, {"scheduling.max_active": 4})
     rig.worker._runtime.max_active = 4
     rig.send(*(request(id, prompt=[1, 2, number], max_tokens=9) for number, id in enumerate("abcd")))
     rig.step()
@@ -280,7 +280,7 @@ def test_a_request_that_arrives_stops_the_saving_of_a_session(
 
     monkeypatch.setattr(paging, "PAGE_TOKENS", 16)
     monkeypatch.setattr(session_files, "flush", slow)
-    rig = Rig(tiny_runner, **{"sessions.folder": str(tmp_path)})
+    rig = Rig(tiny_runner, {"sessions.folder": str(tmp_path)})
     rig.send(request("a", session="s", prompt=list(range(64))))
     rig.step()
     rig.worker._sessions.save()
@@ -302,7 +302,7 @@ def test_a_folder_of_another_user_costs_a_log_line(
     tiny_runner: ModelRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tmp_path.chmod(0o777)
-    rig = Rig(tiny_runner, **{"sessions.folder": str(tmp_path)})
+    rig = Rig(tiny_runner, {"sessions.folder": str(tmp_path)})
     rig.send(request("a", session="s"))
     rig.step()
     rig.worker._sessions.save_all(60)

@@ -10,8 +10,8 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import Resources
 from outrider.server.worker.session import Session, SessionKey
 from outrider.server.worker.sessions import SessionStore
+from outrider.verify import system_memory
 from outrider.verify.decode import decode, step
-from outrider.verify.model import memory
 from outrider.verify.model.cache import paging
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
@@ -277,7 +277,7 @@ def test_all_rows_fit_the_memory_of_a_container(
         (group / file).write_text(f"{text}\n")
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
-    monkeypatch.setattr(memory, "container_limits", partial(memory.container_limits, tmp_path))
+    monkeypatch.setattr(system_memory, "container_limits", partial(system_memory.container_limits, tmp_path))
     budget = int(0.8 * limit)
     store = SessionStore(tiny_runner, capacity=50, ttl_seconds=60, slots=3, automatic=True, kv_bytes=1 << 40)
     options = DecodeOptions(SamplingParams(temperature=0), max_tokens=4)

@@ -25,7 +25,7 @@ def seconds_per_round(config: LlamaConfig, host_seconds: float, overlaps: bool) 
 
     with emulated_cuda(FORWARD_SECONDS) as clock, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stream, "draft", slow_draft)
-        rig = Rig(runner_on(CUDA, config), may_overlap=overlaps, **{"scheduling.max_active": STREAMS})
+        rig = Rig(runner_on(CUDA, config), {"scheduling.max_active": STREAMS}, overlaps)
         rig.worker._runtime.max_active = STREAMS
         rig.send(*(request(id, max_tokens=40) for id in "ab"))
         rig.step(6)  # prompts, and the first times
