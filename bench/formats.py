@@ -49,7 +49,7 @@ def main(
     settings = {name: load_settings(None, {"model.path": smollm2.NAME, **flags}) for name, flags in FORMATS.items()}
     runners = {name: load(each) for name, each in settings.items()}
     text = "\n\n".join(read_tasks(prompts)["summarization"])
-    ids = load_tokenizer(smollm2.NAME).encode(text, verbose=False)[:tokens]
+    ids = load_tokenizer(str(smollm2.locate())).encode(text, verbose=False)[:tokens]
     windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
     scores = {name: score(runner, windows) for name, runner in runners.items()}
     times = time_all(runners)

@@ -127,7 +127,7 @@ def main(
 
 def serve(runtime: Runtime, prompts: Path, questions: int, tokens: int, nodes: int) -> list[Served]:
     """Greedy answers in a random order of the tasks, with hidden states by transformers."""
-    renderer = Renderer(smollm2.NAME, runtime.runner.context_tokens, tokens)
+    renderer = Renderer(str(smollm2.locate()), runtime.runner.context_tokens, tokens)
     asked = [each for texts in read_tasks(prompts).values() for each in renderer.first(texts, questions, 0.0)]
     Random(0).shuffle(asked)
     answers = []

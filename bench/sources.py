@@ -82,7 +82,7 @@ def main(
 ) -> None:
     """Compare the variants of `fusion` on SmolLM2."""
     runtime = load(load_settings(None, {"model.path": smollm2.NAME, "model.dtype": dtype}))
-    renderer = Renderer(smollm2.NAME, runtime.runner.context_tokens, tokens)
+    renderer = Renderer(str(smollm2.locate()), runtime.runner.context_tokens, tokens)
     chosen = [name.strip() for name in only.split(",")] if only else list(VARIANTS)
     if unknown := [name for name in chosen if name not in VARIANTS]:
         raise typer.BadParameter(f"there is no variant {', '.join(unknown)}; choose from {', '.join(VARIANTS)}.")

@@ -100,7 +100,8 @@ def test_package_data_is_installed() -> None:
         for file in (ROOT / package).rglob("*"):
             name = file.relative_to(ROOT / package).as_posix()
             is_code = file.suffix in (".py", ".cpp", ".h", ".so") or name == "pyproject.toml"
-            if file.is_file() and not is_code and "__pycache__" not in name:
+            is_built = "__pycache__" in name or ".egg-info/" in name or name.startswith("build/")
+            if file.is_file() and not is_code and not is_built:
                 patterns = [*data["*"], *data.get(f"outrider.{package}", ())]
                 assert any(fnmatch(name, pattern) for pattern in patterns), f"{package}/{name} is not installed"
 

@@ -43,7 +43,7 @@ TRANSIENT = {
     "DraftGraphDrafter": {"_nodes", "_q", "_started", "drafted_tokens", "_places", "_merges"},
     "ModelChain": {"_waited_seconds", "drafted_tokens", "accepted_tokens", "rejections"},
     "PearlDrafter": {"_waited_seconds", "drafted_tokens", "accepted_tokens", "rejections"},
-    "UnionDrafter": {"_choice", "_had_chain", "_table_tree", "_expected", "_started", "_draft_seconds"},
+    "UnionDrafter": {"_work", "_had_chain", "_table_tree", "_expected", "_started", "_draft_seconds"},
 }
 
 

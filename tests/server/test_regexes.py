@@ -97,6 +97,7 @@ OTHERS = {
     "outrider.server.chat.vocabulary": "the model's tokens",
     "outrider.server.chat.tools.formats": "the model's template",
     "outrider.server.settings.devices": "settings",
+    "outrider.server.models.catalog": "settings and the operator's files",
     "outrider.server.datastore_tree": "the operator's files",
     "outrider.server.terminal.own_server": "the server's first line",
     "outrider.server.ray.command": "an argument of the command",
