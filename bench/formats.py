@@ -18,11 +18,10 @@ from bench import report
 from bench.live.questions import read_tasks
 from bench.quality import window_scores
 from outrider.models import smollm2
-from outrider.server.settings import Settings, load_settings
-from outrider.server.worker.runtime import default_threads, load_target
+from outrider.server.settings import load_settings
+from outrider.server.worker.runtime import load
 from outrider.verify.measurement import timed_forward
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.loading import start_model
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.tokenizer import load_tokenizer
 
@@ -46,8 +45,8 @@ def main(
     out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = report.RESULTS / "formats-smollm2.json",
 ) -> None:
     """Measure every format."""
-    settings = {name: load_settings(None, {"model.path": smollm2.NAME, **flags}) for name, flags in FORMATS.items()}
-    runners = {name: load(each) for name, each in settings.items()}
+    common = {"model.path": smollm2.NAME, "model.context_tokens": CONTEXTS[-1] + PROMPT_ROWS}
+    runners = {name: load(load_settings(None, common | flags)).runner for name, flags in FORMATS.items()}
     text = "\n\n".join(read_tasks(prompts)["summarization"])
     ids = load_tokenizer(str(smollm2.locate())).encode(text, verbose=False)[:tokens]
     windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
@@ -59,14 +58,6 @@ def main(
     columns |= {"same": "same_choices:.2%", "MB": "weights_mb:.0f", "prompt\ntokens/s": "prompt_tokens_per_second:.0f"}
     columns |= {f"ms, {count}\n{context}": f"ms_{count}_rows_{context}_tokens:.1f" for context in CONTEXTS for count in ROWS}
     report.print_figures("Formats", columns, rows)
-
-
-def load(settings: Settings) -> ModelRunner:
-    """The model in a format, started."""
-    runner = load_target(settings)
-    torch.set_num_threads(settings.model.threads or default_threads(runner))
-    start_model(runner, settings.model.path, CONTEXTS[-1] + PROMPT_ROWS)
-    return runner
 
 
 def score(runner: ModelRunner, windows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -51,7 +51,8 @@ def test_learning_head(prompts: Path, tmp_path: Path) -> None:
     assert 0 <= found["recall"]["1"] <= found["recall"]["16"] <= 1
 
 
-def test_formats(prompts: Path, tmp_path: Path) -> None:
+def test_formats(prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "ROUNDS", 1)
     formats.main(prompts, 40, tmp_path / "out.json")
     rows = {row["format"]: row for row in read(tmp_path / "out.json")["rows"]}
     assert set(rows) == set(formats.FORMATS)
