@@ -122,7 +122,6 @@ def describe(setup: Setup, skipped: Mapping[str, str], parts: list[dict[str, Any
     return {
         "model": model.served_name,
         "dtype": model.dtype,
-        "peers_dtype": setup.dtype,
         "quantize": model.quantize,
         "gguf": setup.choice.gguf.name if setup.choice.gguf else None,
         "threads": setup.threads,

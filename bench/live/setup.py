@@ -15,13 +15,7 @@ from bench.turns import Peer
 from outrider.drafters.interface import Ints
 from outrider.server.settings import Settings
 
-
-def has_bfloat16() -> bool:
-    """Whether this CPU has instructions for bfloat16, as far as its system says."""
-    try:
-        return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(Path("/proc/cpuinfo").read_text().split()))
-    except OSError:
-        return True
+GGUF_TYPES = {"float32": "F32", "bfloat16": "BF16"}
 
 
 @dataclass(frozen=True)
@@ -63,11 +57,8 @@ class Setup:
 
     @property
     def dtype(self) -> str:
-        """The data type in which programs compute that read the model's folder.
-
-        CPUs without instructions for bfloat16 emulate it: transformers takes seconds for a prompt there.
-        """
-        return "float32" if self.settings.model.dtype == "float32" or not has_bfloat16() else "bfloat16"
+        """The data type of the weights of programs that read the model's folder."""
+        return "float32" if self.settings.model.dtype == "float32" else "bfloat16"
 
     @cached_property
     def gguf_path(self) -> Path:
@@ -78,7 +69,7 @@ class Setup:
             if not path.is_dir():
                 raise BenchError(f"{path} is no folder, and only folders are converted; give llama.cpp's file with --gguf.")
             source = self.folder / "model.gguf"
-            gguf_file.convert(path, source, "F32" if self.settings.model.dtype == "float32" else "BF16")
+            gguf_file.convert(path, source, GGUF_TYPES[self.dtype])
         if not source.exists():
             raise BenchError(f"There is no file {source}; give another one with --gguf.")
         return source
