@@ -162,9 +162,15 @@ class Worker:
         return True
 
     def _continue(self, job: Job) -> bool:
-        """Continues a job after a pause; returns False if it must wait."""
-        if not self._sessions.resume(job.session):
-            return False
+        """Continues a job after a pause; returns False if it must wait. An error ends the job."""
+        try:
+            if not self._sessions.resume(job.session):
+                return False
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            self._deliver(job, error)
+            return True
         self._active.append(job)
         return True
 

@@ -98,5 +98,9 @@ class Session:
 
     def reset(self) -> None:
         """Drops text and drafters, whose state is unknown after an error."""
-        self.verifier.truncate(0)
+        if self.verifier.is_swapped_out:
+            self.verifier.drop_rows()
+            self.text.truncate(0)
+        else:
+            self.verifier.truncate(0)
         self.drafters.clear()

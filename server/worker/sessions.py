@@ -264,8 +264,14 @@ class SessionStore:
                 self._restore(stored)
 
     def _restore(self, stored: StoredSession) -> None:
-        verifier = Verifier.restored(self._runner, stored.text, stored.prompt_tokens, stored.rows)
+        """Adds a saved session. One of its name that is in memory is kept if it is in use or newer, and else dropped."""
         key = SessionKey(stored.principal, next(self._numbers) if stored.name is None else stored.name)
+        held = self._sessions.get(key)
+        if held is not None and (held.busy or not held.saved):
+            return
+        if held is not None:
+            self.forget(key, remove=False)  # else its slot would be lost
+        verifier = Verifier.restored(self._runner, stored.text, stored.prompt_tokens, stored.rows)
         session = Session(verifier, principal=key.principal, key=key, stored=stored, file=stored.path, saved=True)
         session.released_at = self._clock()
         self._sessions[key] = session

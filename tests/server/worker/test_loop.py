@@ -187,6 +187,25 @@ def test_a_request_that_waits_to_continue_is_paused_again(rig: Rig, ends_by: str
     rig.worker._sessions.trim()
 
 
+def test_a_request_that_cannot_continue_fails_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.send(request("a", session="s", max_tokens=9))
+    rig.step(3)
+    rig.send(Pause("a"), request("b"), request("c"))
+    rig.step()
+
+    def broken(session: Session) -> bool:
+        raise ValueError("its rows cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.worker._sessions, "resume", broken)
+        rig.send(Resume("a"))
+        rig.step(1)
+    assert [message.id for message in rig.sent if isinstance(message, Failed)] == ["a"]
+    rig.send(request("d", session="s"), request("e", prompt=[5, 6]))
+    rig.step()
+    assert (len(rig.tokens("d")), len(rig.tokens("e"))) == (4, 4)
+
+
 def test_as_many_requests_as_pay_by_what_steps_take(tiny_runner: ModelRunner, tmp_path: Path) -> None:
     """A noisy first measurement allows two; their steps correct the curve, which is saved for the next start."""
     rig = Rig(tiny_runner, {"scheduling.max_active": None})

@@ -145,6 +145,25 @@ def test_what_another_server_saves_takes_no_session_from_memory_that_is_not_save
     assert a._slots.free == 1
 
 
+@pytest.mark.parametrize("state", ["saved", "newer", "busy"])
+def test_a_saved_session_takes_no_slot_from_one_of_its_name_whose_file_is_not_known(
+    tiny_runner: ModelRunner, tmp_path: Path, state: str
+) -> None:
+    store = new_store(tiny_runner, tmp_path, slots=2)
+    answer(store, LONG, "s")
+    save(store)
+    (held,) = store._sessions.values()
+    path, held.file = held.file, None
+    held.busy, held.saved = state == "busy", state != "newer"
+    assert path is not None and store._files is not None
+    stored = store._files.open(path)
+    assert stored is not None
+    store._restore(stored)
+    (found,) = store._sessions.values()
+    assert (found is held) == (state != "saved")
+    assert store._slots.free == (2 if state == "saved" else 1)
+
+
 @pytest.mark.parametrize("suffix", [".tmpVVKlxA", ".session.abc.partial"])
 def test_what_an_interrupted_writer_left_is_removed(tiny_runner: ModelRunner, tmp_path: Path, suffix: str) -> None:
     folder = tmp_path / "model" / "owner"
