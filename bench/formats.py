@@ -45,8 +45,8 @@ def main(
     out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = report.RESULTS / "formats-smollm2.json",
 ) -> None:
     """Measure every format."""
-    common = {"model.path": smollm2.NAME, "model.context_tokens": CONTEXTS[-1] + PROMPT_ROWS}
-    runners = {name: load(load_settings(None, common | flags)).runner for name, flags in FORMATS.items()}
+    common: dict[str, Any] = {"model.path": smollm2.NAME, "model.context_tokens": CONTEXTS[-1] + PROMPT_ROWS}
+    runners = {name: load(load_settings(None, common | dict(flags))).runner for name, flags in FORMATS.items()}
     text = "\n\n".join(read_tasks(prompts)["summarization"])
     ids = load_tokenizer(str(smollm2.locate())).encode(text, verbose=False)[:tokens]
     windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
