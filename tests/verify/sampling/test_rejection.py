@@ -128,7 +128,7 @@ MAKE: dict[str, Callable[[LanguageModel], Drafter]] = {
 }
 
 
-FAST = ("draft", "fusion, beside")
+FAST = ("draft", "fusion, during")
 
 
 @pytest.mark.parametrize("name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in MAKE])
@@ -177,7 +177,7 @@ def judged(tree: DraftTree, last: int, tokens: list[int]) -> list[tuple[int, boo
 
 
 @pytest.mark.parametrize(
-    "name", ["draft", *[pytest.param(name, marks=pytest.mark.slow) for name in ("pearl", "fusion, before", "fusion, beside")]]
+    "name", ["draft", *[pytest.param(name, marks=pytest.mark.slow) for name in ("pearl", "fusion, before", "fusion, during")]]
 )
 def test_samples_are_accepted_as_often_as_the_distributions_overlap(name: str) -> None:
     """Also a sample that the target judges before the draft is verified, and beside a table's guesses."""
