@@ -177,7 +177,7 @@ def create_endpoints(
     if settings.model.generation_config == "auto":
         sampling_defaults = load_sampling_defaults(settings.model.path, settings.model.revision)
     block = no_corpus if corpora is None else corpora.block
-    requests = RequestBuilder(settings, prompts, grammars, engine.wait_started, quotas.charge, sampling_defaults, block)
+    requests = RequestBuilder(settings, prompts, engine.wait_started, quotas.charge, sampling_defaults, block)
     runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3)
     chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner)
     names = ModelNames(settings.model.served_name, settings.model.aliases)
@@ -185,11 +185,11 @@ def create_endpoints(
     store = ResponseStore(CAPACITY, settings.responses.ttl_seconds, budget_bytes)
     return Endpoints(
         chat=chat,
-        completions=CompletionsEndpoint(prompts, vocabulary, requests, runner),
+        completions=CompletionsEndpoint(prompts, vocabulary, grammars, requests, runner),
         responses=ResponsesEndpoint(chat, prompts, vocabulary, store, runner),
         models=ModelEndpoint(names, prompts, engine.wait_started, lambda: engine.info, sampling_defaults, chat.capabilities),
         messages=MessagesEndpoint(settings, prompts, chat, runner),
-        infill=InfillEndpoint(settings.model.served_name, prompts, requests, runner),
+        infill=InfillEndpoint(settings.model.served_name, prompts, grammars, requests, runner),
         prompts=prompts,
     )
 

@@ -1,114 +1,19 @@
-"""The front end: the HTTP server around the application, with a worker that is already loading."""
+"""The front end: the HTTP server of one model, with a worker that is already loading it."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import resource
 import socket
 import sys
-from collections.abc import Callable
-from math import ceil
-from types import FrameType
-from typing import Any, Protocol, cast
 
-import uvicorn
-from fastapi import FastAPI
 from transformers.utils.logging import disable_progress_bar
 
 from outrider.server.app import create_app
-from outrider.server.engine.engine import Engine
 from outrider.server.engine.worker_process import WorkerProcess
-from outrider.server.http.exposition import create_metrics_app
-from outrider.server.http.protocol import Connections
+from outrider.server.http.server import address, new_server
 from outrider.server.settings import Settings, SettingsError
-from outrider.server.telemetry.metrics import Metrics
 from outrider.server.telemetry.tracing import TracingError
 from outrider.verify.tokenizer import load_tokenizer
-
-# The process needs this many open files in addition to its connections.
-SPARE_FILES = 256
-# After the drain, streams have this time to send their error.
-GRACE_SECONDS = 2.0
-
-
-class MetricsServer(uvicorn.Server):
-    """The HTTP server of `metrics.port`: handles no signals, runs until it is stopped."""
-
-    def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
-        super().__init__(config)
-        self._listener = listener
-        self._task: asyncio.Task[None] | None = None
-
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        return contextlib.nullcontext()
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self.serve(sockets=[self._listener]))
-
-    async def stop(self) -> None:
-        self.should_exit = True
-        if self._task is not None:
-            await self._task
-
-
-class Drainable(Protocol):
-    """What accepts and answers requests: an engine, or the engines of several models."""
-
-    def drain(self) -> None:
-        """Refuses new requests from now on; accepted ones continue."""
-
-    def abort(self) -> None:
-        """Fails all requests."""
-
-
-class DrainingServer(uvicorn.Server):
-    """Drains at the first signal: refuses new requests, finishes accepted ones, and fails the others at a deadline.
-
-    A second signal fails them at once and gives clients GRACE_SECONDS to read that; a third waits for nothing. A metrics
-    server starts and ends with it.
-    """
-
-    def __init__(
-        self, config: uvicorn.Config, engine: Drainable, drain_seconds: float, metrics_server: MetricsServer | None = None
-    ) -> None:
-        super().__init__(config)
-        self._engine = engine
-        self._drain_seconds = drain_seconds
-        self._metrics_server = metrics_server
-        self._signals = 0  # number of signals received
-        self._loop: asyncio.AbstractEventLoop | None = None  # None before the start
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._signals += 1
-        self.should_exit = True
-        if self._signals == 2 and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._engine.abort)
-            self._loop.call_soon_threadsafe(self._loop.call_later, GRACE_SECONDS, self._force_exit)
-        elif self._signals > 1:
-            self._force_exit()
-
-    def _force_exit(self) -> None:
-        self.force_exit = True
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
-        if self._metrics_server is not None:
-            self._metrics_server.start()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drains the engine while uvicorn closes its connections."""
-        self._engine.drain()
-        deadline = asyncio.get_running_loop().call_later(self._drain_seconds, self._engine.abort)
-        try:
-            await super().shutdown(sockets)
-            if self.force_exit:  # uvicorn skips it, and then cancels the application, whose error would be logged
-                await self.lifespan.shutdown()
-        finally:
-            deadline.cancel()
-            if self._metrics_server is not None:
-                await self._metrics_server.stop()
 
 
 def serve(
@@ -123,62 +28,18 @@ def serve(
         server.should_exit = True
 
     def on_start() -> None:  # the server handles Ctrl-C now
-        host, port = listener.getsockname()[:2]
-        address = f"http://{host}:{port}/v1"
-        print(f"outrider: serving {settings.model.served_name} at {address} (loading the model)", file=sys.stderr)
+        print(f"outrider: serving {settings.model.served_name} at {address(listener)}/v1 (loading the model)", file=sys.stderr)
         if metrics_listener is not None:
-            host, port = metrics_listener.getsockname()[:2]
-            print(f"outrider: metrics at http://{host}:{port}/metrics", file=sys.stderr)
+            print(f"outrider: metrics at {address(metrics_listener)}/metrics", file=sys.stderr)
 
-    server = create_server(settings, worker, on_start, on_failure, metrics_listener)
-    with contextlib.suppress(KeyboardInterrupt):
-        server.run(sockets=[listener])
-    return 2 if failures else 0
-
-
-def create_server(
-    settings: Settings,
-    worker: WorkerProcess,
-    on_start: Callable[[], None],
-    on_failure: Callable[[str], None],
-    metrics_listener: socket.socket | None = None,
-) -> DrainingServer:
-    """The HTTP server around the application. Raises SettingsError or ModelError."""
     disable_progress_bar()
     tokenizer = load_tokenizer(settings.model.path, settings.model.trust_remote_code, settings.model.revision)
     try:
         app = create_app(settings, tokenizer, on_start, on_failure)
     except TracingError as error:
         raise SettingsError(str(error)) from None
-    engine: Engine = app.state.engine
-    engine.adopt(worker)
-    allow_open_files(settings.server.max_connections + SPARE_FILES)
-    metrics_server = None
-    if metrics_listener is not None:
-        page = create_metrics_app(settings, app.state.metrics_page)
-        metrics_server = MetricsServer(new_config(page, settings, app.state.metrics, GRACE_SECONDS), metrics_listener)
-    config = new_config(app, settings, app.state.metrics, settings.server.drain_seconds + GRACE_SECONDS)
-    return DrainingServer(config, engine, settings.server.drain_seconds, metrics_server)
-
-
-def new_config(app: FastAPI, settings: Settings, metrics: Metrics, grace_seconds: float) -> uvicorn.Config:
-    """uvicorn's configuration of a server with bounded connections."""
-    return uvicorn.Config(
-        app,
-        http=cast(Any, Connections(settings.server, metrics).protocol),
-        ws="none",
-        log_level="warning",
-        log_config=None,
-        timeout_graceful_shutdown=ceil(grace_seconds),
-        server_header=False,
-        proxy_headers=bool(settings.server.trusted_proxies),
-        forwarded_allow_ips=list(settings.server.trusted_proxies),
-    )
-
-
-def allow_open_files(count: int) -> None:
-    """Raises this process's limit of open files to `count` if the system allows it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    app.state.engine.adopt(worker)
+    server = new_server(app, settings, app.state.engine, metrics_listener)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
+    return 2 if failures else 0

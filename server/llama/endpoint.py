@@ -8,6 +8,7 @@ from fastapi import Request as HTTPRequest
 from fastapi import Response
 
 from outrider.server.chat.prompt import PromptEncoder
+from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.llama.formatter import InfillFormatter
 from outrider.server.llama.schema import InfillBody
 from outrider.server.openai.generation import GenerationRunner, GenerationTask
@@ -20,9 +21,17 @@ ANSWER_TOKENS = 256
 class InfillEndpoint:
     """POST /infill."""
 
-    def __init__(self, served_name: str, prompts: PromptEncoder, requests: RequestBuilder, runner: GenerationRunner) -> None:
+    def __init__(
+        self,
+        served_name: str,
+        prompts: PromptEncoder,
+        grammars: GrammarChecker,
+        requests: RequestBuilder,
+        runner: GenerationRunner,
+    ) -> None:
         self._served_name = served_name
         self._prompts = prompts
+        self._grammars = grammars
         self._requests = requests
         self._runner = runner
 
@@ -36,7 +45,8 @@ class InfillEndpoint:
         room = max(context_tokens // 2, context_tokens - answer_tokens)
         prompt = await self._prompts.fill_in(http.state.principal, body.text, context_tokens, room)
         body = body.with_stops(self._prompts.fill_in_stops)
-        requests = await self._requests.build(http, body, [prompt])
+        grammar = await self._grammars.grammar(body.structures, http.state.principal)
+        requests = await self._requests.build(http, body, [prompt], grammar)
         stats: dict[str, float] = {}
         eos_ids = {*self._prompts.eos_ids, *(body.stop_token_ids or ())}
         formatter = InfillFormatter(body, requests[0], arrived, stats, eos_ids)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import msgspec
 from fastapi import Request as HTTPRequest
 from fastapi import Response
 
@@ -100,14 +99,8 @@ class ChatEndpoint:
         prompt = await self.encode(http, body)
         opened = self._reasoning is not None and self._prompts.ends_with(prompt, self._reasoning.opening)
         grammar = await self._grammar(http, body, opened)
-        requests = await self._requests.build(http, body, [prompt], grammar)
-        limit, shows_markers = self._reasoning_limit(body, opened), self._hides_markers(body)
-        requests = [
-            msgspec.structs.replace(
-                request, reasoning=limit, skip_special_tokens=request.skip_special_tokens and not shows_markers
-            )
-            for request in requests
-        ]
+        limit = self._reasoning_limit(body, opened)
+        requests = await self._requests.build(http, body, [prompt], grammar, limit, self._hides_markers(body))
         new_parser = partial(self._new_parser, body, opened)
         if body.parallel_tool_calls is False and body.enabled_tools and not body.required_tools:  # else the grammar allows one
             return PreparedChat(requests, lambda: SingleCallParser(new_parser()), lambda: SingleCallStop(new_parser()))

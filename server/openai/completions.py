@@ -11,6 +11,7 @@ from fastapi import Response
 
 from outrider.server.chat.fill_in import FillInText
 from outrider.server.chat.prompt import PromptEncoder
+from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.http.errors import APIError
 from outrider.server.openai.choices import ChoicesFormatter
@@ -27,10 +28,16 @@ class CompletionsEndpoint:
     """POST /v1/completions."""
 
     def __init__(
-        self, prompts: PromptEncoder, vocabulary: Vocabulary, requests: RequestBuilder, runner: GenerationRunner
+        self,
+        prompts: PromptEncoder,
+        vocabulary: Vocabulary,
+        grammars: GrammarChecker,
+        requests: RequestBuilder,
+        runner: GenerationRunner,
     ) -> None:
         self._prompts = prompts
         self._vocabulary = vocabulary
+        self._grammars = grammars
         self._requests = requests
         self._runner = runner
 
@@ -59,7 +66,8 @@ class CompletionsEndpoint:
                 prompt if isinstance(prompt, str) else await self._prompts.decode(principal, prompt, context_tokens)
                 for prompt in body.prompts
             ]
-        requests = await self._requests.build(http, body, prompts)
+        grammar = await self._grammars.grammar(body.structures, principal)
+        requests = await self._requests.build(http, body, prompts, grammar)
         formatter = CompletionFormatter(body, self._vocabulary, requests[0].id)
         task = GenerationTask(requests, formatter, arrived, choices=body.candidates, padded=body.pads_stream, echoes=echoes)
         return await self._runner.respond(http, task, bool(body.stream))

@@ -11,7 +11,6 @@ from fastapi import Request as HTTPRequest
 
 from outrider.drafters.options import NEED_A_MODEL
 from outrider.server.chat.prompt import PromptEncoder
-from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.engine.messages import Ready, Request
 from outrider.server.http.auth import ANYONE
 from outrider.server.http.errors import APIError, ContextExceeded
@@ -21,7 +20,7 @@ from outrider.server.openai.fields import NO_DEFAULTS, SamplingFields
 from outrider.server.openai.models import ModelNames
 from outrider.server.openai.schema import ChatBody, GenerationBody
 from outrider.server.settings import Settings
-from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
 
 SESSION_CHARACTERS = 256
 MAX_STOP_STRINGS = 16
@@ -48,7 +47,6 @@ class RequestBuilder:
         self,
         settings: Settings,
         prompts: PromptEncoder,
-        grammars: GrammarChecker,
         wait_started: Callable[[], Awaitable[Ready]],
         charge: Callable[[str, int], None] = lambda principal, requests: None,
         sampling_defaults: SamplingFields = NO_DEFAULTS,
@@ -65,7 +63,6 @@ class RequestBuilder:
         self._traces, self._coalesces = settings.shows_drafts, settings.server.coalesce_ms > 0
         self._limits = settings.limits
         self._prompts = prompts
-        self._grammars = grammars
         self._wait_started = wait_started
         self._charge = charge
         self._sampling_defaults = sampling_defaults
@@ -97,16 +94,24 @@ class RequestBuilder:
         self._check_tokens("stop_token_ids", body.stop_token_ids or [])
 
     async def build(
-        self, http: HTTPRequest, body: GenerationBody, prompts: Sequence[list[int]], grammar: str | None = None
+        self,
+        http: HTTPRequest,
+        body: GenerationBody,
+        prompts: Sequence[list[int]],
+        grammar: str | None = None,
+        reasoning: ReasoningLimit | None = None,
+        keeps_special_tokens: bool = False,
     ) -> list[Request]:
-        """One request per choice of each prompt (token ids). `grammar` overrides the structured output. Raises APIError."""
+        """One request per choice of each prompt (token ids). `grammar` is checked. Raises APIError.
+
+        With `keeps_special_tokens`, the text has special tokens even if the body does not ask for them.
+        """
         context_tokens = await self.context_tokens()
         for prompt in prompts:
             check_prompt(prompt, context_tokens, "messages" if isinstance(body, ChatBody) else "prompt")
         principal, request_id, choices = http.state.principal, uuid.uuid4().hex, body.candidates
         session, corpus = self._session_name(http, body), self._corpus_block(turn_of(http), body.corpus)
         prediction = await self._prediction(principal, body, context_tokens)
-        grammar = grammar or await self._grammars.grammar(body.structures, principal)
         scored_tokens = check_logprobs(body, prompts, context_tokens, self._limits.logprobs)
         limits = (context_tokens, body.token_limit, self._limits.max_tokens, scored_tokens)
         max_tokens = min(limit for limit in limits if limit is not None)
@@ -128,10 +133,11 @@ class RequestBuilder:
                 corpus=corpus,
                 prediction=prediction[:context_tokens],
                 stop_token_ids=body.stop_token_ids or [],
-                skip_special_tokens=body.hides_special_tokens,
+                skip_special_tokens=body.hides_special_tokens and not keeps_special_tokens,
                 continues_prompt=body.continues_prompt,
                 priority=body.priority or 0,
                 grammar=grammar,
+                reasoning=reasoning,
                 keep_stop=bool(body.include_stop_str_in_output),
                 wants_prompt_logprobs=body.returns_prompt_logprobs and choice == 0,
                 trace=body.traces_steps,

@@ -15,7 +15,7 @@ import outrider.server.cli, outrider.server.serve
 from outrider.server.imports import hide_torch
 hide_torch()
 from outrider import models
-from outrider.server.front_end import load_tokenizer
+from outrider.verify.tokenizer import load_tokenizer
 tokenizer = load_tokenizer(str(models.TARGET))
 assert tokenizer.apply_chat_template([{{"role": "user", "content": "x"}}], tokenize=False)
 assert sys.modules["torch"] is None

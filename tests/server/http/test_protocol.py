@@ -1,4 +1,4 @@
-"""Bounds of connections, by a virtual clock. tests/server/test_front_end.py has the same bounds on real sockets."""
+"""Bounds of connections, by a virtual clock. test_server.py has the same bounds on real sockets."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from outrider.server.front_end import new_config
 from outrider.server.http.protocol import HEAD_BYTES, MAX_PIPELINED, Connections, LimitedProtocol
+from outrider.server.http.server import new_config
 from outrider.server.settings import load_settings
 from outrider.server.telemetry.metrics import Metrics
 from tests.server.http.test_sse import Timeless

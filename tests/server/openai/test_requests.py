@@ -9,12 +9,11 @@ import pytest
 from fastapi import Request as HTTPRequest
 
 from outrider.server.chat.prompt import PromptEncoder
-from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.engine.messages import Ready
 from outrider.server.http.errors import APIError
 from outrider.server.openai.requests import AFFINITY_TOKENS, RequestBuilder, check_count, check_prompt, choice_params
 from outrider.server.openai.schema import CompletionBody
-from outrider.server.settings import Limits, SettingsError, load_settings
+from outrider.server.settings import SettingsError, load_settings
 from outrider.verify.sampling_params import SamplingParams
 from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, fetch, post
 
@@ -114,8 +113,9 @@ def test_each_choice_of_each_prompt_counts_towards_the_rate() -> None:
     async def loaded() -> Ready:
         return await FakeEngine().wait_started()
 
-    grammars, charge = GrammarChecker(Limits()), lambda principal, requests: charged.append((principal, requests))
-    builder = RequestBuilder(load_settings(), PromptEncoder(TOKENIZER), grammars, loaded, charge)
+    builder = RequestBuilder(
+        load_settings(), PromptEncoder(TOKENIZER), loaded, lambda principal, requests: charged.append((principal, requests))
+    )
     body = CompletionBody(model="m", prompt="x", n=3)
     http = HTTPRequest({"type": "http", "headers": [], "state": {"principal": "alice"}})
     asyncio.run(builder.build(http, body, [[1], [2]]))

@@ -19,8 +19,8 @@ import uvicorn
 
 from outrider import models
 from outrider.server.engine.messages import Request, TokenEvent
-from outrider.server.front_end import DrainingServer, MetricsServer, allow_open_files, new_config
 from outrider.server.http.exposition import create_metrics_app
+from outrider.server.http.server import DrainingServer, MetricsServer, allow_open_files, new_config
 from outrider.server.serve import listen
 from outrider.server.settings import load_settings
 from tests.server.fakes import FakeEngine, app_with
