@@ -7,13 +7,15 @@ steps, and resumes after a probe that pays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
-from numpy.typing import NDArray
 
-from outrider.drafters.interface import EMPTY, MAX_NODES, DraftTree, Ints
+from outrider.drafters.interface import EMPTY, DraftTree, Ints
 from outrider.drafters.policy import Probe, Trust, ema
 from outrider.drafters.sequence import UNLIMITED
 from outrider.verify.cost import CostCurve
@@ -89,15 +91,16 @@ class Budget:
         self._probe = Probe(PROBE_INTERVAL, LONGEST_INTERVAL)
         self._plain = Probe(PLAIN_INTERVAL)
 
-    def expected(self, tree: DraftTree) -> NDArray[np.float64]:
-        """The path probabilities of the nodes, float64 [N], corrected by how far the drafter's came true at each depth.
+    def expected(self, tree: DraftTree) -> list[float]:
+        """The path probabilities of the N nodes, corrected by how far the drafter's came true at each depth.
 
         Without a cost curve, they are the drafter's.
         """
         factors = [trust.factor for trust in self._trust]
-        above = np.cumprod([1.0, *factors])[np.minimum(tree.depths, TRUSTED_DEPTHS)]
-        deeper: NDArray[np.float64] = factors[-1] ** np.maximum(0, tree.depths - TRUSTED_DEPTHS)
-        return tree.probability * above * deeper
+        probabilities, depths = tree.probability.tolist(), tree.depths.tolist()
+        untrusted = max(depths, default=0) - TRUSTED_DEPTHS
+        correction = list(accumulate([1.0, *factors, *factors[-1:] * untrusted], mul))
+        return [probability * correction[depth] for probability, depth in zip(probabilities, depths, strict=True)]
 
     def nodes(self) -> int:
         """The number of nodes that the drafter may propose in this step. Called once per step."""
@@ -149,31 +152,32 @@ def divide_nodes(drafts: Sequence[Draft], budgets: Sequence[Budget], most: int |
     curve = curve_of(budgets)
     if not drafted or curve is None:
         return [Choice.whole(draft) for draft in drafts]
-    forced = np.concatenate([forced_nodes(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)])
-    if forced.all():
+    forced = [each for draft, budget in zip(drafts, budgets, strict=True) for each in forced_nodes(draft, budget)]
+    if all(forced):
         return [Choice.whole(draft) for draft in drafts]
-    gains = np.concatenate([budget.expected(draft.tree) for draft, budget in zip(drafts, budgets, strict=True)])
-    order = np.lexsort((-gains, ~forced))  # equal nodes keep their order, so parents come first
-    context = sum(draft.context for draft in drafts) // len(drafts)
-    roots = len(drafts)
-    costs = curve.of_rows(context, roots, roots + max(drafted, MAX_NODES))[roots - 1 :]
-    tokens = roots + np.concatenate([[0.0], np.cumsum(gains[order], dtype=np.float64)])
-    # `rates` holds the tokens per second with 0, 1, ... nodes.
-    rates = tokens / (costs[: drafted + 1] + sum(budget.draft_seconds or 0.0 for budget in budgets))
-    fewest = int(forced.sum())
-    best = fewest + int(np.argmax(rates[fewest:]))
-    kept, worth = np.zeros((2, drafted), np.bool_)
-    worth[order[:best]] = True
-    kept[order[: best if most is None else max(fewest, min(best, most))]] = True
-    most = max(drafted, FULL_NODES)
-    break_even = rates[best] * (costs[most] - costs[0]) / most  # the tokens that one more node must add
-    gain = float(rates[best] * costs[0]) / roots
+    gains = [each for draft, budget in zip(drafts, budgets, strict=True) for each in budget.expected(draft.tree)]
+    order = sorted(range(drafted), key=lambda node: (not forced[node], -gains[node]))  # parents come first among equals
+    roots, measured = len(drafts), max(drafted, FULL_NODES)
+    context = sum(draft.context for draft in drafts) // roots
+    costs = curve.of_rows(context, roots, roots + measured)[roots - 1 :].tolist()  # seconds of the round with 0, 1, ... nodes
+    drafting = sum(budget.draft_seconds or 0.0 for budget in budgets)
+    best, rate, tokens = 0, 0.0 if forced[order[0]] else roots / (costs[0] + drafting), float(roots)
+    for count, node in enumerate(order, start=1):
+        tokens += gains[node]
+        with_node = tokens / (costs[count] + drafting)  # tokens per second
+        if with_node > rate or forced[node]:
+            best, rate = count, with_node
+    fewest = sum(forced)
+    worth = set(order[:best])
+    kept = worth if most is None else set(order[: max(fewest, min(best, most))])
+    break_even = rate * (costs[measured] - costs[0]) / measured  # the tokens that one more node must add
+    gain = rate * costs[0] / roots
     choices, end = [], 0
     for draft, budget in zip(drafts, budgets, strict=True):
         start, end = end, end + len(draft.tree)
-        next_nodes = requested(draft, budget, worth[start:end], gains[start:end], break_even)
-        verified, own = kept[start:end], gains[start:end]
-        expected = 1 + float(own[verified].sum())
+        next_nodes = requested(draft, budget, [node in worth for node in range(start, end)], gains[start:end], break_even)
+        verified = [node in kept for node in range(start, end)]
+        expected = 1 + sum(gains[node] for node in range(start, end) if node in kept)
         choices.append(Choice(pruned(draft.tree, verified), len(draft.tree), expected, gain, next_nodes))
     return choices
 
@@ -183,28 +187,26 @@ def curve_of(budgets: Sequence[Budget]) -> CostCurve | None:
     return next((budget.curve for budget in budgets if budget.curve is not None), None)
 
 
-def forced_nodes(draft: Draft, budget: Budget) -> NDArray[np.bool_]:
-    """The nodes that must be verified, bool [N]: pruning by what was sampled would bias rejection sampling."""
+def forced_nodes(draft: Draft, budget: Budget) -> list[bool]:
+    """Whether each of the N nodes must be verified: pruning by what was sampled would bias rejection sampling."""
     if draft.prunable and budget.curve is not None:
-        return draft.tree.drawn
-    return np.ones(len(draft.tree), np.bool_)
+        return list(map(bool, draft.tree.drawn))
+    return [True] * len(draft.tree)
 
 
-def pruned(tree: DraftTree, kept: NDArray[np.bool_]) -> DraftTree:
-    """The kept nodes (bool [N])."""
-    if kept.all():
+def pruned(tree: DraftTree, kept: Sequence[bool]) -> DraftTree:
+    """The kept ones of the N nodes."""
+    if all(kept):
         return tree
-    return tree.keep(kept) if kept.any() else EMPTY
+    return tree.keep(np.array(kept)) if any(kept) else EMPTY
 
 
-def requested(
-    draft: Draft, budget: Budget, worth: NDArray[np.bool_], gains: NDArray[np.float64], break_even: float
-) -> int | None:
-    """How many nodes the stream should draft from now on, by those that are worth verifying (bool [N]); None = as before."""
-    if budget.curve is None or not draft.prunable or not len(gains):
+def requested(draft: Draft, budget: Budget, worth: Sequence[bool], gains: Sequence[float], break_even: float) -> int | None:
+    """How many nodes the stream should draft from now on, by which of the N are worth verifying; None = as before."""
+    if budget.curve is None or not draft.prunable or not gains:
         return None
-    last_gain = float(gains.min()) / break_even if break_even else np.inf
-    return budget.next_nodes(int(worth.sum()), len(worth), last_gain)
+    last_gain = min(gains) / break_even if break_even else math.inf
+    return budget.next_nodes(sum(worth), len(worth), last_gain)
 
 
 def outcome(draft: DraftTree, tokens: Ints) -> list[tuple[float, bool]]:
@@ -213,11 +215,11 @@ def outcome(draft: DraftTree, tokens: Ints) -> list[tuple[float, bool]]:
     Returns, for each depth along the accepted path and its end, the probability that the draft gave to its next tokens
     together, and whether one of them was emitted. The list ends where the draft has no next token.
     """
-    rows = draft.follow(tokens)
+    accepted = draft.follow(tokens).tolist()
+    parents, probabilities = draft.parents.tolist(), draft.probability.tolist()
     found: list[tuple[float, bool]] = []
-    for depth, parent in enumerate([-1, *rows.tolist()][: len(tokens)]):
-        above = 1.0 if parent < 0 else float(draft.probability[parent])
-        probability = float(draft.probability[draft.parents == parent].sum()) / max(above, 1e-9)
-        if probability > 0.0:
-            found.append((probability, depth < len(rows)))
+    for depth, parent in enumerate([-1, *accepted][: len(tokens)]):
+        children = sum(probability for above, probability in zip(parents, probabilities, strict=True) if above == parent)
+        if children > 0.0:
+            found.append((children / (1.0 if parent < 0 else max(probabilities[parent], 1e-9)), depth < len(accepted)))
     return found

@@ -28,6 +28,9 @@ READING_FACTOR = 1.8
 STEPS_SHARE = 0.4
 # While rounds overlap, one in this many does not, so that its times are measured again.
 OVERLAP_PROBE_INTERVAL = 64
+# Rounds are evaluated this many at a time. Each step reads all weights, which displace all else from the processor's caches, so
+# that a first evaluation takes 1 % of a small model's step, and further ones much less.
+EVALUATED_ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Controller:
         self._host_seconds: float | None = None  # EMA
         self._device_seconds: float | None = None  # EMA
         self._probe = Probe(OVERLAP_PROBE_INTERVAL)
+        self._recorded: list[tuple[Plan, int, Times]] = []  # rounds with steps that have not been evaluated
 
     def plan(self, drafts: Sequence[Draft], budgets: Sequence[Budget], read_tokens: int | None = None) -> Plan:
         """Plans a round of these drafts. `read_tokens` of the first waiting prompt have been read; None if no prompt waits."""
@@ -92,10 +96,11 @@ class Controller:
         if curve is None:
             return Plan(choices, UNMEASURED_CHUNK_TOKENS if reads else 0, reads=reads)
         context, streams = sum(draft.context for draft in drafts) // len(drafts), len(drafts)
-        costs = curve.of_rows(context, streams, total_rows(choices))
+        seconds = curve.of_step(context, streams, total_rows(choices))
         if read_tokens is None:
-            return Plan(choices, 0, float(costs[-1]), curve, context)
-        limit = self._limit(float(costs[-1]))
+            return Plan(choices, 0, seconds, curve, context)
+        limit = self._limit(seconds)
+        costs = curve.of_rows(context, streams, total_rows(choices))
         most = int(np.searchsorted(costs, STEPS_SHARE * limit, "right"))
         choices = divide_nodes(drafts, budgets, max(0, most - streams))
         rows = total_rows(choices)
@@ -110,6 +115,18 @@ class Controller:
 
     def record(self, plan: Plan, rows: int, times: Times) -> None:
         """Records a round with steps over `rows` rows in all, which read as much as planned."""
+        self._recorded.append((plan, rows, times))
+        if len(self._recorded) == EVALUATED_ROUNDS:
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        """Learns from the rounds that were recorded."""
+        recorded, self._recorded = self._recorded, []
+        for plan, rows, times in recorded:
+            self._learn(plan, rows, times)
+
+    def _learn(self, plan: Plan, rows: int, times: Times) -> None:
+        """Corrects the curve, the predictions and the usual times."""
         self._host_seconds = ema(self._host_seconds, times.host)
         self._device_seconds = ema(self._device_seconds, times.device)
         if plan.curve is None or plan.seconds is None:
@@ -127,12 +144,16 @@ class Controller:
         A forward of half the rows takes as long, because it reads the same weights. So this is worth it where the host's work
         takes longer than the forward. Now and then it is False, to measure again.
         """
-        if not self._may_overlap or self._host_seconds is None or self._device_seconds is None:
+        if not self._may_overlap:
+            return False
+        self._evaluate()
+        if self._host_seconds is None or self._device_seconds is None:
             return False
         return self._host_seconds > self._device_seconds and not self._probe.tick()
 
     def _limit(self, predicted: float) -> float:
         """The most predicted seconds of the next round, if it reads a prompt. `predicted` is the time of its steps alone."""
+        self._evaluate()
         self._usual = ema(self._usual, predicted * self._errors[False])
         return (self._max_seconds or READING_FACTOR * self._usual) / self._errors[True]
 

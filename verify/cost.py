@@ -11,7 +11,7 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,15 @@ FALL, RISE = 1 / 6, 1 / 24
 OWN = 1 / 16
 # A single step cannot show a larger factor than this.
 MOST_DEVIATION = 2.0
+# Steps cost the same after any of this many tokens, so that consecutive steps share what the curve says.
+CONTEXT_TOKENS = 64
+
+
+class Costs(NamedTuple):
+    """What a step costs after some number of tokens."""
+
+    seconds: NDArray[np.float64]  # by draft nodes, float64 [nodes]
+    least_probability: float  # below which no node pays: what the cheapest further node costs, over a step without any
 
 
 class CostCurve:
@@ -47,12 +56,12 @@ class CostCurve:
         self.row_seconds = row_seconds  # seconds of a row beyond those of one stream's largest step
         self.stream_seconds = stream_seconds  # seconds of a further stream, without its rows
         self.is_corrected = False  # whether it has changed since it was loaded or saved
+        self._costs: dict[int, Costs] = {}  # what steps cost by context, in units of CONTEXT_TOKENS
         self._usual: float | None = None  # logarithm of recent steps' deviation (EMA)
 
     def at(self, context: int) -> NDArray[np.float64]:
         """Seconds of a step over 0, 1, ... nodes[-1] draft nodes after `context` tokens, float64 [nodes[-1] + 1]."""
-        row = neighbours(self.contexts, context) @ self.seconds
-        return np.interp(np.arange(self.nodes[-1] + 1), self.nodes, row)
+        return self._around(context).seconds
 
     def of_rows(self, context: int, streams: int, rows: int) -> NDArray[np.float64]:
         """Seconds of a step of `streams` streams over 1, 2, ... `rows` rows in all, each after `context` tokens."""
@@ -62,10 +71,24 @@ class CostCurve:
             seconds = np.concatenate([seconds, seconds[-1] + more * self.row_seconds])
         return seconds[:rows] + self.stream_seconds * (streams - 1)
 
+    def of_step(self, context: int, streams: int, rows: int) -> float:
+        """Seconds of a step of `streams` streams over `rows` rows in all: the last of `of_rows`."""
+        nodes, beyond = min(rows - 1, self.nodes[-1]), max(0, rows - 1 - self.nodes[-1])
+        return self.at(context).item(nodes) + beyond * self.row_seconds + self.stream_seconds * (streams - 1)
+
     def least_probability(self, context: int) -> float:
-        """The probability below which no node pays: what the cheapest further node costs, over a step without any."""
-        row = neighbours(self.contexts, context) @ self.seconds
-        return float((np.diff(row) / np.diff(self.nodes)).min() / row[0])
+        """The path probability below which no node pays after `context` tokens."""
+        return self._around(context).least_probability
+
+    def _around(self, context: int) -> Costs:
+        """What a step costs after about `context` tokens."""
+        place = context // CONTEXT_TOKENS
+        if place not in self._costs:
+            weights = neighbours(self.contexts, place * CONTEXT_TOKENS)
+            row = np.sum([weight * self.seconds[i] for i, weight in weights], 0)
+            least = (np.diff(row) / np.diff(self.nodes)).min() / row[0]
+            self._costs[place] = Costs(np.interp(np.arange(self.nodes[-1] + 1), self.nodes, row), float(least))
+        return self._costs[place]
 
     def streams_worth_running(self, most: int) -> int:
         """How many streams, at most `most`, a round should have: each adds KEPT_SHARE of what it would have alone, or more.
@@ -73,7 +96,7 @@ class CostCurve:
         Two are always worth a try: with one, nothing would ever correct the cost of the second.
         """
         context = self.contexts[0]
-        rates = [streams / float(self.of_rows(context, streams, streams)[-1]) for streams in range(1, most + 1)]
+        rates = [streams / self.of_step(context, streams, streams) for streams in range(1, most + 1)]
         for streams, (fewer, rate) in enumerate(itertools.pairwise(rates), start=1):
             if rate - fewer < KEPT_SHARE * fewer / streams:
                 return max(2, streams)
@@ -84,7 +107,7 @@ class CostCurve:
 
         The step of a stream alone corrects the points. That of several streams corrects only what further streams cost.
         """
-        alone = float(self.of_rows(context, 1, rows)[-1])
+        alone = self.of_step(context, 1, rows)
         if streams == 1:
             self._correct(context, rows - 1, seconds / alone)
         else:
@@ -102,13 +125,18 @@ class CostCurve:
         deviation = math.log(min(max(ratio, 1 / MOST_DEVIATION), MOST_DEVIATION))
         self._usual = ema(self._usual, deviation)
         own = deviation - self._usual
-        around = np.outer(neighbours(self.contexts, context), neighbours(self.nodes, nodes))
-        common = (FALL if deviation < 0 else RISE) * deviation
-        seconds = self.seconds * np.exp(common + OWN * own * around)
-        # The new measurement decides: after a fall, points that should cost less fall with it; after a rise, points that
-        # should cost more rise.
-        self.seconds = lowered(seconds) if own < 0 else raised(seconds)
-        self.row_seconds *= math.exp(common)
+        common = math.exp((FALL if deviation < 0 else RISE) * deviation)
+        self.seconds *= common
+        self.row_seconds *= common
+        self._costs.clear()
+        around = neighbours(self.nodes, nodes)
+        points = [((i, j), high * wide) for i, high in neighbours(self.contexts, context) for j, wide in around]
+        found = [self.seconds.item(point) * math.exp(OWN * own * weight) for point, weight in points]
+        for ((i, j), _), value in zip(points, found, strict=True):
+            # The new measurement decides: after a fall, points that should cost less fall with it; after a rise, points that
+            # should cost more rise.
+            changed, limit = (self.seconds[: i + 1, : j + 1], np.minimum) if own < 0 else (self.seconds[i:, j:], np.maximum)
+            limit(changed, value, out=changed)
 
     def state(self) -> dict[str, Any]:
         """What `parse` reads, for JSON."""
@@ -121,26 +149,18 @@ class CostCurve:
         }
 
 
-def neighbours(points: Sequence[int], place: int) -> NDArray[np.float64]:
-    """The weights of the points (ascending) between which `place` lies, in linear interpolation, float64 [points]."""
-    weights = np.zeros(len(points))
+def neighbours(points: Sequence[int], place: int) -> list[tuple[int, float]]:
+    """The indices of the points (ascending) between which `place` lies, and their weights in linear interpolation."""
     above = bisect_left(points, place)
     if above in (0, len(points)):
-        weights[min(above, len(points) - 1)] = 1.0
-    else:
-        share = (place - points[above - 1]) / (points[above] - points[above - 1])
-        weights[above - 1 : above + 1] = 1 - share, share
-    return weights
+        return [(min(above, len(points) - 1), 1.0)]
+    share = (place - points[above - 1]) / (points[above] - points[above - 1])
+    return [(above - 1, 1 - share), (above, share)]
 
 
 def lowered(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
     """The largest table [contexts, nodes] below this one that ascends along both axes."""
     return np.minimum.accumulate(np.minimum.accumulate(seconds[::-1, ::-1], 0), 1)[::-1, ::-1]
-
-
-def raised(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The smallest table [contexts, nodes] above this one that ascends along both axes."""
-    return np.maximum.accumulate(np.maximum.accumulate(seconds, 0), 1)
 
 
 def parse(text: str, most: int = MAX_NODES) -> CostCurve:

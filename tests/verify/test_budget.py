@@ -203,11 +203,11 @@ def test_each_depth_has_its_own_trust() -> None:
     for _ in range(200):
         budget.nodes()
         budget.record(tree, Choice(tree, len(tree)), np.array([0, 9], np.int32), 0.0)
-    first, second, *deeper = budget.expected(tree).tolist()
+    first, second, *deeper = budget.expected(tree)
     assert first == pytest.approx(0.8)
     assert second < 0.1
     assert max(deeper) <= second
-    assert Budget().expected(tree).tolist() == pytest.approx(tree.probability.tolist())
+    assert Budget().expected(tree) == pytest.approx(tree.probability.tolist())
 
 
 def test_rows_of_several_streams_cost_what_was_measured() -> None:
@@ -218,8 +218,8 @@ def test_rows_of_several_streams_cost_what_was_measured() -> None:
 
 
 def test_a_curve_is_interpolated_between_its_points() -> None:
-    found = CostCurve(NODES, (100, 200), (tuple(1.0 + n for n in NODES), tuple(3.0 + n for n in NODES)))
-    assert found.at(150)[:4].tolist() == pytest.approx([2.0, 3.0, 4.0, 5.0])
+    found = CostCurve(NODES, (64, 192), (tuple(1.0 + n for n in NODES), tuple(3.0 + n for n in NODES)))
+    assert found.at(130)[:4].tolist() == pytest.approx([2.0, 3.0, 4.0, 5.0])
     assert found.at(10_000)[MAX_NODES] == pytest.approx(3.0 + MAX_NODES)
     noisy = CostCurve(NODES, (1,), ((2.0, 1.0, 3.0, 2.5, 4.0, 5.0, 6.0, 7.0),)).at(1)
     assert np.all(np.diff(noisy) >= 0)

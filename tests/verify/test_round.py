@@ -20,7 +20,7 @@ from outrider.drafters.options import DrafterName
 from outrider.drafters.registry import Resources, make
 from outrider.verify.budget import Draft
 from outrider.verify.constraints.reasoning import ReasoningBudget
-from outrider.verify.controller import MIN_CHUNK_TOKENS, READING_FACTOR, Controller
+from outrider.verify.controller import EVALUATED_ROUNDS, MIN_CHUNK_TOKENS, READING_FACTOR, Controller
 from outrider.verify.cost import CostCurve
 from outrider.verify.decode import finish
 from outrider.verify.measurement import NODES
@@ -210,8 +210,11 @@ def test_rounds_of_steps_correct_the_curve(tiny_runner: ModelRunner, prompts: tu
     curve = CostCurve(NODES, (64,), [[1.0 + 0.02 * nodes for nodes in NODES]], 0.02, 0.1)
     before = curve.state()
     options = DecodeOptions(SamplingParams(temperature=0), 40, curve=curve)
-    verifiers = [Verifier(tiny_runner, tiny_runner.new_cache()) for _ in prompts]
-    run_round([Stream(each, NoDrafter(), np.ones(n, np.int32), options) for each, n in zip(verifiers, prompts, strict=True)])
+    controller = Controller()
+    for _ in range(EVALUATED_ROUNDS):
+        verifiers = [Verifier(tiny_runner, tiny_runner.new_cache()) for _ in prompts]
+        new = [Stream(each, NoDrafter(), np.ones(n, np.int32), options) for each, n in zip(verifiers, prompts, strict=True)]
+        run_round(new, controller)
     assert (curve.state()["seconds"] != before["seconds"]) == (corrected == "points")
     assert (curve.stream_seconds != before["stream_seconds"]) == (corrected == "streams")
     assert curve.is_corrected == bool(corrected)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.verify.errors import ModelError
+from outrider.verify.model.cpu.native import sampling as native
 from outrider.verify.sampling.sampler import MASS_SCALE, Sampler, candidates, contenders, gumbel, warp_logits
 from outrider.verify.sampling_params import MIN_TEMPERATURE, SamplingParams
 
@@ -168,6 +169,14 @@ def test_few_tokens_contend() -> None:
     logits = torch.randn(150_000, generator=torch.Generator().manual_seed(0))
     counts = [len(contenders(logits, SamplingParams(seed=seed), 0)[0]) for seed in range(20)]
     assert sum(counts) < 20 * 3000
+
+
+@pytest.mark.skipif(not native.can_read(torch.zeros(1)), reason="the library is not compiled")
+def test_any_number_of_tokens_may_contend() -> None:
+    """With a rounding error larger than any difference of scores, all do."""
+    for size in (native.FEW, native.FEW + 1, 1000):
+        ids = native.contenders(torch.zeros(size), 1.0, 5, rounding=1e6)
+        assert ids.tolist() == list(range(size))
 
 
 @settings(max_examples=30)

@@ -1,5 +1,7 @@
 // Passes over a row of logits, [count] float32: the likeliest tokens, and the tokens that keyed sampling may choose.
 #include <algorithm>
+#include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "vector.h"
@@ -8,41 +10,55 @@ using namespace outrider;
 
 namespace {
 
-// The largest value, or NaN if any is NaN.
-float maximum(const float* values, int count) {
-  Floats most = all(-INFINITY);
-  Ints ordered = all_ints(-1);
-  int i = 0;
-  for (; i + LANES <= count; i += LANES) {
-    const Floats next = load(values + i);
-    most = larger(next, most);
-    ordered &= next == next;
-  }
-  float found = largest(most);
-  for (int lane = 0; lane < LANES; lane++)
-    if (!ordered[lane]) return NAN;
-  for (; i < count; i++) {
-    if (std::isnan(values[i])) return NAN;
-    found = std::max(found, values[i]);
-  }
-  return found;
-}
+// The largest values of a row's blocks, so that a later pass reads only the blocks that can hold what it looks for.
+class Blocks {
+ public:
+  static constexpr int TOGETHER = 4;
+  static constexpr int SIZE = 16 * LANES;  // values of a block
 
-// Calls `use(i)` for each i with values[i] >= bound(), in their order; the bound may rise meanwhile.
-template <class Bound, class Use>
-void at_least(const float* values, int count, const Bound& bound, const Use& use) {
-  int i = 0;
-  for (; i + LANES <= count; i += LANES) {
-    const Ints reached = load(values + i) >= all(bound());
-    int32_t any = 0;
-    for (int lane = 0; lane < LANES; lane++) any |= reached[lane];
-    if (!any) continue;
-    for (int lane = i; lane < i + LANES; lane++)
-      if (values[lane] >= bound()) use(lane);
+  Blocks(const float* values, int count) : values_(values), count_(count), largest_((count + SIZE - 1) / SIZE) {
+    for (int block = 0; block < (int)largest_.size(); block++) {
+      const int first = block * SIZE, end = std::min(count, first + SIZE);
+      Floats most[TOGETHER];  // independent, so that none waits for another
+      std::fill(most, most + TOGETHER, all(-INFINITY));
+      Ints unordered = all_ints(0);
+      int i = first;
+      for (; i + TOGETHER * LANES <= end; i += TOGETHER * LANES)
+        for (int k = 0; k < TOGETHER; k++) {
+          const Floats next = load(values + i + k * LANES);
+          most[k] = larger(next, most[k]);
+          unordered |= next != next;
+        }
+      float found = largest(larger(larger(most[0], most[1]), larger(most[2], most[3])));
+      has_nan_ |= any(unordered);
+      for (; i < end; i++) {
+        has_nan_ |= std::isnan(values[i]);
+        found = std::max(found, values[i]);
+      }
+      largest_[block] = found;
+    }
   }
-  for (; i < count; i++)
-    if (values[i] >= bound()) use(i);
-}
+
+  // The largest value, or NaN if any is NaN.
+  float maximum() const { return has_nan_ ? NAN : *std::max_element(largest_.begin(), largest_.end()); }
+
+  // Calls `use(i)` for each i with values[i] >= bound(), in their order; the bound may rise meanwhile.
+  template <class Bound, class Use>
+  void at_least(const Bound& bound, const Use& use) const {
+    for (int block = 0; block < (int)largest_.size(); block++) {
+      if (!(largest_[block] >= bound())) continue;
+      const int end = std::min(count_, (block + 1) * SIZE);
+      for (int i = block * SIZE; i < end; i++)
+        if (values_[i] >= bound()) use(i);
+    }
+  }
+
+ private:
+  const float* values_;
+  const int count_;
+  std::vector<float> largest_;
+  bool has_nan_ = false;
+};
 
 // 53 random bits of a token: splitmix64, as `_random_bits` in verify/sampling/sampler.py.
 inline uint64_t random_bits(uint64_t key, uint64_t token) {
@@ -63,8 +79,8 @@ void outrider_likeliest(const float* logits, int32_t rows, int32_t count, int32_
   for (int row = 0; row < rows; row++, logits += count, ids += most, probabilities += most) {
     int held = 0;
     std::fill(ids, ids + most, 0);  // for a row of NaN
-    at_least(
-        logits, count, [&] { return held < most ? -INFINITY : std::nextafter(logits[ids[most - 1]], INFINITY); },
+    Blocks(logits, count).at_least(
+        [&] { return held < most ? -INFINITY : std::nextafter(logits[ids[most - 1]], INFINITY); },
         [&](int token) {
           int place = held < most ? held++ : most - 1;
           for (; place > 0 && logits[ids[place - 1]] < logits[token]; place--) ids[place] = ids[place - 1];
@@ -81,48 +97,56 @@ void outrider_likeliest(const float* logits, int32_t rows, int32_t count, int32_
   }
 }
 
-// Tokens of one row [count] whose scores, weight plus Gumbel noise, may be the largest: ids [count]; returns their number, or -1 if
-// the largest logit is not finite. With a temperature of 0, it is the first of the likeliest tokens.
+// Tokens of one row [count] whose scores, weight plus Gumbel noise, may be the largest: the first of them in ids [most]; returns their
+// number, or -1 if the largest logit is not finite. With a temperature of 0, it is the first of the likeliest tokens.
 //
 // Weights are (logit - maximum) / temperature. With u the uniform number behind a token's noise, its score exceeds s only if
 // -log(u) < exp(weight - s), and 1 - u is at most -log(u). So a comparison excludes nearly all tokens, with s the best score so far.
 // `rounding` is what scores may differ from those that the caller computes.
-int32_t outrider_contenders(const float* logits, int32_t count, float temperature, uint64_t key, float rounding, int32_t* ids) {
-  constexpr int PART = 512;  // tokens whose bits are computed together
-  const float top = maximum(logits, count);
+int32_t outrider_contenders(const float* logits, int32_t count, float temperature, uint64_t key, float rounding, int32_t most,
+                            int32_t* ids) {
+  constexpr int PART = 512;  // tokens that are excluded together
+  const Blocks blocks(logits, count);
+  const float top = blocks.maximum();
   if (!std::isfinite(top)) return -1;
   int32_t first_likeliest = count;
-  at_least(
-      logits, count, [&] { return top; }, [&](int token) { first_likeliest = std::min(first_likeliest, token); });
+  blocks.at_least([&] { return top; }, [&](int token) { first_likeliest = std::min(first_likeliest, token); });
   if (temperature == 0) {
     ids[0] = first_likeliest;
     return 1;
   }
-  std::vector<float> scores;
+  std::vector<std::pair<float, int32_t>> found;  // scores and tokens
   float best = -INFINITY;
-  int found = 0;
   const auto consider = [&](int token) {
     const float score = (logits[token] - top) / temperature + (float)noise(random_bits(key, token));
     if (score < best - rounding) return;
     best = std::max(best, score);
-    ids[found++] = token;
-    scores.push_back(score);
+    found.emplace_back(score, token);
   };
-  alignas(64) float excess[PART];  // what a token's bound has above 1 - u; zero or more for those to consider
+  // The leading 31 of the bits bound 1 - u from below. What rounding can take from the comparison is less than SLACK.
+  alignas(64) int32_t leading[PART];
+  constexpr float SLACK = 0x1p-22f;
   const float likeliest = (float)noise(random_bits(key, first_likeliest));
   for (int first = 0; first < count; first += PART) {
     const int size = std::min(PART, count - first);
     const float bound = std::max(best, likeliest) - rounding;
-    for (int i = 0; i < size; i++) excess[i] = -(float)((1ull << 53) - random_bits(key, first + i)) * 0x1p-53f;
+    for (int i = 0; i < size; i++) leading[i] = (int32_t)(random_bits(key, first + i) >> 22);
     int i = 0;
-    for (; i + LANES <= size; i += LANES)
-      store(excess + i, exponential((load(logits + first + i) - all(top)) / all(temperature) - all(bound)) + load(excess + i));
-    for (; i < size; i++) excess[i] += std::exp((logits[first + i] - top) / temperature - bound);
-    at_least(excess, size, [] { return -0x1p-22f; }, [&](int place) { consider(first + place); });
+    for (; i + LANES <= size; i += LANES) {
+      const Floats below_one = to_floats(all_ints(INT32_MAX) - load_ints(leading + i)) * all(0x1p-31f) - all(SLACK);
+      const Floats reach = exponential((load(logits + first + i) - all(top)) / all(temperature) - all(bound));
+      if (!any(below_one <= reach)) continue;
+      for (int lane = 0; lane < LANES; lane++)
+        if (below_one[lane] <= reach[lane]) consider(first + i + lane);
+    }
+    for (; i < size; i++) {
+      const float below_one = (float)(INT32_MAX - leading[i]) * 0x1p-31f - SLACK;
+      if (below_one <= std::exp((logits[first + i] - top) / temperature - bound)) consider(first + i);
+    }
   }
   int kept = 0;
-  for (int i = 0; i < found; i++)
-    if (scores[i] >= best - rounding) ids[kept++] = ids[i];
+  for (const auto& [score, token] : found)
+    if (score >= best - rounding && kept++ < most) ids[kept - 1] = token;
   return kept;
 }
 }

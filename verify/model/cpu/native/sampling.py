@@ -8,6 +8,9 @@ import torch
 
 from outrider.verify.model.cpu.native.library import compiled_library
 
+# There are hardly ever more contenders.
+FEW = 64
+
 
 def can_read(logits: torch.Tensor) -> bool:
     """Whether the library was compiled and reads these logits, [V] or [M, V]."""
@@ -36,9 +39,12 @@ def contenders(logits: torch.Tensor, temperature: float, key: int, rounding: flo
     """
     code = compiled_library()
     assert code is not None
-    ids = torch.empty(len(logits), dtype=torch.int32)
-    temperature_, rounding_ = ctypes.c_float(temperature), ctypes.c_float(rounding)
-    found = code.outrider_contenders(_at(logits), len(logits), temperature_, ctypes.c_uint64(key), rounding_, _at(ids))
+    numbers = ctypes.c_float(temperature), ctypes.c_uint64(key), ctypes.c_float(rounding)
+    ids = torch.empty(FEW, dtype=torch.int32)
+    found = code.outrider_contenders(_at(logits), len(logits), *numbers, len(ids), _at(ids))
+    if found > len(ids):
+        ids = torch.empty(found, dtype=torch.int32)
+        code.outrider_contenders(_at(logits), len(logits), *numbers, len(ids), _at(ids))
     return ids[: max(0, found)].long()
 
 

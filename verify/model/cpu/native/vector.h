@@ -102,6 +102,18 @@ inline void totals(const Sums (&sums)[4], float* found) {
   for (int i = 0; i < 4; i++) found[i] = total(sums[i]);
 #endif
 }
+// Whether any lane of a comparison holds.
+inline bool any(Ints lanes) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes);
+#elif defined(__AVX2__)
+  return !_mm256_testz_si256((__m256i)lanes, (__m256i)lanes);
+#else
+  int32_t found = 0;
+  for (int lane = 0; lane < LANES; lane++) found |= lanes[lane];
+  return found;
+#endif
+}
 inline float largest(Floats values) {
   float found = values[0];
   for (int lane = 1; lane < LANES; lane++) found = values[lane] > found ? values[lane] : found;
