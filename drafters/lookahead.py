@@ -71,9 +71,11 @@ class LookaheadDrafter:
 
     def observe(self, verdict: Verdict) -> None:
         self._learn(len(self._sequence) - len(verdict.tokens))
+        if not self._proposed:
+            return
         self._refines = verdict.topk_ids.shape[-1] > 0
         # Tokens that a grammar forces replace the whole tree.
-        if self._refines and self._proposed and Source.GRAMMAR not in verdict.tree.source:
+        if self._refines and Source.GRAMMAR not in verdict.tree.source:
             self._refine(verdict.tree, verdict.topk_ids[:, 0])
 
     def end(self) -> None:

@@ -48,6 +48,7 @@ class Draft:
     seconds: float = 0.0  # time that drafting took
     context: int = 0  # tokens before the draft
     prunable: bool = True  # whether nodes may be dropped before verification
+    nodes: int = 0  # number of nodes that the drafter could propose
 
 
 @dataclass(frozen=True)

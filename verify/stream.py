@@ -157,7 +157,7 @@ class Stream:
         depth = min(self.remaining - 1, self._verifier.draft_depth)  # leaves room for the bonus token
         nodes = self.budget.nodes() if depth else 0
         tree = self._drafter.propose(nodes, self.budget.least(self.context) if nodes else 0.0).limit(depth)
-        return Draft(tree, depth, time.perf_counter() - started, self.context, self._drafter.prunable)
+        return Draft(tree, depth, time.perf_counter() - started, self.context, self._drafter.prunable, nodes)
 
     def rows(self, draft: Draft, choice: Choice) -> StepPart:
         """The rows of a step: the root and those of the chosen nodes that the grammar allows."""
@@ -167,8 +167,12 @@ class Stream:
         return StepPart(self._verifier.segment(tree), draft, choice, tree, allowed)
 
     def judge(self, part: StepPart, logits: torch.Tensor) -> Callable[[], Verdict]:
-        """Starts to judge a step by its logits [N+1, V]; the returned function waits for the verdict."""
-        return self._verifier.judge(part.tree, logits, self._drafter.feedback, part.allowed)
+        """Starts to judge a step by its logits [N+1, V]; the returned function waits for the verdict.
+
+        Where drafting does not pay, ranking the likeliest tokens for the drafter does not pay, either.
+        """
+        feedback = self._drafter.feedback if part.draft.nodes else 0
+        return self._verifier.judge(part.tree, logits, feedback, part.allowed)
 
     def accept(self, part: StepPart, judged: Callable[[], Verdict], forward_seconds: float) -> Step:
         """Waits for the verdict of a step, and commits the tokens up to the end of the answer.
