@@ -73,8 +73,9 @@ class CostCurve:
 
     def of_step(self, context: int, streams: int, rows: int) -> float:
         """Seconds of a step of `streams` streams over `rows` rows in all: the last of `of_rows`."""
-        nodes, beyond = min(rows - 1, self.nodes[-1]), max(0, rows - 1 - self.nodes[-1])
-        return self.at(context).item(nodes) + beyond * self.row_seconds + self.stream_seconds * (streams - 1)
+        seconds = sum(weight * self.seconds.item(point) for point, weight in self._points(context, rows - 1))
+        beyond = max(0, rows - 1 - self.nodes[-1])
+        return seconds + beyond * self.row_seconds + self.stream_seconds * (streams - 1)
 
     def least_probability(self, context: int) -> float:
         """The path probability below which no node pays after `context` tokens."""
@@ -89,6 +90,11 @@ class CostCurve:
             least = (np.diff(row) / np.diff(self.nodes)).min() / row[0]
             self._costs[place] = Costs(np.interp(np.arange(self.nodes[-1] + 1), self.nodes, row), float(least))
         return self._costs[place]
+
+    def _points(self, context: int, nodes: int) -> list[tuple[tuple[int, int], float]]:
+        """The indices of the points around a step, and their weights in bilinear interpolation."""
+        around = neighbours(self.nodes, nodes)
+        return [((i, j), high * wide) for i, high in neighbours(self.contexts, context) for j, wide in around]
 
     def streams_worth_running(self, most: int) -> int:
         """How many streams, at most `most`, a round should have: each adds KEPT_SHARE of what it would have alone, or more.
@@ -129,8 +135,7 @@ class CostCurve:
         self.seconds *= common
         self.row_seconds *= common
         self._costs.clear()
-        around = neighbours(self.nodes, nodes)
-        points = [((i, j), high * wide) for i, high in neighbours(self.contexts, context) for j, wide in around]
+        points = self._points(context, nodes)
         found = [self.seconds.item(point) * math.exp(OWN * own * weight) for point, weight in points]
         for ((i, j), _), value in zip(points, found, strict=True):
             # The new measurement decides: after a fall, points that should cost less fall with it; after a rise, points that
