@@ -9,6 +9,8 @@ import torch
 
 from outrider.drafters.interface import DraftTree
 
+ROOT_DEPTH = torch.zeros(1, dtype=torch.long)  # depths of a root alone
+
 
 @dataclass(frozen=True, eq=False)
 class ForwardBatch:
@@ -32,7 +34,7 @@ class ForwardBatch:
     def tree(cls, root: int, tree: DraftTree) -> ForwardBatch:
         """The root (the last committed token) as row 0, and node i of the draft tree as row i + 1."""
         if not len(tree):
-            return cls.chain(torch.tensor([root]))
+            return cls(torch.tensor([root]), ROOT_DEPTH)
         tokens = torch.from_numpy(np.concatenate([[root], tree.tokens]).astype(np.int64))
         depths = torch.from_numpy(np.concatenate([[0], tree.depths]).astype(np.int64))
         return cls(tokens, depths, torch.from_numpy(tree.ancestors))

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <span>
+#include <vector>
 
 #include "attention.h"
 #include "multiply.h"
@@ -53,6 +55,9 @@ struct Stream {
   int64_t layer_stride, part_stride, head_stride, position_stride;  // bytes
   int32_t stored;                                                  // StoredAs
   int32_t rows, start, length;                                     // length: committed tokens
+  int32_t kept, padding;  // rows whose logits are returned, the last ones before the padding
+  const int64_t* tokens;  // of the rows
+  const int64_t* depths;  // positions of the rows after the committed tokens
   const int32_t* counts;  // of rows that each row attends to, itself included; null = all before it and itself
   const int32_t* slots;   // of these rows, row after row
 };
@@ -410,11 +415,17 @@ void outrider_multiply(Engine* engine, const Linear* linear, const float* rows, 
 }
 
 // The logits, float32 [kept_count, outputs of the head], of the rows `kept`.
-void outrider_forward(Engine* engine, const Model* model, int32_t rows, const int64_t* tokens, const int64_t* positions,
-                      const Stream* streams, int32_t stream_count, const int64_t* kept, int32_t kept_count, float* logits,
-                      const Tap* tap) {
-  Forward forward(*engine, *model, rows, positions, streams, stream_count);
-  const auto job = [&](int thread) { forward.run(thread, tokens, kept, kept_count, logits, *tap); };
+void outrider_forward(Engine* engine, const Model* model, const Stream* streams, int32_t stream_count, float* logits, const Tap* tap) {
+  std::vector<int64_t> tokens, positions, kept;
+  for (const Stream& stream : std::span(streams, stream_count)) {
+    const int64_t end = (int64_t)tokens.size() + stream.rows - stream.padding;
+    for (int64_t row = end - stream.kept; row < end; row++) kept.push_back(row);
+    tokens.insert(tokens.end(), stream.tokens, stream.tokens + stream.rows);
+    for (int row = 0; row < stream.rows; row++) positions.push_back(stream.length + stream.depths[row]);
+  }
+  const int rows = (int)tokens.size();
+  Forward forward(*engine, *model, rows, positions.data(), streams, stream_count);
+  const auto job = [&](int thread) { forward.run(thread, tokens.data(), kept.data(), (int)kept.size(), logits, *tap); };
   if (rows < FEW_ROWS)
     engine->team.run(engine->habits[std::bit_width((uint32_t)rows)], job);
   else

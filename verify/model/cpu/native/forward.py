@@ -16,7 +16,7 @@ from outrider.verify.model.cpu.native import library
 from outrider.verify.model.cpu.native.decoder import Decoder
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.hidden.tap import HiddenTap
-from outrider.verify.model.segment import Segment, keep_hidden, kept_rows, positions_of, tokens_of
+from outrider.verify.model.segment import Segment, keep_hidden
 
 # The library's numbers of the data types of keys and values.
 STORED = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3, torch.float8_e4m3fn: 4}
@@ -33,34 +33,29 @@ class NativeForward:
         """With `tap`, hidden states are kept in the caches."""
         self._decoder, self._engine, self._tap = decoder, engine, tap
         self._tapped = np.array(() if tap is None else tap.layers, np.int32)
-        self._logits = torch.empty(0)
+        self._logits = torch.empty(0, decoder.vocabulary)
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
-        tokens, positions, kept = tokens_of(segments), positions_of(segments), kept_rows(segments)
+        kept = sum(segment.kept for segment in segments)
+        if len(self._logits) < kept:
+            self._logits = torch.empty(kept, self._decoder.vocabulary)
+        states, tap = None, library.Tap(0, None, None)
+        if self._tap is not None:
+            states = torch.empty(sum(segment.rows for segment in segments), self._tap.width)
+            tap = library.Tap(len(self._tapped), self._tapped.ctypes.data, states.data_ptr())
         described = [_Described(segment) for segment in segments]
-        streams = (library.Stream * len(segments))(*(each.stream for each in described))
-        size = len(kept) * self._decoder.vocabulary
-        if self._logits.numel() < size:
-            self._logits = torch.empty(size)
-        states = torch.empty(len(tokens), 0 if self._tap is None else self._tap.width)
-        tapped = None if self._tap is None else states.data_ptr()
         self._engine.call(
             "outrider_forward",
             ctypes.byref(self._decoder.description),
-            len(tokens),
-            ctypes.c_void_p(tokens.data_ptr()),
-            ctypes.c_void_p(positions.data_ptr()),
-            streams,
+            (library.Stream * len(segments))(*(each.stream for each in described)),
             len(segments),
-            ctypes.c_void_p(kept.data_ptr()),
-            len(kept),
             ctypes.c_void_p(self._logits.data_ptr()),
-            ctypes.byref(library.Tap(len(self._tapped), self._tapped.ctypes.data, tapped)),
+            ctypes.byref(tap),
         )
-        if self._tap is not None:
+        if states is not None:
             keep_hidden(states, segments)
-        return self._logits[:size].view(len(kept), -1)
+        return self._logits[:kept]
 
 
 class _Described:
@@ -68,15 +63,19 @@ class _Described:
 
     def __init__(self, segment: Segment) -> None:
         cache, batch = segment.cache, segment.batch
-        tensor = cache.tensor
-        strides = [stride * tensor.element_size() for stride in tensor.stride()[:4]]
+        tensor, length, known = cache.tensor, cache.length, batch.known
+        size, token_bytes = tensor.element_size(), known * batch.tokens.element_size()
         self.stream = library.Stream(
             tensor.data_ptr(),
-            *strides,
+            *(stride * size for stride in tensor.stride()[:4]),
             STORED[tensor.dtype],
             segment.rows,
-            cache.length + batch.known,
-            cache.length,
+            length + known,
+            length,
+            segment.kept,
+            batch.padding,
+            batch.tokens.data_ptr() + token_bytes,
+            batch.depths.data_ptr() + token_bytes,
             None,
             None,
         )

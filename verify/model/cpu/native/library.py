@@ -75,7 +75,9 @@ class Stream(Structure):
     _fields_ = (
         ("cache", c_void_p),
         *((name, c_int64) for name in ("layer_stride", "part_stride", "head_stride", "position_stride")),
-        *((name, c_int32) for name in ("stored", "rows", "start", "length")),
+        *((name, c_int32) for name in ("stored", "rows", "start", "length", "kept", "padding")),
+        ("tokens", c_void_p),
+        ("depths", c_void_p),
         ("counts", c_void_p),
         ("slots", c_void_p),
     )
