@@ -38,7 +38,7 @@ def create_app(settings: Settings, entries: Iterable[Entry], on_start: Callable[
     quotas = Quotas(settings.auth, metrics, lambda: seconds_per_request(pool))
     stack = contextlib.ExitStack()
     shared = Shared(with_folder(settings, stack), grammars, bodies, quotas)
-    pool = Pool(entries, partial(load, shared=shared), free_bytes, settings.models.idle_seconds, settings.model.aliases)
+    pool = Pool(entries, partial(load, shared=shared), free_bytes, settings.models.idle_seconds)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from outrider.server.settings import Settings, SettingsError
 from outrider.server.settings.model_path import locate_model
+from outrider.server.settings.sources import with_sections
 
 # The weights of a checkpoint are in files of these kinds; the first kind that a folder has counts.
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -21,9 +23,18 @@ NO_MODEL = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$|^mmproj", re.IGNORECASE)
 class Entry:
     """A model that is not loaded yet."""
 
-    name: str  # in the API
-    path: str  # as in `model.path`
-    size_bytes: int | None  # of the weights' files; None if they are not here yet
+    settings: Settings  # of this model
+    size_bytes: int | None  # of the weights' files, with those of its draft model; None if they are not here yet
+
+    @property
+    def name(self) -> str:
+        """The model's name in the API."""
+        return self.settings.model.served_name
+
+    @property
+    def path(self) -> str:
+        """Where it is, as in `model.path`."""
+        return self.settings.model.path
 
 
 def find_models(settings: Settings) -> dict[str, Entry]:
@@ -32,15 +43,26 @@ def find_models(settings: Settings) -> dict[str, Entry]:
         if value is not None:
             raise SettingsError(f"{name} belongs to one model; leave it out, or leave out models.paths.")
     found: dict[str, Entry] = {}
-    for path in settings.models.paths:
+    for listed in settings.models.paths:
+        shared, path = (settings, listed) if isinstance(listed, str) else own_settings(settings, listed)
         for each in expand(path):
-            name = settings.model.model_copy(update={"path": each}).served_name
-            if name in found and found[name].path != each:
-                raise SettingsError(
-                    f"models.paths has two models named {name!r}: {found[name].path} and {each}; rename one of them."
-                )
-            found[name] = Entry(name, each, size_of(each))
+            own = shared.model_copy(update={"model": shared.model.model_copy(update={"path": each})})
+            entry = Entry(own, size_of_all(each, own.draft_model.path))
+            other = found.get(entry.name, entry)
+            if other.path != each:
+                message = f"models.paths has two models named {entry.name!r}: {other.path} and {each}; rename one of them."
+                raise SettingsError(message)
+            found[entry.name] = entry
     return found
+
+
+def own_settings(shared: Settings, sections: Mapping[str, Any]) -> tuple[Settings, str]:
+    """The settings of a model that differs from the others, and its path. Raises SettingsError."""
+    own = with_sections(shared, sections, "models.paths")
+    given = sections.get("model")
+    if not isinstance(given, Mapping) or not given.get("path"):
+        raise SettingsError("A model in models.paths needs its model.path.")
+    return own, own.model.path
 
 
 def expand(path: str) -> Iterator[str]:
@@ -70,6 +92,12 @@ def is_file(path: Path) -> bool:
 def is_checkpoint(path: Path) -> bool:
     """Whether this is the folder of a checkpoint."""
     return (path / "config.json").is_file()
+
+
+def size_of_all(path: str, draft: str | None) -> int | None:
+    """The bytes of a model's weights and of its draft model's, as far as these are here; None for a Hugging Face id."""
+    size = size_of(path)
+    return None if size is None else size + ((draft and size_of(draft)) or 0)
 
 
 def size_of(path: str) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
 from fastapi import FastAPI
 
@@ -62,7 +63,7 @@ class LoadedModel:
 
 async def load(entry: Entry, shared: Shared) -> LoadedModel:
     """Starts the model's worker, and waits until it serves. Raises EngineError."""
-    settings = settings_of(entry, shared.settings)
+    settings = settings_of(entry, shared.settings.sessions.folder)
     model = settings.model
     try:
         tokenizer = await asyncio.to_thread(load_tokenizer, model.path, model.trust_remote_code, model.revision)
@@ -83,8 +84,8 @@ async def load(entry: Entry, shared: Shared) -> LoadedModel:
     return loaded
 
 
-def settings_of(entry: Entry, shared: Settings) -> Settings:
-    """The settings of one model. Its sessions and corpora have a folder of their own."""
-    model = shared.model.model_copy(update={"path": entry.path, "name": entry.name})
-    folder = shared.sessions.folder and shared.sessions.folder / entry.name
-    return shared.model_copy(update={"model": model, "sessions": shared.sessions.model_copy(update={"folder": folder})})
+def settings_of(entry: Entry, sessions: Path | None) -> Settings:
+    """The settings of one model. Its sessions and corpora have a folder of their own in that of all `sessions`."""
+    model = entry.settings.model.model_copy(update={"name": entry.name})
+    own = entry.settings.sessions.model_copy(update={"folder": sessions and sessions / entry.name})
+    return entry.settings.model_copy(update={"model": model, "sessions": own})

@@ -74,24 +74,24 @@ class Pool(Generic[L]):
         load: Callable[[Entry], Awaitable[L]],
         free_bytes: Callable[[], int],
         idle_seconds: float | None = None,
-        aliases: Iterable[str] = (),
     ) -> None:
-        """`load` returns a model that serves, or raises EngineError. `aliases`, with wildcards, also name the first model."""
+        """`load` returns a model that serves, or raises EngineError."""
         self.models: dict[str, Model[L]] = {entry.name: Model(entry) for entry in entries}
         self._load, self._free_bytes, self._idle_seconds = load, free_bytes, idle_seconds
-        self._aliases = tuple(aliases)
         self._changing = asyncio.Lock()  # one model is loaded or unloaded at a time, so that its memory counts for the next
         self._ended = asyncio.Condition()  # notified when a request ends
         self.draining = False  # whether new requests are refused
 
     def find(self, name: str | None) -> Model[L]:
-        """The model of this name; without one, the model that was used last. Raises APIError."""
+        """The model of this name, or the first with such an alias; without a name, the one used last. Raises APIError."""
         if name is None:
             return max(self.models.values(), key=lambda model: (model.loaded is not None, model.used_at))
         if name in self.models:
             return self.models[name]
-        if len(name) <= NAME_CHARACTERS and any(fnmatchcase(name, alias) for alias in self._aliases):
-            return next(iter(self.models.values()))
+        for model in self.models.values():
+            aliases = model.entry.settings.model.aliases
+            if len(name) <= NAME_CHARACTERS and any(fnmatchcase(name, alias) for alias in aliases):
+                return model
         names = ", ".join(self.models)
         message = f"The model {shortened(name, NAME_CHARACTERS)!r} does not exist; this server has {names}."
         raise APIError(404, message, "model", "model_not_found")

@@ -83,10 +83,11 @@ class Model(Section):
 class Models(Section):
     """Several models at one address, each loaded when a request names it. `model` has what they share."""
 
-    paths: tuple[str, ...] = Field(
+    paths: tuple[str | dict[str, Any], ...] = Field(
         (),
-        description="GGUF files, folders of checkpoints, Hugging Face ids, and folders that hold several of the first two; an "
-        "empty list serves model.path alone.",
+        description="GGUF files, folders of checkpoints, Hugging Face ids, and folders that hold several of the first two, or "
+        "mappings of the sections in which a model differs (model, draft_model, speculation); an empty list serves model.path "
+        "alone.",
     )
     idle_seconds: float | None = Field(
         600.0, gt=0, description="Time without a request after which a model is unloaded; null keeps it until others need room."

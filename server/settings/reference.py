@@ -88,7 +88,8 @@ def _type(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return ", ".join(schema["enum"])
     if schema["type"] == "array":
-        return f"list of {schema['items']['type']}s"
+        items = schema["items"]
+        return "list of " + " and ".join(f"{_type(each)}s" for each in items.get("anyOf", [items]))
     name: str = "mapping" if schema["type"] == "object" else schema["type"]
     return name + _bounds(schema)
 

@@ -19,12 +19,16 @@ from pydantic_settings import SettingsError as UnreadableError
 
 from outrider.drafters.options import NEED_A_MODEL
 from outrider.server.settings.access import Auth
+from outrider.server.settings.models import DraftModel
 from outrider.server.settings.reference import setting_names
 from outrider.server.settings.section import SettingsError, parse_list
+from outrider.server.settings.speculation import Speculation
 from outrider.server.settings.tree import Settings
 
 Origin = Literal["default", "file", "environment", "flag"]
 FILE: Origin = "file"
+# The sections in which one of several models may differ from the others.
+OWN_SECTIONS = ("model", "draft_model", "speculation")
 
 
 @dataclass(frozen=True)
@@ -70,10 +74,37 @@ def load_effective(file: Path | None = None, flags: Mapping[str, Any] | None = N
         raise SettingsError(_sentence(error)) from None
     except UnreadableError as error:
         raise SettingsError(f"A setting in the environment cannot be read: {' '.join(str(error).split())}.") from None
-    drafter = values["speculation"].drafter
-    if drafter in NEED_A_MODEL and values["draft_model"].path is None:
-        raise SettingsError(f"The drafter {drafter!r} needs a draft model; set one with --draft-model.")
+    _check_drafter(values["speculation"], values["draft_model"])
     return EffectiveSettings(Settings.model_construct(**values), origins)
+
+
+def with_sections(settings: Settings, sections: Mapping[str, Any], setting: str) -> Settings:
+    """The settings with other values in OWN_SECTIONS. Raises SettingsError, whose sentence names `setting`."""
+    changed: dict[str, Any] = {}
+    for name, values in sections.items():
+        if name not in OWN_SECTIONS:
+            raise SettingsError(f"A model in {setting} has the sections {', '.join(OWN_SECTIONS)}, not {name!r}.")
+        section = getattr(settings, name)
+        try:
+            changed[name] = type(section).model_validate(_merged(section.model_dump(), values))
+        except ValidationError as error:
+            raise SettingsError(f"{setting}: {_sentence(error, name)}") from None
+    found = settings.model_copy(update=changed)
+    _check_drafter(found.speculation, found.draft_model)
+    return found
+
+
+def _merged(tree: Mapping[str, Any], changes: Any) -> Any:
+    """The tree with the leaves of another one."""
+    if not isinstance(changes, Mapping):
+        return changes
+    return {**tree, **{name: _merged(tree.get(name) or {}, value) for name, value in changes.items()}}
+
+
+def _check_drafter(speculation: Speculation, draft_model: DraftModel) -> None:
+    """Raises SettingsError if the drafter needs a draft model, and there is none."""
+    if speculation.drafter in NEED_A_MODEL and draft_model.path is None:
+        raise SettingsError(f"The drafter {speculation.drafter!r} needs a draft model; set one with --draft-model.")
 
 
 def parse_flags(arguments: Sequence[str], options: Iterable[str] = ()) -> dict[str, Any]:
@@ -155,9 +186,10 @@ def _insert(tree: dict[str, Any], parts: Sequence[str], value: Any) -> None:
     tree[parts[-1]] = value
 
 
-def _sentence(error: ValidationError) -> str:
+def _sentence(error: ValidationError, *section: str) -> str:
+    """What is wrong with a setting, in a tree or in a section of it."""
     first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"])
+    name = ".".join(str(part) for part in (*section, *first["loc"]))
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         near = next(iter(get_close_matches(name, setting_names(), n=1)), None)
         return f"There is no setting {name!r}{_did_you_mean(near)} `outrider serve --help` lists all settings."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,9 @@ from outrider.server.models.catalog import Entry, find_models
 from outrider.server.settings import SettingsError, load_settings
 
 
-def found(*paths: str | Path, **flags: str) -> dict[str, Entry]:
-    return find_models(load_settings(None, {"models.paths": [str(path) for path in paths], **flags}))
+def found(*paths: str | Path | dict[str, Any], **flags: str) -> dict[str, Entry]:
+    listed = [path if isinstance(path, dict) else str(path) for path in paths]
+    return find_models(load_settings(None, {"models.paths": listed, **flags}))
 
 
 def checkpoint(folder: Path, size: int = 10) -> Path:
@@ -43,13 +45,29 @@ def test_paths_of_every_kind_keep_their_order(tmp_path: Path) -> None:
     (tmp_path / "z.gguf").write_bytes(b"")
     entries = found(tmp_path / "z.gguf", "Qwen/Qwen3-8B", "owner/repository/file-Q8_0.gguf", checkpoint(tmp_path / "a"))
     assert list(entries) == ["z.gguf", "Qwen3-8B", "file-Q8_0.gguf", "a"]
-    assert entries["Qwen3-8B"] == Entry("Qwen3-8B", "Qwen/Qwen3-8B", None)
+    assert (entries["Qwen3-8B"].path, entries["Qwen3-8B"].size_bytes) == ("Qwen/Qwen3-8B", None)
 
 
 def test_a_list_is_short_for_paths(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("models:\n- Qwen/Qwen3-8B\n- Qwen/Qwen3-4B\n")
     assert load_settings(file).models.paths == ("Qwen/Qwen3-8B", "Qwen/Qwen3-4B")
+
+
+def test_a_model_may_have_settings_of_its_own(tmp_path: Path) -> None:
+    draft = checkpoint(tmp_path / "draft", 5)
+    own = {
+        "model": {"path": str(checkpoint(tmp_path / "large")), "name": "best", "quantize": "int8", "aliases": ["gpt-*"]},
+        "draft_model": {"path": str(draft)},
+        "speculation": {"drafter": "pearl", "trigram": {"table": "t"}},
+    }
+    entries = found("Qwen/Qwen3-4B", own, **{"model.dtype": "float32", "speculation.max_nodes": "7"})
+    assert list(entries) == ["Qwen3-4B", "best"]
+    best, other = entries["best"].settings, entries["Qwen3-4B"].settings
+    assert (best.model.quantize, best.model.dtype, best.model.aliases) == ("int8", "float32", ("gpt-*",))
+    assert (best.speculation.drafter, best.speculation.max_nodes, str(best.speculation.trigram.table)) == ("pearl", 7, "t")
+    assert best.draft_model.path == str(draft) and entries["best"].size_bytes == 15
+    assert (other.model.quantize, other.speculation.drafter, other.draft_model.path) == ("none", "fusion", None)
 
 
 @pytest.mark.parametrize(
@@ -62,10 +80,15 @@ def test_a_list_is_short_for_paths(tmp_path: Path) -> None:
         (["a/model"], {"draft_model.path": "b/draft"}, "draft_model.path belongs to one model"),
         (["a/model"], {"model.name": "x"}, "model.name belongs to one model"),
         ([smollm2.NAME[:9]], {}, f"did you mean {smollm2.NAME}"),
+        ([{"model": {"quantize": "int8"}}], {}, "A model in models.paths needs its model.path"),
+        ([{"model": "a/model"}], {}, r"models.paths: The setting 'model' is invalid"),
+        ([{"model": {"path": "a/b", "quantise": "int8"}}], {}, r"no setting 'model.quantise'; did you mean model.quantize"),
+        ([{"model": {"path": "a/b"}, "server": {"port": 1}}], {}, "model, draft_model, speculation, not 'server'"),
+        ([{"model": {"path": "a/b"}, "speculation": {"drafter": "pearl"}}], {}, "'pearl' needs a draft model"),
     ],
 )
 def test_what_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str], flags: dict[str, str], words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[Any], flags: dict[str, str], words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError, match=words):

@@ -13,6 +13,7 @@ from outrider.server.http.errors import APIError
 from outrider.server.models import pool as module
 from outrider.server.models.catalog import Entry
 from outrider.server.models.pool import WORKER_BYTES, Pool
+from outrider.server.settings import load_settings
 
 SIZE = 1 << 30
 ROOM = WORKER_BYTES + int(module.PACKED_SHARE * SIZE)  # of one model
@@ -61,8 +62,8 @@ def run(
 
     async def main() -> list[str]:
         machine = Machine(room)
-        entries = [Entry(name, name, SIZE) for name in ("a", "b", "c", "broken")]
-        pool = Pool(entries, machine.load, lambda: machine.free, idle_seconds, ["gpt-*"])
+        settings = [load_settings(None, {"model.path": name, "model.aliases": ["gpt-*"]}) for name in ("a", "b", "c", "broken")]
+        pool = Pool([Entry(each, SIZE) for each in settings], machine.load, lambda: machine.free, idle_seconds)
         await asyncio.wait_for(test(machine, pool), 20)
         return machine.events
 
