@@ -18,6 +18,7 @@ import typer
 from bench import report
 from bench.live.questions import Renderer, read_tasks
 from bench.live.setup import Question
+from bench.others.drafters import TokenRecycling
 from outrider.drafters.fusion import FusionDrafter
 from outrider.drafters.interface import NOTHING, Drafter, Ints, Sampling
 from outrider.drafters.options import FusionOptions
@@ -58,6 +59,7 @@ VARIANTS: Mapping[str, NewDrafter] = {
     "without the text": fusion(capacity=FEW_TOKENS),
     "`trigram`": lambda resources: make("trigram", resources),
     "`lookup`": lambda resources: make("lookup", resources),
+    "Token Recycling": lambda resources: TokenRecycling(),
 }
 
 

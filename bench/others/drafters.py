@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 # The defaults of vLLM, which uses the suffix cache.
 TREE_DEPTH = 24
 LEAST_PROBABILITY = 0.1
+# How often the target chooses a token of each rank, about.
+RANK_SHARES = (0.5, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)
 # The request that is replayed. Earlier responses have the numbers of their documents.
 REQUEST = -1
 
@@ -86,6 +89,38 @@ class SuffixCache(Other):
         self._cache.stop_request(REQUEST)
         if REQUEST in self._cache.cached_requests:
             self._cache.evict_cached_response(REQUEST)
+
+
+class TokenRecycling(Other):
+    """Token Recycling (arXiv 2408.08696): for each token, the target's likeliest next ones when it was last computed.
+
+    Drafts are trees of fixed shape over the ranks of these tokens: the likeliest nodes if only the ranks decide. The paper's
+    shape has 80 nodes.
+    """
+
+    feedback = len(RANK_SHARES)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._followers: dict[int, list[int]] = {}
+
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
+        tokens, parents, probability = list[int](), list[int](), list[float]()
+        waiting = [(-1.0, -2, int(self._text.tokens[-1]))]  # negative path probability, parent and token; -2: the root itself
+        while waiting and len(tokens) < budget:
+            path, parent, token = heapq.heappop(waiting)
+            if parent > -2:
+                tokens.append(token)
+                parents.append(parent)
+                probability.append(-path)
+            for share, follower in zip(RANK_SHARES, self._followers.get(token, []), strict=False):
+                heapq.heappush(waiting, (path * share, len(tokens) - 1, follower))
+        return tree_of(tokens, parents, probability)
+
+    def observe(self, verdict: Verdict) -> None:
+        root = int(self._text.tokens[-1 - len(verdict.tokens)])
+        for token, likeliest in zip([root, *verdict.tree.tokens.tolist()], verdict.topk_ids.tolist(), strict=True):
+            self._followers[token] = likeliest
 
 
 def tree_of(tokens: Sequence[int], parents: Sequence[int], probability: Sequence[float]) -> DraftTree:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench import formats, learning_head, sources
+from bench import formats, learning_head, long_contexts, sources
 from outrider.models import smollm2
 
 CATEGORIES = ("writing", "translation", "summarization", "qa", "math_reasoning", "rag")
@@ -42,6 +42,20 @@ def test_sources(prompts: Path, tmp_path: Path) -> None:
     ]
     assert all(row["same_as_plain"] == row["answers"] == len(CATEGORIES) for row in rows)
     assert rows[0]["tokens_per_step"] == rows[1]["tokens_per_step"] > 1  # greedy answers have no dice
+
+
+def test_long_contexts(prompts: Path, tmp_path: Path) -> None:
+    """The recorded answers repeat their prompts, and conversations end when the context is full."""
+    text = TEXT * 20
+    records = [{"session": session, "prompt": text, "response": text} for session in ("a", "b")]
+    stream = tmp_path / "agent.jsonl"
+    stream.write_text("".join(json.dumps(record) + "\n" for record in records))
+    long_contexts.main(stream, str(smollm2.locate()), prompts, 1, "0", 8, 4, tmp_path / "out.json")
+    rows = read(tmp_path / "out.json")["rows"]
+    agent, later, chats = ([row for row in rows if row["text"] == name] for name in dict.fromkeys(row["text"] for row in rows))
+    assert [row["length"] for row in agent] == [512, 1024] and later[-1]["length"] > agent[-1]["length"]
+    assert all(row["tokens_per_step"] > 5 for row in agent + later)
+    assert 256 == chats[0]["length"] < chats[-1]["length"] and chats[0]["tokens_per_step"] > 1
 
 
 def test_learning_head(prompts: Path, tmp_path: Path) -> None:

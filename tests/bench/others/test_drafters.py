@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.others.drafters import SuffixCache, suffix_cache, transformers_lookup, tree_of
+from bench.others.drafters import SuffixCache, TokenRecycling, suffix_cache, transformers_lookup, tree_of
 from bench.recordings import Line
 from bench.replay import Tally, replay
-from outrider.drafters.interface import Ints
+from outrider.drafters.interface import Ints, Verdict
 from outrider.drafters.sequence import Sequence
 from tests.trees import check
 
@@ -28,6 +28,20 @@ def test_a_repeated_text_is_drafted_ten_tokens_at_a_time() -> None:
     tally = Tally()
     replay(transformers_lookup(), Line(np.tile(PERIOD, 2), np.tile(PERIOD, 4)), 64, tally)
     assert tally.steps == 1 + 4  # the first token has no draft
+
+
+def test_recycled_tokens_are_drafted_by_their_ranks() -> None:
+    """The target's likeliest tokens after 5 are 6 and 7, after 6 they are 8 and 5; those of 7 and 8 are not known."""
+    text, drafter = Sequence(np.array([5], np.int32)), TokenRecycling()
+    drafter.begin(text)
+    assert len(drafter.propose(8)) == 0
+    tree, likeliest = tree_of([6], [-1], [0.5]), np.array([[6, 7], [8, 5]], np.int32)
+    text.append(np.array([6, 5], np.int32))
+    drafter.observe(Verdict(tree, np.array([0], np.int32), np.array([6, 5], np.int32), likeliest, likeliest / 10))
+    found = drafter.propose(5)
+    check(found)
+    paths = [found.path(row) for row in range(len(found))]
+    assert sorted(paths) == sorted([[6], [6, 8], [7], [6, 5], [6, 5, 6]])
 
 
 def test_nodes_keep_their_parents() -> None:
