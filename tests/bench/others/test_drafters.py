@@ -37,7 +37,9 @@ def test_recycled_tokens_are_drafted_by_their_ranks() -> None:
     assert len(drafter.propose(8)) == 0
     tree, likeliest = tree_of([6], [-1], [0.5]), np.array([[6, 7], [8, 5]], np.int32)
     text.append(np.array([6, 5], np.int32))
-    drafter.observe(Verdict(tree, np.array([0], np.int32), np.array([6, 5], np.int32), likeliest, likeliest / 10))
+    drafter.observe(
+        Verdict(tree, np.array([0], np.int32), np.array([6, 5], np.int32), likeliest, np.full((2, 2), 0.1, np.float32))
+    )
     found = drafter.propose(5)
     check(found)
     paths = [found.path(row) for row in range(len(found))]
