@@ -61,9 +61,12 @@ class BodyPool:
         self._pool.close()
 
 
-async def in_turn(http: Request, work: Callable[[], T]) -> T:
-    """The result of `work` for a request; of a large body, off the event loop in its principal's turn."""
-    if http.scope.get("body_bytes", 0) <= INLINE_BYTES:
+async def in_turn(http: Request, work: Callable[[], T], size_bytes: int | None = None) -> T:
+    """The result of `work` for a request; of a large body, off the event loop in its principal's turn.
+
+    `size_bytes` is the size of what it reads or writes; None = of the request's body.
+    """
+    if (http.scope.get("body_bytes", 0) if size_bytes is None else size_bytes) <= INLINE_BYTES:
         return work()
     pool: BodyPool = http.app.state.bodies
     return await pool.run(turn_of(http), work)

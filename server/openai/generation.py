@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 from fastapi import Request as HTTPRequest
 from fastapi import Response
-from fastapi.responses import JSONResponse
 from msgspec.structs import fields, replace
 
 from outrider.drafters.sequence import Finish
@@ -23,9 +23,13 @@ from outrider.server.engine.engine import EngineError
 from outrider.server.engine.messages import Request, StepReport, TokenEvent, TokenLogprobs
 from outrider.server.http import sse
 from outrider.server.http.errors import APIError, from_engine
+from outrider.server.http.json_route import in_turn
 from outrider.server.http.sse import ServerSentEvent
 from outrider.server.openai.usage import Usage
 from outrider.server.telemetry.metrics import Metrics
+
+# About the size of a log-probability and its token as JSON.
+NUMBER_BYTES = 32
 
 
 @dataclass
@@ -57,6 +61,12 @@ class ChoiceOutput:
     def text(self) -> str:
         """The text of all events."""
         return "".join(text for text, _ in self.pieces)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the output as JSON, about."""
+        logprobs = self.logprobs or TokenLogprobs([], [], [])
+        return len(self.text) + NUMBER_BYTES * (len(logprobs.chosen) + sum(map(len, logprobs.ids)))
 
     def split(self) -> Iterator[ChoiceOutput]:
         """Splits the output into one output per event."""
@@ -172,10 +182,14 @@ class GenerationRunner:
         http.state.stats = task.stats
         if stream:
             return await sse.stream_response(self.stream(task))
-        return JSONResponse(await self.body(task))
+        outputs = await self._outputs(task)
+        size_bytes = sum(output.size_bytes for output in outputs)
+        content = await in_turn(http, lambda: msgspec.json.encode(task.formatter.body(outputs, task.usage)), size_bytes)
+        task.on_complete()
+        return Response(content, media_type="application/json")
 
-    async def body(self, task: GenerationTask) -> dict[str, Any]:
-        """The complete answer. Raises EngineError."""
+    async def _outputs(self, task: GenerationTask) -> list[ChoiceOutput]:
+        """The complete choices. Raises EngineError."""
         outputs: dict[int, ChoiceOutput] = {}
         async with aclosing(self._events(task)) as events:
             async for item in events:
@@ -183,9 +197,7 @@ class GenerationRunner:
                     if item.choice not in outputs:
                         outputs[item.choice] = new_output(task, item.choice)
                     outputs[item.choice].add(item.event)
-        body = task.formatter.body([outputs[index] for index in sorted(outputs)], task.usage)
-        task.on_complete()
-        return body
+        return [outputs[index] for index in sorted(outputs)]
 
     async def stream(self, task: GenerationTask) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events. Raises EngineError before the first byte; later errors become events."""

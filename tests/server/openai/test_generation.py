@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi import Request as HTTPRequest
 
 from outrider.server.engine.engine import EngineError, Overloaded
 from outrider.server.engine.messages import Request, TokenEvent, TokenLogprobs
 from outrider.server.http.errors import APIError
+from outrider.server.http.json_route import INLINE_BYTES, BodyPool
 from outrider.server.http.sse import COALESCED_PADDED_BYTES, PADDED_BYTES, ServerSentEvent
 from outrider.server.openai.generation import ChoiceEvent, ChoiceOutput, Cut, GenerationRunner, GenerationTask, outputs_of
 from outrider.server.openai.usage import Usage
@@ -50,7 +55,14 @@ def task(prompts: int = 1, choices: int = 1, **options: Any) -> GenerationTask:
 
 
 def body_of(engine: FakeEngine, generation: GenerationTask, metrics: Metrics | None = None) -> dict[str, Any]:
-    return asyncio.run(GenerationRunner(engine, metrics or Metrics()).body(generation))
+    response = asyncio.run(GenerationRunner(engine, metrics or Metrics()).respond(http(), generation, stream=False))
+    found: dict[str, Any] = json.loads(response.body)
+    return found
+
+
+def http(bodies: BodyPool | None = None) -> HTTPRequest:
+    app = SimpleNamespace(state=SimpleNamespace(bodies=bodies))
+    return HTTPRequest({"type": "http", "headers": [], "state": {"principal": "alice"}, "app": app})
 
 
 def streamed(engine: FakeEngine, generation: GenerationTask, tick_seconds: float = 0.0) -> list[bytes]:
@@ -63,6 +75,25 @@ def streamed(engine: FakeEngine, generation: GenerationTask, tick_seconds: float
 def test_the_body_joins_the_events_of_each_choice() -> None:
     body = body_of(FakeEngine("a", None, "b"), task(prompts=2, choices=2))
     assert body == {"texts": ["ab", "ab!", "ab", "ab!"], "tokens": 12}
+
+
+def test_a_large_body_is_written_off_the_event_loop() -> None:
+    threads: list[threading.Thread] = []
+
+    class Watched(TextFormatter):
+        def body(self, outputs: Sequence[ChoiceOutput], usage: Usage) -> dict[str, Any]:
+            threads.append(threading.current_thread())
+            return super().body(outputs, usage)
+
+    async def respond(text: str) -> bytes:
+        answer = replace(task(), formatter=Watched())
+        return bytes((await GenerationRunner(FakeEngine(text), Metrics()).respond(http(bodies), answer, stream=False)).body)
+
+    bodies = BodyPool({})
+    for text in ("a", "a" * (1 + INLINE_BYTES)):
+        assert json.loads(asyncio.run(respond(text)))["texts"] == [text]
+    bodies.close()
+    assert threads[0] is threading.main_thread() and threads[1].name.startswith("outrider-bodies")
 
 
 def test_a_stream_has_start_delta_and_end_events() -> None:
