@@ -56,7 +56,7 @@ def task(prompts: int = 1, choices: int = 1, **options: Any) -> GenerationTask:
 
 def body_of(engine: FakeEngine, generation: GenerationTask, metrics: Metrics | None = None) -> dict[str, Any]:
     response = asyncio.run(GenerationRunner(engine, metrics or Metrics()).respond(http(), generation, stream=False))
-    found: dict[str, Any] = json.loads(response.body)
+    found: dict[str, Any] = json.loads(bytes(response.body))
     return found
 
 
