@@ -25,6 +25,7 @@ from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.corpora.registry import Corpora
 from outrider.server.corpora.routes import new_router as new_corpora_router
+from outrider.server.encoders.routes import new_refusals as new_encoder_refusals
 from outrider.server.engine.engine import Engine
 from outrider.server.engine.interface import EngineLike
 from outrider.server.http import errors
@@ -113,6 +114,7 @@ def create_app(
     add_middleware(app, settings, metrics, quotas)
     corpora = new_corpora(settings, tokenizer, engine, metrics)
     add_routes(app, create_endpoints(settings, tokenizer, engine, grammars, metrics, quotas, corpora), corpora)
+    app.include_router(new_encoder_refusals(settings.model.served_name))
     add_status_routes(app, engine)
     if settings.server.page:
         from outrider.server.page.routes import new_router  # a server without the page does not load it

@@ -8,6 +8,7 @@ import socket
 import sys
 from contextlib import ExitStack, closing
 
+from outrider.server.encoders.kind import kind_of
 from outrider.server.engine.worker_process import WorkerProcess
 from outrider.server.imports import frozen_imports, hide_torch
 from outrider.server.models.catalog import find_models
@@ -33,6 +34,7 @@ def run(settings: Settings) -> int:
                 metrics_listener = stack.enter_context(listen(settings.metrics.host, settings.metrics.port, "--metrics.port"))
             if settings.models.paths:
                 return serve_several(settings, listener, metrics_listener)
+            check_model(settings)
             worker = stack.enter_context(closing(WorkerProcess(settings)))
             with frozen_imports():
                 if not settings.model.trust_remote_code:  # the tokenizer's code may need torch
@@ -63,6 +65,12 @@ def check_address(settings: Settings) -> None:
             f"{settings.server.host} is a public address and there are no API keys; set auth.keys or auth.file, "
             "or set --auth.open true if something else controls access."
         )
+
+
+def check_model(settings: Settings) -> None:
+    """Raises SettingsError if the model is known to be an encoder."""
+    if kind_of(settings.model.path, settings.model.revision, download=False) is not None:
+        raise SettingsError(f"{settings.model.path} is an encoder and writes no text; serve it with --models.paths instead.")
 
 
 def listen(host: str, port: int, flag: str = "--port") -> socket.socket:

@@ -7,9 +7,7 @@ for requests that have just chosen it.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +30,16 @@ from outrider.server.corpora.messages import (
     encode_listing,
     is_private,
 )
-from outrider.server.engine.transport import WorkerSide
+from outrider.server.engine.helper import answer_all
 
 # Requests run first.
 NICENESS = 5
-WAIT_SECONDS = 60.0
 SUFFIX = ".block"
 
 
 def main(file_descriptor: str) -> None:
     """Answers changes from the inherited socket with this number until the front end closes it."""
-    os.nice(NICENESS)
-    wire = WorkerSide(socket.socket(fileno=int(file_descriptor)))
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            for message in wire.receive(WAIT_SECONDS):
-                wire.send(encode(answer(decode_change(message))))
+    answer_all(file_descriptor, lambda message: encode(answer(decode_change(message))), NICENESS)
 
 
 def answer(change: Change) -> Outcome:

@@ -20,8 +20,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.server.corpora.indexer_process import Indexer
-from outrider.server.corpora.messages import LISTING, Change, Listing, NewDocument, decode_listing, is_private
+from outrider.server.corpora.messages import (
+    LISTING,
+    Change,
+    Listing,
+    NewDocument,
+    decode_listing,
+    decode_outcome,
+    encode,
+    is_private,
+)
+from outrider.server.engine.helper import Helper, HelperEnded
 from outrider.server.http.errors import APIError
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import Metrics
@@ -58,7 +67,7 @@ class Corpora:
         self._share_bytes = self._total_bytes // max(1, len(settings.auth.keys))
         self._sessions_folder = settings.sessions.folder
         self._fingerprint, self._separator, self._metrics = fingerprint, separator, metrics
-        self._indexer = Indexer()
+        self._indexer = Helper("outrider.server.corpora.indexer")
         self._temporary: Path | None = None
         self._shelves: dict[str, Shelf] = {}  # by the name of the principal's folder
         if self._sessions_folder is not None:
@@ -136,10 +145,11 @@ class Corpora:
         everyone = sum(each.size_bytes() for each in self._shelves.values()) - shelf.size_bytes() + others
         max_bytes = min(self._share_bytes - others, self._total_bytes - everyone)
         folder = str(shelf.folder / name)
+        change = Change(folder, name, removed, added, self._separator, self._fingerprint, max_bytes)
         try:
-            outcome = await self._indexer.apply(
-                Change(folder, name, removed, added, self._separator, self._fingerprint, max_bytes)
-            )
+            outcome = decode_outcome(await self._indexer.ask(await asyncio.to_thread(encode, change)))
+        except HelperEnded:
+            raise self._unavailable("the process that indexes has ended") from None
         except OSError as error:
             raise self._unavailable(str(error)) from None
         if outcome.error:

@@ -22,7 +22,7 @@ from outrider.server.http.json_route import BodyPool
 from outrider.server.http.quotas import Quotas
 from outrider.server.models.catalog import Entry
 from outrider.server.models.dispatcher import Dispatcher
-from outrider.server.models.loaded import LoadedModel, Shared, load
+from outrider.server.models.loaded import Served, Shared, load
 from outrider.server.models.metrics import merged
 from outrider.server.models.pool import Model, Pool
 from outrider.server.openai.chat import MAX_MESSAGES
@@ -52,7 +52,7 @@ def create_app(settings: Settings, entries: Iterable[Entry], on_start: Callable[
         stack.close()
 
     async def read_metrics() -> bytes:
-        loaded = {name: model.loaded.metrics.registry for name, model in pool.models.items() if model.loaded}
+        loaded = {name: model.loaded.registry for name, model in pool.models.items() if model.loaded}
         return merged(metrics.registry, loaded)
 
     app = new_fastapi(bodies, lifespan)
@@ -79,12 +79,12 @@ def with_folder(settings: Settings, stack: contextlib.ExitStack) -> Settings:
     return settings.model_copy(update={"sessions": settings.sessions.model_copy(update={"folder": folder})})
 
 
-def seconds_per_request(pool: Pool[LoadedModel]) -> float:
+def seconds_per_request(pool: Pool[Served]) -> float:
     """The longest mean time of a request among the loaded models."""
-    return max((model.loaded.engine.seconds_per_request for model in pool.models.values() if model.loaded), default=1.0)
+    return max((model.loaded.seconds_per_request for model in pool.models.values() if model.loaded), default=1.0)
 
 
-def add_model_routes(app: FastAPI, pool: Pool[LoadedModel]) -> None:
+def add_model_routes(app: FastAPI, pool: Pool[Served]) -> None:
     """/v1/models."""
     created = int(time.time())
 
@@ -98,16 +98,16 @@ def add_model_routes(app: FastAPI, pool: Pool[LoadedModel]) -> None:
         return card(pool.find(name), created)
 
 
-def card(model: Model[LoadedModel], created: int) -> dict[str, Any]:
+def card(model: Model[Served], created: int) -> dict[str, Any]:
     """A model in /v1/models. Its status has the words of llama-server's router."""
     status = "loaded" if model.loaded else "loading" if model.loading else "unloaded"
     found: dict[str, Any] = {"id": model.entry.name, "object": "model", "created": created, "owned_by": "outrider"}
     if model.loaded is not None:
-        found |= model.loaded.endpoints.models.retrieve(model.entry.name)
+        found |= model.loaded.card
     return found | {"status": {"value": status}, "size_bytes": model.entry.size_bytes}
 
 
-def add_status_routes(app: FastAPI, pool: Pool[LoadedModel]) -> None:
+def add_status_routes(app: FastAPI, pool: Pool[Served]) -> None:
     """/health, /ready and /version, which need no key. The server is ready before any model is loaded."""
 
     @app.get("/health")

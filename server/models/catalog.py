@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.server.encoders.kind import MODEL, MODULES, Kind, kind_of
 from outrider.server.settings import Settings, SettingsError
 from outrider.server.settings.model_path import locate_model
 from outrider.server.settings.sources import with_sections
@@ -25,6 +26,7 @@ class Entry:
 
     settings: Settings  # of this model
     size_bytes: int | None  # of the weights' files, with those of its draft model; None if they are not here yet
+    kind: Kind | None = None  # what an encoder does; None also for a model whose files are not here yet
 
     @property
     def name(self) -> str:
@@ -47,7 +49,7 @@ def find_models(settings: Settings) -> dict[str, Entry]:
         shared, path = (settings, listed) if isinstance(listed, str) else own_settings(settings, listed)
         for each in expand(path):
             own = shared.model_copy(update={"model": shared.model.model_copy(update={"path": each})})
-            entry = Entry(own, size_of_all(each, own.draft_model.path))
+            entry = Entry(own, size_of_all(each, own.draft_model.path), kind_of(each, own.model.revision, download=False))
             other = found.get(entry.name, entry)
             if other.path != each:
                 message = f"models.paths has two models named {entry.name!r}: {other.path} and {each}; rename one of them."
@@ -91,7 +93,7 @@ def is_file(path: Path) -> bool:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether this is the folder of a checkpoint."""
-    return (path / "config.json").is_file()
+    return any((path / name).is_file() for name in (MODEL, MODULES))
 
 
 def size_of_all(path: str, draft: str | None) -> int | None:

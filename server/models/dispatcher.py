@@ -13,15 +13,18 @@ import msgspec
 from fastapi import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from outrider.server.encoders.kind import Kind
 from outrider.server.engine.engine import EngineError
 from outrider.server.http.errors import ANTHROPIC_PATHS, APIError, from_engine
 from outrider.server.http.json_body import InvalidJSON, decode
 from outrider.server.http.json_route import INLINE_BYTES, BodyPool, turn_of
 from outrider.server.http.sse import HEADERS
-from outrider.server.models.loaded import LoadedModel
-from outrider.server.models.pool import Model, Pool
+from outrider.server.models.loaded import Served
+from outrider.server.models.pool import DOES, Model, Pool
 
 COMMENT_SECONDS = 1.0
+# All other paths are for models that write text.
+ENCODER_PATHS: dict[str, Kind] = {"/v1/embeddings": "embeddings", "/v1/rerank": "rerank"}
 STREAM_START: Message = {
     "type": "http.response.start",
     "status": 200,
@@ -42,18 +45,21 @@ class Named(msgspec.Struct):
 class Dispatcher:
     """An ASGI application."""
 
-    def __init__(self, pool: Pool[LoadedModel], bodies: BodyPool) -> None:
+    def __init__(self, pool: Pool[Served], bodies: BodyPool) -> None:
         self._pool, self._bodies = pool, bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         data = await read(receive)
         named = await self._named(scope, data)
         query = parse_qs(scope["query_string"].decode("latin-1")).get("model", [None])[0]
-        model = self._pool.find(named.model if isinstance(named.model, str) else query)
+        kind = ENCODER_PATHS.get(scope["path"])
+        model = self._pool.find(named.model if isinstance(named.model, str) else query, kind)
+        check_kind(model, kind)
         replayed = replay(data, receive)
         if named.stream is True and model.loaded is None:
             return await self._stream(model, scope, replayed, send)
         async with self._pool.use(model) as loaded:
+            check_kind(model, kind)  # of a model of the hub, it is known now
             await loaded.app(scope, replayed, send)
 
     async def _named(self, scope: Scope, data: bytes) -> Named:
@@ -64,7 +70,7 @@ class Dispatcher:
             return named_in(data)
         return await self._bodies.run(turn_of(Request(scope)), lambda: named_in(data))
 
-    async def _stream(self, model: Model[LoadedModel], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _stream(self, model: Model[Served], scope: Scope, receive: Receive, send: Send) -> None:
         """A stream of a model that is not loaded. Its status is 200 from the start, so an error is an event."""
         await send(STREAM_START)
         rest = RestOfStream(scope, send)
@@ -72,6 +78,7 @@ class Dispatcher:
             async with AsyncExitStack() as stack:
                 async with commenting(send, f"loading {model.entry.name}"):
                     loaded = await stack.enter_async_context(self._pool.use(model))
+                check_kind(model, None)
                 await loaded.app(scope, receive, rest)
         except (APIError, EngineError) as error:
             await rest.end(error if isinstance(error, APIError) else from_engine(error))
@@ -102,6 +109,15 @@ class RestOfStream:
     async def _end(self, body: bytes) -> None:
         name = b"event: error\n" if self._scope["path"] in ANTHROPIC_PATHS else b""
         await self._send({"type": "http.response.body", "body": name + b"data: " + body + b"\n\n", "more_body": False})
+
+
+def check_kind(model: Model[Served], kind: Kind | None) -> None:
+    """Raises APIError if the model does something else than a path is for."""
+    if model.kind == kind:
+        return
+    paths = [path for path, each in ENCODER_PATHS.items() if each == model.kind]
+    instead = f"its only endpoint is {paths[0]}" if paths else f"name one that {DOES[kind]}"
+    raise APIError(400, f"{model.entry.name} {DOES[model.kind]}; {instead}.", "model", "wrong_model")
 
 
 def named_in(data: bytes) -> Named:

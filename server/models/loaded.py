@@ -1,22 +1,28 @@
-"""A model in memory: its worker, and the application of its routes, which the dispatcher calls."""
+"""A model in memory: its worker or its encoder, and the application of its routes, which the dispatcher calls."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 
 from outrider.server.app import Endpoints, add_routes, create_endpoints, new_corpora, new_fastapi
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.corpora.registry import Corpora
+from outrider.server.encoders.kind import Kind, kind_of
+from outrider.server.encoders.routes import new_router
+from outrider.server.encoders.service import EncoderService
 from outrider.server.engine.engine import Engine, WorkerLost
 from outrider.server.http.json_route import BodyPool
 from outrider.server.http.quotas import QuotaKeeper
 from outrider.server.models.catalog import Entry
+from outrider.server.models.pool import Loaded
 from outrider.server.settings import Settings
-from outrider.server.telemetry.metrics import Metrics
+from outrider.server.telemetry.metrics import EncoderMetrics, Metrics
 from outrider.verify.errors import ModelError
 from outrider.verify.tokenizer import load_tokenizer
 
@@ -31,15 +37,46 @@ class Shared:
     quotas: QuotaKeeper
 
 
+class Served(Loaded, Protocol):
+    """A model in memory, with what the server shows of it."""
+
+    @property
+    def app(self) -> FastAPI:
+        """The application of its routes."""
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """Its metrics."""
+
+    @property
+    def seconds_per_request(self) -> float:
+        """The mean time of a request."""
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What /v1/models says about it."""
+
+
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """Implements `outrider.server.models.pool.Loaded`."""
+    """A model that writes text. Implements `Served`."""
 
+    kind: ClassVar[Kind | None] = None
     app: FastAPI
     engine: Engine
     endpoints: Endpoints
-    metrics: Metrics
+    registry: CollectorRegistry
     corpora: Corpora | None
+
+    @property
+    def seconds_per_request(self) -> float:
+        """As `Served`."""
+        return self.engine.seconds_per_request
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """As `Served`."""
+        return self.endpoints.models.card
 
     @property
     def failure(self) -> str | None:
@@ -61,8 +98,66 @@ class LoadedModel:
             await self.corpora.close()
 
 
-async def load(entry: Entry, shared: Shared) -> LoadedModel:
-    """Starts the model's worker, and waits until it serves. Raises EngineError."""
+@dataclass(frozen=True, eq=False)
+class LoadedEncoder:
+    """A model that encodes texts. Implements `Served`."""
+
+    seconds_per_request: ClassVar[float] = 1.0
+    failure: ClassVar[str | None] = None  # a process that ends is started again
+    app: FastAPI
+    service: EncoderService
+    registry: CollectorRegistry
+
+    @property
+    def kind(self) -> Kind | None:
+        """As `Loaded`."""
+        return self.service.kind
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """As `Served`."""
+        tokens, dimensions = self.service.loaded.max_tokens, self.service.loaded.dimensions
+        return {
+            "max_model_len": tokens,
+            "context_length": tokens,
+            "capabilities": [self.service.kind],
+            **({} if dimensions is None else {"dimensions": dimensions}),
+        }
+
+    def drain(self) -> None:
+        """As `Loaded`. The pool refuses new requests."""
+
+    def abort(self) -> None:
+        """As `Loaded`."""
+        self.service.abort()
+
+    async def stop(self) -> None:
+        """As `Loaded`."""
+        await self.service.stop()
+
+
+async def load(entry: Entry, shared: Shared) -> Served:
+    """Starts the model's process, and waits until it serves. Raises EngineError."""
+    model = entry.settings.model
+    kind = await asyncio.to_thread(kind_of, model.path, model.revision, download=True)
+    return await (load_model(entry, shared) if kind is None else load_encoder(entry, shared, kind))
+
+
+async def load_encoder(entry: Entry, shared: Shared, kind: Kind) -> LoadedEncoder:
+    """An encoder. Raises EngineError."""
+    metrics, app = EncoderMetrics(), new_fastapi(shared.bodies)
+    service = EncoderService(entry.settings, kind, metrics)
+    app.include_router(new_router(entry.name, service))
+    try:
+        await service.start()
+    except BaseException:
+        await asyncio.shield(service.stop())
+        raise
+    return LoadedEncoder(app, service, metrics.registry)
+
+
+async def load_model(entry: Entry, shared: Shared) -> LoadedModel:
+    """A model that writes text. Raises EngineError."""
     settings = settings_of(entry, shared.settings.sessions.folder)
     model = settings.model
     try:
@@ -74,7 +169,7 @@ async def load(entry: Entry, shared: Shared) -> LoadedModel:
     corpora = new_corpora(settings, tokenizer, engine, metrics)
     endpoints = create_endpoints(settings, tokenizer, engine, shared.grammars, metrics, shared.quotas, corpora)
     add_routes(app, endpoints, corpora)
-    loaded = LoadedModel(app, engine, endpoints, metrics, corpora)
+    loaded = LoadedModel(app, engine, endpoints, metrics.registry, corpora)
     await engine.start(lambda _: None)  # `wait_started` raises what it would say
     try:
         await engine.wait_started()

@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+from outrider.server.encoders.kind import Kind
 from outrider.server.engine.engine import ShuttingDown
 from outrider.server.http.errors import APIError, shortened
 from outrider.server.models.catalog import Entry
@@ -27,10 +28,15 @@ WORKER_BYTES, PACKED_SHARE = 600 << 20, 1.2
 ROOM_SECONDS = 120.0
 IDLE_CHECK_SECONDS = 1.0
 NAME_CHARACTERS = 256
+DOES: dict[Kind | None, str] = {None: "writes text", "embeddings": "makes embeddings", "rerank": "ranks documents"}
 
 
 class Loaded(Protocol):
     """A model in memory."""
+
+    @property
+    def kind(self) -> Kind | None:
+        """What an encoder does; None for a model that writes text."""
 
     @property
     def failure(self) -> str | None:
@@ -60,6 +66,11 @@ class Model(Generic[L]):
     used_at: float = 0.0  # time.monotonic() of the end of the last one
 
     @property
+    def kind(self) -> Kind | None:
+        """What an encoder does; None for a model that writes text, or of which nothing is known yet."""
+        return self.entry.kind if self.loaded is None else self.loaded.kind
+
+    @property
     def needed_bytes(self) -> int:
         """The memory that loading takes, about."""
         return WORKER_BYTES + int(PACKED_SHARE * (self.entry.size_bytes or 0))
@@ -82,10 +93,18 @@ class Pool(Generic[L]):
         self._ended = asyncio.Condition()  # notified when a request ends
         self.draining = False  # whether new requests are refused
 
-    def find(self, name: str | None) -> Model[L]:
-        """The model of this name, or the first with such an alias; without a name, the one used last. Raises APIError."""
+    def find(self, name: str | None, kind: Kind | None = None) -> Model[L]:
+        """The model of this name, or the first with such an alias; without a name, the one of this kind that was used last.
+
+        Raises APIError.
+        """
         if name is None:
-            return max(self.models.values(), key=lambda model: (model.loaded is not None, model.used_at))
+            models = [model for model in self.models.values() if model.kind == kind]
+            if not models:
+                raise APIError(
+                    404, f"No model of this server {DOES[kind]}; add one to models.paths.", "model", "model_not_found"
+                )
+            return max(models, key=lambda model: (model.loaded is not None, model.used_at))
         if name in self.models:
             return self.models[name]
         for model in self.models.values():

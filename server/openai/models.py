@@ -98,6 +98,11 @@ class ModelEndpoint:
         self._names.check(name)
         return self._card(name)
 
+    @property
+    def card(self) -> dict[str, Any]:
+        """The model under its own name."""
+        return self._card(self._names.listed[0])
+
     def _card(self, name: str) -> dict[str, Any]:
         """The model under one of its names. The length of its context is null until it is loaded, and has the names that the
         clients of vLLM, of routers and of llama-server know.

@@ -156,3 +156,20 @@ class Metrics:
         if time.monotonic() - self._snapshot_time >= SNAPSHOT_SECONDS:
             self._snapshot, self._snapshot_time = generate_latest(self.registry), time.monotonic()
         return self._snapshot
+
+
+class EncoderMetrics:
+    """The counters of an encoder."""
+
+    def __init__(self) -> None:
+        new = _Factory(CollectorRegistry())
+        self.registry = new.registry
+        self.texts = new.counter("encoded_texts_total", "Texts embedded, and documents scored.")
+        self.tokens = new.counter("encoded_tokens_total", "Tokens of these texts.")
+        self.seconds = new.latency("encoding_seconds", "Time of one batch of texts.")
+
+    def record(self, texts: int, tokens: int, seconds: float) -> None:
+        """Counts a batch."""
+        self.texts.inc(texts)
+        self.tokens.inc(tokens)
+        self.seconds.observe(seconds)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -41,7 +42,8 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     monkeypatch.setattr(serve, "WorkerProcess", lambda _: pytest.fail("a worker was started"))
 
     def start(**flags: Any) -> str:
-        assert serve.run(load_settings(None, {f"server.{name}": value for name, value in flags.items()})) == 2
+        settings = {name if "." in name else f"server.{name}": value for name, value in flags.items()}
+        assert serve.run(load_settings(None, settings)) == 2
         return capsys.readouterr().err
 
     return start
@@ -50,6 +52,12 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def test_no_worker_starts_if_the_address_is_in_use(refused: Callable[..., str]) -> None:
     with listen("127.0.0.1", 0) as taken:
         assert refused(port=taken.getsockname()[1]).startswith("outrider: Cannot listen on")
+
+
+def test_no_worker_starts_for_an_encoder(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    message = refused(port=0, **{"model.path": str(tmp_path)})
+    assert message == f"outrider: {tmp_path} is an encoder and writes no text; serve it with --models.paths instead.\n"
 
 
 def test_no_worker_starts_at_a_public_address_without_keys(refused: Callable[..., str]) -> None:

@@ -22,6 +22,8 @@ ROOM = WORKER_BYTES + int(module.PACKED_SHARE * SIZE)  # of one model
 class Counted:
     """A loaded model."""
 
+    kind = None
+
     def __init__(self, machine: Machine, name: str) -> None:
         self.machine, self.name, self.failure = machine, name, None
 

@@ -1,0 +1,1 @@
+"""Encoder models: embeddings of texts, and scores of documents for a query."""

@@ -1,0 +1,142 @@
+"""The program of an encoder: sentence-transformers, in a process of its own.
+
+Its priority is low, so that a stream of another model on the same cores goes on while texts are encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from transformers import PreTrainedTokenizerBase
+
+from outrider.server.encoders.kind import MODEL, MODULES, read
+from outrider.server.encoders.messages import Embed, Failed, Load, Loaded, Score, Scores, Vectors, decode_request, encode
+from outrider.server.engine.helper import answer_all
+
+NICENESS = 10
+# Texts of one forward. Those of a request are sorted by length, so a small batch has little padding.
+CPU_BATCH, GPU_BATCH = 4, 32
+
+
+class Model(Protocol):
+    """An encoder in memory."""
+
+    @property
+    def loaded(self) -> Loaded:
+        """What the front end is told about it."""
+
+    def answer(self, request: Any) -> Vectors | Scores:
+        """The answer to a request of its kind."""
+
+
+def main(file_descriptor: str) -> None:
+    """Answers requests from the inherited socket with this number until the front end closes it."""
+    model: list[Model] = []
+
+    def answer(message: bytes) -> bytes:
+        request = decode_request(message)
+        try:
+            if isinstance(request, Load):
+                model[:] = [load(request)]
+                return encode(model[0].loaded)
+            return encode(model[0].answer(request))
+        except Exception as error:  # also what a model's own code raises
+            return encode(Failed(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"))
+
+    answer_all(file_descriptor, answer, NICENESS)
+
+
+def load(request: Load) -> Model:
+    """The model of a request. Raises whatever sentence-transformers raises."""
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
+    options: dict[str, Any] = {"device": request.device}
+    if (
+        request.kind == "embeddings"
+        and (read(request.path, request.revision, MODEL, True) or {}).get("model_type") == "model2vec"
+        and read(request.path, request.revision, MODULES, True) is None
+    ):
+        return Embedder.of(SentenceTransformer(modules=[StaticEmbedding.from_model2vec(request.path)], **options))
+    options |= {"revision": request.revision, "trust_remote_code": request.trust_remote_code}
+    if request.dtype != "auto":
+        options["model_kwargs"] = {"dtype": request.dtype}
+    if request.kind == "embeddings":
+        return Embedder.of(SentenceTransformer(request.path, **options))
+    return Reranker.of(CrossEncoder(request.path, **options))
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """A model that embeds texts."""
+
+    model: SentenceTransformer
+    loaded: Loaded
+
+    @classmethod
+    def of(cls, model: SentenceTransformer) -> Embedder:
+        """The embedder of a model."""
+        return cls(model, Loaded(model.get_embedding_dimension(), finite(model.max_seq_length)))
+
+    def answer(self, request: Embed) -> Vectors:
+        """The vectors of texts, as sentence-transformers computes them. Raises ValueError if a number is not finite."""
+        kinds: dict[str | None, Callable[..., Any]] = {
+            "query": self.model.encode_query,
+            "document": self.model.encode_document,
+        }
+        found = kinds.get(request.input_type, self.model.encode)(
+            request.texts,
+            batch_size=batch_size(self.model),
+            show_progress_bar=False,
+            truncate_dim=request.dimensions,
+            normalize_embeddings=request.dimensions is not None,
+        )
+        values = np.asarray(found, np.float32)
+        if not np.isfinite(values).all():
+            raise ValueError("the model computed NaN or infinity")
+        prefix = self.model.prompts.get(request.input_type or self.model.default_prompt_name or "", "")
+        return Vectors(values.tobytes(), lengths(self.model.tokenizer, [prefix + text for text in request.texts]))
+
+
+@dataclass(frozen=True)
+class Reranker:
+    """A model that scores documents for queries."""
+
+    model: CrossEncoder
+    loaded: Loaded
+
+    @classmethod
+    def of(cls, model: CrossEncoder) -> Reranker:
+        """The reranker of a model. Raises ValueError if it classifies instead."""
+        if model.num_labels != 1:
+            raise ValueError(f"it has {model.num_labels} labels, and a reranker has one")
+        return cls(model, Loaded(None, finite(model.max_length)))
+
+    def answer(self, request: Score) -> Scores:
+        """The scores, as sentence-transformers computes them. Raises ValueError if one is not finite."""
+        values = np.asarray(self.model.predict(request.pairs, batch_size=batch_size(self.model), show_progress_bar=False))
+        if not np.isfinite(values).all():
+            raise ValueError("the model computed NaN or infinity")
+        return Scores(values.astype(float).tolist(), lengths(self.model.tokenizer, request.pairs))
+
+
+def batch_size(model: torch.nn.Module) -> int:
+    """The texts of one forward."""
+    return CPU_BATCH if next(model.parameters()).device.type == "cpu" else GPU_BATCH
+
+
+def finite(tokens: float | None) -> int | None:
+    """A limit of tokens; None if there is none."""
+    return None if tokens is None or tokens > 1 << 30 else int(tokens)
+
+
+def lengths(tokenizer: Any, texts: Sequence[Any]) -> list[int]:
+    """The tokens of each text, or of each pair of texts together."""
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        return [len(ids) for ids in tokenizer(list(texts), verbose=False)["input_ids"]]
+    return [len(found.ids) for found in tokenizer.encode_batch(list(texts), add_special_tokens=False)]

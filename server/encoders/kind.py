@@ -1,0 +1,55 @@
+"""Whether a model writes text or is an encoder, by its configuration files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+Kind = Literal["embeddings", "rerank"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# The configuration of sentence-transformers, its list of modules, and that of transformers.
+SENTENCE, MODULES, MODEL = "config_sentence_transformers.json", "modules.json", "config.json"
+
+
+def kind_of(path: str, revision: str, download: bool) -> Kind | None:
+    """What an encoder does; None for any other model. Of a Hugging Face id, the files in its cache count, or with `download`
+    those of the hub.
+    """
+    if path.endswith(".gguf"):
+        return None
+    sentence, modules, model = (read(path, revision, name, download) for name in (SENTENCE, MODULES, MODEL))
+    if isinstance(sentence, Mapping) and sentence.get("model_type") == "CrossEncoder":
+        return "rerank"
+    if modules is not None or sentence is not None:
+        return "embeddings"
+    return kind_of_config(model) if isinstance(model, Mapping) else None
+
+
+def kind_of_config(config: Mapping[str, Any]) -> Kind | None:
+    """What a model does that was not saved by sentence-transformers."""
+    if config.get("model_type") == "model2vec":
+        return "embeddings"
+    architecture = next(iter(config.get("architectures") or ()), "")
+    if architecture.endswith("ForSequenceClassification"):
+        return "rerank"
+    return "embeddings" if architecture.endswith(("ForMaskedLM", "BertModel", "RobertaModel", "MPNetModel")) else None
+
+
+def read(path: str, revision: str, name: str, download: bool) -> Any:
+    """A JSON file of a model; None if it has none that can be read."""
+    folder = Path(path).expanduser()
+    try:
+        file = folder / name if folder.exists() else hub_file(path, revision, name, download)
+        return None if file is None else json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):  # the hub's errors are OSError or ValueError
+        return None
+
+
+def hub_file(path: str, revision: str, name: str, download: bool) -> Path | None:
+    """A file of a Hugging Face id. Raises OSError or ValueError."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache  # takes 0.2 s, which a local model need not wait for
+
+    found = (hf_hub_download if download else try_to_load_from_cache)(path, name, revision=revision)
+    return Path(found) if isinstance(found, str) else None

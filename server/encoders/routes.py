@@ -1,0 +1,105 @@
+"""/v1/embeddings and /v1/rerank."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from fastapi import APIRouter, Request, Response
+
+from outrider.server.encoders.schema import EmbeddingsBody, RerankBody
+from outrider.server.encoders.service import EncoderService
+from outrider.server.http.errors import APIError
+from outrider.server.http.ignored import report_ignored
+from outrider.server.http.json_route import JSONRoute, in_turn, turn_of
+from outrider.server.http.sse import cancel_on_disconnect
+
+# A number of a vector in JSON, about.
+NUMBER_BYTES = 12
+
+
+def new_router(name: str, service: EncoderService) -> APIRouter:
+    """The routes of what an encoder does. `name` is the model's."""
+    router = APIRouter(route_class=JSONRoute)
+    if service.kind == "embeddings":
+
+        @router.post("/v1/embeddings")
+        async def embeddings(http: Request, body: EmbeddingsBody) -> Response:
+            return await cancel_on_disconnect(http, embed(http, body, name, service))
+
+    else:
+
+        @router.post("/v1/rerank")
+        async def rerank(http: Request, body: RerankBody) -> Response:
+            return await cancel_on_disconnect(http, score(http, body, name, service))
+
+    return router
+
+
+def new_refusals(name: str) -> APIRouter:
+    """The same routes of a server whose only model writes text."""
+    router = APIRouter()
+
+    @router.post("/v1/embeddings")
+    @router.post("/v1/rerank")
+    async def refuse() -> None:
+        message = f"{name} writes text; this endpoint needs an encoder among several models, see docs/encoders.md."
+        raise APIError(404, message, "model", "model_not_found")
+
+    return router
+
+
+async def embed(http: Request, body: EmbeddingsBody, name: str, service: EncoderService) -> Response:
+    """The answer to POST /v1/embeddings. Raises APIError and EngineError."""
+    most = service.loaded.dimensions
+    if body.dimensions is not None and most is not None and body.dimensions > most:
+        raise APIError(400, f"Invalid 'dimensions': {name} has {most}.", "dimensions", "invalid_value")
+    values, tokens = await service.embed(turn_of(http), body.input, body.input_type, body.dimensions)
+
+    def content() -> bytes:
+        vectors = np.frombuffer(values, "<f4").reshape(len(body.input), -1)
+        encoded = map(in_base64, vectors) if body.encoding_format == "base64" else vectors.tolist()
+        data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(encoded)]
+        return msgspec.json.encode({"object": "list", "data": data, "model": name, "usage": usage(tokens, service)})
+
+    written = await in_turn(http, content, len(values) // 4 * NUMBER_BYTES)
+    response = Response(written, media_type="application/json")
+    return report_ignored(http, response, cut_texts("input", tokens, service.loaded.max_tokens))
+
+
+async def score(http: Request, body: RerankBody, name: str, service: EncoderService) -> Response:
+    """The answer to POST /v1/rerank: the documents by descending score. Raises APIError and EngineError."""
+    scores, tokens = await service.score(turn_of(http), [(body.query, document) for document in body.documents])
+    best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: body.top_n]
+
+    def result(index: int) -> dict[str, Any]:
+        document = {"document": {"text": body.documents[index]}} if body.return_documents else {}
+        return {"index": index, "relevance_score": scores[index], **document}
+
+    def content() -> bytes:
+        return msgspec.json.encode(
+            {"object": "list", "model": name, "results": [*map(result, best)], "usage": usage(tokens, service)}
+        )
+
+    response = Response(await in_turn(http, content), media_type="application/json")
+    return report_ignored(http, response, cut_texts("documents", tokens, service.loaded.max_tokens))
+
+
+def in_base64(vector: np.ndarray[Any, Any]) -> str:
+    """float32 numbers, little-endian."""
+    return base64.b64encode(vector.tobytes()).decode()
+
+
+def usage(tokens: Sequence[int], service: EncoderService) -> dict[str, int]:
+    """The tokens that were read for a request."""
+    limit = service.loaded.max_tokens
+    count = sum(tokens) if limit is None else sum(min(each, limit) for each in tokens)
+    return {"prompt_tokens": count, "total_tokens": count}
+
+
+def cut_texts(field: str, tokens: Sequence[int], limit: int | None) -> list[str]:
+    """What the header of left-out values names: texts of which only the first tokens were read, by index."""
+    return [f"{field}.{index}" for index, count in enumerate(tokens) if limit is not None and count > limit]

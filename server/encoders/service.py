@@ -1,0 +1,140 @@
+"""An encoder as the front end sees it: its process, and the requests that wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from outrider.server.encoders.kind import Kind
+from outrider.server.encoders.messages import Embed, Failed, Load, Loaded, Score, Scores, Vectors, decode_answer, encode
+from outrider.server.encoders.turns import PART, Part, Turns, size
+from outrider.server.engine.engine import EngineError, ShuttingDown, WorkerLost
+from outrider.server.engine.helper import Helper, HelperEnded
+from outrider.server.settings import Settings
+from outrider.server.telemetry.metrics import EncoderMetrics
+
+
+class EncoderFailed(EngineError):
+    """The model could not encode these texts."""
+
+
+class EncoderService:
+    """A model that encodes texts. All methods are called on the event loop, which they never block."""
+
+    def __init__(self, settings: Settings, kind: Kind, metrics: EncoderMetrics) -> None:
+        self._model, self.kind, self.metrics = settings.model, kind, metrics
+        self._helper = Helper("outrider.server.encoders.encoder")
+        self._turns = Turns()
+        self._running: asyncio.Task[None] | None = None
+        self._closed = False
+        self.loaded = Loaded(None, None)
+
+    async def start(self) -> None:
+        """Starts the process, and waits until the model is in memory. Raises EngineError.
+
+        A process that ends later is started again, once for each batch of texts.
+        """
+        model = self._model
+        device = None if model.device == "auto" else model.device
+        request = Load(self.kind, model.path, model.revision, device, model.dtype, model.threads, model.trust_remote_code)
+        try:
+            answer = await self._ask(encode(request))
+        except EncoderFailed as error:
+            raise WorkerLost(f"{model.served_name} cannot be loaded: {error}.") from None
+        assert isinstance(answer, Loaded)
+        self.loaded = answer
+
+    async def embed(
+        self, principal: str, texts: Sequence[str], input_type: str | None, dimensions: int | None
+    ) -> tuple[bytes, list[int]]:
+        """The vectors of texts, float32 [N, D], and the tokens of each. Raises EngineError."""
+        found = [part async for part in self._parts(principal, texts, (input_type, dimensions))]
+        return b"".join(values for values, _ in found), [count for _, tokens in found for count in tokens]
+
+    async def score(self, principal: str, pairs: Sequence[tuple[str, str]]) -> tuple[list[float], list[int]]:
+        """The scores of documents for the query of each, and the tokens of each pair. Raises EngineError."""
+        found = [part async for part in self._parts(principal, pairs, None)]
+        return [score for values, _ in found for score in values], [count for _, tokens in found for count in tokens]
+
+    def abort(self) -> None:
+        """Fails all requests, and ends the process."""
+        self._closed = True
+        while parts := self._turns.take():
+            for part in parts:
+                part.answer.set_exception(ShuttingDown())
+        if self._running is not None:
+            self._running.cancel()
+
+    async def stop(self) -> None:
+        """Ends the process."""
+        self.abort()
+        await self._helper.close()
+
+    async def _parts(self, principal: str, texts: Sequence[Any], options: Any) -> AsyncIterator[tuple[Any, list[int]]]:
+        """The values and tokens of the texts, part by part."""
+        parts = [Part(texts[start : start + PART], options) for start in range(0, len(texts), PART)]
+        try:
+            for part in parts:
+                self._add(principal, part)
+            for part in parts:
+                yield await part.answer
+        finally:  # a client that has left waits for no more
+            for part in parts:
+                part.answer.cancel()
+
+    def _add(self, principal: str, part: Part) -> None:
+        if self._closed:
+            raise ShuttingDown
+        self._turns.add(principal, part)
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        """Encodes what waits."""
+        while parts := self._turns.take():
+            started = time.perf_counter()
+            try:
+                answers = await self._answer(parts)
+            except EngineError as error:
+                for part in parts:
+                    if not part.answer.done():
+                        part.answer.set_exception(error)
+                continue
+            self.metrics.record(size(parts), sum(sum(tokens) for _, tokens in answers), time.perf_counter() - started)
+            for part, answer in zip(parts, answers, strict=True):
+                if not part.answer.done():
+                    part.answer.set_result(answer)
+
+    async def _answer(self, parts: Sequence[Part]) -> list[tuple[Any, list[int]]]:
+        """The values and tokens of each part. Raises EngineError."""
+        texts = [text for part in parts for text in part.texts]
+        request = Score(texts) if self.kind == "rerank" else Embed(texts, *parts[0].options)
+        message = await asyncio.to_thread(encode, request)
+        answer = None
+        if self._helper.alive:
+            with contextlib.suppress(WorkerLost):
+                answer = await self._ask(message)
+        if answer is None:
+            await self.start()
+            answer = await self._ask(message)
+        assert isinstance(answer, Vectors | Scores)
+        step = len(answer.values) // len(texts)  # bytes of a vector, or 1
+        ends = itertools.accumulate(len(part.texts) for part in parts)
+        spans = [(end - len(part.texts), end) for part, end in zip(parts, ends, strict=True)]
+        return [(answer.values[start * step : end * step], answer.tokens[start:end]) for start, end in spans]
+
+    async def _ask(self, message: bytes) -> Loaded | Vectors | Scores:
+        """The program's answer. Raises EngineError."""
+        try:
+            answer: Loaded | Vectors | Scores | Failed = decode_answer(await self._helper.ask(message))
+        except HelperEnded:
+            raise WorkerLost(f"The process of {self._model.served_name} has ended; try again.") from None
+        except OSError as error:
+            raise WorkerLost(f"The process of {self._model.served_name} cannot be started: {error}.") from None
+        if isinstance(answer, Failed):
+            raise EncoderFailed(answer.message)
+        return answer
