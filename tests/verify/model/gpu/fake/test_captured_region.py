@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from bench.model.fake_cuda import Device, fake_cuda, fake_model
 from outrider.verify.errors import ModelError
-from outrider.verify.model.attention.architectures import prepare_architecture
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
-from outrider.verify.model.loading import prepare
 from outrider.verify.model.runner import ModelRunner
 from tests.verify.model import families, test_architectures
 from tests.verify.model.families import FAMILIES, REFUSED
-from tests.verify.model.gpu.fake.fake_cuda import Device, fake_cuda
 from tests.verify.model.test_architectures import ARCHITECTURES
 
 CONTEXT = 64
@@ -31,22 +26,6 @@ ON_ONE_DEVICE |= {"qwen3_5_moe", "qwen3_next"}
 ON_CPU = {"deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe_lite", "kimi_linear", "mamba2"}
 SERVED = sorted({*ARCHITECTURES, *FAMILIES} - {*REFUSED} - ON_CPU)
 DEVICES = (torch.device("cuda", 0), torch.device("cuda", 1))
-
-
-def fake_model(config: Any, devices: Sequence[torch.device] = DEVICES[:1]) -> PreTrainedModel:
-    """A model without values, in bfloat16 on these devices. Fake tensors refuse to change in place, as models do to move."""
-    prepare_architecture(config)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=NAME).eval()
-    moved: dict[int, torch.nn.Parameter] = {}  # by the tensor on the host, which several modules may share
-    for device, modules in Placement(model, devices).modules.items():
-        for module in modules:
-            for name, weight in module._parameters.items():
-                if weight is not None:
-                    new = torch.nn.Parameter(weight.to(device), requires_grad=False)
-                    module._parameters[name] = moved.setdefault(id(weight), new)
-            module._buffers |= {name: each.to(device) for name, each in module._buffers.items() if each is not None}
-    prepare(model, None)
-    return cast(PreTrainedModel, model)
 
 
 def captured(name: str, devices: Sequence[torch.device]) -> Device:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from bench.model.fake_cuda import CUDA, fake_cuda
 from outrider.verify.errors import ModelError
 from outrider.verify.model.gpu.quantized import quantize_on_gpu
-from tests.verify.model.gpu.fake.fake_cuda import CUDA, fake_cuda
 
 pytest.importorskip("torchao")
 INPUTS, OUTPUTS = 1024, 512

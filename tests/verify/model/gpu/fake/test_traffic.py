@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bench.model.fake_cuda import CUDA, Device, fake_cuda, fake_model
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
@@ -15,8 +16,6 @@ from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling.largest import likeliest
 from outrider.verify.sampling.sampler import Sampler
 from outrider.verify.sampling_params import SamplingParams
-from tests.verify.model.gpu.fake.fake_cuda import CUDA, Device, fake_cuda
-from tests.verify.model.gpu.fake.test_captured_region import fake_model
 from tests.verify.model.test_architectures import config_of
 
 pytestmark = pytest.mark.slow

@@ -10,21 +10,26 @@ import ctypes
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import patch
 
-import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.cpp_extension import include_paths
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outrider.verify.model import transfer
+from outrider.verify.model.attention.architectures import prepare_architecture
+from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.gpu import graphs, triton_attention, triton_recurrence
+from outrider.verify.model.gpu.devices import Placement
+from outrider.verify.model.loading import prepare
 
 CUDA = torch.device("cuda", 0)
 CAPABILITY = (9, 0)
@@ -71,12 +76,16 @@ class Device(TorchDispatchMode):
         inputs, result = tensors_in((args, kwargs)), func(*args, **kwargs)
         outputs = tensors_in(result)
         if any(each.is_cuda for each in inputs + outputs) and launches(func, inputs, outputs):
-            self.launches += 1
-            self.bytes += sum(each.nbytes for each in inputs + outputs)
-            self.operations[str(func)] += 1
+            self.record(func, inputs, outputs)
         if self._is_capturing and (reason := broken_rule(func, args, inputs + outputs)):
             self.forbidden.append(f"{func} {reason}: {[(str(each.device), tuple(each.shape)) for each in inputs]}")
         return result
+
+    def record(self, func: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        """Counts a launch."""
+        self.launches += 1
+        self.bytes += sum(each.nbytes for each in inputs + outputs)
+        self.operations[str(func)] += 1
 
     @contextmanager
     def capture(self, device: torch.device) -> Iterator[Any]:
@@ -115,15 +124,35 @@ def broken_rule(func: Any, args: Any, tensors: list[torch.Tensor]) -> str | None
 
 
 @contextmanager
-def fake_cuda() -> Iterator[Device]:
-    """New tensors inside are fake, and may be on `cuda:0`, `cuda:1` and so on, of compute capability CAPABILITY."""
+def fake_cuda(device: Device | None = None) -> Iterator[Device]:
+    """New tensors inside are fake, and may be on `cuda:0`, `cuda:1` and so on, of compute capability CAPABILITY.
+
+    What runs is recorded by `device`. Needs a build of torch without CUDA, and a C++ compiler.
+    """
     install_guard()
-    device = Device()
-    with pytest.MonkeyPatch.context() as patch:
+    device = device or Device()
+    with ExitStack() as stack:
         for module in (transfer, graphs, triton_attention, triton_recurrence):
-            patch.setattr(module, "on_device", lambda _: nullcontext())  # which needs a driver
-        patch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-        patch.setattr(FakeTensor, "data_ptr", lambda tensor: id(tensor), raising=False)
-        patch.setattr(torch.cuda, "get_device_capability", lambda device=None: CAPABILITY)
-        with FakeTensorMode(), device:
-            yield device
+            stack.enter_context(patch.object(module, "on_device", lambda _: nullcontext()))  # which needs a driver
+        stack.enter_context(patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor))
+        stack.enter_context(patch.object(FakeTensor, "data_ptr", lambda tensor: id(tensor), create=True))
+        stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda device=None: CAPABILITY))
+        stack.enter_context(FakeTensorMode())
+        stack.enter_context(device)
+        yield device
+
+
+def fake_model(config: Any, devices: Sequence[torch.device] = (CUDA,)) -> PreTrainedModel:
+    """A model without values, in bfloat16 on these devices. Fake tensors refuse to change in place, as models do to move."""
+    prepare_architecture(config)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=NAME).eval()
+    moved: dict[int, torch.nn.Parameter] = {}  # by the tensor on the host, which several modules may share
+    for device, modules in Placement(model, devices).modules.items():
+        for module in modules:
+            for name, weight in module._parameters.items():
+                if weight is not None:
+                    new = torch.nn.Parameter(weight.to(device), requires_grad=False)
+                    module._parameters[name] = moved.setdefault(id(weight), new)
+            module._buffers |= {name: each.to(device) for name, each in module._buffers.items() if each is not None}
+    prepare(model, None)
+    return cast(PreTrainedModel, model)
