@@ -1,0 +1,22 @@
+"""What a step of a GPU reads, writes and launches, by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+PARTS = ("linear", "attention", "elementwise", "sampling")
+
+
+@dataclass
+class Counts:
+    """What one step reads, writes and launches."""
+
+    bytes: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    launches: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PARTS, 0))
+    needed_bytes: float = 0.0  # weights, cache and states, once: what any engine reads
+    flops: float = 0.0  # of the linear layers
+
+    def add(self, part: str, nbytes: float, launches: int) -> None:
+        """Adds launches, and the bytes that they read and write."""
+        self.bytes[part] += nbytes
+        self.launches[part] += launches

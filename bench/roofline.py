@@ -1,0 +1,229 @@
+"""`python -m bench.roofline`: predicts the steps of GPUs from the bytes and launches that are counted without one.
+
+docs/roofline.md shows the tables, and says where each assumption comes from. Nothing here is a measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from transformers import Qwen3_5TextConfig, Qwen3MoeConfig
+
+from bench import report
+from bench.model.counts import PARTS, Counts
+from bench.model.shapes import SHAPES
+
+RESULT = report.RESULTS / "roofline.json"
+CONTEXT, NODES = 4096, 64
+
+
+class Model(NamedTuple):
+    """A model whose steps are predicted."""
+
+    config: Callable[[], Any]
+    weights_gb: float  # in memory, with the embedding table
+    context: int = CONTEXT
+    nodes: int = NODES  # of the larger step
+
+
+MODELS = {
+    "Llama-3.1-8B": Model(SHAPES["llama-3-8b"], 16.1),
+    "Qwen3-30B-A3B": Model(lambda: Qwen3MoeConfig(num_hidden_layers=48, head_dim=128, max_position_embeddings=40960), 61.1),
+    "Qwen3.5-9B": Model(Qwen3_5TextConfig, 17.9),  # transformers' default sizes
+}
+# What `bench.gpu` times: forwards after a short text. The picture of its figures shows this prediction.
+MEASURED = "llama-2-7b"
+MODELS_OF_GPU = {MEASURED: Model(SHAPES[MEASURED], 13.5, context=64, nodes=63)}
+
+
+class GPU(NamedTuple):
+    """Figures of a data sheet."""
+
+    bytes_per_second: float
+    flops: float  # dense products of bfloat16, summed in float32
+    memory_gb: float
+
+
+GPUS = {
+    "H100 SXM": GPU(3.35e12, 989e12, 80),
+    "RTX 4090": GPU(1.008e12, 165e12, 24),
+    "L4": GPU(0.3e12, 121e12, 24),
+}
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What is not counted. docs/roofline.md names the source of each."""
+
+    readable: float = 0.90  # of the data sheet's bandwidth: what a sum over a large tensor reads
+    kernel: float = 0.86  # of the readable bandwidth: what one kernel reads
+    many_rows: float = 0.82  # of that: products of 64 rows and more
+    launch_seconds: float = 1.3e-6  # from one kernel of a graph to the next
+    packing_seconds: float = 0.2e-3  # the inputs of a forward, on the host
+    host_seconds: float = 0.1e-3  # commit, text and messages, on the host
+    draft_seconds: float = 0.2e-3  # on the host, with 64 nodes
+    gpt_fast: float = 0.82  # of the readable bandwidth: gpt-fast's whole step
+
+
+ASSUMED = Assumptions()
+
+
+def gpt_fast_kernel(launch_seconds: float = ASSUMED.launch_seconds) -> float:
+    """The share of the readable bandwidth that gpt-fast's kernels reach while they run, from its published figures.
+
+    Llama-2-7B on an A100 that reads 1,700 GB/s: 1,397.31 GB/s at 104.9 tokens/s, with about 11 kernels in each of 32 layers.
+    """
+    rate, speed, readable, launches = 104.9, 1397.31e9, 1700e9, 11 * 32 + 4
+    return speed / rate / (1 / rate - launches * launch_seconds) / readable
+
+
+def predict(counts: Counts, nodes: int, readable: float, flops: float, assumed: Assumptions = ASSUMED) -> dict[str, float]:
+    """Seconds of a step by part, on a GPU that reads `readable` bytes a second."""
+    speed = readable * assumed.kernel
+    seconds = {part: counts.bytes[part] / speed for part in PARTS}
+    products = seconds["linear"] / (assumed.many_rows if nodes else 1.0)
+    return seconds | {
+        "linear": max(products, counts.flops / flops),
+        "launches": sum(counts.launches.values()) * assumed.launch_seconds,
+        "host": assumed.packing_seconds + assumed.host_seconds + (assumed.draft_seconds if nodes else 0.0),
+    }
+
+
+def predict_forward(counts: Counts, nodes: int, readable: float, assumed: Assumptions = ASSUMED) -> float:
+    """Seconds of a forward with the packing of its inputs and nothing else, as `outrider bench decode --shape` times it."""
+    parts = predict(counts, nodes, readable, float("inf"), assumed)
+    launches = sum(number for part, number in counts.launches.items() if part != "sampling")
+    forward = sum(parts[part] for part in PARTS if part != "sampling")
+    return forward + launches * assumed.launch_seconds + assumed.packing_seconds
+
+
+def enough_many_rows(plain: Mapping[str, float], tree: Mapping[str, float], limit: float) -> float:
+    """The `many_rows` at which the larger step takes `limit` times the plain one; infinite if none does."""
+    left = limit * sum(plain.values()) - sum(tree.values()) + tree["linear"]
+    return tree["linear"] * ASSUMED.many_rows / left if left > 0 else float("inf")
+
+
+def prediction(name: str, model: Model, gpu: str, counts: Mapping[int, Counts]) -> list[dict[str, Any]]:
+    """A row for the plain step, and one for the larger step."""
+    sheet = GPUS[gpu]
+    readable = sheet.bytes_per_second * ASSUMED.readable
+    seconds = {nodes: predict(each, nodes, readable, sheet.flops) for nodes, each in counts.items()}
+    plain = sum(seconds[0].values())
+    rows = []
+    for nodes, parts in seconds.items():
+        total, least = sum(parts.values()), counts[nodes].needed_bytes / readable
+        row = {"model": name, "gpu": gpu, "nodes": nodes, "fits": model.weights_gb < sheet.memory_gb}
+        row |= {"ms": {part: round(1e3 * each, 3) for part, each in parts.items()}, "step_ms": round(1e3 * total, 2)}
+        row |= {"share_of_readable": round(least / total, 3), "share_of_sheet": round(least / total * ASSUMED.readable, 3)}
+        row |= {"gpt_fast_ms": round(1e3 * least / ASSUMED.gpt_fast, 2), "over_plain": round(total / plain, 3)}
+        if nodes:
+            row["many_rows_for_1.2"] = round(enough_many_rows(seconds[0], parts, 1.2), 3)
+        rows.append(row)
+    return rows
+
+
+def run(models: Mapping[str, Model], gpus: Mapping[str, GPU]) -> dict[str, Any]:
+    """Counts and predictions of all models."""
+    from bench.model.traffic import count_step  # needs Triton and a C++ compiler, unlike the tables
+
+    counted = {
+        name: {nodes: count_step(model.config(), nodes, model.context) for nodes in (0, model.nodes)}
+        for name, model in models.items()
+    }
+    return {
+        "kind": "a prediction; no GPU has run this",
+        "assumptions": asdict(ASSUMED),
+        "counts": {
+            name: {"context": models[name].context} | {str(nodes): asdict(each) for nodes, each in by.items()}
+            for name, by in counted.items()
+        },
+        "predictions": [row for name in models for gpu in gpus for row in prediction(name, models[name], gpu, counted[name])],
+    }
+
+
+def counts_of(results: Mapping[str, Any], name: str) -> dict[int, Counts]:
+    """The counts of a model in `roofline.json`, by draft nodes."""
+    return {int(nodes): Counts(**each) for nodes, each in results["counts"][name].items() if nodes != "context"}
+
+
+def counts_table(results: Mapping[str, Any]) -> str:
+    """A Markdown table of gigabytes and launches by part."""
+    lines = ["| model | nodes | " + " | ".join(f"{part}: GB, launches" for part in PARTS) + " |", "|---" * 6 + "|"]
+    for name in MODELS:
+        for nodes, each in counts_of(results, name).items():
+            cells = [f"{each.bytes[part] / 1e9:.3f}, {each.launches[part]:,}" for part in PARTS]
+            lines.append(f"| {name} | {nodes} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def predictions_table(results: Mapping[str, Any], gpu: str) -> str:
+    """A Markdown table of the predicted milliseconds on one GPU."""
+    parts = [*PARTS, "launches", "host"]
+    headers = ["model", "nodes", *parts, "step", "over plain", "share", "gpt-fast"]
+    lines = ["| " + " | ".join(headers) + " |", "|---" * len(headers) + "|"]
+    for row in results["predictions"]:
+        if row["gpu"] == gpu and row["model"] in MODELS and row["fits"]:
+            cells = [f"{row['ms'][part]:.2f}" for part in parts]
+            cells += [f"**{row['step_ms']:.2f}**", f"{row['over_plain']:.2f}", f"{row['share_of_readable']:.2f}"]
+            lines.append(f"| {row['model']} | {row['nodes']} | {' | '.join(cells)} | {row['gpt_fast_ms']:.2f} |")
+    return "\n".join(lines)
+
+
+def changes_table(results: Mapping[str, Any], name: str = "Llama-3.1-8B", gpu: str = "H100 SXM") -> str:
+    """A Markdown table of what each change of the code or of an assumption would do to one model on one GPU."""
+    sheet, counts = GPUS[gpu], counts_of(results, name)
+    readable = sheet.bytes_per_second * ASSUMED.readable
+    hidden = {"packing_seconds": 0.0, "host_seconds": 0.0, "draft_seconds": 0.0}
+    # Of each layer's seven products, three fewer: one for q, k and v, and one for gate and up.
+    merged = 3 * (counts[0].launches["linear"] - 1) // 7
+    cases: list[tuple[str, Assumptions, int]] = [
+        ("as predicted", ASSUMED, 0),
+        ("q, k, v and gate, up merged", ASSUMED, merged),
+        ("the host hidden behind the device", replace(ASSUMED, **hidden), 0),
+        ("both", replace(ASSUMED, **hidden), merged),
+        ("many rows read like one", replace(ASSUMED, many_rows=1.0), 0),
+        ("all three", replace(ASSUMED, many_rows=1.0, **hidden), merged),
+    ]
+    lines = [f"| {name}, {gpu} | plain step, ms | share | {NODES} nodes, ms | over plain |", "|---|---|---|---|---|"]
+    for title, assumed, fewer in cases:
+        saved = fewer * assumed.launch_seconds
+        plain, tree = (
+            sum(predict(counts[nodes], nodes, readable, sheet.flops, assumed).values()) - saved for nodes in (0, NODES)
+        )
+        share = counts[0].needed_bytes / readable / plain
+        lines.append(f"| {title} | {1e3 * plain:.2f} | {share:.3f} | {1e3 * tree:.2f} | {tree / plain:.2f} |")
+    return "\n".join(lines)
+
+
+def figures_of_gpu(results: Mapping[str, Any], readable: float) -> dict[str, float]:
+    """The figures of `bench.gpu` that are predicted, by their names in its result, for a GPU that reads `readable` bytes/s."""
+    counts = counts_of(results, MEASURED)
+    plain, tree = (predict_forward(each, nodes, readable) for nodes, each in counts.items())
+    share = counts[0].needed_bytes / plain / readable
+    return {"single_token_step_share_of_bandwidth": round(share, 3), "nodes_over_single": round(tree / plain, 3)}
+
+
+def figures_table(results: Mapping[str, Any]) -> str:
+    """A Markdown table of the figures of `bench.gpu` that are predicted."""
+    lines = ["| GPU | share of bandwidth, one token | 63 nodes over one token |", "|---|---|---|"]
+    for name, sheet in GPUS.items():
+        share, ratio = figures_of_gpu(results, sheet.bytes_per_second * ASSUMED.readable).values()
+        lines.append(f"| {name} | {share:.2f} | {ratio:.2f} |")
+    return "\n".join(lines)
+
+
+def main(out: Annotated[Path, typer.Option(help="Save the counts and predictions as JSON.")] = RESULT) -> None:
+    """Count the bytes and launches of steps without a GPU, and predict their times."""
+    results = run(MODELS | MODELS_OF_GPU, GPUS)
+    report.save(out, results)
+    columns = {"model": "model", "GPU": "gpu", "nodes": "nodes", "step\n(ms)": "step_ms", "over\nplain": "over_plain:.2f"}
+    columns |= {"share of readable\nbandwidth": "share_of_readable:.3f", "gpt-fast\n(ms)": "gpt_fast_ms"}
+    report.print_figures("Predicted steps", columns, [row for row in results["predictions"] if row["fits"]])
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,93 @@
+"""The prediction's arithmetic, and the saved result."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench.model.counts import PARTS, Counts
+from bench.roofline import (
+    ASSUMED,
+    GPUS,
+    MODELS,
+    MODELS_OF_GPU,
+    RESULT,
+    Model,
+    counts_of,
+    enough_many_rows,
+    figures_of_gpu,
+    gpt_fast_kernel,
+    predict,
+    predict_forward,
+    prediction,
+    run,
+)
+
+READABLE = 1e12
+# At this speed, a gigabyte takes a millisecond.
+GIGABYTE = 1e9 * ASSUMED.kernel
+
+
+def step(linear: float = 10.0) -> Counts:
+    """Gigabytes of linear layers, and one of each other part; 100 launches of each."""
+    sizes = dict.fromkeys(PARTS, GIGABYTE) | {"linear": linear * GIGABYTE}
+    return Counts(sizes, dict.fromkeys(PARTS, 100), needed_bytes=linear * GIGABYTE, flops=1e9)
+
+
+def test_a_step_is_the_sum_of_its_parts() -> None:
+    found = predict(step(), 0, READABLE, flops=1e15)
+    assert found["linear"] == pytest.approx(10e-3)
+    assert found["sampling"] == pytest.approx(1e-3)
+    assert found["launches"] == pytest.approx(400 * ASSUMED.launch_seconds)
+    assert found["host"] == pytest.approx(0.3e-3)
+
+
+def test_many_rows_read_more_slowly_and_drafts_take_time() -> None:
+    found = predict(step(), 64, READABLE, flops=1e15)
+    assert found["linear"] == pytest.approx(10e-3 / ASSUMED.many_rows)
+    assert found["host"] == pytest.approx(0.5e-3)
+
+
+def test_products_may_be_limited_by_arithmetic() -> None:
+    assert predict(step(), 0, READABLE, flops=1e9)["linear"] == 1.0
+
+
+def test_a_forward_has_no_sampling() -> None:
+    expected = 12e-3 + 300 * ASSUMED.launch_seconds + ASSUMED.packing_seconds
+    assert predict_forward(step(), 0, READABLE) == pytest.approx(expected)
+
+
+def test_the_speed_of_many_rows_that_is_enough() -> None:
+    plain, tree = predict(step(), 0, READABLE, 1e15), predict(step(), 64, READABLE, 1e15)
+    enough = enough_many_rows(plain, tree, 1.2)
+    changed = tree | {"linear": 10e-3 / enough}
+    assert sum(changed.values()) == pytest.approx(1.2 * sum(plain.values()))
+    assert enough_many_rows(plain, tree | {"host": 1.0}, 1.2) == float("inf")
+
+
+def test_rows_of_a_prediction() -> None:
+    plain, tree = prediction("some", Model(lambda: None, 30.0), "L4", {0: step(), 64: step()})
+    assert not plain["fits"]
+    assert plain["over_plain"] == 1.0
+    assert tree["over_plain"] == pytest.approx(tree["step_ms"] / plain["step_ms"], abs=1e-3)
+    assert plain["share_of_sheet"] == pytest.approx(0.9 * plain["share_of_readable"], abs=1e-3)
+    assert plain["gpt_fast_ms"] == pytest.approx(1e3 * 10 * GIGABYTE / (0.9 * 0.3e12 * 0.82), abs=0.01)
+
+
+def test_the_speed_of_a_kernel_follows_from_the_published_figure() -> None:
+    assert round(gpt_fast_kernel(), 2) == ASSUMED.kernel
+
+
+def test_no_models_are_no_rows() -> None:
+    pytest.importorskip("triton")
+    assert run({}, GPUS)["predictions"] == []
+
+
+def test_the_saved_result_has_all_models_and_these_assumptions() -> None:
+    results = json.loads(RESULT.read_text())
+    assert set(results["counts"]) == {*MODELS, *MODELS_OF_GPU}
+    for row in results["predictions"]:
+        model = (MODELS | MODELS_OF_GPU)[row["model"]]
+        assert row in prediction(row["model"], model, row["gpu"], counts_of(results, row["model"]))
+    assert set(figures_of_gpu(results, READABLE)) == {"single_token_step_share_of_bandwidth", "nodes_over_single"}
