@@ -13,8 +13,14 @@ class Counts:
 
     bytes: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     launches: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PARTS, 0))
-    needed_bytes: float = 0.0  # weights, cache and states, once: what any engine reads
+    weight_bytes: float = 0.0  # of the linear layers, once
+    text_bytes: float = 0.0  # keys, values and states, once
     flops: float = 0.0  # of the linear layers
+
+    @property
+    def needed_bytes(self) -> float:
+        """What any engine reads."""
+        return self.weight_bytes + self.text_bytes
 
     def add(self, part: str, nbytes: float, launches: int) -> None:
         """Adds launches, and the bytes that they read and write."""

@@ -116,7 +116,7 @@ class Recorder(Device):
         weights = max(stored, key=torch.Tensor.numel)
         read = weights.nbytes * (self._experts if name.endswith("grouped_mm") else 1.0)
         self.counts.add("linear", read + out.nbytes + sum(each.nbytes for each in inputs if each is not weights), 1)
-        self.counts.needed_bytes += read
+        self.counts.weight_bytes += read
         self.counts.flops += 2 * out.numel() * weights.numel() / (out.shape[-1] * (len(weights) if weights.dim() == 3 else 1))
 
     def _attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pool: torch.Tensor) -> None:
@@ -125,7 +125,7 @@ class Recorder(Device):
         text = 2 * self._context * key.shape[0] * pool.shape[-1] * pool.itemsize
         parts = 1 + split_count(self._context // BLOCK * BLOCK, SPLIT_KEYS)
         own = 2 * (query.nbytes + key.nbytes + value.nbytes)  # queries and outputs are alike
-        self.counts.needed_bytes += text
+        self.counts.text_bytes += text
         self.counts.add("attention", text + own + 2 * rows * heads * parts * (head_dim + 1) * 4, KERNELS["tree_attention"])
 
 
@@ -197,7 +197,7 @@ def count_step(config: Any, nodes: int, context: int) -> Counts:
         counts.add("elementwise", nbytes, 1)
     if (states := runner.cache_shape.recurrent) is not None:
         size = states.states * states.heads * states.key_dim * states.value_dim * 4
-        counts.needed_bytes += size
+        counts.text_bytes += size
         counts.add("attention", 3 * size, 2)  # a scan reads them; the fold of a step's rows reads and writes them
     with fake_cuda() as device, without_events():
         logits = torch.empty(nodes + 1, runner.vocabulary, dtype=torch.bfloat16, device=CUDA)

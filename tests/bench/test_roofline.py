@@ -32,7 +32,7 @@ GIGABYTE = 1e9 * ASSUMED.kernel
 def step(linear: float = 10.0) -> Counts:
     """Gigabytes of linear layers, and one of each other part; 100 launches of each."""
     sizes = dict.fromkeys(PARTS, GIGABYTE) | {"linear": linear * GIGABYTE}
-    return Counts(sizes, dict.fromkeys(PARTS, 100), needed_bytes=linear * GIGABYTE, flops=1e9)
+    return Counts(sizes, dict.fromkeys(PARTS, 100), weight_bytes=linear * GIGABYTE, text_bytes=GIGABYTE, flops=1e9)
 
 
 def test_a_step_is_the_sum_of_its_parts() -> None:
@@ -67,12 +67,13 @@ def test_the_speed_of_many_rows_that_is_enough() -> None:
 
 
 def test_rows_of_a_prediction() -> None:
-    plain, tree = prediction("some", Model(lambda: None, 30.0), "L4", {0: step(), 64: step()})
+    plain, tree = prediction("some", Model(lambda: None, 100, 30.0), "L4", {0: step(), 64: step()})
     assert not plain["fits"]
     assert plain["over_plain"] == 1.0
     assert tree["over_plain"] == pytest.approx(tree["step_ms"] / plain["step_ms"], abs=1e-3)
     assert plain["share_of_sheet"] == pytest.approx(0.9 * plain["share_of_readable"], abs=1e-3)
-    assert plain["gpt_fast_ms"] == pytest.approx(1e3 * 10 * GIGABYTE / (0.9 * 0.3e12 * 0.82), abs=0.01)
+    peer = plain["ms"]["linear"] + plain["ms"]["attention"] + 1e3 * 1104 * ASSUMED.launch_seconds
+    assert plain["gpt_fast_ms"] == pytest.approx(peer, abs=0.01)
 
 
 def test_the_speed_of_a_kernel_follows_from_the_published_figure() -> None:

@@ -1,8 +1,8 @@
 """Generates configs/default.yaml and the tables of docs/settings.md from the settings tree, and those of docs/api.md,
-docs/agents.md, docs/papers.md and docs/draft-papers.md.
+docs/agents.md, docs/papers.md, docs/draft-papers.md and docs/roofline.md.
 
-After a change of a setting, of `outrider.server.openai.unsupported` or of agents.json or ablations.json in bench/results, run
-`python -m tests.docs.generated` to rewrite the files.
+After a change of a setting, of `outrider.server.openai.unsupported` or of agents.json, ablations.json or roofline.json in
+bench/results, run `python -m tests.docs.generated` to rewrite the files.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench import roofline as roofs
 from bench.ablations import page as ablations
 from bench.agents import summary
 from outrider.server.openai.responses import schema as responses
@@ -28,6 +29,7 @@ AGENTS = ROOT / "docs" / "agents.md"
 AGENTS_RESULTS = ROOT / "bench" / "results" / "agents.json"
 PAPERS = (ROOT / "docs" / "papers.md", ROOT / "docs" / "draft-papers.md")
 ABLATIONS_RESULTS = ROOT / "bench" / "results" / "ablations.json"
+ROOFLINE = ROOT / "docs" / "roofline.md"
 
 HEADER = """\
 # Every setting with its default. Generated from the settings tree; docs/settings.md has the types and bounds.
@@ -71,6 +73,16 @@ def papers(page: str) -> str:
     for paper in ("aded", "rest", "gsd", "pearl"):
         page = _replace(page, paper, f"\n{ablations.tables(results, paper)}")
     return page
+
+
+def roofline(page: str) -> str:
+    """docs/roofline.md with regenerated tables."""
+    results = json.loads(roofs.RESULT.read_text())
+    page = _replace(page, "counts", f"\n{roofs.counts_table(results)}\n")
+    for gpu in roofs.GPUS:
+        page = _replace(page, gpu, f"\n{roofs.predictions_table(results, gpu)}\n")
+    page = _replace(page, "changes", f"\n{roofs.changes_table(results)}\n")
+    return _replace(page, "figures", f"\n{roofs.figures_table(results)}\n")
 
 
 def _replace(page: str, title: str, text: str) -> str:
@@ -133,5 +145,6 @@ if __name__ == "__main__":
     SETTINGS.write_text(settings(SETTINGS.read_text()))
     API.write_text(api(API.read_text()))
     AGENTS.write_text(agents(AGENTS.read_text()))
+    ROOFLINE.write_text(roofline(ROOFLINE.read_text()))
     for path in PAPERS:
         path.write_text(papers(path.read_text()))

@@ -1,6 +1,19 @@
 """The generated files are up to date."""
 
-from tests.docs.generated import AGENTS, API, DEFAULT_YAML, PAPERS, SETTINGS, agents, api, default_yaml, papers, settings
+from tests.docs.generated import (
+    AGENTS,
+    API,
+    DEFAULT_YAML,
+    PAPERS,
+    ROOFLINE,
+    SETTINGS,
+    agents,
+    api,
+    default_yaml,
+    papers,
+    roofline,
+    settings,
+)
 
 
 def test_the_default_settings_are_up_to_date() -> None:
@@ -26,3 +39,8 @@ def test_the_tables_of_the_papers_are_up_to_date() -> None:
     for path in PAPERS:
         page = path.read_text()
         assert page == papers(page), "run python -m tests.docs.generated"
+
+
+def test_the_tables_of_the_roofline_are_up_to_date() -> None:
+    page = ROOFLINE.read_text()
+    assert page == roofline(page), "run python -m tests.docs.generated"
