@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -47,6 +48,11 @@ def test_many_rows_read_more_slowly_and_drafts_take_time() -> None:
     found = predict(step(), 64, READABLE, flops=1e15)
     assert found["linear"] == pytest.approx(10e-3 / ASSUMED.many_rows)
     assert found["host"] == pytest.approx(0.5e-3)
+
+
+def test_what_stays_in_the_cache_takes_no_time() -> None:
+    found = predict(step(), 0, READABLE, 1e15, replace(ASSUMED, cached=0.5))
+    assert [found[part] for part in PARTS] == pytest.approx([10e-3, 1e-3, 0.5e-3, 0.5e-3])
 
 
 def test_products_may_be_limited_by_arithmetic() -> None:
