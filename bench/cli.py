@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from bench.gpu_command import bench_gpu
 from bench.live.command import bench_live
 from bench.options import (
     Config,
@@ -31,6 +32,7 @@ app = typer.Typer(help="Measure speed, cost and load.", no_args_is_help=True)
 
 
 app.command("live", context_settings=EXTRA_FLAGS)(bench_live)
+app.command("gpu")(bench_gpu)
 
 
 def register(outrider: typer.Typer) -> None:

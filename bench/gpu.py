@@ -1,7 +1,7 @@
-"""`python -m bench.gpu`: checks and measures everything that needs a GPU, in minutes.
+"""`outrider bench gpu`, also `python -m bench.gpu`: checks and measures everything that needs a GPU, in minutes.
 
-Each part is saved as soon as it is done, so an interrupted run keeps its finished parts. Exits with code 2 without a GPU. What
-concerns several streams, invariant rows and pages is in `bench.model.gpu_streams`.
+Each part is saved as soon as it is done, so an interrupted run keeps its finished parts. What concerns several streams,
+invariant rows and pages is in `bench.model.gpu_streams`, and the command in `bench.gpu_command`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
 from rich.console import Console
 
 from bench import report
+from bench.gpu_command import bench_gpu
 from bench.model import gpu_drafts, gpu_streams
 from bench.model.bandwidth import read_bytes_per_second
-from bench.plan import PROMPTS, Plan, read_prompts
+from bench.plan import PROMPTS, BenchError, Plan, read_prompts
 from bench.recordings import Recordings
 from outrider.server.settings import Settings
 from outrider.verify.model.attention.interface import Layer
@@ -148,7 +149,8 @@ def lossless() -> dict[str, Any]:
 
     plan = Plan(["trigram", "fusion"], read_prompts(PROMPTS, 8), [0.0, 0.8], 96, 1)
     divergences = run(Settings.model_validate({"model": {"dtype": "float32"}}), plan)
-    return {"divergences": len(divergences), "margins": [divergence.margin for divergence in divergences]}
+    answers = len(plan.drafters) * len(plan.prompts) * len(plan.temperatures)
+    return {"answers": answers, "divergences": len(divergences), "margins": [divergence.margin for divergence in divergences]}
 
 
 def memory() -> dict[str, Any]:
@@ -227,18 +229,16 @@ def measure_parts(parts: dict[str, Callable[[], dict[str, Any]]], out: Path) -> 
     return results
 
 
-def main(
-    out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = report.RESULTS / "gpu.json",
-    stream: Annotated[Path | None, typer.Option(help="Recorded answers of a model of this shape, for forced replay.")] = None,
-    tokenizer: Annotated[str, typer.Option(help="The tokenizer of the recorded answers.")] = "",
-    corpus: Annotated[Path | None, typer.Option(help="Texts to index before the replay.")] = None,
-    limit: Annotated[int, typer.Option(help="Lines to replay.")] = 6,
-    only: Annotated[str, typer.Option(help="Parts to measure, separated by commas; all by default.")] = "",
-) -> None:
-    """Check and measure everything that needs a GPU."""
+def check_device() -> None:
+    """Raises BenchError without a GPU."""
     if not torch.cuda.is_available():
-        print("bench.gpu: torch finds no GPU; run this on a machine that has one.", file=sys.stderr)
-        raise typer.Exit(2)
+        raise BenchError("torch finds no GPU; run bench gpu on a machine that has one.")
+
+
+def chosen_parts(
+    only: str, stream: Path | None, tokenizer: str, corpus: Path | None, limit: int
+) -> dict[str, Callable[[], dict[str, Any]]]:
+    """The parts to measure: those in `only`, or all; forced replay needs a `stream`. Raises BenchError."""
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "lossless": lossless,
         "memory": memory,
@@ -253,12 +253,15 @@ def main(
         parts["forced"] = forced(stream, tokenizer, corpus, limit)
     parts |= {"steps_without_compile": steps("off"), "kernel": kernel, "tests": tests}
     if unknown := {*only.split(",")} - {*parts, ""}:
-        print(f"bench.gpu: there is no part {sorted(unknown)[0]}; name some of {', '.join(parts)}.", file=sys.stderr)
-        raise typer.Exit(2)
-    parts = {name: part for name, part in parts.items() if not only or name in only.split(",")}
+        raise BenchError(f"There is no part {sorted(unknown)[0]}; name some of {', '.join(parts)}.")
+    return {name: part for name, part in parts.items() if not only or name in only.split(",")}
+
+
+def run(parts: dict[str, Callable[[], dict[str, Any]]], out: Path) -> None:
+    """Measures, saves and prints."""
     results = measure_parts(parts, out)
     report.print_table("Claims", ("claim", "holds"), [(claim, "yes" if holds else "NO") for claim, holds in results.items()])
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    typer.run(bench_gpu)

@@ -20,7 +20,7 @@ def test_the_entry_point_adds_the_commands() -> None:
     assert "bench" in listed
     assert "verify-lossless" in listed and "verify-quality" in listed
     commands = CliRunner().invoke(app, ["bench", "--help"]).output
-    assert all(name in commands for name in ("decode", "live", "peers", "replay", "ablations", "serve"))
+    assert all(name in commands for name in ("decode", "gpu", "live", "peers", "replay", "ablations", "serve"))
 
 
 def test_nothing_heavy_is_imported_with_the_commands() -> None:
