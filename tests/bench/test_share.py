@@ -12,7 +12,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from bench import share
+from bench import report, share
 from bench.cli import register
 from bench.plan import BenchError
 from bench.roofline import RESULT
@@ -120,7 +120,7 @@ def test_sharing_writes_a_figure_file_and_a_picture(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu.report, "machine", lambda: "a GPU")
+    monkeypatch.setattr(report, "machine", lambda: "a GPU")
     monkeypatch.setattr(gpu, "lossless", lambda: FIGURES["lossless"] | {})
     done = CliRunner().invoke(app, ["bench", "gpu", "--share", "--only", "lossless"])
     assert done.exit_code == 0, done.output
