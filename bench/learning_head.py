@@ -2,9 +2,9 @@
 
 The head reads the last hidden state h of the target and the embedding e of the token that was chosen from it, and predicts the
 token after that one: logits W(A h + B e), with the target's own W. A and B start at zero and are trained by Adam on the answers
-that were served before. Answers of SmolLM2 to questions of Spec-Bench's six tasks are replayed: `fusion` with all nodes, and
-`fusion` with the head's likeliest tokens in place of its last ones. Replay has no feedback, so `fusion` misses more than
-it does on a server, and the head's gain is an upper bound.
+that were served before. SmolLM2 answers questions of Spec-Bench's six tasks, first to train the head, then with `fusion` and
+with `fusion` that has the head's likeliest tokens below the root in place of its last nodes. Tokens per step depend on no
+clock.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from transformers import AutoModelForCausalLM
 
 from bench import report
 from bench.live.questions import Renderer, read_tasks
+from bench.live.setup import Question
 from bench.model.gguf_file import unpack
 from bench.sources import answer
-from outrider.drafters.interface import EMPTY, NOTHING, Ints, Verdict
-from outrider.drafters.registry import make
+from outrider.drafters.interface import NOTHING, DraftTree, Ints, Sampling, Source, Verdict, arrange
+from outrider.drafters.registry import Resources, make
 from outrider.drafters.sequence import Sequence as Text
+from outrider.drafters.state import Stateless
 from outrider.models import smollm2
 from outrider.server.settings import load_settings
 from outrider.server.worker.runtime import Runtime, load
-from outrider.verify.sampling.acceptance import walk
 
 RATE, BATCH, STEPS = 1e-3, 128, 24  # of Adam; steps after each answer
 LIKELIEST = 16
@@ -41,15 +42,16 @@ LIKELIEST = 16
 class Served:
     """An answer, and what the head reads and learns of it."""
 
-    prompt: Ints
-    tokens: Ints
+    question: Question
+    seed: int
+    tokens: Ints  # int32 [A]
     hidden: torch.Tensor  # float32 [P + A, H]; after the last norm
     ids: torch.Tensor  # int64 [P + A]
 
     @property
     def first(self) -> int:
         """The position of the answer's first token."""
-        return len(self.prompt)
+        return len(self.question.ids)
 
 
 class Head:
@@ -88,17 +90,52 @@ class Head:
             self._optimizer.step()
 
 
+class Headed(Stateless):
+    """`fusion` whose last nodes are the head's likeliest tokens below the root."""
+
+    prunable = True
+
+    def __init__(self, resources: Resources, likeliest: Sequence[Sequence[int]], extra: int) -> None:
+        """`likeliest` are the head's tokens after each token of the answer, of which a draft has `extra`."""
+        self._fusion, self._text = make("fusion", resources), Text()
+        self._likeliest, self._extra = likeliest, extra
+        self.feedback = self._fusion.feedback
+
+    def begin(self, sequence: Text, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+        self._text = sequence
+        self._fusion.begin(sequence, prediction, sampling)
+
+    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
+        tree = self._fusion.propose(budget - self._extra, least)
+        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        known = {token for token, parent in zip(tokens, parents, strict=True) if parent < 0}
+        after = self._likeliest[self._text.emitted - 1] if self._text.emitted else ()
+        added = [token for token in after if token not in known][: self._extra]
+        probability, source = tree.probability.tolist(), tree.source.tolist()
+        more = len(added)
+        return arrange(tokens + added, parents + [-1] * more, probability + [0.0] * more, source + [int(Source.OTHER)] * more)[
+            0
+        ]
+
+    def observe(self, verdict: Verdict) -> None:
+        self._fusion.observe(verdict)
+
+    def end(self) -> None:
+        self._fusion.end()
+
+
 def main(
     prompts: Annotated[Path, typer.Option(help="Spec-Bench's question.jsonl.")],
     questions: Annotated[int, typer.Option(min=1, help="Questions of each task.")] = 16,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 128,
     nodes: Annotated[int, typer.Option(min=1, help="Draft nodes of a step.")] = 8,
     extra: Annotated[str, typer.Option(help="Nodes of the head, separated by commas.")] = "1,2",
+    temperature: Annotated[float, typer.Option(min=0, help="Temperature of the answers.")] = 0.0,
     out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = report.RESULTS / "learning-head-smollm2.json",
 ) -> None:
     """Serve answers, train the head on them, and count the tokens per step with and without it."""
     runtime = load(load_settings(None, {"model.path": smollm2.NAME}))
-    answers, model = serve(runtime, prompts, questions, tokens, nodes), load_model()
+    answers, model = serve(runtime, prompts, questions, tokens, nodes, temperature), load_model()
     head, learned = Head(model), len(answers) // 2
     for served in answers[:learned]:
         head.learn(served)
@@ -108,7 +145,9 @@ def main(
         for count in hits:
             hits[count] += sum(token in found[:count] for token, found in zip(after, likeliest, strict=True))
         for more in steps:
-            steps[more] += replay(runtime, served, likeliest, nodes, more)
+            decoded = answer(runtime, Headed(runtime.resources, likeliest, more), served.question, served.seed, nodes)
+            assert decoded.tokens == served.tokens.tolist(), "drafts have changed an answer"
+            steps[more] += len(decoded.steps)
         head.learn(served)
     sizes = [len(served.tokens) for served in answers]
     counted = sum(sizes[learned:])
@@ -119,16 +158,16 @@ def main(
         "counted_tokens": counted,
         "recall": {str(count): round(hit / (counted - len(answers) + learned), 4) for count, hit in hits.items()},
     }
-    report.save(out, {"model": smollm2.NAME, "nodes": nodes, **figures, "rows": rows})
+    report.save(out, {"model": smollm2.NAME, "temperature": temperature, "nodes": nodes, **figures, "rows": rows})
     print(figures)
     columns = {"nodes of\nthe head": "head_nodes", "tokens\nper step": "tokens_per_step:.3f", "gain": "gain:+.1%"}
     report.print_figures(f"`fusion` with {nodes} nodes, some of them the head's", columns, rows)
 
 
-def serve(runtime: Runtime, prompts: Path, questions: int, tokens: int, nodes: int) -> list[Served]:
-    """Greedy answers in a random order of the tasks, with hidden states by transformers."""
+def serve(runtime: Runtime, prompts: Path, questions: int, tokens: int, nodes: int, temperature: float) -> list[Served]:
+    """Answers in a random order of the tasks, with hidden states by transformers."""
     renderer = Renderer(str(smollm2.locate()), runtime.runner.context_tokens, tokens)
-    asked = [each for texts in read_tasks(prompts).values() for each in renderer.first(texts, questions, 0.0)]
+    asked = [each for texts in read_tasks(prompts).values() for each in renderer.first(texts, questions, temperature)]
     Random(0).shuffle(asked)
     answers = []
     model = load_model()
@@ -138,7 +177,7 @@ def serve(runtime: Runtime, prompts: Path, questions: int, tokens: int, nodes: i
         ids = torch.from_numpy(np.concatenate([question.ids, found])).long()
         with torch.no_grad():
             hidden = model.model(ids[None]).last_hidden_state[0]
-        answers.append(Served(question.ids, found, hidden, ids))
+        answers.append(Served(question, seed, found, hidden, ids))
     return answers
 
 
@@ -147,32 +186,6 @@ def load_model() -> Any:
     with tempfile.TemporaryDirectory() as folder:
         unpack(Path(smollm2.locate()), Path(folder), "float32")
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-def replay(runtime: Runtime, served: Served, likeliest: Sequence[Sequence[int]], nodes: int, extra: int) -> int:
-    """The number of steps of an answer whose drafts have `extra` of their nodes from the head."""
-    drafter, text = make("fusion", runtime.resources), Text(served.prompt)
-    drafter.begin(text)
-    padded = np.concatenate([served.tokens, np.full(1 + nodes, -1, np.int32)])
-
-    def emit(verdict: Verdict) -> int:
-        text.append(verdict.tokens)
-        drafter.observe(verdict)
-        return len(verdict.tokens)
-
-    position = emit(Verdict(EMPTY, NOTHING, served.tokens[:1]))
-    steps = 1
-    while position < len(served.tokens):
-        tree = drafter.propose(nodes - extra)
-        path, tokens = walk(tree, padded[np.concatenate([[0], tree.depths]) + position].tolist().__getitem__)
-        children = set(tree.tokens[tree.parents < 0].tolist())
-        added = [token for token in likeliest[position - 1] if token not in children][:extra]
-        is_headed = not len(path) and int(tokens[0]) in added
-        position += emit(Verdict(tree, path, tokens).cut(len(served.tokens) - position))
-        if is_headed and position < len(served.tokens):  # the head's node was accepted, so the step emits another token
-            position += emit(Verdict(EMPTY, NOTHING, served.tokens[position : position + 1]))
-        steps += 1
-    return steps
 
 
 if __name__ == "__main__":

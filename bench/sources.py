@@ -33,8 +33,8 @@ from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
 
 NewDrafter = Callable[[Resources], Drafter]
-# The bounds of the options keep a little of what a variant leaves out: the last 64 tokens, and 16 contexts.
-FEW_TOKENS, FEW_CONTEXTS = 64, 16
+# A session's text cannot be left out entirely.
+FEW_TOKENS = 64
 ALL = "all sources"
 
 
@@ -55,7 +55,6 @@ VARIANTS: Mapping[str, NewDrafter] = {
     ALL: fusion(),
     "without the dice": fusion(WithoutDice),
     "without feedback": fusion(feedback=0),
-    "without tri-grams": fusion(feedback=0, contexts=FEW_CONTEXTS),
     "without the text": fusion(capacity=FEW_TOKENS),
     "`trigram`": lambda resources: make("trigram", resources),
     "`lookup`": lambda resources: make("lookup", resources),

@@ -111,10 +111,7 @@ class CostBenefit:
 
 
 class Trust:
-    """How far to trust a drafter's probabilities: the ratio of accepted to expected tokens.
-
-    `verify.budget` has one for each depth, and `retrieval` one for each length of a match.
-    """
+    """How far to trust a drafter's probabilities: the ratio of accepted to expected tokens."""
 
     def __init__(self) -> None:
         self._expected = self._accepted = TRUST_PRIOR  # tokens per step (EMA)

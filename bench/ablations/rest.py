@@ -50,6 +50,11 @@ class CountingRetrieval(RetrievalDrafter):
     def __init__(self, resources: Resources, lengths: Counter[int]) -> None:
         super().__init__(resources.corpus, PAPER)
         self._lengths = lengths
+        self._match = 0  # length of the last draft's match
+
+    def _collect(self, match: int) -> int:
+        self._match = match
+        return super()._collect(match)
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         draft = super().propose(budget)

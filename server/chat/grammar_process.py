@@ -17,7 +17,7 @@ from typing import NamedTuple, TextIO
 
 from outrider.server.chat.grammar_job import GrammarJob
 from outrider.server.engine.worker_process import command, environment_without_settings
-from outrider.server.fair_pool import FairPool
+from outrider.server.fair_threads import FairThreads
 
 log = logging.getLogger("outrider")
 # A process that makes no progress gets this time. It limits its processor time itself.
@@ -89,7 +89,7 @@ class GrammarValidator:
         """`max_bytes`: of a schema, regex or grammar, and of all tools of a request."""
         self._max_bytes = max_bytes
         self._process: GrammarProcess | None = None
-        self._pool = FairPool([self], "outrider-grammars")
+        self._pool = FairThreads([self], "outrider-grammars")
         self._valid: OrderedDict[bytes, Built] = OrderedDict()  # results by the job's digest
 
     async def build(self, job: GrammarJob, principal: str = "") -> Built:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from outrider.server.batches import batches
 from outrider.server.chat.fill_in import MARKER_COUNT, FillInText, FillInTokens, assemble, encode_parts, find_tokens, fit
 from outrider.server.chat.plain_text import PlainText, encode
-from outrider.server.fair_pool import FairPool
+from outrider.server.fair_threads import FairThreads
 from outrider.server.http.errors import APIError, ContextExceeded
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         # Encoding changes a tokenizer's state, so each thread has its own. The second one is loaded when it is first needed.
         self._loaded: Load = lambda: tokenizer
-        self._pool = FairPool[Load]([self._loaded, cache(load or partial(copy.deepcopy, tokenizer))], "outrider-tokenizer")
+        self._pool = FairThreads[Load]([self._loaded, cache(load or partial(copy.deepcopy, tokenizer))], "outrider-tokenizer")
         added = (str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values())
         self._special = sorted({*tokenizer.all_special_tokens, *added}, key=lambda text: (-len(text), text))
         self._special_pattern = re.compile("|".join(map(re.escape, self._special)) or "(?!)")

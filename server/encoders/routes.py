@@ -33,6 +33,8 @@ def new_router(name: str, service: EncoderService) -> APIRouter:
     else:
 
         @router.post("/v1/rerank")
+        @router.post("/v2/rerank")  # Cohere's client
+        @router.post("/rerank")  # vLLM's and llama-server's further name
         async def rerank(http: Request, body: RerankBody) -> Response:
             return await cancel_on_disconnect(http, score(http, body, name, service))
 
@@ -45,6 +47,8 @@ def new_refusals(name: str) -> APIRouter:
 
     @router.post("/v1/embeddings")
     @router.post("/v1/rerank")
+    @router.post("/v2/rerank")
+    @router.post("/rerank")
     async def refuse() -> None:
         message = f"{name} writes text; this endpoint needs an encoder among several models, see docs/encoders.md."
         raise APIError(404, message, "model", "model_not_found")

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
+from outrider.server.engine.fair_queue import Queue, QueueFull
 from outrider.server.engine.messages import (
     Cancel,
     Failed,
@@ -28,7 +29,6 @@ from outrider.server.engine.messages import (
     Status,
     TokenEvent,
 )
-from outrider.server.engine.queue import Queue, QueueFull
 from outrider.server.engine.supervisor import Supervisor
 from outrider.server.engine.worker_process import WorkerProcess
 from outrider.server.settings import Scheduling, Settings

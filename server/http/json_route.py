@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
-from outrider.server.fair_pool import FairPool
+from outrider.server.fair_threads import FairThreads
 from outrider.server.http.auth import ANYONE
 from outrider.server.http.errors import APIError, from_validation
 from outrider.server.http.json_body import InvalidJSON, decode
@@ -28,7 +28,7 @@ class BodyPool:
     """The thread that processes large bodies, and the limits of lists by field."""
 
     def __init__(self, limits: Mapping[str, int]) -> None:
-        self._pool = FairPool([None], "outrider-bodies")
+        self._pool = FairThreads([None], "outrider-bodies")
         self._limits = limits
 
     async def run(self, principal: str, work: Callable[[], T]) -> T:

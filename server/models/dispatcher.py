@@ -24,7 +24,12 @@ from outrider.server.models.pool import DOES, Model, Pool
 
 COMMENT_SECONDS = 1.0
 # All other paths are for models that write text.
-ENCODER_PATHS: dict[str, Kind] = {"/v1/embeddings": "embeddings", "/v1/rerank": "rerank"}
+ENCODER_PATHS: dict[str, Kind] = {
+    "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
+    "/rerank": "rerank",
+}
 STREAM_START: Message = {
     "type": "http.response.start",
     "status": 200,

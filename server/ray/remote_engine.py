@@ -16,8 +16,8 @@ from typing import Protocol
 from msgspec import structs
 
 from outrider.server.engine.engine import EngineError, Overloaded, ShuttingDown, WorkerLost, seconds_left
+from outrider.server.engine.fair_queue import EMA_WEIGHT
 from outrider.server.engine.messages import Ready, Request, TokenEvent
-from outrider.server.engine.queue import EMA_WEIGHT
 from outrider.server.ray import wire
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import Metrics

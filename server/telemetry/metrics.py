@@ -12,8 +12,8 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from outrider.drafters.interface import MAX_NODES
+from outrider.server.engine.fair_queue import Queue
 from outrider.server.engine.messages import Ready, Reuse, Status, StepReport
-from outrider.server.engine.queue import Queue
 
 LATENCY_BUCKETS = (
     *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03),

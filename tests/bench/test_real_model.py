@@ -59,7 +59,7 @@ def test_long_contexts(prompts: Path, tmp_path: Path) -> None:
 
 
 def test_learning_head(prompts: Path, tmp_path: Path) -> None:
-    learning_head.main(prompts, 1, 12, 6, "1", tmp_path / "out.json")
+    learning_head.main(prompts, 1, 12, 6, "1", 0.8, tmp_path / "out.json")
     found = read(tmp_path / "out.json")
     assert [row["head_nodes"] for row in found["rows"]] == [0, 1]
     assert 0 <= found["recall"]["1"] <= found["recall"]["16"] <= 1

@@ -66,21 +66,6 @@ def test_continuations_stop_at_the_document() -> None:
     assert drafter.propose(8).tokens.tolist() == [3]
 
 
-def test_the_measured_acceptance_of_a_matchs_length_scales_its_drafts() -> None:
-    """Drafts of one token of context are always wrong here, drafts of two tokens are right."""
-    drafter = Driven(RetrievalDrafter([block([[0, 1, 2, 3, 4]])], RetrievalOptions(length=2)))
-    drafter.begin(np.array([5, 1], np.int32))
-    first = drafter.propose(8)
-    for _ in range(20):
-        assert drafter.propose(8).tokens.tolist() == [2, 3]  # after 1
-        drafter.observe(Verdict(EMPTY, NOTHING, np.array([0, 1], np.int32)))
-        assert drafter.propose(8).tokens.tolist() == [2, 3]  # after 0, 1
-        drafter.observe(Verdict(EMPTY, NOTHING, np.array([2, 5, 1], np.int32)))
-    assert drafter.propose(8).probability[0] < 0.2 * first.probability[0]
-    drafter.observe(Verdict(EMPTY, NOTHING, np.array([0, 1], np.int32)))
-    assert drafter.propose(8).probability[0] == first.probability[0]
-
-
 def test_without_a_datastore_nothing_is_drafted() -> None:
     drafter = Driven(RetrievalDrafter([], RetrievalOptions()))
     drafter.begin(np.array([1, 2], np.int32))

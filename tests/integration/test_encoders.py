@@ -79,7 +79,7 @@ def test_reranking(served: Served, folder: Path) -> None:
     found = served.http.post("/v1/rerank", json=body).json()["results"]
     assert [each["index"] for each in found] == sorted(range(5), key=lambda index: -expected[index])
     assert np.allclose([each["relevance_score"] for each in found], sorted(expected, reverse=True), atol=1e-5)
-    best = served.http.post("/v1/rerank", json=body | {"top_n": 1, "return_documents": True}).json()["results"]
+    best = served.http.post("/v2/rerank", json=body | {"top_n": 1, "return_documents": True}).json()["results"]
     assert len(best) == 1 and best[0]["document"]["text"] == TEXTS[found[0]["index"]]
 
 

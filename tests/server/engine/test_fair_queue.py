@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outrider.server.engine.queue import Queue, QueueFull
+from outrider.server.engine.fair_queue import Queue, QueueFull
 
 
 class Rig:

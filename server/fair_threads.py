@@ -16,7 +16,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class FairPool(Generic[R]):
+class FairThreads(Generic[R]):
     """Runs functions of a resource. All methods but `close` are called on the event loop."""
 
     def __init__(self, resources: Sequence[R], name: str) -> None:

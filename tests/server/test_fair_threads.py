@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from outrider.server.fair_pool import FairPool
+from outrider.server.fair_threads import FairThreads
 
 
 class Rig:
@@ -19,7 +19,7 @@ class Rig:
         self.started: list[str] = []
         self.ended: list[str] = []
         self.used: set[str] = set()
-        self.pool = FairPool(["first", "second"], "test")
+        self.pool = FairThreads(["first", "second"], "test")
 
     def submit(self, principal: str, name: str) -> asyncio.Future[str]:
         """Work that blocks its thread."""
