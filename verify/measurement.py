@@ -34,8 +34,11 @@ CONTEXTS = (64, 512, 2048, 8192, 32768)
 FEEDBACK = 8
 # Every point is timed ROUNDS times, and at most MOST_ROUNDS times while its times disagree.
 ROUNDS, MOST_ROUNDS = 3, 12
-# A point is not repeated once its times add up to this.
-POINT_SECONDS = 0.4
+# A point is not repeated once its times add up to this. Steps that take so long hardly ever pay, and the first start waits.
+POINT_SECONDS = 0.12
+# Where the largest step of one stream takes this many times as long as the smallest, rows cost their arithmetic, and those of
+# several streams as much as those of one.
+DEAR_ROWS = 8.0
 # Times agree if the second smallest is at most this multiple of the smallest.
 AGREEMENT = 1.1
 STREAMS = 4
@@ -61,7 +64,7 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     streams.clear()  # frees the cache, which may have all pages
     streams += [started(runner, contexts[0]) for _ in range(STREAMS)]
     few, many = Point(contexts[0], 0), Point(contexts[0], STREAM_NODES)
-    has_room = runner.max_rows >= STREAMS * (STREAM_NODES + 1)
+    has_room = runner.max_rows >= STREAMS * (STREAM_NODES + 1) and seconds[0][-1] < DEAR_ROWS * seconds[0][0]
     found = smallest_seconds(streams, [few, many] if has_room else [few])
     one = np.interp(STREAMS - 1, nodes, seconds[0])  # the same rows in one stream
     stream_seconds = max(0.0, (found[few] - float(one)) / (STREAMS - 1))

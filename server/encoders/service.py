@@ -39,7 +39,7 @@ class EncoderService:
         A process that ends later is started again, once for each batch of texts.
         """
         model = self._model
-        device = None if model.device == "auto" else model.device
+        device = None if model.device == "auto" else model.device.split(",")[0]
         request = Load(self.kind, model.path, model.revision, device, model.dtype, model.threads, model.trust_remote_code)
         try:
             answer = await self._ask(encode(request))
@@ -64,8 +64,7 @@ class EncoderService:
         """Fails all requests, and ends the process."""
         self._closed = True
         while parts := self._turns.take():
-            for part in parts:
-                part.answer.set_exception(ShuttingDown())
+            fail(parts, ShuttingDown())
         if self._running is not None:
             self._running.cancel()
 
@@ -96,18 +95,27 @@ class EncoderService:
     async def _run(self) -> None:
         """Encodes what waits."""
         while parts := self._turns.take():
-            started = time.perf_counter()
-            try:
-                answers = await self._answer(parts)
-            except EngineError as error:
+            await self._serve(parts)
+
+    async def _serve(self, parts: Sequence[Part]) -> None:
+        """Encodes parts together, and if that fails, one by one: one client's texts must not fail another's request."""
+        started = time.perf_counter()
+        try:
+            answers = await self._answer(parts)
+        except EngineError as error:
+            if len(parts) == 1:
+                fail(parts, error)
+            else:
                 for part in parts:
-                    if not part.answer.done():
-                        part.answer.set_exception(error)
-                continue
-            self.metrics.record(size(parts), sum(sum(tokens) for _, tokens in answers), time.perf_counter() - started)
-            for part, answer in zip(parts, answers, strict=True):
-                if not part.answer.done():
-                    part.answer.set_result(answer)
+                    await self._serve([part])
+            return
+        except asyncio.CancelledError:
+            fail(parts, ShuttingDown())
+            raise
+        self.metrics.record(size(parts), sum(sum(tokens) for _, tokens in answers), time.perf_counter() - started)
+        for part, answer in zip(parts, answers, strict=True):
+            if not part.answer.done():
+                part.answer.set_result(answer)
 
     async def _answer(self, parts: Sequence[Part]) -> list[tuple[Any, list[int]]]:
         """The values and tokens of each part. Raises EngineError."""
@@ -138,3 +146,10 @@ class EncoderService:
         if isinstance(answer, Failed):
             raise EncoderFailed(answer.message)
         return answer
+
+
+def fail(parts: Sequence[Part], error: EngineError) -> None:
+    """Fails the requests that wait for these parts."""
+    for part in parts:
+        if not part.answer.done():
+            part.answer.set_exception(error)

@@ -30,8 +30,8 @@ def test_a_curve_is_measured_once_and_saved(tiny_runner: ModelRunner, tmp_path: 
 def test_a_step_that_was_disturbed_does_not_count() -> None:
     """Two of three times are three times too long."""
     calls = count()
-    found = smallest(POINTS, lambda point: 0.001 * (1 + point.nodes) * (3 if next(calls) % 3 else 1))
-    assert found == {point: 0.001 * (1 + point.nodes) for point in POINTS}
+    found = smallest(POINTS, lambda point: 1e-4 * (1 + point.nodes) * (3 if next(calls) % 3 else 1))
+    assert found == {point: 1e-4 * (1 + point.nodes) for point in POINTS}
 
 
 def test_points_whose_times_disagree_are_timed_again() -> None:

@@ -20,6 +20,7 @@ VERSIONS = (2, 3)
 STRING, ARRAY = 8, 9
 # These are formats of the module struct.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+LENGTH = struct.Struct("<Q")  # of a text
 # The tensors' values are aligned to this, unless the file states another alignment.
 ALIGNMENT = 32
 
@@ -56,11 +57,20 @@ class Cursor:
         return values
 
     def text(self) -> str:
-        (length,) = self.scalars("Q")
-        start, self.position = self.position, self.position + length
-        if self.position > len(self._content):
+        return self.texts(1)[0]
+
+    def texts(self, count: int) -> list[str]:
+        """Several texts. A vocabulary has a hundred thousand, so this loop is a plain one."""
+        content, position, unpack = self._content, self.position, LENGTH.unpack_from
+        found = []
+        for _ in range(count):
+            start = position + LENGTH.size
+            position = start + unpack(content, position)[0]
+            found.append(content[start:position].decode("utf-8", "replace"))
+        if position > len(content):
             raise ValueError("it ends within a text")
-        return self._content[start : self.position].decode("utf-8", "replace")
+        self.position = position
+        return found
 
     def value(self, kind: int) -> Any:
         if kind == STRING:
@@ -70,6 +80,8 @@ class Cursor:
         element, count = self.scalars("IQ")
         if element in SCALARS:
             return list(self.scalars(f"{count}{SCALARS[element]}"))
+        if element == STRING:
+            return self.texts(count)
         return [self.value(element) for _ in range(count)]
 
 

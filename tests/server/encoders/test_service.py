@@ -1,0 +1,130 @@
+"""Requests to an encoder whose process is a stand-in: failures, clients that leave, shutdowns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from outrider.server.encoders.messages import Embed, Failed, Load, Loaded, Vectors, decode_request, encode
+from outrider.server.encoders.service import EncoderFailed, EncoderService
+from outrider.server.engine.engine import ShuttingDown, WorkerLost
+from outrider.server.engine.helper import HelperEnded
+from outrider.server.settings import load_settings
+from outrider.server.telemetry.metrics import EncoderMetrics
+
+
+class Program:
+    """The process: fails for texts that contain "bad", ends at "fatal", and waits at "slow" until it is released."""
+
+    def __init__(self) -> None:
+        self.alive = False
+        self.starts = 0
+        self.batches: list[list[str]] = []
+        self.released = asyncio.Event()
+
+    async def ask(self, message: bytes) -> bytes:
+        request = decode_request(message)
+        if isinstance(request, Load):
+            self.alive, self.starts = True, self.starts + 1
+            return encode(Loaded(1, 9))
+        assert isinstance(request, Embed) and self.alive
+        self.batches.append(request.texts)
+        if "slow" in request.texts:
+            await self.released.wait()
+        if "fatal" in request.texts:
+            self.alive = False
+            raise HelperEnded
+        if "bad" in request.texts:
+            return encode(Failed("no"))
+        values = b"".join(text[:4].ljust(4).encode() for text in request.texts)
+        return encode(Vectors(values, [len(text) for text in request.texts]))
+
+    async def close(self) -> None:
+        self.alive = False
+
+
+def run(test: Callable[[EncoderService, Program], Awaitable[None]]) -> None:
+    async def main() -> None:
+        service, program = EncoderService(load_settings(), "embeddings", EncoderMetrics()), Program()
+        service._helper = program  # type: ignore[assignment]
+        await service.start()
+        await asyncio.wait_for(test(service, program), 10)
+        await service.stop()
+
+    asyncio.run(main())
+
+
+def embed(service: EncoderService, principal: str, *texts: str) -> asyncio.Task[tuple[bytes, list[int]]]:
+    return asyncio.create_task(service.embed(principal, texts, None, None))
+
+
+def test_waiting_requests_are_encoded_together() -> None:
+    async def test(service: EncoderService, program: Program) -> None:
+        first = embed(service, "a", "slow")
+        await asyncio.sleep(0.05)
+        others = [embed(service, principal, principal) for principal in "bcd"]
+        await asyncio.sleep(0.05)
+        program.released.set()
+        assert await first == (b"slow", [4])
+        assert [await other for other in others] == [(b"b   ", [1]), (b"c   ", [1]), (b"d   ", [1])]
+        assert program.batches == [["slow"], ["b", "c", "d"]]
+
+    run(test)
+
+
+@pytest.mark.parametrize(("text", "error"), [("bad", EncoderFailed), ("fatal", WorkerLost)])
+def test_texts_that_fail_do_not_fail_other_requests(text: str, error: type[Exception]) -> None:
+    async def test(service: EncoderService, program: Program) -> None:
+        first = embed(service, "a", "slow")
+        await asyncio.sleep(0.05)
+        failing, other = embed(service, "b", text), embed(service, "c", "good")
+        await asyncio.sleep(0.05)
+        program.released.set()
+        await first
+        with pytest.raises(error):
+            await failing
+        assert await other == (b"good", [4])
+        assert await embed(service, "a", "more") == (b"more", [4])
+
+    run(test)
+
+
+def test_a_process_that_has_ended_is_started_again() -> None:
+    async def test(service: EncoderService, program: Program) -> None:
+        program.alive = False
+        assert await embed(service, "a", "good") == (b"good", [4])
+        assert program.starts == 2
+
+    run(test)
+
+
+def test_a_client_that_leaves_is_not_encoded() -> None:
+    async def test(service: EncoderService, program: Program) -> None:
+        first = embed(service, "a", "slow")
+        await asyncio.sleep(0.05)
+        left = embed(service, "b", "b")
+        await asyncio.sleep(0.05)
+        left.cancel()
+        await asyncio.sleep(0.05)
+        program.released.set()
+        await first
+        assert await embed(service, "c", "c") == (b"c   ", [1])
+        assert ["b"] not in program.batches
+
+    run(test)
+
+
+def test_shutting_down_fails_what_runs_and_what_waits() -> None:
+    async def test(service: EncoderService, program: Program) -> None:
+        running = embed(service, "a", "slow")
+        await asyncio.sleep(0.05)
+        waiting = embed(service, "b", "b")
+        await asyncio.sleep(0.05)
+        service.abort()
+        for each in (running, waiting, embed(service, "c", "c")):
+            with pytest.raises(ShuttingDown):
+                await each
+
+    run(test)
