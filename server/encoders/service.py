@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from outrider.server.encoders.kind import Kind
@@ -39,6 +40,8 @@ class EncoderService:
         A process that ends later is started again, once for each batch of texts.
         """
         model = self._model
+        if find_spec("sentence_transformers") is None:
+            raise WorkerLost(f"{model.served_name} is an encoder, which needs the extra: pip install 'outrider[encoders]'.")
         device = None if model.device == "auto" else model.device.split(",")[0]
         request = Load(self.kind, model.path, model.revision, device, model.dtype, model.threads, model.trust_remote_code)
         try:

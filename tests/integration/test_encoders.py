@@ -21,6 +21,8 @@ from outrider import models
 from tests.server.encoders.encoders import DIMENSIONS, MAX_TOKENS, save_all
 from tests.servers import Served, read_metrics, serving, wait_until
 
+pytestmark = pytest.mark.slow  # each encoder's process imports sentence-transformers
+
 TEXTS = ["hello world", "a", "what is 42", "some words that are a good deal longer than the others are here", "b c"] * 9
 
 
