@@ -17,6 +17,7 @@ from outrider.server.encoders.kind import Kind, kind_of
 from outrider.server.encoders.routes import new_router
 from outrider.server.encoders.service import EncoderService
 from outrider.server.engine.engine import Engine, WorkerLost
+from outrider.server.http.fastapi_caches import forget_routes
 from outrider.server.http.json_route import BodyPool
 from outrider.server.http.quotas import QuotaKeeper
 from outrider.server.models.catalog import Entry
@@ -96,6 +97,7 @@ class LoadedModel:
         await self.engine.stop()
         if self.corpora is not None:
             await self.corpora.close()
+        forget_routes()
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +136,7 @@ class LoadedEncoder:
     async def stop(self) -> None:
         """As `Loaded`."""
         await self.service.stop()
+        forget_routes()
 
 
 async def load(entry: Entry, shared: Shared) -> Served:

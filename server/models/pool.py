@@ -7,6 +7,7 @@ load, and that a model which cannot be loaded fails its own requests only.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -209,6 +210,8 @@ class Pool(Generic[L]):
         if loaded is not None:
             log.info("unloading %s: %s", model.entry.name, reason)
             await loaded.stop()
+            del loaded
+            gc.collect()  # an application has cycles of references, in which a tokenizer's megabytes would wait
 
 
 def _end_loading(model: Model[L], task: asyncio.Task[L]) -> None:
