@@ -11,6 +11,7 @@ from outrider.drafters.options import LookupOptions
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.automaton import TOKENS, Automaton, append, new_automaton, repeated_suffix
+from outrider.drafters.tables.dice import Dice, new_dice, throw, weigh_children
 from outrider.drafters.tables.nodes import Nodes, draft_tree, likeliest_unchosen, new_nodes, reset
 
 # On average, this many candidates for each draft node fit into the search.
@@ -27,10 +28,13 @@ class LookupDrafter:
         self._options = options
         self._automaton = new_automaton(options.capacity)
         self._reader = Reader()
+        self._sequence = Sequence()
+        self._dice = new_dice()
         self._nodes = new_nodes(1 + MAX_NODES * BRANCHES)
         self._states = np.zeros(len(self._nodes.tokens), np.int32)
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
+        self._sequence, self._dice = sequence, throw(self._dice, sampling, sequence.tokens)
         append(self._automaton, sequence.tokens[self._reader.begin(sequence) :])
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
@@ -39,7 +43,8 @@ class LookupDrafter:
         state = repeated_suffix(self._automaton)
         if self._automaton.lengths[state] < self._options.shortest:
             return EMPTY
-        size = _grow(self._automaton, self._nodes, self._states, state, budget, self._options.length)
+        dice = self._dice._replace(position=self._sequence.emitted)
+        size = _grow(self._automaton, self._nodes, self._states, state, budget, self._options.length, dice)
         return draft_tree(self._nodes, size, budget)
 
     def observe(self, verdict: Verdict) -> None:
@@ -57,18 +62,22 @@ class LookupDrafter:
 
 
 @kernel
-def _grow(automaton: Automaton, nodes: Nodes, states: NDArray[np.int32], state: int, budget: int, depth: int) -> int:
+def _grow(
+    automaton: Automaton, nodes: Nodes, states: NDArray[np.int32], state: int, budget: int, depth: int, dice: Dice
+) -> int:
     """Marks the likeliest continuations of `state`, best first; a path's probability is the product of its shares."""
     reset(nodes, 0)
     states[0] = state
     size = _expand(automaton, nodes, states, 0, 1)
+    weigh_children(dice, nodes, 1, size)
     for _ in range(budget):
         best = likeliest_unchosen(nodes, size)
         if best < 0:
             break
         nodes.chosen[best] = True
         if nodes.depths[best] < depth:
-            size = _expand(automaton, nodes, states, best, size)
+            first, size = size, _expand(automaton, nodes, states, best, size)
+            weigh_children(dice, nodes, first, size)
     return size
 
 

@@ -15,6 +15,7 @@ from outrider.drafters.kernel import kernel
 from outrider.drafters.options import MAX_MATCH, RetrievalOptions
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.state import Stateless
+from outrider.drafters.tables.dice import new_dice, throw, weigh_tree
 from outrider.drafters.tables.nodes import choose_likeliest, draft_tree
 from outrider.drafters.tables.suffix import Corpus, follow, position_at, token_at
 from outrider.drafters.tables.trie import Trie, child, new_trie, restart
@@ -34,9 +35,12 @@ class RetrievalDrafter(Stateless):
         self._trie = new_trie(2 + options.matches * options.length if corpus else 2)
         self._low = np.zeros((len(corpus), MAX_MATCH + 1), np.int64)  # suffix ranges of the last 0, 1, 2 ... tokens
         self._high = np.zeros_like(self._low)
+        self._sequence = Sequence()
+        self._dice = new_dice()
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._blocks = tuple(self._corpus)
+        self._sequence, self._dice = sequence, throw(self._dice, sampling, sequence.tokens)
         self._low[:], self._high[:] = 0, 0
         self._read(sequence.tokens[-MAX_MATCH:])
 
@@ -50,6 +54,7 @@ class RetrievalDrafter(Stateless):
             if (size := self._collect(options.shortest + length)) > 1:
                 break
         _weigh(self._trie, size)
+        weigh_tree(self._dice._replace(position=self._sequence.emitted), self._trie.nodes, size, self._trie.scratch)
         choose_likeliest(self._trie.nodes, size, budget)
         return draft_tree(self._trie.nodes, size, budget)
 

@@ -13,6 +13,7 @@ from outrider.drafters.options import TrigramOptions
 from outrider.drafters.sequence import Reader, Sequence
 from outrider.drafters.state import State, array, join, numbers, part, restore
 from outrider.drafters.tables.base_table import BaseArrays
+from outrider.drafters.tables.dice import new_dice, throw
 from outrider.drafters.tables.learned_table import absorb, learn, new_rows
 from outrider.drafters.tables.nodes import draft_tree
 from outrider.drafters.tables.search import RANKINGS, Trigrams, best_first, monte_carlo, new_pool
@@ -35,11 +36,13 @@ class TrigramDrafter:
         self._sequence = Sequence()
         self._reader = Reader()
         self._random = np.array([0], np.uint64)
+        self._dice = new_dice()
         self.feedback = options.feedback if options.adaptive and not options.max_length else 0
 
     def begin(self, sequence: Sequence, prediction: Ints = NOTHING, sampling: Sampling | None = None) -> None:
         self._random[0] = np.uint64(self._options.seed * 2 + 0x9E3779B97F4A7C15)
         self._sequence = sequence
+        self._dice = throw(self._dice, sampling, sequence.tokens)
         self._learn(self._reader.begin(sequence))
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
@@ -73,7 +76,8 @@ class TrigramDrafter:
             ranking, summed = RANKINGS.index(options.ranking), options.reward == "sum"
             constants = (options.iterations, options.candidates, options.c1, options.c2)
             return monte_carlo(*search, *constants, self._random, ranking, summed)
-        return best_first(*search, budget, options.floor, 1 if options.search == "greedy" else options.successors)
+        dice = self._dice._replace(position=self._sequence.emitted)
+        return best_first(*search, budget, options.floor, 1 if options.search == "greedy" else options.successors, dice)
 
     def _learn(self, start: int) -> None:
         """Learns the n-grams that end at position `start` or later; with `max_length`, those within the last tokens."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from outrider.drafters.interface import Ints, Sampling
 from outrider.drafters.kernel import kernel
 from outrider.drafters.noise import mix
+from outrider.drafters.tables.nodes import Nodes
 
 LUCKY = 8
 # Lucky ids are below this. In most vocabularies, frequent tokens have small ids.
@@ -95,6 +96,12 @@ def exponential(bits: np.uint64) -> float:
 
 
 @kernel
+def factor_of(dice: Dice, key: np.uint64, token: int) -> float:
+    """The factor of a token's probability by its noise, with mean 1; `key` is its position's."""
+    return 1.0 + dice.strength * (1.0 / (MEAN_FACTOR * math.sqrt(exponential(random_bits(key, token)))) - 1.0)
+
+
+@kernel
 def weigh(
     dice: Dice, depth: int, tokens: NDArray[np.int64], probability: NDArray[np.float64], found: int, least: float
 ) -> float:
@@ -107,14 +114,54 @@ def weigh(
     for x in range(found):
         listed += probability[x]
         if probability[x] * MAX_FACTOR > least:
-            factor = 1.0 / (MEAN_FACTOR * math.sqrt(exponential(random_bits(key, tokens[x]))))
-            probability[x] *= 1.0 + dice.strength * (factor - 1.0)
+            probability[x] *= factor_of(dice, key, tokens[x])
         total += probability[x]
     unlisted = max(MIN_UNLISTED, 1.0 - listed)
     scale = 1.0 / (total + unlisted)
     for x in range(found):
         probability[x] = min(MAX_PROBABILITY, scale * probability[x])
     return unlisted * scale
+
+
+@kernel
+def weigh_children(dice: Dice, nodes: Nodes, first: int, size: int) -> None:
+    """Multiplies the path probabilities of nodes [first, size), all children of one node, by their noise's factor.
+
+    They are renormalised together with what the parent leaves to other tokens.
+    """
+    if dice.strength == 0.0 or first == size:
+        return
+    parent = nodes.parents[first]
+    above, key = np.float64(nodes.path[parent]), position_key(dice.seed, dice.position + nodes.depths[parent])
+    listed, total = 0.0, 0.0
+    for child in range(first, size):
+        listed += nodes.path[child]
+        nodes.path[child] *= factor_of(dice, key, nodes.tokens[child])
+        total += nodes.path[child]
+    scale = above / max(1e-30, total + max(MIN_UNLISTED * above, above - listed))
+    for child in range(first, size):
+        nodes.path[child] *= scale
+
+
+@kernel
+def weigh_tree(dice: Dice, nodes: Nodes, size: int, scratch: NDArray[np.float64]) -> None:
+    """`weigh_children` for the children of each of the first `size` nodes, which may be anywhere among them.
+
+    `scratch` is float64 [3, P], P >= size.
+    """
+    if dice.strength == 0.0:
+        return
+    share, listed, total = scratch[0], scratch[1], scratch[2]
+    scratch[1:, :size] = 0.0
+    for node in range(1, size):
+        parent = nodes.parents[node]
+        share[node] = nodes.path[node] / max(1e-30, np.float64(nodes.path[parent]))
+        listed[parent] += share[node]
+        share[node] *= factor_of(dice, position_key(dice.seed, dice.position + nodes.depths[parent]), nodes.tokens[node])
+        total[parent] += share[node]
+    for node in range(1, size):
+        parent = nodes.parents[node]
+        nodes.path[node] = nodes.path[parent] * share[node] / (total[parent] + max(MIN_UNLISTED, 1.0 - listed[parent]))
 
 
 @kernel

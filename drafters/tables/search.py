@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from outrider.drafters.interface import Source
 from outrider.drafters.kernel import kernel
 from outrider.drafters.tables.base_table import BaseArrays
+from outrider.drafters.tables.dice import Dice, weigh_children
 from outrider.drafters.tables.learned_table import LearnedRows, successors
 from outrider.drafters.tables.nodes import Nodes, likeliest_unchosen, new_nodes, reset
 
@@ -237,7 +238,7 @@ def _best(pool: Pool, size: int, depth: int, ranking: int) -> int:
 
 @kernel
 def best_first(
-    trigrams: Trigrams, pool: Pool, text: NDArray[np.int32], depth: int, budget: int, floor: float, width: int
+    trigrams: Trigrams, pool: Pool, text: NDArray[np.int32], depth: int, budget: int, floor: float, width: int, dice: Dice
 ) -> int:
     """Marks the `budget` likeliest nodes of up to `depth` tokens and at least `floor` path probability; returns the size.
 
@@ -245,11 +246,13 @@ def best_first(
     """
     _restart(pool, text[2])
     size = _expand(trigrams, pool, 1, 0, text, width)
+    weigh_children(dice, pool.nodes, 1, size)
     for _ in range(budget):
         best = likeliest_unchosen(pool.nodes, size)
         if best < 0 or pool.nodes.path[best] < floor:
             break
         pool.nodes.chosen[best] = True
         if pool.nodes.depths[best] < depth and size < len(pool.nodes.tokens):
-            size = _expand(trigrams, pool, size, best, text, width)
+            first, size = size, _expand(trigrams, pool, size, best, text, width)
+            weigh_children(dice, pool.nodes, first, size)
     return size

@@ -19,6 +19,7 @@ class Trie(NamedTuple):
     table: NDArray[np.int32]  # [H]; node number of a child
     stamps: NDArray[np.int64]  # [H]; generation of a table entry: it is empty unless equal to `stamp`
     stamp: NDArray[np.int64]  # [1]; current generation
+    scratch: NDArray[np.float64]  # [3, P]; for the noise
 
 
 def new_trie(size: int) -> Trie:
@@ -30,6 +31,7 @@ def new_trie(size: int) -> Trie:
         table=np.zeros(table, np.int32),
         stamps=np.zeros(table, np.int64),
         stamp=np.zeros(1, np.int64),
+        scratch=np.zeros((3, size), np.float64),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -11,13 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.drafters.fusion import FusionDrafter
-from outrider.drafters.interface import DraftTree, Ints, Source, Verdict
+from outrider.drafters.interface import Drafter, DraftTree, Ints, Source, Verdict
+from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.noise import mix
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.options import FusionOptions
+from outrider.drafters.options import FusionOptions, LookupOptions, RetrievalOptions, TrigramOptions
+from outrider.drafters.retrieval import RetrievalDrafter
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.tables.base_table import empty_base
 from outrider.drafters.tables.dice import LUCKY, exponential, lucky_row, new_dice, position_key, random_bits, throw
+from outrider.drafters.tables.suffix import index
+from outrider.drafters.trigram import TrigramDrafter
 from outrider.verify.decode import decode
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling import sampler as sampling
@@ -26,6 +31,7 @@ from outrider.verify.sampling.sampler import Sampler
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
+from tests.trees import check
 
 VOCABULARY = 97
 TEXT = np.random.default_rng(0).integers(0, VOCABULARY, 60).astype(np.int32)
@@ -35,9 +41,26 @@ def fusion(vocabulary: int = VOCABULARY) -> FusionDrafter:
     return FusionDrafter(empty_base(), [], FusionOptions(capacity=1024), vocabulary)
 
 
-def drafted(params: SamplingParams | None) -> DraftTree:
-    drafter = fusion()
-    drafter.begin(Sequence(TEXT), sampling=params)
+def retrieval(vocabulary: int = VOCABULARY) -> RetrievalDrafter:
+    """Its corpus is a text of the model of `simulate`, and the prompt of the other tests."""
+    text = np.concatenate([sampled(bigrams(), 50, 2000), TEXT]).astype(np.int64)
+    return RetrievalDrafter([index(text, vocabulary)], RetrievalOptions())
+
+
+DRAFTERS: dict[str, Callable[[int], Drafter]] = {
+    "fusion": fusion,
+    "trigram": lambda _: TrigramDrafter(empty_base(), TrigramOptions()),
+    "lookup": lambda _: LookupDrafter(LookupOptions(shortest=1)),
+    "retrieval": retrieval,
+}
+# Where a context has few successors, there is little to choose from: `lookup` follows the longest one.
+GAINS = {"fusion": 1.05, "trigram": 1.05, "lookup": 1.0, "retrieval": 1.05}
+EACH = pytest.mark.parametrize("name", DRAFTERS)
+
+
+def drafted(params: SamplingParams | None, name: str = "fusion", text: Ints = TEXT) -> DraftTree:
+    drafter = DRAFTERS[name](VOCABULARY)
+    drafter.begin(Sequence(text), sampling=params)
     return drafter.propose(48)
 
 
@@ -63,8 +86,9 @@ def test_lucky_tokens_are_the_frequent_ones_with_the_largest_noise() -> None:
     "params",
     [SamplingParams(temperature=0, seed=5), SamplingParams(seed=5, rule="rejection"), SamplingParams(seed=5, top_k=1)],
 )
-def test_drafts_ignore_noise_that_decides_nothing(params: SamplingParams) -> None:
-    expected, found = drafted(None), drafted(params)
+@EACH
+def test_drafts_ignore_noise_that_decides_nothing(name: str, params: SamplingParams) -> None:
+    expected, found = drafted(None, name), drafted(params, name)
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert found.probability.tolist() == expected.probability.tolist()
 
@@ -74,8 +98,21 @@ def test_filters_leave_no_lucky_tokens() -> None:
     assert Source.NOISE not in drafted(SamplingParams(seed=5, top_p=0.9)).source
 
 
-@settings(max_examples=40, deadline=None)
+@EACH
+@given(st.integers(0, 1 << 32))
+@settings(deadline=None, max_examples=20)
+def test_paths_stay_probabilities(name: str, seed: int) -> None:
+    tree = drafted(SamplingParams(seed=seed), name, sampled(bigrams(), 7, 300))
+    assert len(tree)
+    check(tree)
+    for parent in {-1, *tree.parents.tolist()}:
+        above = 1.0 if parent < 0 else tree.probability[parent]
+        assert tree.probability[tree.parents == parent].sum() <= above * (1 + 1e-5)
+
+
+@settings(max_examples=60, deadline=None)
 @given(
+    st.sampled_from([*DRAFTERS]),
     st.sampled_from([0.0, 0.3, 0.8, 1.0, 1.7]),
     st.sampled_from([0.1, 0.9, 1.0]),
     st.sampled_from([0, 1, 20]),
@@ -86,6 +123,7 @@ def test_filters_leave_no_lucky_tokens() -> None:
 )
 def test_answers_equal_plain_decoding(
     tiny_runner: ModelRunner,
+    name: str,
     temperature: float,
     top_p: float,
     top_k: int,
@@ -97,22 +135,27 @@ def test_answers_equal_plain_decoding(
     params = SamplingParams(temperature, top_p, top_k, min_p, seed, presence_penalty=penalty)
     options = DecodeOptions(params, 30, max_nodes=nodes)
     expected = decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), TEXT, options)
-    drafter, verifier = fusion(tiny_runner.vocabulary), Verifier(tiny_runner, tiny_runner.new_cache())
+    drafter, verifier = DRAFTERS[name](tiny_runner.vocabulary), Verifier(tiny_runner, tiny_runner.new_cache())
     assert decode(verifier, drafter, TEXT, options).tokens == expected.tokens
 
 
 Noise = Literal["used", "ignored"]
 
 
-def simulate(noise: Noise, requests: int = 12) -> tuple[float, float]:
-    """Answers of a bi-gram model whose text the drafter has read: tokens per step, and expected per accepted token."""
+def bigrams() -> torch.Tensor:
+    """The logarithms of a bi-gram model's probabilities, [VOCABULARY, VOCABULARY]."""
     random = np.random.default_rng(1)
-    table = torch.log(torch.from_numpy(random.dirichlet(np.full(VOCABULARY, 0.1), VOCABULARY)))
+    return torch.log(torch.from_numpy(random.dirichlet(np.full(VOCABULARY, 0.1), VOCABULARY)))
+
+
+def simulate(noise: Noise, name: str, requests: int = 12) -> tuple[float, float]:
+    """Answers of a bi-gram model whose text the drafter has read: tokens per step, and expected per accepted token."""
+    table = bigrams()
     steps, tokens, expected, accepted = 0, 0, 0.0, 0
     for seed in range(requests):
         params = SamplingParams(seed=seed)
         sampler, sequence = Sampler(params), Sequence(sampled(table, 100 + seed, 600))
-        drafter = fusion()
+        drafter = DRAFTERS[name](VOCABULARY)
         drafter.begin(sequence, sampling=params if noise == "used" else None)
         while sequence.emitted < 100:
             tree = drafter.propose(16)
@@ -139,8 +182,9 @@ def sampled(table: torch.Tensor, seed: int, size: int) -> Ints:
     return np.array(text, np.int32)
 
 
-def test_noise_adds_tokens_per_step_and_probabilities_do_not_become_too_high() -> None:
+@EACH
+def test_noise_adds_tokens_per_step_and_probabilities_do_not_become_too_high(name: str) -> None:
     """The tables know this target nearly exactly, so noise decides more than it is trusted to."""
-    (without, _), (tokens_per_step, ratio) = simulate("ignored"), simulate("used")
-    assert tokens_per_step > 1.05 * without
-    assert 0.5 < ratio < 1.1
+    (without, before), (tokens_per_step, ratio) = simulate("ignored", name), simulate("used", name)
+    assert tokens_per_step > GAINS[name] * without
+    assert 0.5 < ratio < 1.1 * max(1.0, before)

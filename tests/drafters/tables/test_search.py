@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from outrider.drafters.interface import MAX_NODES, DraftTree
 from outrider.drafters.tables import base_table
+from outrider.drafters.tables.dice import new_dice
 from outrider.drafters.tables.learned_table import learn, new_rows, successors
 from outrider.drafters.tables.nodes import draft_tree
 from outrider.drafters.tables.search import PATH, SCORE, VISITS, Trigrams, best_first, monte_carlo, new_pool
@@ -23,7 +24,8 @@ def search(kind: str, text: list[int], budget: int, depth: int = 4, order: int =
     if kind == "mcts":
         size = monte_carlo(Trigrams(BASE, rows, order), pool, ending, depth, 150, 24, 32.0, 8.0, random, SCORE, False)
     else:
-        size = best_first(Trigrams(BASE, rows, order), pool, ending, depth, budget, floor, 1 if kind == "greedy" else 6)
+        width = 1 if kind == "greedy" else 6
+        size = best_first(Trigrams(BASE, rows, order), pool, ending, depth, budget, floor, width, new_dice())
     return draft_tree(pool.nodes, size, budget)
 
 
