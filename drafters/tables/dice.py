@@ -3,8 +3,8 @@
 Under the `keyed` rule the target takes argmax(log p + G), where the Gumbel noise G depends on the request's seed, the position
 and the token alone. A table's estimate of p has errors, so a token's estimated probability is multiplied by exp(G / 2), which
 trusts the noise half as much as an exact estimate would (chosen on SmolLM2's answers to 24 questions of Spec-Bench), and
-renormalised. Tokens that no table lists are chosen almost only
-where their noise is large: the *lucky* tokens of a position, the same after any text.
+renormalised. Tokens that no table lists are chosen almost only where their noise is large: the *lucky* tokens of a position,
+the same after any text.
 """
 
 from __future__ import annotations

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from huggingface_hub import snapshot_download
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import PreTrainedTokenizerBase
@@ -53,7 +55,7 @@ def main(file_descriptor: str) -> None:
 
 
 def load(request: Load) -> Model:
-    """The model of a request. Raises whatever sentence-transformers raises."""
+    """The model of a request. Raises ValueError for a classifier, and whatever sentence-transformers raises."""
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     options: dict[str, Any] = {"device": request.device}
@@ -62,13 +64,17 @@ def load(request: Load) -> Model:
         and (read(request.path, request.revision, MODEL, True) or {}).get("model_type") == "model2vec"
         and read(request.path, request.revision, MODULES, True) is None
     ):
-        return Embedder.of(SentenceTransformer(modules=[StaticEmbedding.from_model2vec(request.path)], **options))
+        folder = request.path if Path(request.path).exists() else snapshot_download(request.path, revision=request.revision)
+        return Embedder(SentenceTransformer(modules=[StaticEmbedding.from_model2vec(folder)], **options))
     options |= {"revision": request.revision, "trust_remote_code": request.trust_remote_code}
     if request.dtype != "auto":
         options["model_kwargs"] = {"dtype": request.dtype}
     if request.kind == "embeddings":
-        return Embedder.of(SentenceTransformer(request.path, **options))
-    return Reranker.of(CrossEncoder(request.path, **options))
+        return Embedder(SentenceTransformer(request.path, **options))
+    model = CrossEncoder(request.path, **options)
+    if model.num_labels != 1:
+        raise ValueError(f"it has {model.num_labels} labels, and a reranker has one")
+    return Reranker(model)
 
 
 @dataclass(frozen=True)
@@ -76,12 +82,11 @@ class Embedder:
     """A model that embeds texts."""
 
     model: SentenceTransformer
-    loaded: Loaded
 
-    @classmethod
-    def of(cls, model: SentenceTransformer) -> Embedder:
-        """The embedder of a model."""
-        return cls(model, Loaded(model.get_embedding_dimension(), finite(model.max_seq_length)))
+    @property
+    def loaded(self) -> Loaded:
+        """As `Model`."""
+        return Loaded(self.model.get_embedding_dimension(), finite(self.model.max_seq_length))
 
     def answer(self, request: Embed) -> Vectors:
         """The vectors of texts, as sentence-transformers computes them. Raises ValueError if a number is not finite."""
@@ -108,14 +113,11 @@ class Reranker:
     """A model that scores documents for queries."""
 
     model: CrossEncoder
-    loaded: Loaded
 
-    @classmethod
-    def of(cls, model: CrossEncoder) -> Reranker:
-        """The reranker of a model. Raises ValueError if it classifies instead."""
-        if model.num_labels != 1:
-            raise ValueError(f"it has {model.num_labels} labels, and a reranker has one")
-        return cls(model, Loaded(None, finite(model.max_length)))
+    @property
+    def loaded(self) -> Loaded:
+        """As `Model`."""
+        return Loaded(None, finite(self.model.max_length))
 
     def answer(self, request: Score) -> Scores:
         """The scores, as sentence-transformers computes them. Raises ValueError if one is not finite."""

@@ -12,11 +12,15 @@ from typing import Any
 
 from outrider.server.encoders.kind import Kind
 from outrider.server.encoders.messages import Embed, Failed, Load, Loaded, Score, Scores, Vectors, decode_answer, encode
-from outrider.server.encoders.turns import PART, Part, Turns, size
-from outrider.server.engine.engine import EngineError, ShuttingDown, WorkerLost
+from outrider.server.encoders.turns import Part, Turns, characters, divide
+from outrider.server.engine.engine import EngineError, Overloaded, ShuttingDown, WorkerLost
 from outrider.server.engine.helper import Helper, HelperEnded
 from outrider.server.settings import Settings
 from outrider.server.telemetry.metrics import EncoderMetrics
+
+# A token has about this many characters. What waits is bounded in tokens, but encoders tokenize in their process.
+TOKEN_CHARACTERS = 4
+RETRY_SECONDS = 1.0
 
 
 class EncoderFailed(EngineError):
@@ -30,6 +34,9 @@ class EncoderService:
         self._model, self.kind, self.metrics = settings.model, kind, metrics
         self._helper = Helper("outrider.server.encoders.encoder")
         self._turns = Turns()
+        self._most_requests = settings.scheduling.max_waiting + 1  # one is encoded
+        self._most_characters = settings.scheduling.max_waiting_tokens * TOKEN_CHARACTERS
+        self._requests = self._characters = 0  # that are encoded or wait
         self._running: asyncio.Task[None] | None = None
         self._closed = False
         self.loaded = Loaded(None, None)
@@ -78,13 +85,19 @@ class EncoderService:
 
     async def _parts(self, principal: str, texts: Sequence[Any], options: Any) -> AsyncIterator[tuple[Any, list[int]]]:
         """The values and tokens of the texts, part by part."""
-        parts = [Part(texts[start : start + PART], options) for start in range(0, len(texts), PART)]
+        count = characters(texts)
+        if self._requests == self._most_requests or (self._requests and self._characters + count > self._most_characters):
+            message = f"{self._model.served_name} is busy and its queue is full; try again shortly."
+            raise Overloaded(message, "queue_full", RETRY_SECONDS)
+        parts = divide(texts, options)
+        self._requests, self._characters = self._requests + 1, self._characters + count
         try:
             for part in parts:
                 self._add(principal, part)
             for part in parts:
                 yield await part.answer
         finally:  # a client that has left waits for no more
+            self._requests, self._characters = self._requests - 1, self._characters - count
             for part in parts:
                 part.answer.cancel()
 
@@ -115,7 +128,9 @@ class EncoderService:
         except asyncio.CancelledError:
             fail(parts, ShuttingDown())
             raise
-        self.metrics.record(size(parts), sum(sum(tokens) for _, tokens in answers), time.perf_counter() - started)
+        self.metrics.record(
+            sum(len(part.texts) for part in parts), sum(sum(tokens) for _, tokens in answers), time.perf_counter() - started
+        )
         for part, answer in zip(parts, answers, strict=True):
             if not part.answer.done():
                 part.answer.set_result(answer)

@@ -59,12 +59,13 @@ class Dispatcher:
         query = parse_qs(scope["query_string"].decode("latin-1")).get("model", [None])[0]
         kind = ENCODER_PATHS.get(scope["path"])
         model = self._pool.find(named.model if isinstance(named.model, str) else query, kind)
-        check_kind(model, kind)
+        if model.is_known:
+            check_kind(model, kind)
         replayed = replay(data, receive)
-        if named.stream is True and model.loaded is None:
+        if named.stream is True and model.loaded is None and kind is None:
             return await self._stream(model, scope, replayed, send)
         async with self._pool.use(model) as loaded:
-            check_kind(model, kind)  # of a model of the hub, it is known now
+            check_kind(model, kind)
             await loaded.app(scope, replayed, send)
 
     async def _named(self, scope: Scope, data: bytes) -> Named:

@@ -72,6 +72,11 @@ class Model(Generic[L]):
         return self.entry.kind if self.loaded is None else self.loaded.kind
 
     @property
+    def is_known(self) -> bool:
+        """Whether `kind` is known. It may not be for a Hugging Face id whose files are not here yet."""
+        return self.kind is not None or self.loaded is not None or self.entry.size_bytes is not None
+
+    @property
     def needed_bytes(self) -> int:
         """The memory that loading takes, about."""
         return WORKER_BYTES + int(PACKED_SHARE * (self.entry.size_bytes or 0))

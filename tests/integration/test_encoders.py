@@ -18,6 +18,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 from outrider import models
+from tests.hub import MODEL, serving_hub
 from tests.server.encoders.encoders import DIMENSIONS, MAX_TOKENS, save_all
 from tests.servers import Served, read_metrics, serving, wait_until
 
@@ -34,10 +35,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(folder: Path) -> Iterator[Served]:
-    paths = [str(models.TARGET), *(str(folder / name) for name in ("embedder", "static", "reranker", "classifier"))]
-    with serving("--models.paths", json.dumps(paths)) as served:
-        yield served
+def served(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    paths = [str(models.TARGET), *(str(folder / name) for name in ("embedder", "reranker", "classifier")), MODEL]
+    with serving_hub({"main": folder / "static"}) as (url, _), pytest.MonkeyPatch.context() as environment:
+        environment.setenv("HF_ENDPOINT", url)
+        environment.setenv("HF_HOME", str(tmp_path_factory.mktemp("hub")))
+        with serving("--models.paths", json.dumps(paths)) as served:
+            yield served
 
 
 def embed(served: Served, **fields: Any) -> Any:
@@ -52,7 +56,7 @@ def vectors(body: Any) -> Any:
 
 def test_embeddings(served: Served, folder: Path) -> None:
     expected = SentenceTransformer(str(folder / "embedder"), device="cpu")
-    body, _ = embed(served, input=TEXTS)
+    body, _ = embed(served, input=TEXTS, stream=True)  # as without it, also while the model is loaded
     assert np.allclose(vectors(body), expected.encode(TEXTS), atol=1e-5)
     assert body["model"] == "embedder" and body["usage"]["prompt_tokens"] == body["usage"]["total_tokens"] > len(TEXTS)
     for kind, encode in {"query": expected.encode_query, "document": expected.encode_document}.items():
@@ -61,9 +65,9 @@ def test_embeddings(served: Served, folder: Path) -> None:
     assert np.allclose(vectors(embed(served, input=TEXTS, dimensions=8)[0]), cut, atol=1e-5)
 
 
-def test_static_embeddings(served: Served, folder: Path) -> None:
+def test_static_embeddings_of_the_hub(served: Served, folder: Path) -> None:
     expected = SentenceTransformer(modules=[StaticEmbedding.from_model2vec(str(folder / "static"))], device="cpu")
-    body, _ = embed(served, model="static", input=TEXTS)
+    body, _ = embed(served, model=MODEL.rpartition("/")[2], input=TEXTS)
     assert np.allclose(vectors(body), expected.encode(TEXTS), atol=1e-5)
 
 

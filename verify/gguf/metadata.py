@@ -61,14 +61,14 @@ class Cursor:
 
     def texts(self, count: int) -> list[str]:
         """Several texts. A vocabulary has a hundred thousand, so this loop is a plain one."""
-        content, position, unpack = self._content, self.position, LENGTH.unpack_from
+        content, position, end, unpack = self._content, self.position, len(self._content), LENGTH.unpack_from
         found = []
         for _ in range(count):
             start = position + LENGTH.size
             position = start + unpack(content, position)[0]
+            if position > end:
+                raise ValueError("it ends within a text")
             found.append(content[start:position].decode("utf-8", "replace"))
-        if position > len(content):
-            raise ValueError("it ends within a text")
         self.position = position
         return found
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import pytest
 
 from outrider.server.encoders.messages import Embed, Failed, Load, Loaded, Vectors, decode_request, encode
 from outrider.server.encoders.service import EncoderFailed, EncoderService
-from outrider.server.engine.engine import ShuttingDown, WorkerLost
+from outrider.server.engine.engine import Overloaded, ShuttingDown, WorkerLost
 from outrider.server.engine.helper import HelperEnded
 from outrider.server.settings import load_settings
 from outrider.server.telemetry.metrics import EncoderMetrics
@@ -45,9 +46,9 @@ class Program:
         self.alive = False
 
 
-def run(test: Callable[[EncoderService, Program], Awaitable[None]]) -> None:
+def run(test: Callable[[EncoderService, Program], Awaitable[None]], overrides: Mapping[str, Any] | None = None) -> None:
     async def main() -> None:
-        service, program = EncoderService(load_settings(), "embeddings", EncoderMetrics()), Program()
+        service, program = EncoderService(load_settings(None, overrides), "embeddings", EncoderMetrics()), Program()
         service._helper = program  # type: ignore[assignment]
         await service.start()
         await asyncio.wait_for(test(service, program), 10)
@@ -114,6 +115,23 @@ def test_a_client_that_leaves_is_not_encoded() -> None:
         assert ["b"] not in program.batches
 
     run(test)
+
+
+def test_what_waits_is_bounded() -> None:
+    async def test(service: EncoderService, program: Program) -> None:
+        first = embed(service, "a", "slow")
+        await asyncio.sleep(0.05)
+        with pytest.raises(Overloaded):
+            await embed(service, "b", "x" * 41)  # 10 tokens of 4 characters may wait
+        waiting = [embed(service, "b", "b") for _ in range(2)]
+        await asyncio.sleep(0.05)
+        with pytest.raises(Overloaded):
+            await embed(service, "c", "c")
+        program.released.set()
+        assert [(await each)[1] for each in (first, *waiting)] == [[4], [1], [1]]
+        assert await embed(service, "c", "x" * 1000) == (b"xxxx", [1000])  # a request alone is never too long
+
+    run(test, {"scheduling.max_waiting": 2, "scheduling.max_waiting_tokens": 10})
 
 
 def test_shutting_down_fails_what_runs_and_what_waits() -> None:

@@ -8,9 +8,18 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.server.encoders.turns import PART, TOGETHER, Part, Turns, size
+from outrider.server.encoders.turns import (
+    CHARACTERS,
+    PART_CHARACTERS,
+    PART_TEXTS,
+    TEXTS,
+    Part,
+    Turns,
+    characters,
+    divide,
+)
 
-REQUESTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, PART), st.sampled_from([None, 1]), st.booleans()))
+REQUESTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, PART_TEXTS), st.sampled_from([None, 1]), st.booleans()))
 
 
 @given(REQUESTS)
@@ -27,11 +36,25 @@ def test_each_part_is_taken_once_in_the_order_of_its_principal(requests: Sequenc
                 added.setdefault(principal, []).append(part)
         taken: list[Part] = []
         while parts := turns.take():
-            assert len({part.options for part in parts}) == 1 and size(parts) <= TOGETHER
+            assert len({part.options for part in parts}) == 1 and sum(len(part.texts) for part in parts) <= TEXTS
             taken += parts
         for principal, parts in added.items():
             assert [part for part in taken if part in parts] == parts, principal
-        assert len(taken) == sum(map(len, added.values())) and not turns
+        assert len(taken) == sum(map(len, added.values()))
+
+    asyncio.run(check())
+
+
+@given(st.lists(st.sampled_from(["a", "b" * 100, "c" * (PART_CHARACTERS // 2), "d" * (CHARACTERS + 1)]), max_size=40))
+def test_parts_are_bounded_in_texts_and_characters(texts: Sequence[str]) -> None:
+    async def check() -> None:
+        turns, parts = Turns(), divide(texts, None)
+        assert [text for part in parts for text in part.texts] == list(texts)
+        for part in parts:
+            assert len(part.texts) <= PART_TEXTS and (len(part.texts) == 1 or characters(part.texts) <= PART_CHARACTERS)
+            turns.add("a", part)
+        while taken := turns.take():
+            assert len(taken) == 1 or sum(characters(part.texts) for part in taken) <= CHARACTERS
 
     asyncio.run(check())
 
@@ -39,8 +62,8 @@ def test_each_part_is_taken_once_in_the_order_of_its_principal(requests: Sequenc
 def test_a_principal_with_many_texts_does_not_delay_another() -> None:
     async def check() -> None:
         turns = Turns()
-        for _ in range(100):
-            turns.add("many", Part(["text"] * PART, None))
+        for part in divide(["text"] * 1000, None):
+            turns.add("many", part)
         turns.take()
         one = Part(["text"], None)
         turns.add("one", one)

@@ -59,6 +59,14 @@ def test_a_truncated_file_is_refused(file: Path, length: int) -> None:
         read_metadata(file)
 
 
+def test_a_damaged_length_is_refused(file: Path) -> None:
+    content = file.read_bytes()
+    start = content.index("é".encode()) - 8
+    file.write_bytes(content[:start] + (1 << 62).to_bytes(8, "little") + content[start + 8 :])
+    with pytest.raises(ModelError, match="it ends within a text"):
+        read_metadata(file)
+
+
 def test_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_text("{}" * 100)
     with pytest.raises(ModelError, match="it does not begin with GGUF"):
