@@ -49,7 +49,8 @@ def main(file_descriptor: str) -> None:
                 return encode(model[0].loaded)
             return encode(model[0].answer(request))
         except Exception as error:  # also what a model's own code raises
-            return encode(Failed(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"))
+            first_line = str(error).strip().partition("\n")[0]
+            return encode(Failed(f"{type(error).__name__}: {first_line.rstrip('.')}"))
 
     answer_all(file_descriptor, answer, NICENESS)
 

@@ -184,6 +184,8 @@ def from_validation(error: RequestValidationError) -> APIError:
     path = [str(part) for part in first["loc"] if part not in ("body", "str") and "[" not in str(part)]
     if first["type"] == "unsupported":
         return APIError(400, f"{first['msg']}.", first["ctx"]["name"], "unsupported_parameter")
+    if not path and first["type"] in ("model_attributes_type", "model_type"):
+        return APIError(400, "The body must be a JSON object, with the header Content-Type: application/json.")
     name = ".".join(path) or None
     message = first["msg"].removeprefix("Value error, ")
     return APIError(400, f"Invalid '{name}': {message}." if name else f"Invalid body: {message}.", name, "invalid_value")

@@ -92,7 +92,15 @@ def test_unknown_paths_wrong_methods_and_broken_bodies(served: Served) -> None:
     assert http.get("/v1/completions").status_code == 405
     assert "error" in http.get("/v1/completions").json()
     assert http.post("/v1/completions", content=b"{no json", headers={"content-type": "application/json"}).status_code == 400
-    assert http.post("/v1/completions", json=[1]).status_code == 400
+    form = {"content-type": "application/x-www-form-urlencoded"}  # curl's, if it is told none
+    for wrong in (
+        http.post("/v1/completions", json=[1]),
+        http.post("/v1/completions", json=[1] * 20_000),
+        http.post("/v1/completions", content=b"{}", headers=form),
+    ):
+        assert wrong.status_code == 400
+        expected = "The body must be a JSON object, with the header Content-Type: application/json."
+        assert wrong.json()["error"]["message"] == expected
     large = http.post("/v1/completions", json=body(served, prompt="x" * 300_000))
     assert large.status_code == 413
     assert large.json()["error"]["code"] == "body_too_large"
