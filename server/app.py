@@ -182,7 +182,7 @@ def create_endpoints(
     requests = RequestBuilder(settings, prompts, engine.wait_started, quotas.charge, sampling_defaults, block)
     runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3)
     chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner)
-    names = ModelNames(settings.model.served_name, settings.model.aliases)
+    names = ModelNames(settings.model)
     budget_bytes = min(KEY_BYTES, settings.responses.total_bytes // max(1, len(settings.auth.keys)))
     store = ResponseStore(CAPACITY, settings.responses.ttl_seconds, budget_bytes)
     return Endpoints(

@@ -19,6 +19,7 @@ from outrider.drafters.sequence import Finish
 from outrider.verify.budget import Budget, Choice, Draft
 from outrider.verify.constraints.reasoning import Constraint
 from outrider.verify.cost import CostCurve
+from outrider.verify.model.adapter import Adapter
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
@@ -41,6 +42,7 @@ class DecodeOptions:
     curve: CostCurve | None = None  # chooses the number of nodes by their cost; overrides `max_nodes`
     prediction: tuple[int, ...] = ()  # token ids of the output that the client expects
     wants_prompt_logprobs: bool = False  # also compute the log-probabilities of the prompt's tokens
+    adapter: Adapter | None = None  # of the target; the same for all requests of a session
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ class Stream:
         self._drafter = drafter
         self._grammar = grammar
         self._sequence = verifier.sequence
-        self.reused_tokens = verifier.begin(prompt, params, max_tokens, stop_ids, options.wants_prompt_logprobs)
+        scored = options.wants_prompt_logprobs
+        self.reused_tokens = verifier.begin(prompt, params, max_tokens, stop_ids, scored, options.adapter)
         drafter.begin(self._sequence, np.array(options.prediction, np.int32), params)
 
     @property

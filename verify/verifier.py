@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from outrider.drafters.interface import DraftTree, Ints, Logprobs, Verdict
 from outrider.drafters.sequence import Reader, Sequence
+from outrider.verify.model.adapter import Adapter
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.paging import Rows, SwappedRows
@@ -56,6 +57,7 @@ class Verifier:
         self._params = SamplingParams()
         self._rule = rule_of(self._params)
         self._processor: LogitsProcessor | None = None
+        self._adapter: Adapter | None = None
         self._prompt_logprobs: list[Logprobs] | None = None  # one entry per prompt chunk; None if not requested
 
     @classmethod
@@ -145,12 +147,14 @@ class Verifier:
         max_tokens: int,
         stop_ids: Collection[int] = (),
         wants_prompt_logprobs: bool = False,
+        adapter: Adapter | None = None,
     ) -> int:
         """Starts a request; returns the number of prompt tokens that are in the cache already.
 
-        With `wants_prompt_logprobs`, the prompt's log-probabilities are computed, and therefore all of it is read.
+        With `wants_prompt_logprobs`, the prompt's log-probabilities are computed, and therefore all of it is read. All requests
+        of a session have the same adapter.
         """
-        self._params = params
+        self._params, self._adapter = params, adapter
         self._rule = self._rule_of(params)
         self._processor = LogitsProcessor(params, prompt, stop_ids, self.runner.vocabulary, self.runner.device)
         self._prompt_logprobs = [] if wants_prompt_logprobs else None
@@ -174,7 +178,7 @@ class Verifier:
         part = self.sequence.tokens[start:end][: min(tokens, SCORED_CHUNK_TOKENS) if with_logits else tokens]
         if not len(part):
             return None
-        return Segment(self.cache, ForwardBatch.chain(torch.from_numpy(part.astype(np.int64))), logits=with_logits)
+        return Segment(self.cache, ForwardBatch.chain(torch.from_numpy(part.astype(np.int64))), with_logits, self._adapter)
 
     def commit_chunk(self, chunk: Segment, logits: torch.Tensor) -> None:
         """Keeps the rows of a chunk after its forward, and the log-probabilities of its tokens if they are requested."""
@@ -207,7 +211,7 @@ class Verifier:
 
     def segment(self, tree: DraftTree) -> Segment:
         """The rows of a step: the root and the tree."""
-        return Segment(self.cache, ForwardBatch.tree(int(self.sequence.tokens[-1]), tree))
+        return Segment(self.cache, ForwardBatch.tree(int(self.sequence.tokens[-1]), tree), adapter=self._adapter)
 
     def judge(
         self, tree: DraftTree, logits: torch.Tensor, feedback: int = 0, allowed: NDArray[np.bool_] | None = None

@@ -93,7 +93,7 @@ def check_kind(config: Any, name: str) -> None:
 
 
 def tensor_type(name: str, dimensions: int, weights: str) -> str:
-    """The type in which a tensor is stored: norms in 32 bits; the head, as with `model.quantize_head`, in 8 or more."""
+    """The type in which a tensor is stored: norms in 32 bits; the head, as with `model.quantize`, in 8 or more."""
     if dimensions == 1:
         return "F32"
     return "Q8_0" if weights == "Q4_0" and name in HEADS else weights

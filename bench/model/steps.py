@@ -46,8 +46,7 @@ def make_runner(shape: str, settings: Settings) -> ModelRunner:
     check_shape(shape)
     chosen = settings.model
     dtype = torch.bfloat16 if chosen.dtype == "auto" else getattr(torch, chosen.dtype)
-    quantization = Quantization(chosen.quantize, chosen.quantize_head)
-    how = (chosen.pack, True, chosen.compile, quantization, chosen.kv_dtype)
+    how = (chosen.pack, True, chosen.compile, Quantization(chosen.quantize), chosen.kv_dtype)
     runner = random_runner(shape, dtype, chosen.device, chosen.context_tokens, *how)
     torch.set_num_threads(chosen.threads or default_threads(runner))
     return runner

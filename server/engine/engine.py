@@ -214,7 +214,7 @@ class Engine:
     def forget(self, request: Request) -> None:
         """Drops the session of a request that has ended."""
         if request.session is not None:
-            self._supervisor.send(Forget(request.principal, request.session))
+            self._supervisor.send(Forget(request.principal, request.session, request.adapter))
 
     def _enter(self, delivery: Delivery, admitted: bool) -> None:
         """Queues the request. Raises EngineError."""

@@ -47,6 +47,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     wants_prompt_logprobs: bool = False  # return log-probabilities of the prompt's tokens
     reasoning: ReasoningLimit | None = None  # None = no limit
     trace: bool = False  # report the draft of each step
+    adapter: str | None = None  # the name of the target's LoRA adapter
     affinity: str = ""  # requests with equal values go to one replica of a cluster
 
 
@@ -73,6 +74,7 @@ class Forget(msgspec.Struct, frozen=True, tag=True):
 
     principal: str
     session: str
+    adapter: str | None = None
 
 
 # After a Shutdown message, a worker has this time to save its sessions.

@@ -91,19 +91,22 @@ def add_model_routes(app: FastAPI, pool: Pool[Served]) -> None:
     @app.get("/v1/models")
     async def models(client_version: str | None = None) -> dict[str, Any]:
         catalog: dict[str, Any] = {} if client_version is None else {"models": []}  # for Codex, as of a single model
-        return {"object": "list", "data": [card(model, created) for model in pool.models.values()], **catalog}
+        data = [card(model, created, name) for model in pool.models.values() for name in model.names]
+        return {"object": "list", "data": data, **catalog}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        return card(pool.find(name), created)
+        return card(pool.find(name), created, name)
 
 
-def card(model: Model[Served], created: int) -> dict[str, Any]:
-    """A model in /v1/models. Its status has the words of llama-server's router."""
+def card(model: Model[Served], created: int, name: str) -> dict[str, Any]:
+    """A model, or its adapter of this name, in /v1/models. Its status has the words of llama-server's router."""
     status = "loaded" if model.loaded else "loading" if model.loading else "unloaded"
     found: dict[str, Any] = {"id": model.entry.name, "object": "model", "created": created, "owned_by": "outrider"}
     if model.loaded is not None:
         found |= model.loaded.card
+    if name in model.entry.settings.model.adapters:
+        found |= {"id": name, "parent": model.entry.name}
     return found | {"status": {"value": status}, "size_bytes": model.entry.size_bytes}
 
 

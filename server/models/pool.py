@@ -72,6 +72,11 @@ class Model(Generic[L]):
         return self.entry.kind if self.loaded is None else self.loaded.kind
 
     @property
+    def names(self) -> list[str]:
+        """Its own name, and those of its adapters."""
+        return [self.entry.name, *self.entry.settings.model.adapters]
+
+    @property
     def is_known(self) -> bool:
         """Whether `kind` is known. It may not be for a Hugging Face id whose files are not here yet."""
         return self.kind is not None or self.loaded is not None or self.entry.size_bytes is not None
@@ -100,7 +105,7 @@ class Pool(Generic[L]):
         self.draining = False  # whether new requests are refused
 
     def find(self, name: str | None, kind: Kind | None = None) -> Model[L]:
-        """The model of this name, or the first with such an alias; without a name, the one of this kind that was used last.
+        """The model of this name, or the first with such an adapter or alias; without a name, the one of this kind used last.
 
         Raises APIError.
         """
@@ -114,8 +119,8 @@ class Pool(Generic[L]):
         if name in self.models:
             return self.models[name]
         for model in self.models.values():
-            aliases = model.entry.settings.model.aliases
-            if len(name) <= NAME_CHARACTERS and any(fnmatchcase(name, alias) for alias in aliases):
+            own = model.entry.settings.model
+            if name in own.adapters or (len(name) <= NAME_CHARACTERS and any(fnmatchcase(name, each) for each in own.aliases)):
                 return model
         names = ", ".join(self.models)
         message = f"The model {shortened(name, NAME_CHARACTERS)!r} does not exist; this server has {names}."

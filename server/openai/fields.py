@@ -75,7 +75,6 @@ INSTEAD = {
     "bad_words": "use 'logit_bias'",
     "function_call": "use 'tool_choice'",
     "functions": "use 'tools'",
-    "lora": "serve a model that the adapter is merged into",
     "max_completion_tokens": "use 'max_output_tokens'",
     "max_tokens": "use 'max_output_tokens'",
     "messages": "use 'input'",

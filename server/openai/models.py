@@ -12,34 +12,40 @@ from pydantic import model_validator
 
 from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
 from outrider.server.engine.messages import Ready
-from outrider.server.http.errors import APIError
+from outrider.server.http.errors import APIError, shortened
 from outrider.server.openai.conversation import Messages
 from outrider.server.openai.fields import NO_DEFAULTS, Body, SamplingFields, TokenIds
+from outrider.server.settings import Model
 
 # Every chunk of a stream repeats the model's name.
 MAX_NAME_CHARACTERS = 256
 
 
 class ModelNames:
-    """The names under which the model is served."""
+    """The names under which the model and its adapters are served. Aliases may contain the wildcards `*`, `?` and `[...]`."""
 
-    def __init__(self, served_name: str, aliases: Sequence[str] = ()) -> None:
-        """Aliases may contain the wildcards `*`, `?` and `[...]`."""
-        self._aliases = aliases
-        self._served_name = served_name
+    def __init__(self, model: Model) -> None:
+        self._aliases, self._adapters, self.served_name = model.aliases, model.adapters, model.served_name
 
     @property
     def listed(self) -> list[str]:
-        """The served name, and the aliases without wildcards."""
-        return [self._served_name, *(alias for alias in self._aliases if not set(alias) & set("*?["))]
+        """The served name, the aliases without wildcards, and the adapters."""
+        return [self.served_name, *(alias for alias in self._aliases if not set(alias) & set("*?[")), *self._adapters]
 
     def check(self, name: str) -> None:
         """Raises APIError if the model does not have this name."""
-        if name == self._served_name:
+        if name == self.served_name or name in self._adapters:
             return
         if len(name) > MAX_NAME_CHARACTERS or not any(fnmatchcase(name, alias) for alias in self._aliases):
-            message = f"The model {name!r} does not exist; this server serves {self._served_name!r}."
+            message = f"The model {name!r} does not exist; this server serves {self.served_name!r}."
             raise APIError(404, message, "model", "model_not_found")
+
+    def adapter(self, model: str | None, lora: str | None = None) -> str | None:
+        """The adapter that a request names in one of these fields. Raises APIError."""
+        if lora is not None and lora not in self._adapters:
+            known = f"has {', '.join(self._adapters)}" if self._adapters else "has none"
+            raise APIError(404, f"There is no adapter {shortened(lora, MAX_NAME_CHARACTERS)!r}; this server {known}.", "lora")
+        return lora or (model if model in self._adapters else None)
 
 
 class TokenizeBody(Body):
@@ -118,6 +124,7 @@ class ModelEndpoint:
             "context_length": context_tokens,
             "meta": {"n_ctx": context_tokens, "n_vocab": self._prompts.size},
             "capabilities": self._capabilities,
+            **({} if self._names.adapter(name) is None else {"parent": self._names.served_name}),
             "default_sampling_params": self._sampling_defaults,
         }
 

@@ -57,7 +57,7 @@ class RequestBuilder:
         `charge` counts further requests of a principal: every choice of every prompt counts as one. `sampling_defaults` are
         the model's, for all endpoints. `corpus_block` is `Corpora.block`.
         """
-        self._names = ModelNames(settings.model.served_name, settings.model.aliases)
+        self._names = ModelNames(settings.model)
         self._finds_sessions = settings.finds_sessions_by_text
         self._has_draft_model = settings.draft_model.path is not None
         self._traces, self._coalesces = settings.shows_drafts, settings.server.coalesce_ms > 0
@@ -76,6 +76,7 @@ class RequestBuilder:
     def check(self, body: GenerationBody) -> None:
         """Checks the fields that all endpoints share. Raises APIError."""
         self._names.check(body.model)
+        self._names.adapter(body.model, body.lora)
         drafter = body.speculation and body.speculation.drafter
         if drafter in NEED_A_MODEL and not self._has_draft_model:
             message = f"The drafter {drafter!r} needs a draft model, and this server has none; choose another drafter."
@@ -111,6 +112,7 @@ class RequestBuilder:
             check_prompt(prompt, context_tokens, "messages" if isinstance(body, ChatBody) else "prompt")
         principal, request_id, choices = http.state.principal, uuid.uuid4().hex, body.candidates
         session, corpus = self._session_name(http, body), self._corpus_block(turn_of(http), body.corpus)
+        adapter = self._names.adapter(body.model, body.lora)
         prediction = await self._prediction(principal, body, context_tokens)
         scored_tokens = check_logprobs(body, prompts, context_tokens, self._limits.logprobs)
         limits = (context_tokens, body.token_limit, self._limits.max_tokens, scored_tokens)
@@ -141,6 +143,7 @@ class RequestBuilder:
                 keep_stop=bool(body.include_stop_str_in_output),
                 wants_prompt_logprobs=body.returns_prompt_logprobs and choice == 0,
                 trace=body.traces_steps,
+                adapter=adapter,
                 affinity=affinity_of(principal, session, body, prompt),
             )
             for number, prompt in enumerate(prompts)

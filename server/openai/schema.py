@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from outrider.server.chat.grammar_job import InputGrammar
 from outrider.server.openai.conversation import Content, Messages, NamedTool, Tool, media_names
@@ -69,6 +69,8 @@ class GenerationBody(SamplingFields, StructureFields):
     prompt_cache_key: Annotated[str, Field(max_length=256)] | None = None
     speculation: SpeculationBody | None = None
     ngram_corpus_id: Annotated[str, Field(max_length=256)] | None = None  # SGLang's name of `speculation.corpus`
+    # The name of an adapter, as `model` may be, too. Of llama-server's field, a list, only an empty one is accepted.
+    lora: Annotated[str | None, BeforeValidator(lambda value: None if value == [] else value)] = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repeat_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None  # llama-server's name, like the next one

@@ -33,7 +33,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "dry_multiplier": (None, 0),
     "dynatemp_range": (None, 0),
     "image_data": (None, []),
-    "lora": (None, []),
     "min_keep": (None, 0),
     "mirostat": (None, 0),
     "n_probs": (None, 0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -31,15 +32,17 @@ class Model(Section):
         (),
         description="Further names that requests may use for the model; * and ? are wildcards, and * alone allows every name.",
     )
+    adapters: Mapping[str, str] = Field(
+        {},
+        description="LoRA adapters, as peft saves them: folders or Hugging Face ids by the name that requests give as model or "
+        "lora. On a CPU, for models of Llama's kind.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Data type of the weights; auto uses the checkpoint's."
     )
     quantize: Quantize = Field(
         "none",
         description="Format to which the linear layers' weights are quantised while they load: int8, int4, or fp8 on a GPU.",
-    )
-    quantize_head: bool = Field(
-        True, description="With model.quantize, also quantise the layer that computes logits, to 8 bits."
     )
     kv_dtype: KVDtype = Field(
         "auto", description="Data type of cached keys and values: auto uses the model's; int8 and fp8 take 1 byte per value."

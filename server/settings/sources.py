@@ -19,10 +19,8 @@ from pydantic_settings import SettingsError as UnreadableError
 
 from outrider.drafters.options import NEED_A_MODEL
 from outrider.server.settings.access import Auth
-from outrider.server.settings.models import DraftModel
 from outrider.server.settings.reference import setting_names
 from outrider.server.settings.section import SettingsError, parse_list
-from outrider.server.settings.speculation import Speculation
 from outrider.server.settings.tree import Settings
 
 Origin = Literal["default", "file", "environment", "flag"]
@@ -74,8 +72,9 @@ def load_effective(file: Path | None = None, flags: Mapping[str, Any] | None = N
         raise SettingsError(_sentence(error)) from None
     except UnreadableError as error:
         raise SettingsError(f"A setting in the environment cannot be read: {' '.join(str(error).split())}.") from None
-    _check_drafter(values["speculation"], values["draft_model"])
-    return EffectiveSettings(Settings.model_construct(**values), origins)
+    settings = Settings.model_construct(**values)
+    _check(settings)
+    return EffectiveSettings(settings, origins)
 
 
 def with_sections(settings: Settings, sections: Mapping[str, Any], setting: str) -> Settings:
@@ -90,7 +89,7 @@ def with_sections(settings: Settings, sections: Mapping[str, Any], setting: str)
         except ValidationError as error:
             raise SettingsError(f"{setting}: {_sentence(error, name)}") from None
     found = settings.model_copy(update=changed)
-    _check_drafter(found.speculation, found.draft_model)
+    _check(found)
     return found
 
 
@@ -101,10 +100,13 @@ def _merged(tree: Mapping[str, Any], changes: Any) -> Any:
     return {**tree, **{name: _merged(tree.get(name) or {}, value) for name, value in changes.items()}}
 
 
-def _check_drafter(speculation: Speculation, draft_model: DraftModel) -> None:
-    """Raises SettingsError if the drafter needs a draft model, and there is none."""
-    if speculation.drafter in NEED_A_MODEL and draft_model.path is None:
-        raise SettingsError(f"The drafter {speculation.drafter!r} needs a draft model; set one with --draft-model.")
+def _check(settings: Settings) -> None:
+    """Raises SettingsError if the drafter needs a draft model, and there is none, or if an adapter has the model's name."""
+    drafter, name = settings.speculation.drafter, settings.model.served_name
+    if drafter in NEED_A_MODEL and settings.draft_model.path is None:
+        raise SettingsError(f"The drafter {drafter!r} needs a draft model; set one with --draft-model.")
+    if name in settings.model.adapters:
+        raise SettingsError(f"model.adapters has {name!r}, which is the model's own name; give the adapter another one.")
 
 
 def parse_flags(arguments: Sequence[str], options: Iterable[str] = ()) -> dict[str, Any]:

@@ -35,9 +35,10 @@ class Job:
             stop_ids=runtime.stop_ids.union(request.stop_token_ids),
             prediction=tuple(request.prediction),
             wants_prompt_logprobs=request.wants_prompt_logprobs,
+            adapter=None if request.adapter is None else runtime.adapters[request.adapter],
             **runtime.budget(max_nodes),
         )
-        resources = runtime.resources_of(request.principal)
+        resources = runtime.resources_of(request.principal, request.adapter)
         if runtime.kernels.covers(name):
             drafter = session.drafter(name, resources)
         else:

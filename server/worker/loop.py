@@ -122,8 +122,8 @@ class Worker:
                 case Resume(id):
                     if entry := self._paused.pop(id, None):
                         self._waiting.append(entry)
-                case Forget(principal, session):
-                    self._sessions.forget(SessionKey(principal, session))
+                case Forget(principal, session, adapter):
+                    self._sessions.forget(SessionKey(self._runtime.owner_of(principal, adapter), session))
         return True
 
     def _admit(self) -> None:
@@ -144,7 +144,8 @@ class Worker:
     def _begin(self, request: Request) -> bool:
         """Starts a request; returns False if it must wait."""
         try:
-            session = self._sessions.acquire(request.principal, request.session, np.array(request.prompt, np.int32))
+            owner = self._runtime.owner_of(request.principal, request.adapter)
+            session = self._sessions.acquire(owner, request.session, np.array(request.prompt, np.int32))
         except torch.AcceleratorError:
             raise
         except Exception as error:

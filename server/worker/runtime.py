@@ -6,8 +6,8 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -33,6 +33,7 @@ from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import MTP, load_head
 from outrider.verify.heads.model import HeadModel
 from outrider.verify.measurement import cost_file, load_or_measure, machine_key
+from outrider.verify.model.adapter import Adapter
 from outrider.verify.model.loading import LoadOptions, load_weights, start_model, stop_ids
 from outrider.verify.model.memory import free_bytes
 from outrider.verify.model.quantization import Quantization
@@ -71,24 +72,29 @@ class Runtime:
     curve_file: Path | None = None
     corpus: ChosenCorpus | None = None  # None if there are no corpora
     learned: LearnedTexts | None = None  # None if sessions learn only from themselves
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)  # the target's, by name
     run_drafts: RunDrafts = in_turns  # runs the drafting of several requests
 
-    def resources_of(self, principal: str) -> Resources:
-        """The drafters' resources for a principal's requests."""
+    def owner_of(self, principal: str, adapter: str | None) -> str:
+        """Who owns a session: a principal's requests with an adapter share none with its others, nor what they learn."""
+        return principal if adapter is None else f"{principal}\0{self.adapters[adapter].digest}"
+
+    def resources_of(self, principal: str, adapter: str | None = None) -> Resources:
+        """The drafters' resources for a principal's requests with this adapter."""
         resources = self.own_resources.get(principal, self.resources)
         if self.learned is None:
             return resources
         assert isinstance(resources.corpus, Stores)
-        return replace(resources, corpus=resources.corpus.learning(self.learned.of(principal)))
+        return replace(resources, corpus=resources.corpus.learning(self.learned.of(self.owner_of(principal, adapter))))
 
     def chosen(self, corpus: str | None) -> contextlib.AbstractContextManager[None]:
         """Within it, a request begins whose drafts may use the corpus of this file."""
         return contextlib.nullcontext() if self.corpus is None else self.corpus.chosen(corpus)
 
-    def learn(self, principal: str, session: Hashable, text: Ints) -> None:
-        """Keeps the text (int32 [N]) of a principal's session for the drafts of its others."""
+    def learn(self, owner: str, session: Hashable, text: Ints) -> None:
+        """Keeps the text (int32 [N]) of an owner's session for the drafts of its others."""
         if self.learned is not None:
-            self.learned.of(principal).add(session, text)
+            self.learned.of(owner).add(session, text)
 
     def budget(self, max_nodes: int | Literal["auto"]) -> BudgetOptions:
         """The draft budget of a request, as fields of DecodeOptions."""
@@ -143,6 +149,7 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
         run_drafts=run_drafts,
         corpus=corpus,
         learned=LearnedTexts(settings.sessions.learned_tokens, tables.vocabulary) if settings.learns_from_sessions else None,
+        adapters={name: runner.hold(path) for name, path in settings.model.adapters.items()},
     )
 
 
@@ -167,7 +174,7 @@ def shared_options(settings: Settings, model: Model | DraftModel) -> LoadOptions
         trust_remote_code=model.trust_remote_code,
         pack=target.pack,
         compile=target.compile,
-        quantization=Quantization(model.quantize, target.quantize_head),
+        quantization=Quantization(model.quantize),
         findings=cost_folder(settings),
     )
 

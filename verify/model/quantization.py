@@ -39,8 +39,7 @@ DEQUANTIZED = ("compressed-tensors", "fp8")
 class Quantization:
     """To what a model's linear layers are quantised. The embedding table is not: a step reads a few rows of it."""
 
-    layers: Quantize = "none"
-    head: bool = True  # also the layer that computes logits, to 8 bits
+    layers: Quantize = "none"  # the layer that computes logits gets 8 bits
 
     def __bool__(self) -> bool:
         return self.layers != "none"
@@ -66,7 +65,7 @@ class Quantization:
         if not is_plain(module) or module.in_features % native.BLOCK:
             return None
         if module is model.get_output_embeddings():
-            return HEAD_BITS if self.head else None
+            return HEAD_BITS
         return BITS[self.layers]
 
 
@@ -88,10 +87,8 @@ def quantize_layers(
     if device.type == "cuda":
         from outrider.verify.model.gpu.quantized import quantize_on_gpu
 
-        excluded = None if quantization.head else model.get_output_embeddings()
         among = model.modules() if modules is None else modules
-        wanted = [module for module in among if is_plain(module) and module is not excluded]
-        quantize_on_gpu(model, quantization.layers, device, wanted)
+        quantize_on_gpu(model, quantization.layers, device, [module for module in among if is_plain(module)])
         return
     for name, _ in list(model.named_modules()):
         bits = quantization.bits(model, name)

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from outrider.drafters.interface import MAX_NODES
+from outrider.verify.model.adapter import Adapter
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.recurrent.rows import Recurrence, RecurrentRows
@@ -19,6 +20,7 @@ class Segment(NamedTuple):
     cache: KVCache
     batch: ForwardBatch
     logits: bool = True  # whether all computed rows have logits, not only the last one; rows of padding have none
+    adapter: Adapter | None = None
 
     @property
     def rows(self) -> int:
@@ -68,8 +70,8 @@ def kept_rows(segments: Sequence[Segment], least: int = 1) -> torch.Tensor:
 
 def recurrence_of(segments: Sequence[Segment]) -> Recurrence:
     """The rows of the segments in recurrent layers."""
-    rows = [RecurrentRows(cache.recurrent, cache.length, batch) for cache, batch, _ in segments if cache.recurrent is not None]
-    return Recurrence(rows)
+    states = [(each.cache.recurrent, each) for each in segments]
+    return Recurrence([RecurrentRows(state, each.cache.length, each.batch) for state, each in states if state is not None])
 
 
 def is_chunk(segment: Segment) -> bool:
@@ -83,7 +85,7 @@ def keep_hidden(states: torch.Tensor, segments: Sequence[Segment], whole: bool =
     With `whole`, the forward has also computed the known rows.
     """
     start = 0
-    for cache, batch, _ in segments:
+    for cache, batch, *_ in segments:
         known = 0 if whole else batch.known
         end = start + len(batch) - known
         if cache.hidden is not None:

@@ -10,6 +10,7 @@ import pytest
 from outrider import models
 from outrider.server.http.errors import APIError
 from outrider.server.openai.models import MAX_NAME_CHARACTERS, ModelNames
+from outrider.server.settings import Model
 from tests.server.fakes import CONTEXT_TOKENS, TOKENIZER, FakeEngine, app_with, fetch
 
 APP = app_with(FakeEngine())
@@ -76,7 +77,7 @@ def test_aliases_are_accepted_and_echoed() -> None:
 
 
 def test_an_echoed_name_is_short() -> None:
-    names = ModelNames("m", ["*"])
+    names = ModelNames(Model(name="m", aliases=("*",)))
     names.check("x" * MAX_NAME_CHARACTERS)
     with pytest.raises(APIError) as raised:
         names.check("x" * (MAX_NAME_CHARACTERS + 1))

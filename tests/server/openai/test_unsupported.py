@@ -35,7 +35,7 @@ def test_a_field_is_accepted_only_with_a_value_without_effect(path: str, name: s
 
 def test_the_error_names_what_to_use_instead() -> None:
     for path, fields, words in (
-        (CHATS, {"lora": [{"id": 0, "scale": 1}]}, "leave it out, or serve a model that the adapter is merged into."),
+        (CHATS, {"mirostat": 2}, "leave it out, or use 'top_p' or 'min_p'."),
         (RESPONSES, {"max_tokens": 3}, "leave it out, or use 'max_output_tokens'."),
     ):
         error = fetch(APP, "POST", path, {**REQUIRED[path], **fields}).json()["error"]

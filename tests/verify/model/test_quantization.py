@@ -36,8 +36,8 @@ CPU = torch.device("cpu")
 KINDS = {"int8": Kind.INT8, "int4": Kind.INT4}
 
 
-def load(path: Path, quantize: Quantize, head: bool = True, dtype: str = "auto") -> ModelRunner:
-    return load_weights(LoadOptions(str(path), dtype=dtype, device="cpu", quantization=Quantization(quantize, head)))
+def load(path: Path, quantize: Quantize, dtype: str = "auto") -> ModelRunner:
+    return load_weights(LoadOptions(str(path), dtype=dtype, device="cpu", quantization=Quantization(quantize)))
 
 
 def kind_of(module: torch.nn.Module) -> Kind:
@@ -80,11 +80,10 @@ def test_loading_gives_the_bits_of_quantising_the_loaded_model(saved: Path, quan
     assert 0 < (given - plain).norm() < (0.05 if quantize == "int8" else 0.25) * plain.norm()
 
 
-@pytest.mark.parametrize("head", [True, False])
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
-def test_the_head_has_eight_bits_or_all(saved: Path, quantize: Quantize, head: bool) -> None:
-    model = load(saved, quantize, head).model
-    assert kind_of(model.lm_head) is (Kind.INT8 if head else Kind.FLOAT32)
+def test_the_head_has_eight_bits(saved: Path, quantize: Quantize) -> None:
+    model = load(saved, quantize).model
+    assert kind_of(model.lm_head) is Kind.INT8
     assert kind_of(model.model.layers[1].mlp.down_proj) is KINDS[quantize]
     assert kind_of(model.model.embed_tokens) is Kind.FLOAT32
     assert not hasattr(model.config, "quantization_config")

@@ -43,7 +43,7 @@ class DeviceStates:
         rows, streams = packed[: len(self.rows)], packed[len(self.rows) :]
         rows[0] = NO_STREAM
         pending, start = [], 0
-        for index, (cache, batch, _) in enumerate(segments):
+        for index, (cache, batch, *_) in enumerate(segments):
             states, ancestors = states_of(cache.recurrent), batch.ancestor_mask()
             pending.append(states.pending(cache.length))
             end = start + len(batch)

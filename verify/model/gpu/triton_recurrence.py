@@ -119,7 +119,7 @@ def enter(states: DeviceStates, segments: Sequence[Segment]) -> None:
     pending = states.set(segments)
     if any(pending):
         fold(states, len(segments))
-    for cache, batch, _ in segments:
+    for cache, batch, *_ in segments:
         states_of(cache.recurrent).begin(cache.length, len(batch))
 
 

@@ -18,6 +18,7 @@ from outrider.verify.model.hidden.tap import HiddenTap
 
 __all__ = [
     "BLOCK",
+    "NativeForward",
     "build",
     "can_cache",
     "can_pack",

@@ -79,6 +79,11 @@ class Decoder:
             frequencies=frequencies,
         )
 
+    def shape_of(self, layer: int, name: str) -> tuple[int, int]:
+        """The outputs and inputs of a projection of a layer."""
+        matrix = getattr(self._layers[layer], name).matrix
+        return matrix.outputs, matrix.inputs
+
     def _layer(self, layer: Any, windows: dict[int, int | None], rotary: int) -> library.Layer:
         attention, gated = layer.self_attn, layer.mlp
         norms = {name: getattr(attention, name, None) for name in ("q_norm", "k_norm")}

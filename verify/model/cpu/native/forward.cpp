@@ -32,6 +32,20 @@ struct Layer {
   int32_t rotary;  // dimensions of a head that are rotated; 0 = none
 };
 
+// What an adapter adds to a product of a row: up (down row). No outputs = nothing. Both are float32, and `up` is scaled.
+struct LowRank {
+  Matrix down, up;  // [rank, inputs], [outputs, rank]
+};
+
+struct AdapterLayer {
+  LowRank query, key, value, output, gate, up, down;
+};
+
+struct Adapter {
+  const AdapterLayer* layer;
+  int32_t rank;  // the largest one
+};
+
 struct Model {
   int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, activation;  // activation: 0 SiLU, 1 GELU by tanh
   float epsilon, scaling, rotary_scaling, embedding_scale, residual_scale, logit_scale;
@@ -60,12 +74,14 @@ struct Stream {
   const int64_t* depths;  // positions of the rows after the committed tokens
   const int32_t* counts;  // of rows that each row attends to, itself included; null = all before it and itself
   const int32_t* slots;   // of these rows, row after row
+  const Adapter* adapter; // null = none
 };
 }
 
 namespace {
 
 constexpr int ROW_BLOCK = 16, LEAST_ROW_BLOCK = 4;  // rows of a task of attention, which read keys and values together
+constexpr int MOST_TOGETHER = 3;  // products of the same rows: queries, keys and values
 constexpr int FEW_ROWS = 32;   // from which on more threads always gain: arithmetic takes the time
 
 // Whether a product of these weights takes less time than threads take to meet: some 50 us.
@@ -99,6 +115,12 @@ struct QuantizedBuffers {
   }
 };
 
+// The rows of a stream that has an adapter.
+struct Adapted {
+  const Adapter* adapter;
+  int first, count;
+};
+
 }  // namespace
 
 struct Engine {
@@ -106,7 +128,8 @@ struct Engine {
   Team team;
   std::vector<AttentionSpace> spaces;
   Habit habits[6];  // of forwards of fewer than FEW_ROWS, by the bits of their number of rows
-  Buffer<float> residual, normed, queries, keys, values, attended, gated, angles;
+  Buffer<float> residual, normed, queries, keys, values, attended, gated, angles, lowered, raised;
+  std::vector<Adapted> adapted;
   QuantizedBuffers quantized;
   std::vector<Text> texts;
 };
@@ -156,6 +179,7 @@ class Forward {
     gated_ = engine.gated.of(count * model.intermediate);
     angles_ = engine.angles.of(count * model.head_dim);
     find_texts();
+    find_adapted();
     // Sized for the widest input, so that no phase allocates.
     const int widest = std::max({model.hidden, model.heads * model.head_dim, model.intermediate});
     engine.quantized.of(nullptr, rows, widest);
@@ -170,18 +194,18 @@ class Forward {
         normalize(residual_ + (size_t)row * model_.hidden, layer.attention_norm, model_.hidden, model_.epsilon,
                   normed_ + (size_t)row * model_.hidden);
       });
-      project(layer, normed);
+      project(layer, normed, index);
       team_.share(rows_, [&](int row) { place(layer, row); });
       attend_all(thread, layer);
       const Rows attended = prepare(attended_, rows_, model_.heads * model_.head_dim, layer.output.matrix, [](int) {});
-      add_product(layer.output, attended);
+      add_product<&AdapterLayer::output>(layer.output, attended, index);
       const Rows again = prepare(normed_, rows_, model_.hidden, layer.gate.matrix, [&](int row) {
         normalize(residual_ + (size_t)row * model_.hidden, layer.feed_forward_norm, model_.hidden, model_.epsilon,
                   normed_ + (size_t)row * model_.hidden);
       });
-      gate(layer, again);
+      gate(layer, again, index);
       const Rows gated = prepare(gated_, rows_, model_.intermediate, layer.down.matrix, [](int) {});
-      add_product(layer.down, gated);
+      add_product<&AdapterLayer::down>(layer.down, gated, index);
     }
     if (tap.states && !tap.count)
       team_.share(rows_, [&](int row) {
@@ -212,6 +236,54 @@ class Forward {
         engine_.texts[row] = {stream.length + common, stream.length + stream.counts[i], slots + common};
         slots += stream.counts[i];
       }
+    }
+  }
+
+  void find_adapted() {
+    engine_.adapted.clear();
+    int rank = 0, first = 0;
+    for (int s = 0; s < stream_count_; first += streams_[s++].rows)
+      if (const Adapter* adapter = streams_[s].adapter) {
+        engine_.adapted.push_back({adapter, first, streams_[s].rows});
+        rank = std::max(rank, adapter->rank);
+      }
+    if (!rank) return;
+    lowered_width_ = (rank + PANEL - 1) / PANEL * PANEL;
+    lowered_ = engine_.lowered.of((size_t)MOST_TOGETHER * rows_ * lowered_width_);
+    raised_ = engine_.raised.of((size_t)rows_ * model_.intermediate);
+  }
+
+  // The products of rows with the `down` of their adapters, for one or several products of these rows.
+  template <LowRank AdapterLayer::*... PARTS>
+  void lower(const Rows& rows, int layer) {
+    static constexpr LowRank AdapterLayer::*parts[] = {PARTS...};
+    const int streams = (int)engine_.adapted.size(), panels = lowered_width_ / PANEL;
+    if (!streams) return;
+    team_.share(streams * panels * (int)sizeof...(PARTS), [&](int task) {
+      const Adapted& adapted = engine_.adapted[task % streams];
+      const int panel = task / streams % panels, number = task / streams / panels;
+      const Matrix& down = (adapted.adapter->layer[layer].*parts[number]).down;
+      if (panel >= down.panels()) return;
+      const Rows own = {rows.inputs, rows.floats + (size_t)adapted.first * rows.inputs, nullptr, nullptr, nullptr};
+      multiply_panel(down, panel, own, adapted.count, [&](int row, const float* sums) {
+        std::memcpy(lowered(number, adapted.first + row) + panel * PANEL, sums, 4 * PANEL);
+      });
+    });
+  }
+
+  float* lowered(int number, int row) { return lowered_ + ((size_t)number * rows_ + row) * lowered_width_; }
+
+  // Adds what the adapters add to one panel of a product, whose place among those of `lower` is `number`.
+  void raise(LowRank AdapterLayer::*part, int number, int layer, int panel, float* out, int64_t stride, float scale = 1) {
+    for (const Adapted& adapted : engine_.adapted) {
+      const Matrix& up = (adapted.adapter->layer[layer].*part).up;
+      if (panel >= up.panels()) continue;
+      const int first = panel * PANEL, size = std::min(PANEL, up.outputs - first);
+      const Rows own = {lowered_width_, lowered(number, adapted.first), nullptr, nullptr, nullptr};
+      multiply_panel(up, panel, own, adapted.count, [&](int row, const float* sums) {
+        float* to = out + (adapted.first + row) * stride + first;
+        for (int i = 0; i < size; i++) to[i] += scale == 1 ? sums[i] : sums[i] * scale;
+      });
     }
   }
 
@@ -249,14 +321,17 @@ class Forward {
     return rows;
   }
 
-  void project(const Layer& layer, const Rows& rows) {
+  void project(const Layer& layer, const Rows& rows, int index) {
+    lower<&AdapterLayer::query, &AdapterLayer::key, &AdapterLayer::value>(rows, index);
+    static constexpr LowRank AdapterLayer::*adapters[] = {&AdapterLayer::query, &AdapterLayer::key, &AdapterLayer::value};
     const Linear* parts[] = {&layer.query, &layer.key, &layer.value};
     float* outs[] = {queries_, keys_, values_};
     const int first = layer.query.matrix.panels(), second = first + layer.key.matrix.panels();
     team_.share(second + layer.value.matrix.panels(), [&](int task) {
       const int part = task < first ? 0 : task < second ? 1 : 2;
-      const Linear& linear = *parts[part];
-      write_panel(linear, task - (part == 0 ? 0 : part == 1 ? first : second), rows, rows_, outs[part], linear.matrix.outputs, 1);
+      const int panel = task - (part == 0 ? 0 : part == 1 ? first : second), outputs = parts[part]->matrix.outputs;
+      write_panel(*parts[part], panel, rows, rows_, outs[part], outputs, 1);
+      raise(adapters[part], part, index, panel, outs[part], outputs);
     });
   }
 
@@ -276,7 +351,9 @@ class Forward {
     team_.share(linear.matrix.panels(), [&](int panel) { write_panel(linear, panel, rows, count, out, stride, scale); });
   }
 
-  void add_product(const Linear& linear, const Rows& rows) {
+  template <LowRank AdapterLayer::*PART>
+  void add_product(const Linear& linear, const Rows& rows, int index) {
+    lower<PART>(rows, index);
     team_.share(linear.matrix.panels(), [&](int panel) {
       const int first = panel * PANEL, size = std::min(PANEL, linear.matrix.outputs - first);
       multiply_panel(linear.matrix, panel, rows, rows_, [&](int row, const float* sums) {
@@ -286,18 +363,28 @@ class Forward {
           to[i] += model_.residual_scale == 1 ? value : value * model_.residual_scale;
         }
       });
+      raise(PART, 0, index, panel, residual_, model_.hidden, model_.residual_scale);
     });
   }
 
-  void gate(const Layer& layer, const Rows& rows) {
+  void gate(const Layer& layer, const Rows& rows, int index) {
+    lower<&AdapterLayer::gate, &AdapterLayer::up>(rows, index);
+    const bool is_adapted = !engine_.adapted.empty();
     team_.share(layer.gate.matrix.panels(), [&](int panel) {
       const int first = panel * PANEL, size = std::min(PANEL, model_.intermediate - first);
       write_panel(layer.gate, panel, rows, rows_, gated_, model_.intermediate, 1);
+      raise(&AdapterLayer::gate, 0, index, panel, gated_, model_.intermediate);
+      if (is_adapted) {
+        for (int row = 0; row < rows_; row++) std::fill_n(raised_ + (size_t)row * model_.intermediate + first, size, 0.0f);
+        raise(&AdapterLayer::up, 1, index, panel, raised_, model_.intermediate);
+      }
       multiply_panel(layer.up.matrix, panel, rows, rows_, [&](int row, const float* sums) {
         float* to = gated_ + (size_t)row * model_.intermediate + first;
         alignas(64) float gates[PANEL] = {}, ups[PANEL];
         std::memcpy(gates, to, 4 * size);
         for (int i = 0; i < PANEL; i++) ups[i] = layer.up.bias && i < size ? sums[i] + layer.up.bias[first + i] : sums[i];
+        const float* raised = raised_ + (size_t)row * model_.intermediate + first;
+        for (int i = 0; is_adapted && i < size; i++) ups[i] += raised[i];
         for (int i = 0; i < PANEL; i += LANES)
           store(gates + i, activate(load(gates + i), model_.activation) * load(ups + i));
         std::memcpy(to, gates, 4 * size);
@@ -366,6 +453,9 @@ class Forward {
   const Stream* streams_;
   const int stream_count_;
   float *residual_, *normed_, *queries_, *keys_, *values_, *attended_, *gated_, *angles_;
+  // Rows of adapted streams: their products with `down`, [MOST_TOGETHER, rows, width], and what is added to those of `up`.
+  float *lowered_ = nullptr, *raised_ = nullptr;
+  int lowered_width_ = 0;
 };
 
 }  // namespace

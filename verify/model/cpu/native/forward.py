@@ -12,7 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from outrider.verify.model.adapter import AdapterWeights
 from outrider.verify.model.cpu.native import library
+from outrider.verify.model.cpu.native.adapter import NativeAdapter, packed_adapter
 from outrider.verify.model.cpu.native.decoder import Decoder
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.hidden.tap import HiddenTap
@@ -34,6 +36,10 @@ class NativeForward:
         self._decoder, self._engine, self._tap = decoder, engine, tap
         self._tapped = np.array(() if tap is None else tap.layers, np.int32)
         self._logits = torch.empty(0, decoder.vocabulary)
+
+    def hold(self, adapter: AdapterWeights) -> NativeAdapter:
+        """Packs an adapter, for segments. Raises UnfitAdapter if it does not fit the model."""
+        return packed_adapter(adapter, self._decoder, self._engine)
 
     @torch.inference_mode()
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
@@ -78,7 +84,11 @@ class _Described:
             batch.depths.data_ptr() + token_bytes,
             None,
             None,
+            None,
         )
+        if segment.adapter is not None:
+            assert isinstance(segment.adapter, NativeAdapter)
+            self.stream.adapter = ctypes.pointer(segment.adapter.description)
         if batch.ancestors is not None:
             ancestors = batch.ancestors[batch.known :].numpy()
             self._counts = ancestors.sum(1, dtype=np.int32)

@@ -24,6 +24,10 @@ VARIANTS = {
 }
 
 
+# The linear layers of a decoder's layer.
+PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")
+
+
 class Matrix(Structure):
     """`Matrix` in matrix.h."""
 
@@ -41,7 +45,7 @@ class Layer(Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm", "query_norm", "key_norm")),
-        *((name, Linear) for name in ("query", "key", "value", "output", "gate", "up", "down")),
+        *((name, Linear) for name in PROJECTIONS),
         ("cached", c_int32),
         ("window", c_int32),
         ("rotary", c_int32),
@@ -63,6 +67,24 @@ class Model(Structure):
     )
 
 
+class LowRank(Structure):
+    """`LowRank` in forward.cpp."""
+
+    _fields_ = (("down", Matrix), ("up", Matrix))
+
+
+class AdapterLayer(Structure):
+    """`AdapterLayer` in forward.cpp."""
+
+    _fields_ = tuple((name, LowRank) for name in PROJECTIONS)
+
+
+class Adapter(Structure):
+    """`Adapter` in forward.cpp."""
+
+    _fields_ = (("layer", POINTER(AdapterLayer)), ("rank", c_int32))
+
+
 class Tap(Structure):
     """`Tap` in forward.cpp."""
 
@@ -80,6 +102,7 @@ class Stream(Structure):
         ("depths", c_void_p),
         ("counts", c_void_p),
         ("slots", c_void_p),
+        ("adapter", POINTER(Adapter)),
     )
 
 

@@ -1,0 +1,123 @@
+"""LoRA adapters in the library: peft's logits, and the same bits for a row beside rows of other adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.verify.errors import ModelError
+from outrider.verify.model.adapter import Adapter
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cpu.native import compiled_library
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment
+from tests.adapters import PROJECTIONS, save_adapter
+from tests.verify.model.cpu.native.test_forward import runner
+from tests.verify.model.test_architectures import make
+
+pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
+TOKENS = torch.arange(3, 60)
+# Ranks: odd, the largest of several, and that of one projection.
+ADAPTERS: Mapping[str, dict[str, Any]] = {
+    "all": {"rank": 5},
+    "some": {"rank": 70, "projections": ("q_proj", "v_proj", "up_proj"), "use_rslora": True},
+    "one": {"rank": 1, "projections": ("down_proj",)},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("adapters")
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[str | None, torch.Tensor]:
+    """peft's logits by adapter."""
+    found: dict[str | None, torch.Tensor] = {}
+    with torch.inference_mode():
+        found[None] = make("qwen2", "eager", head_dim=16).eval()(TOKENS[None]).logits[0]
+        for seed, (name, options) in enumerate(ADAPTERS.items()):
+            adapted = save_adapter(make("qwen2", "eager", head_dim=16), folder / name, seed=seed, **options)
+            found[name] = adapted(TOKENS[None]).logits[0]
+    return found
+
+
+@pytest.fixture(scope="module", params=["float32", "int8"])
+def served(request: pytest.FixtureRequest) -> ModelRunner:
+    return runner("qwen2", request.param)
+
+
+@pytest.fixture(scope="module")
+def held(served: ModelRunner, folder: Path, expected: object) -> dict[str | None, Adapter | None]:
+    return {None: None, **{name: served.hold(str(folder / name)) for name in ADAPTERS}}
+
+
+def logits(served: ModelRunner, *adapters: Adapter | None) -> list[torch.Tensor]:
+    segments = [Segment(served.new_cache(), ForwardBatch.chain(TOKENS), adapter=adapter) for adapter in adapters]
+    return [each.clone() for each in served.forward_all(segments)]
+
+
+def test_logits_are_those_of_peft(
+    served: ModelRunner, held: dict[str | None, Adapter | None], expected: dict[str | None, torch.Tensor]
+) -> None:
+    limit = 1e-5 if served.weight_bits == 32 else 0.2
+    for name, adapter in held.items():
+        [found] = logits(served, adapter)
+        assert (found - expected[name]).norm() < limit * expected[name].norm(), name
+        assert name is None or (expected[name] - expected[None]).norm() > 0.3 * expected[None].norm()
+
+
+def test_a_row_has_the_same_bits_beside_other_adapters(served: ModelRunner, held: dict[str | None, Adapter | None]) -> None:
+    order = [None, "some", "all", "one", "all", None]
+    for name, found in zip(order, logits(served, *(held[name] for name in order)), strict=True):
+        assert torch.equal(found, logits(served, held[name])[0]), name
+
+
+def test_a_prompt_has_the_bits_of_single_steps(served: ModelRunner, held: dict[str | None, Adapter | None]) -> None:
+    [together] = logits(served, held["all"])
+    cache = served.new_cache()
+    for row, token in enumerate(TOKENS):
+        segment = Segment(cache, ForwardBatch.chain(token[None]), adapter=held["all"])
+        assert torch.equal(served.forward_all([segment])[0][0], together[row])
+        cache.length += 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"use_dora": True}, "has use_dora: True, which is not supported; merge it instead"),
+        ({"bias": "all"}, "has bias: 'all', which is not supported"),
+        ({"modules_to_save": ["lm_head"]}, "has modules_to_save: "),
+        ({"projections": ["q_proj", "lm_head"]}, "changes 'base_model.model.lm_head.lora_[AB].weight', which is not supported"),
+    ],
+)
+def test_adapters_that_are_more_than_low_rank_products_are_refused(
+    served: ModelRunner, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    save_adapter(make("qwen2", "eager", head_dim=16), tmp_path, 4, **options)
+    with pytest.raises(ModelError, match=message):
+        served.hold(str(tmp_path))
+
+
+def test_files_that_are_no_adapter_of_the_model_are_refused(served: ModelRunner, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="There is no folder '/nowhere'; give an adapter's folder"):
+        served.hold("/nowhere")
+    with pytest.raises(ModelError, match=r"No adapter at '.*': .* does not appear to have a file named adapter_config\.json"):
+        served.hold(str(tmp_path))
+    save_adapter(make("qwen2", "eager", head_dim=16, hidden_size=96), tmp_path, 4, PROJECTIONS)
+    with pytest.raises(
+        ModelError, match=r"another model: it changes down of layer 0 by 96 x 64, and the model has 32 x 64; name"
+    ):
+        served.hold(str(tmp_path))
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"x" * 100)
+    with pytest.raises(ModelError, match="No adapter at"):
+        served.hold(str(tmp_path))
+
+
+def test_a_model_that_the_library_does_not_compute_takes_no_adapter(tiny_runner: ModelRunner) -> None:
+    with pytest.raises(ModelError, match="adapters need a model of Llama's kind on a CPU"):
+        tiny_runner.hold("anything")
