@@ -122,7 +122,7 @@ class DraftRunner:
         with self._running:
             while True:
                 try:
-                    return self._own(self.runner.forward_all([segment])[0])
+                    return self._own(self.runner.forward(segment.cache, segment.batch, segment.logits))
                 except OutOfPages:
                     oldest = next((each for each in self._caches.values() if each is not segment.cache and each.length), None)
                     if oldest is None:

@@ -156,11 +156,11 @@ REFUSED = ("jamba", "mamba")  # with a sentence
 DOUBLED = ("falcon_alibi", "falcon_shared_alibi")  # whose bias transformers' eager attention adds twice, but not its "sdpa"
 
 
-def config_of(family: str, attention: str) -> Any:
-    """The configuration of a small model of the family."""
+def config_of(family: str, attention: str, **changes: Any) -> Any:
+    """The configuration of a small model of the family, but for `changes`."""
     name, extra = FAMILIES[family]
     attention = "sdpa" if attention == "eager" and family in DOUBLED else attention
-    sizes = {key: value for key, value in {**SIZES, **extra}.items() if value is not None}
+    sizes = {key: value for key, value in {**SIZES, **extra, **changes}.items() if value is not None}
     config = getattr(transformers, f"{name}Config")(**sizes, attn_implementation=attention)
     config._attn_implementation = attention
     return config

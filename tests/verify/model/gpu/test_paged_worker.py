@@ -14,7 +14,7 @@ from outrider.verify.model.runner import ModelRunner
 from tests.server.worker.fakes import Rig, request
 from tests.verify.model.gpu.conftest import DEVICE, PAGE
 
-PROMPTS = {"a": 100, "b": 40, "c": 90}  # tokens
+PROMPTS = {"a": 70, "b": 33, "c": 66}  # tokens
 
 
 def rig(config: LlamaConfig, pages: int, **settings: Any) -> Rig:
