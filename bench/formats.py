@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,12 +53,19 @@ def main(
     windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
     scores = {name: score(runner, windows) for name, runner in runners.items()}
     times = time_all(runners)
-    rows = [describe(name, runners[name], scores[name], scores[REFERENCE]) | times[name] for name in FORMATS]
-    report.save(out, {"model": smollm2.NAME, "tokens": len(ids), "threads": torch.get_num_threads(), "rows": rows})
-    columns = {"format": "format", "bits": "weight_bits:.1f", "nats": "nats_per_token:.4f", "more": "more_nats:+.2%"}
-    columns |= {"same": "same_choices:.2%", "MB": "weights_mb:.0f", "prompt\ntokens/s": "prompt_tokens_per_second:.0f"}
-    columns |= {f"ms, {count}\n{context}": f"ms_{count}_rows_{context}_tokens:.1f" for context in CONTEXTS for count in ROWS}
-    report.print_figures("Formats", columns, rows)
+    sizes = {name: (runner.weight_bits, runner.weight_bytes) for name, runner in runners.items()}
+    rows = [size(*sizes[name]) | quality(name, scores[name], scores[REFERENCE]) | times[name] for name in FORMATS]
+    figures = {"model": smollm2.NAME, "tokens": len(ids), "threads": torch.get_num_threads(), "rows": rows}
+    if find_spec("llama_cpp") is not None:
+        llama = quality("llama.cpp, the same file", llama_scores(windows), scores[REFERENCE])
+        figures["llama.cpp"] = llama
+        typer.echo(f"llama.cpp on the same file: {llama['more_nats']:+.3%} nats, {llama['same_choices']:.2%} the same choices")
+    report.save(out, figures)
+    columns = {"format": "format", "bits": "weight_bits:.1f", "MB": "weights_mb:.0f", "nats": "nats_per_token:.4f"}
+    report.print_figures("Size and quality", columns | {"more": "more_nats:+.3%", "same": "same_choices:.1%"}, rows)
+    columns = {"format": "format", "prompt\ntokens/s": "prompt_tokens_per_second:.0f"}
+    columns |= {f"{count} at\n{context}": f"ms_{count}_rows_{context}_tokens:.1f" for context in CONTEXTS for count in ROWS}
+    report.print_figures("Milliseconds of a step, by its rows and the tokens before", columns, rows)
 
 
 def score(runner: ModelRunner, windows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,15 +74,33 @@ def score(runner: ModelRunner, windows: Sequence[Sequence[int]]) -> tuple[torch.
     return torch.cat(nats), torch.cat(choices)
 
 
-def describe(
-    name: str, runner: ModelRunner, found: tuple[torch.Tensor, torch.Tensor], reference: tuple[torch.Tensor, torch.Tensor]
+def llama_scores(windows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """`score` by llama.cpp, which reads the model's file."""
+    from llama_cpp import Llama
+
+    llama = Llama(str(smollm2.locate()), n_ctx=WINDOW, n_batch=WINDOW, logits_all=True, verbose=False)
+    nats, choices = [], []
+    for window in windows:
+        llama.reset()
+        llama.eval(list(window))
+        logits = torch.from_numpy(llama.scores[: len(window) - 1]).double()
+        nats.append(torch.nn.functional.cross_entropy(logits, torch.tensor(window[1:]), reduction="none"))
+        choices.append(logits.argmax(-1))
+    return torch.cat(nats), torch.cat(choices)
+
+
+def size(bits: float, weight_bytes: int) -> dict[str, float]:
+    """The size of a format."""
+    return {"weight_bits": round(bits, 2), "weights_mb": round(weight_bytes / 1e6, 1)}
+
+
+def quality(
+    name: str, found: tuple[torch.Tensor, torch.Tensor], reference: tuple[torch.Tensor, torch.Tensor]
 ) -> dict[str, Any]:
-    """Size and quality of a format."""
+    """What a format's nats and choices are beside the reference's."""
     nats, expected = found[0].mean().item(), reference[0].mean().item()
     return {
         "format": name,
-        "weight_bits": round(runner.weight_bits, 2),
-        "weights_mb": round(runner.weight_bytes / 1e6, 1),
         "nats_per_token": round(nats, 5),
         "more_nats": round(nats / expected - 1, 5),
         "same_choices": round((found[1] == reference[1]).double().mean().item(), 5),

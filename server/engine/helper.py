@@ -50,8 +50,12 @@ class Helper:
 
     async def _start(self) -> FrontSide:
         end, theirs = socket.socketpair()
-        with theirs:
-            self._process = await asyncio.to_thread(launch, self._module, theirs)
+        try:
+            with theirs:
+                self._process = await asyncio.to_thread(launch, self._module, theirs)
+        except BaseException:
+            end.close()
+            raise
         self._side = await connect(end, self._on_message, self._on_end)
         return self._side
 

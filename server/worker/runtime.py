@@ -7,6 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypedDict
@@ -116,19 +117,22 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
     Compiles the kernels that are not cached, unless `kernels` does so in the background.
     """
     disable_progress_bar()
-    runner = load_target(settings)
-    tokenizer = load_tokenizer(settings.model.path, settings.model.trust_remote_code, settings.model.revision)
+    model = settings.model
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(load_tokenizer, model.path, model.trust_remote_code, model.revision)
+        runner = load_target(settings)
+        tokenizer = loading.result()
     draft = load_draft(settings, tokenizer, runner)
     slots = start_models(runner, draft, settings, tokenizer)
-    model, run_drafts = None, in_turns
+    draft_session, run_drafts = None, in_turns
     if draft is not None:
         shared_draft = share_draft(draft, runner.vocabulary, slots, settings.draft_model.threads)
         shared_draft.measure(runner)
-        model, run_drafts = shared_draft.session, shared_draft.run_drafts
+        draft_session, run_drafts = shared_draft.session, shared_draft.run_drafts
     curve = load_curve(runner, settings)
     tables = Tables(fingerprint(tokenizer), vocabulary=max(runner.vocabulary, len(tokenizer)) + 1)
     corpus = ChosenCorpus(tables)
-    resources, own = load_resources(settings, tables, model, corpus)
+    resources, own = load_resources(settings, tables, draft_session, corpus)
     kernels = kernels or Kernels(settings, background=False)
     # After the measurements, which a concurrent compilation would disturb.
     kernels.load(distinct([resources, *own.values()]), tables)
@@ -149,7 +153,7 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
         run_drafts=run_drafts,
         corpus=corpus,
         learned=LearnedTexts(settings.sessions.learned_tokens, tables.vocabulary) if settings.learns_from_sessions else None,
-        adapters={name: runner.hold(path) for name, path in settings.model.adapters.items()},
+        adapters={name: runner.hold(path) for name, path in model.adapters.items()},
     )
 
 

@@ -123,7 +123,10 @@ inline void put_scale(const Format& format, char* scales, int place, uint16_t sc
     ((uint16_t*)scales)[place] = scale;
 }
 
-inline void put_block(const Format& format, const PackedBlock& block, int lane, const Values& from) {
+// The format is known when this is compiled: its divisions would take most of the time.
+template <const Format& FORMAT>
+inline void put_block(const PackedBlock& block, int lane, const Values& from) {
+  constexpr Format format = FORMAT;
   if (format.has_factors) block.factors[lane] = from.factor;
   if (format.has_factors && format.has_minimums) block.minimum_factors[lane] = from.minimum_factor;
   for (int group = 0; group < format.groups(); group++)
@@ -207,8 +210,11 @@ inline void put_floats(const Matrix& matrix, int output, const float* weights) {
     for (int i = 0; i < matrix.inputs; i++) ((uint16_t*)panel)[(i / 2 * PANEL + lane) * 2 + i % 2] = to_bfloat16(weights[i]);
   else
     for (int b = 0; b < matrix.inputs / BLOCK; b++) {
-      const Format& format = format_of(matrix.kind);
-      put_block(format, block_of(format, panel, b), lane, (matrix.kind == INT8 ? to_int8 : to_int4)(weights + b * BLOCK));
+      const PackedBlock block = block_of(format_of(matrix.kind), panel, b);
+      if (matrix.kind == INT8)
+        put_block<FORMATS[INT8 - INT8]>(block, lane, to_int8(weights + b * BLOCK));
+      else
+        put_block<FORMATS[INT4 - INT8]>(block, lane, to_int4(weights + b * BLOCK));
     }
 }
 

@@ -1,5 +1,9 @@
 // Blocks of GGUF files, which have the arithmetic of a packed kind: their values are moved, not rounded.
 #pragma once
+#include <array>
+#include <iterator>
+#include <utility>
+
 #include "matrix.h"
 
 namespace outrider {
@@ -15,8 +19,9 @@ struct Place {
   int byte, shift;
 };
 
-inline Place place_of(int kind, int block, int i) {
-  switch (kind) {
+template <int KIND>
+constexpr Place place_of(int block, int i) {
+  switch (KIND) {
     case Q4_K:
     case Q5_K: return {block / 2 * 32 + i, block % 2 * 4};
     case Q6_K: return {block / 4 * 64 + block % 2 * 32 + i, block % 4 / 2 * 4};
@@ -25,13 +30,14 @@ inline Place place_of(int kind, int block, int i) {
 }
 
 // Reads lower 4 bits, and higher ones, of a block.
-inline void read_values(int kind, int block, const uint8_t* low, const uint8_t* high, Values& to) {
+template <int KIND>
+inline void read_values(int block, const uint8_t* low, const uint8_t* high, Values& to) {
   for (int i = 0; i < BLOCK; i++) {
-    const Place place = place_of(kind, block, i);
+    const Place place = place_of<KIND>(block, i);
     int more = 0;
-    if (kind == Q5_0 || kind == Q5_1) more = high[i / 8] >> i % 8 & 1;
-    if (kind == Q5_K) more = high[i] >> block & 1;
-    if (kind == Q6_K) more = high[block / 4 * 32 + i] >> block % 4 * 2 & 3;
+    if (KIND == Q5_0 || KIND == Q5_1) more = high[i / 8] >> i % 8 & 1;
+    if (KIND == Q5_K) more = high[i] >> block & 1;
+    if (KIND == Q6_K) more = high[block / 4 * 32 + i] >> block % 4 * 2 & 3;
     to.values[i] = (uint8_t)((low[place.byte] >> place.shift & 15) | more << 4);
   }
 }
@@ -46,9 +52,10 @@ inline void read_scales(const uint8_t* from, int block, Values& to) {
 }
 
 // A block of 32 inputs in a stored block, which has several if the kind has factors.
-inline Values read_block(int kind, const uint8_t* from, int block) {
+template <int KIND>
+inline Values read_block(const uint8_t* from, int block) {
   Values found{};
-  switch (kind) {
+  switch (KIND) {
     case INT8:
       found.scales[0] = half_at(from);
       std::memcpy(found.values, from + 2, BLOCK);
@@ -57,40 +64,49 @@ inline Values read_block(int kind, const uint8_t* from, int block) {
     case Q5_0:
     case IQ4_NL:
       found.scales[0] = half_at(from);
-      read_values(kind, 0, from + (kind == Q5_0 ? 6 : 2), from + 2, found);
+      read_values<KIND>(0, from + (KIND == Q5_0 ? 6 : 2), from + 2, found);
       break;
     case INT4:
     case Q5_1:
       found.scales[0] = half_at(from);
       found.minimum = half_at(from + 2);
-      read_values(kind, 0, from + (kind == Q5_1 ? 8 : 4), from + 4, found);
+      read_values<KIND>(0, from + (KIND == Q5_1 ? 8 : 4), from + 4, found);
       break;
     case Q4_K:
     case Q5_K:
       read_scales(from, block, found);
-      read_values(kind, block, from + (kind == Q5_K ? 48 : 16), from + 16, found);
+      read_values<KIND>(block, from + (KIND == Q5_K ? 48 : 16), from + 16, found);
       break;
     case Q6_K:
       found.factor = half_at(from + 208);
       for (int group = 0; group < 2; group++) found.scales[group] = from[192 + 2 * block + group];
-      read_values(kind, block, from, from + 128, found);
+      read_values<KIND>(block, from, from + 128, found);
       break;
     case IQ4_XS:
       found.factor = half_at(from);
       found.scales[0] = (uint16_t)((from[4 + block / 2] >> block % 2 * 4 & 15) + (half_at(from + 2) >> 2 * block & 3) * 16 - 32);
-      read_values(kind, block, from + 8, nullptr, found);
+      read_values<KIND>(block, from + 8, nullptr, found);
       break;
   }
   return found;
 }
 
-// Packs the blocks of one output, of the file's type that the matrix has.
-inline void put_stored(const Matrix& matrix, int output, const uint8_t* from) {
-  const Format& format = format_of(matrix.kind);
+template <int KIND>
+void put_stored_of(const Matrix& matrix, int output, const uint8_t* from) {
+  constexpr Format format = FORMATS[KIND - INT8];
   for (int b = 0; b < matrix.inputs / BLOCK; b++) {
-    const Values values = read_block(matrix.kind, from + b / format.blocks() * format.stored, b % format.blocks());
-    put_block(format, block_of(format, matrix.panel(output / PANEL), b), output % PANEL, values);
+    const Values values = read_block<KIND>(from + b / format.blocks() * format.stored, b % format.blocks());
+    put_block<FORMATS[KIND - INT8]>(block_of(format, matrix.panel(output / PANEL), b), output % PANEL, values);
   }
 }
+
+template <int... KINDS>
+constexpr auto puts_of(std::integer_sequence<int, KINDS...>) {
+  return std::array{put_stored_of<INT8 + KINDS>...};
+}
+constexpr auto PUTS = puts_of(std::make_integer_sequence<int, std::size(FORMATS)>());
+
+// Packs the blocks of one output, of the file's type that the matrix has.
+inline void put_stored(const Matrix& matrix, int output, const uint8_t* from) { PUTS[matrix.kind - INT8](matrix, output, from); }
 
 }  // namespace outrider
