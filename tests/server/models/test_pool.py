@@ -64,7 +64,11 @@ def run(
 
     async def main() -> list[str]:
         machine = Machine(room)
-        settings = [load_settings(None, {"model.path": name, "model.aliases": ["gpt-*"]}) for name in ("a", "b", "c", "broken")]
+        common = {"model.aliases": ["gpt-*"]}
+        settings = [
+            load_settings(None, {"model.path": name, f"model.adapters.{name}-sql": "folder", **common})
+            for name in ("a", "b", "c", "broken")
+        ]
         pool = Pool([Entry(each, SIZE) for each in settings], machine.load, lambda: machine.free, idle_seconds)
         await asyncio.wait_for(test(machine, pool), 20)
         return machine.events
@@ -163,6 +167,7 @@ def test_names() -> None:
     async def test(machine: Machine, pool: Pool[Counted]) -> None:
         assert pool.find(None).entry.name == "a"
         assert pool.find("gpt-9").entry.name == "a"
+        assert pool.find("b-sql").entry.name == "b" and pool.models["b"].names == ["b", "b-sql"]
         await use(pool, "b")
         assert pool.find(None).entry.name == "b"
         for name in ("../a", "", "x" * 10_000):
