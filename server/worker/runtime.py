@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypedDict
@@ -35,7 +35,7 @@ from outrider.verify.heads.loading import MTP, load_head
 from outrider.verify.heads.model import HeadModel
 from outrider.verify.measurement import cost_file, load_or_measure, machine_key
 from outrider.verify.model.adapter import Adapter
-from outrider.verify.model.loading import LoadOptions, load_weights, start_model, stop_ids
+from outrider.verify.model.loading import LoadOptions, load_adapter, load_weights, start_model, stop_ids
 from outrider.verify.model.memory import free_bytes
 from outrider.verify.model.quantization import Quantization
 from outrider.verify.model.runner import ModelRunner
@@ -120,6 +120,8 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
     model = settings.model
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(load_tokenizer, model.path, model.trust_remote_code, model.revision)
+        if model.trust_remote_code:
+            wait([loading])  # both would write the same modules to transformers' cache
         runner = load_target(settings)
         tokenizer = loading.result()
     draft = load_draft(settings, tokenizer, runner)
@@ -153,7 +155,7 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
         run_drafts=run_drafts,
         corpus=corpus,
         learned=LearnedTexts(settings.sessions.learned_tokens, tables.vocabulary) if settings.learns_from_sessions else None,
-        adapters={name: runner.hold(path) for name, path in model.adapters.items()},
+        adapters={name: load_adapter(runner, path) for name, path in model.adapters.items()},
     )
 
 

@@ -15,6 +15,7 @@ from transformers.utils import cached_file
 
 from outrider.verify.checkpoint import DEFAULT_REVISION, Location, gguf_bits, locate
 from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.model.adapter import Adapter, UnfitAdapter, read_adapter
 from outrider.verify.model.attention.architectures import prepare_architecture
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cache.codec import KVDtype
@@ -159,6 +160,20 @@ def start_model(
         start(runner, context_tokens, invariant, finding)
         check_model(runner, path, sample)
     torch.cuda.empty_cache()  # returns the check's slot to the device
+
+
+def load_adapter(runner: ModelRunner, path: str) -> Adapter:
+    """A LoRA adapter of a started model, for the segments that name it. Raises ModelError."""
+    backend = runner.mode.backend
+    if not isinstance(backend, native.NativeForward):
+        raise ModelError(
+            f"The adapter {path!r} is not supported: adapters need a model of Llama's kind on a CPU, and the compiled"
+            " library; merge it into the model's weights instead."
+        )
+    try:
+        return backend.hold(read_adapter(path))
+    except UnfitAdapter as error:
+        raise ModelError(f"The adapter {path!r} {error}; name one that was trained for this model.") from None
 
 
 def prepare(model: PreTrainedModel, context_tokens: int | None) -> None:

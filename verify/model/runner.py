@@ -12,7 +12,6 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider.verify.errors import ModelError, first_sentence
-from outrider.verify.model.adapter import Adapter, UnfitAdapter, read_adapter
 from outrider.verify.model.attention import dot_product
 from outrider.verify.model.attention.architectures import replace_attention
 from outrider.verify.model.attention.interface import Attention
@@ -133,18 +132,6 @@ class ModelRunner:
             how = self._attention_probe, self._injector, self._untraced, self.products, self.mode.inputs, self._tap
             return trace(self.model, self.cache_shape, *how)
         return None
-
-    def hold(self, path: str) -> Adapter:
-        """Loads a LoRA adapter, for segments, which say which one they use. Call it after `start`. Raises ModelError."""
-        if not isinstance(self.mode.backend, native.NativeForward):
-            raise ModelError(
-                f"The adapter {path!r} is not supported: adapters need a model of Llama's kind on a CPU, and the compiled"
-                " library; merge it into the model's weights instead."
-            )
-        try:
-            return self.mode.backend.hold(read_adapter(path))
-        except UnfitAdapter as error:
-            raise ModelError(f"The adapter {path!r} {error}; name one that was trained for this model.") from None
 
     def leave_library(self) -> bool:
         """Computes forwards without the native library from the next `start` on; returns whether they were computed by it."""

@@ -13,6 +13,7 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model.adapter import Adapter
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.native import compiled_library
+from outrider.verify.model.loading import load_adapter
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
 from tests.adapters import PROJECTIONS, save_adapter
@@ -53,7 +54,7 @@ def served(request: pytest.FixtureRequest) -> ModelRunner:
 
 @pytest.fixture(scope="module")
 def held(served: ModelRunner, folder: Path, expected: object) -> dict[str | None, Adapter | None]:
-    return {None: None, **{name: served.hold(str(folder / name)) for name in ADAPTERS}}
+    return {None: None, **{name: load_adapter(served, str(folder / name)) for name in ADAPTERS}}
 
 
 def logits(served: ModelRunner, *adapters: Adapter | None) -> list[torch.Tensor]:
@@ -100,24 +101,24 @@ def test_adapters_that_are_more_than_low_rank_products_are_refused(
 ) -> None:
     save_adapter(make("qwen2", "eager", head_dim=16), tmp_path, 4, **options)
     with pytest.raises(ModelError, match=message):
-        served.hold(str(tmp_path))
+        load_adapter(served, str(tmp_path))
 
 
 def test_files_that_are_no_adapter_of_the_model_are_refused(served: ModelRunner, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="There is no folder '/nowhere'; give an adapter's folder"):
-        served.hold("/nowhere")
+        load_adapter(served, "/nowhere")
     with pytest.raises(ModelError, match=r"No adapter at '.*': .* does not appear to have a file named adapter_config\.json"):
-        served.hold(str(tmp_path))
+        load_adapter(served, str(tmp_path))
     save_adapter(make("qwen2", "eager", head_dim=16, hidden_size=96), tmp_path, 4, PROJECTIONS)
     with pytest.raises(
         ModelError, match=r"another model: it changes down of layer 0 by 96 x 64, and the model has 32 x 64; name"
     ):
-        served.hold(str(tmp_path))
+        load_adapter(served, str(tmp_path))
     (tmp_path / "adapter_model.safetensors").write_bytes(b"x" * 100)
     with pytest.raises(ModelError, match="No adapter at"):
-        served.hold(str(tmp_path))
+        load_adapter(served, str(tmp_path))
 
 
 def test_a_model_that_the_library_does_not_compute_takes_no_adapter(tiny_runner: ModelRunner) -> None:
     with pytest.raises(ModelError, match="adapters need a model of Llama's kind on a CPU"):
-        tiny_runner.hold("anything")
+        load_adapter(tiny_runner, "anything")
