@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.http.errors import APIError
 from outrider.server.settings import Auth
@@ -32,8 +32,8 @@ class QuotaKeeper(Protocol):
     async def admit(self, principal: str) -> None:
         """Counts one HTTP request, which runs until `release`. Raises APIError if the quota is used up."""
 
-    def release(self, principal: str) -> None:
-        """Records that an admitted request has ended."""
+    async def release(self, principal: str) -> None:
+        """Records that an admitted request has ended, so that another one is admitted after it."""
 
     def charge(self, principal: str, requests: int) -> None:
         """Counts further requests of an HTTP request that is admitted. Later ones wait until the allowance covers them."""
@@ -86,7 +86,7 @@ class Quotas:
         usage.allowance -= 1
         usage.concurrent += 1
 
-    def release(self, principal: str) -> None:
+    async def release(self, principal: str) -> None:
         """As `QuotaKeeper`."""
         self.adopt(principal, -1)
 
@@ -117,9 +117,9 @@ def refused(error: QuotaExceeded, metrics: Metrics) -> APIError:
 
 
 class HoldQuota:
-    """ASGI middleware: holds the principal's quota from before the body is read until the answer's last byte is sent.
+    """ASGI middleware: holds the principal's quota from before the body is read until just before the answer's end is sent.
 
-    Raises APIError if the quota is used up.
+    So a client that has read an answer to its end can send its next request at once. Raises APIError if the quota is used up.
     """
 
     def __init__(self, app: ASGIApp, quotas: QuotaKeeper) -> None:
@@ -131,7 +131,20 @@ class HoldQuota:
         if principal is None or scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         await self._quotas.admit(principal)
+        held = True
+
+        async def release() -> None:
+            nonlocal held
+            if held:
+                held = False
+                await self._quotas.release(principal)
+
+        async def send_or_end(message: Message) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                await release()
+            await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send_or_end)
         finally:
-            self._quotas.release(principal)
+            await release()

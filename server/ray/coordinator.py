@@ -54,7 +54,7 @@ class Coordinator:
         known = self._members.get(member)
         if known is not None and known.held[principal] > 0:
             known.held[principal] -= 1
-            self._quotas.release(principal)
+            self._quotas.adopt(principal, -1)
 
     async def charge(self, principal: str, requests: int) -> None:
         """Counts further requests."""

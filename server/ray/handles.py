@@ -69,9 +69,10 @@ class ServeCoordinator:
             except LOST:
                 await asyncio.sleep(RETRY_SECONDS)
 
-    def release(self, principal: str) -> None:
-        """Returns at once."""
-        self._handle.release.remote(self._member, principal)
+    async def release(self, principal: str) -> None:
+        """Returns when the coordinator knows it, or is lost: the members' reports tell the next one."""
+        with suppress(*LOST):
+            await self._handle.release.remote(self._member, principal)
 
     def charge(self, principal: str, requests: int) -> None:
         """Returns at once."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import Protocol
+from typing import Any, Protocol
 
 from outrider.server.http.quotas import QuotaExceeded, refused
 from outrider.server.settings import Auth
 from outrider.server.telemetry.metrics import Metrics
+
+RELEASE_SECONDS = 1.0
 
 
 class SharedCounts(Protocol):
@@ -19,8 +21,8 @@ class SharedCounts(Protocol):
     async def admit(self, principal: str, seconds_per_request: float) -> tuple[str, str, float] | None:
         """Counts a request; returns reason, message and seconds if the quota is used up."""
 
-    def release(self, principal: str) -> None:
-        """Records that a request has ended."""
+    async def release(self, principal: str) -> None:
+        """Records that a request has ended. Returns when the coordinator knows it."""
 
     def charge(self, principal: str, requests: int) -> None:
         """Counts further requests."""
@@ -35,19 +37,16 @@ class SharedQuotas:
         self._counts = counts
         self._seconds_per_request = seconds_per_request
         self.held: Counter[str] = Counter()  # running requests of this ingress, by principal; the reports' truth
-        self._asking: set[asyncio.Task[tuple[str, str, float] | None]] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
 
     async def admit(self, principal: str) -> None:
         """As `QuotaKeeper`. A request whose client hangs up meanwhile holds no place, at whatever moment that is."""
         if not self._is_limited(principal):
             return
         self.held[principal] += 1
-        # A task outside of the request's context: Ray cancels what a cancelled request has called.
-        asking = asyncio.get_running_loop().create_task(self._ask(principal), context=Context())
-        self._asking.add(asking)
-        asking.add_done_callback(self._asking.discard)
+        asking = self._call(self._counts.admit(principal, self._seconds_per_request()))
         try:
-            refusal = await asyncio.shield(asking)
+            refusal: tuple[str, str, float] | None = await asyncio.shield(asking)
         except asyncio.CancelledError:
             asking.add_done_callback(lambda asked: self._give_back(principal, asked))
             raise
@@ -58,21 +57,26 @@ class SharedQuotas:
             self.held[principal] -= 1
             raise refused(QuotaExceeded(*refusal), self._metrics)
 
-    async def _ask(self, principal: str) -> tuple[str, str, float] | None:
-        return await self._counts.admit(principal, self._seconds_per_request())
+    def _call(self, call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Starts a call outside of the request's context: Ray cancels what a cancelled request has called."""
+        task = asyncio.get_running_loop().create_task(call, context=Context())
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return task
 
     def _give_back(self, principal: str, asked: asyncio.Task[tuple[str, str, float] | None]) -> None:
         """Ends a request that nobody waits for, once the coordinator has counted it or not."""
         if asked.cancelled() or asked.exception() is not None or asked.result() is not None:
             self.held[principal] -= 1
         else:
-            self.release(principal)
+            self.held[principal] -= 1
+            self._call(self._counts.release(principal))
 
-    def release(self, principal: str) -> None:
-        """As `QuotaKeeper`."""
+    async def release(self, principal: str) -> None:
+        """As `QuotaKeeper`. An answer waits for a lost coordinator for `RELEASE_SECONDS` only."""
         if self._is_limited(principal):
             self.held[principal] -= 1
-            Context().run(self._counts.release, principal)
+            await asyncio.wait({self._call(self._counts.release(principal))}, timeout=RELEASE_SECONDS)
 
     def charge(self, principal: str, requests: int) -> None:
         """As `QuotaKeeper`."""

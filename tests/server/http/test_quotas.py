@@ -25,7 +25,7 @@ def hold(limits: Quotas, principal: str) -> Iterator[None]:
     """A request that runs while the context is open."""
     asyncio.run(limits.admit(principal))
     yield
-    limits.release(principal)
+    asyncio.run(limits.release(principal))
 
 
 def spend(limits: Quotas, principal: str = "anyone") -> None:
@@ -113,3 +113,38 @@ def test_a_quota_is_held_while_the_request_is_answered_and_no_body_is_read_witho
 
     asyncio.run(run())
     assert not answering
+
+
+def test_who_has_read_an_answer_to_its_end_may_send_the_next_request() -> None:
+    admitted: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        admitted.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def receive() -> Any:
+        raise AssertionError("the body is read")
+
+    async def run() -> None:
+        middleware = HoldQuota(app, quotas(max_concurrent=1))
+
+        def scope(path: str) -> dict[str, Any]:
+            return {"type": "http", "method": "POST", "path": path, "headers": [], "state": {"principal": "anyone"}}
+
+        async def ignore(message: Any) -> None:
+            pass
+
+        async def send(message: Any) -> None:
+            if message.get("body") == b"begun":
+                with pytest.raises(APIError):
+                    await middleware(scope("/early"), receive, ignore)
+            elif message["type"] == "http.response.body":
+                await middleware(scope("/next"), receive, ignore)
+
+        await middleware(scope("/first"), receive, send)
+        await middleware(scope("/last"), receive, ignore)  # the first one was released once
+
+    asyncio.run(run())
+    assert admitted == ["/first", "/next", "/last"]

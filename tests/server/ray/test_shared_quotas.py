@@ -23,7 +23,7 @@ class FakeCounts:
         self.free -= 1
         return None if self.free >= 0 else ("concurrency", "Too many.", seconds_per_request)
 
-    def release(self, principal: str) -> None:
+    async def release(self, principal: str) -> None:
         self.free += 1
 
     def charge(self, principal: str, requests: int) -> None:
@@ -42,7 +42,7 @@ def test_a_key_with_a_quota_is_counted_by_the_coordinator() -> None:
     assert 'outrider_rejected_requests_total{reason="concurrency"} 1.0' in metrics.render().decode()
     quotas.charge("busy", 0)
     quotas.charge("busy", 3)
-    quotas.release("busy")
+    asyncio.run(quotas.release("busy"))
     assert (quotas.held["busy"], counts.free, counts.charged) == (0, 0, 3)
 
 
@@ -51,7 +51,7 @@ def test_a_key_without_a_quota_is_not_counted() -> None:
     quotas = SharedQuotas(load_settings().auth, Metrics(), counts, lambda: 1.0)
     asyncio.run(quotas.admit("anyone"))
     quotas.charge("anyone", 3)
-    quotas.release("anyone")
+    asyncio.run(quotas.release("anyone"))
     assert (counts.free, counts.charged) == (0, 0)
 
 
@@ -87,7 +87,7 @@ def test_a_client_that_hangs_up_at_any_moment_leaves_no_place(turns: int, free: 
             try:
                 await asyncio.sleep(0)
             finally:
-                quotas.release("alice")
+                await quotas.release("alice")
 
         running = asyncio.create_task(request())
         for _ in range(turns):
