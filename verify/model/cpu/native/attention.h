@@ -1,17 +1,19 @@
 // Attention of rows over the keys and values of their own text.
 //
-// A text is cut into blocks of POSITIONS. Within a block, scores and sums are added key after key in the order of the text, and
-// blocks are combined in their order. What a key's place in the cache is, and what lies between it and the next, changes nothing,
-// so a row of a draft tree has the bits of the same row decoded alone.
+// A text is cut into blocks of POSITIONS, whose keys are turned to columns: a score is one chain of sums over the values of a key,
+// as an output is over the positions, so both are products of the same kernel, without a sum over lanes. Blocks are combined in
+// the order of the text. What a key's place in the cache is, and what lies between it and the next, changes nothing, so a row of
+// a draft tree has the bits of the same row decoded alone.
 #pragma once
 #include "vector.h"
 
 namespace outrider {
 
 constexpr int POSITIONS = 64;
-constexpr int KEYS = 4;        // whose scores are computed together
-constexpr int MOST_WIDTH = 256;  // of a head
-constexpr int MOST_QUERIES = 64;  // of a call of `attend`
+constexpr int SCORES = POSITIONS + LANES;  // of a query and a block: its last vector may end after the last position
+constexpr int LINE = 64;          // bytes that memory is read by
+constexpr int MOST_WIDTH = 256;    // of a head
+constexpr int MOST_QUERIES = 64;   // of a call of `attend`
 
 enum StoredAs : int32_t { STORED_FLOAT32 = 0, STORED_BFLOAT16 = 1, STORED_INT8 = 2, STORED_FLOAT16 = 3, STORED_FLOAT8 = 4 };
 
@@ -22,8 +24,24 @@ struct Plane {
   int32_t stored;
 };
 
+// The lines of a cache that are read after those at hand. Memory is slow: they are loaded while others are read and multiplied.
+struct Ahead {
+  const char *line, *end;
+
+  // From position `start` on. The positions of a head lie together.
+  static Ahead of(const Plane& plane, int64_t start) {
+    return {plane.data + start * plane.stride, plane.data + (start + POSITIONS) * plane.stride};
+  }
+
+  void step() {
+    __builtin_prefetch(line);
+    line = line + LINE < end ? line + LINE : line;
+  }
+};
+
 // Reads one position as float32 [width].
-inline void read_position(const Plane& plane, int64_t slot, int width, float* to) {
+inline void read_position(const Plane& plane, int64_t slot, int width, float* to, Ahead& ahead) {
+  for (int64_t byte = 0; byte < plane.stride; byte += LINE) ahead.step();
   const char* from = plane.data + slot * plane.stride;
   if (plane.stored == STORED_FLOAT32) {
     std::memcpy(to, from, 4 * (size_t)width);
@@ -72,119 +90,88 @@ struct Text {
   const int32_t* slots;
 };
 
-// Keys or values of a block of positions in float32, one after the other.
-struct Block {
-  const float* rows;
-  int64_t stride;  // values from one position to the next
-  int count;
-
-  const float* row(int index) const { return rows + index * stride; }
-};
-
 // What a query has summed so far. `sums` and `total` are relative to e^largest.
 struct Query {
   const float* query;
   float* sums;    // [width]; at last the output
-  float* scores;  // [POSITIONS] with the keys of a block; then their weights
+  float* scores;  // [SCORES] with the keys of a block; then their weights
   float largest, total;
 };
 
-// Scores of Q queries with K keys from `first` on. A key that is loaded is multiplied by all queries.
-template <int Q, int K>
-ALWAYS_INLINE void score_few(const Query* queries, const Block& keys, int first, int width, float scaling, int place) {
-  const float* rows = keys.row(first);
-  Sums sums[Q][K];
-  for (int part = 0; part < SUMMED / LANES; part++) {
-    Floats found[Q][K] = {};
-    for (int i = part * LANES; i < width; i += SUMMED) {
-      Floats values[Q];
-#pragma GCC unroll 4
-      for (int q = 0; q < Q; q++) values[q] = load(queries[q].query + i);
-#pragma GCC unroll 4
-      for (int k = 0; k < K; k++) {
-        const Floats key = load(rows + k * keys.stride + i);
-#pragma GCC unroll 4
-        for (int q = 0; q < Q; q++) found[q][k] = fma(values[q], key, found[q][k]);
-      }
-    }
-#pragma GCC unroll 4
+// A matrix of float32, row after row.
+struct Block {
+  const float* rows;
+  int64_t stride;  // values from one row to the next
+  int count;       // rows
+};
+
+// Products of the factors of one query with the rows of a block, [columns], are added to `sums`.
+struct Product {
+  const float* factors;
+  float* sums;
+};
+
+// The products of Q queries, VECTORS vectors of each from column `first` on. A vector that is loaded is multiplied by all queries.
+// Each sum is one chain over the rows, in their order.
+template <bool FRESH, int Q, int VECTORS>
+ALWAYS_INLINE void multiply_few(const Product* products, const Block& block, int first, Ahead& ahead) {
+  Floats sums[Q][VECTORS] = {};
+  if constexpr (!FRESH) {
+#pragma GCC unroll 8
     for (int q = 0; q < Q; q++)
-#pragma GCC unroll 4
-      for (int k = 0; k < K; k++) sums[q][k].parts[part] = found[q][k];
-  }
-#pragma GCC unroll 4
-  for (int q = 0; q < Q; q++) {
-    float* scores = queries[q].scores + place + first;
-    if constexpr (K == KEYS) {
-      totals(sums[q], scores);
-#pragma GCC unroll 4
-      for (int k = 0; k < K; k++) scores[k] *= scaling;
-    } else {
-      scores[0] = total(sums[q][0]) * scaling;
-    }
-  }
-}
-
-template <int Q>
-inline void score_queries(const Query* queries, const Block& keys, int width, float scaling, int place) {
-  int first = 0;
-  for (; first + KEYS <= keys.count; first += KEYS) score_few<Q, KEYS>(queries, keys, first, width, scaling, place);
-  for (; first < keys.count; first++) score_few<Q, 1>(queries, keys, first, width, scaling, place);
-}
-
-// Adds values, times their weights, to the sums of Q queries, PARTS vectors of each.
-template <int Q, int PARTS>
-ALWAYS_INLINE void add_few(const Query* queries, const Block& values, int first, int place) {
-  Floats sums[Q][PARTS];
-#pragma GCC unroll 4
-  for (int q = 0; q < Q; q++)
 #pragma GCC unroll 8
-    for (int part = 0; part < PARTS; part++) sums[q][part] = load(queries[q].sums + first + part * LANES);
-  for (int key = 0; key < values.count; key++) {
-    Floats row[PARTS];
+      for (int v = 0; v < VECTORS; v++) sums[q][v] = load(products[q].sums + first + v * LANES);
+  }
+  const float* row = block.rows + first;
+  Ahead next = ahead;  // in registers
+  for (int i = 0; i < block.count; i++, row += block.stride) {
+    next.step();
+    Floats values[VECTORS];
 #pragma GCC unroll 8
-    for (int part = 0; part < PARTS; part++) row[part] = load(values.row(key) + first + part * LANES);
-#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v++) values[v] = load(row + v * LANES);
+#pragma GCC unroll 8
     for (int q = 0; q < Q; q++) {
-      const Floats weight = all(queries[q].scores[place + key]);
+      const Floats factor = all(products[q].factors[i]);
 #pragma GCC unroll 8
-      for (int part = 0; part < PARTS; part++) sums[q][part] = fma(weight, row[part], sums[q][part]);
+      for (int v = 0; v < VECTORS; v++) sums[q][v] = fma(factor, values[v], sums[q][v]);
     }
   }
-#pragma GCC unroll 4
+  ahead = next;
+#pragma GCC unroll 8
   for (int q = 0; q < Q; q++)
 #pragma GCC unroll 8
-    for (int part = 0; part < PARTS; part++) store(queries[q].sums + first + part * LANES, sums[q][part]);
+    for (int v = 0; v < VECTORS; v++) store(products[q].sums + first + v * LANES, sums[q][v]);
 }
 
-template <int Q>
-inline void add_queries(const Query* queries, const Block& values, int width, int place) {
-  constexpr int PARTS = Q == 1 ? 8 : 4;
+template <bool FRESH, int Q>
+inline void multiply_queries(const Product* products, const Block& block, int columns, Ahead& ahead) {
+  constexpr int VECTORS = Q > 3 ? 2 : Q > 1 ? 4 : 64 / LANES;  // whose sums fill the registers
   int first = 0;
-  for (; first + PARTS * LANES <= width; first += PARTS * LANES) add_few<Q, PARTS>(queries, values, first, place);
-  for (; first < width; first += LANES) add_few<Q, 1>(queries, values, first, place);
+  for (; first + VECTORS * LANES <= columns; first += VECTORS * LANES) multiply_few<FRESH, Q, VECTORS>(products, block, first, ahead);
+  for (; first < columns; first += LANES) multiply_few<FRESH, Q, 1>(products, block, first, ahead);
 }
 
-constexpr int TOGETHER = 3;  // queries whose sums fill the registers
-
-inline void score(const Query* queries, int count, const Block& keys, int width, float scaling, int place) {
-  for (; count >= TOGETHER; count -= TOGETHER, queries += TOGETHER) score_queries<TOGETHER>(queries, keys, width, scaling, place);
-  for (; count > 0; count--, queries++) score_queries<1>(queries, keys, width, scaling, place);
-}
-
-inline void add_values(const Query* queries, int count, const Block& values, int width, int place) {
-  for (; count >= TOGETHER; count -= TOGETHER, queries += TOGETHER) add_queries<TOGETHER>(queries, values, width, place);
-  for (; count > 0; count--, queries++) add_queries<1>(queries, values, width, place);
+// Of `count` queries. If `FRESH`, sums begin with 0. Columns are rounded up to whole vectors.
+template <bool FRESH>
+inline void multiply(const Product* products, int count, const Block& block, int columns, Ahead& ahead) {
+  for (; count >= 6; count -= 6, products += 6) multiply_queries<FRESH, 6>(products, block, columns, ahead);
+  for (; count >= 3; count -= 3, products += 3) multiply_queries<FRESH, 3>(products, block, columns, ahead);
+  for (; count >= 2; count -= 2, products += 2) multiply_queries<FRESH, 2>(products, block, columns, ahead);
+  for (; count > 0; count--, products++) multiply_queries<FRESH, 1>(products, block, columns, ahead);
 }
 
 // Turns a query's scores of a block into weights. `hidden` leading positions are not attended to.
-inline void weigh(Query& query, int count, int hidden, int width) {
+inline void weigh(Query& query, int count, int hidden, int width, float scaling) {
   float* scores = query.scores;
   for (int i = 0; i < hidden && i < count; i++) scores[i] = -INFINITY;
   const int padded = (count + SUMMED - 1) / SUMMED * SUMMED;
   for (int i = count; i < padded; i++) scores[i] = -INFINITY;
   Floats most = all(-INFINITY);
-  for (int i = 0; i < padded; i += LANES) most = larger(most, load(scores + i));
+  for (int i = 0; i < padded; i += LANES) {
+    const Floats scaled = load(scores + i) * all(scaling);
+    store(scores + i, scaled);
+    most = larger(most, scaled);
+  }
   const float largest_score = std::fmax(query.largest, largest(most));
   Sums weight_sums{};
   for (int i = 0; i < padded; i += SUMMED)
@@ -206,7 +193,7 @@ inline void weigh(Query& query, int count, int hidden, int width) {
 // Scratch space of a thread.
 struct AttentionSpace {
   alignas(64) float shared[POSITIONS * MOST_WIDTH], own[POSITIONS * MOST_WIDTH];  // keys, then values
-  alignas(64) float scores[MOST_QUERIES * POSITIONS];
+  alignas(64) float scores[MOST_QUERIES * SCORES];
 };
 
 // The part of a block of positions that one row attends to.
@@ -225,35 +212,53 @@ inline Part part_of(const Text& text, int start, int window) {
   return {shared, count - shared, hidden, text.slots + (start + shared - text.contiguous)};
 }
 
-// Positions from `start` on, at slots of their own number, in float32: in the cache itself, or in `space`.
-inline Block read_shared(const Plane& plane, int start, int count, int width, float* space) {
-  if (plane.stored == STORED_FLOAT32) return {(const float*)(plane.data + start * plane.stride), plane.stride / 4, count};
-  for (int i = 0; i < count; i++) read_position(plane, start + i, width, space + i * width);
+// Keys of positions, as columns: [width, POSITIONS]. `slot_of(i)` is the slot of the i-th one.
+template <class SlotOf>
+inline Block read_keys(const Plane& plane, int count, int width, float* space, Ahead ahead, const SlotOf& slot_of) {
+  alignas(64) float rows[LANES][MOST_WIDTH];
+  for (int first = 0; first < count; first += LANES) {
+    for (int i = 0; i < LANES; i++) {
+      if (first + i < count)
+        read_position(plane, slot_of(first + i), width, rows[i], ahead);
+      else
+        std::memset(rows[i], 0, 4 * (size_t)width);
+    }
+    for (int value = 0; value < width; value += LANES) {
+      Floats square[LANES];
+#pragma GCC unroll 16
+      for (int i = 0; i < LANES; i++) square[i] = load(rows[i] + value);
+      transpose(square);
+#pragma GCC unroll 16
+      for (int i = 0; i < LANES; i++) store(space + (value + i) * POSITIONS + first, square[i]);
+    }
+  }
+  return {space, POSITIONS, width};
+}
+
+// Values of positions: [count, width].
+template <class SlotOf>
+inline Block read_values(const Plane& plane, int count, int width, float* space, Ahead ahead, const SlotOf& slot_of) {
+  for (int i = 0; i < count; i++) read_position(plane, slot_of(i), width, space + i * width, ahead);
   return {space, width, count};
 }
 
-inline Block read_own(const Plane& plane, const Part& part, int width, float* space) {
-  for (int i = 0; i < part.own; i++) read_position(plane, part.slots[i], width, space + i * width);
-  return {space, width, part.own};
-}
-
-// Calls `use(queries, count, positions, place)` with the keys or the values of a block that queries attend to: of all rows at once
-// if they attend to the same positions, else of row after row. `place` is that of the first one in the block.
-template <class Use>
-inline void visit(AttentionSpace& space, const Plane& plane, const Part* parts, int rows, int groups, Query* queries, int start,
-                  int width, const Use& use) {
+// Calls `use(first, count, block, positions, place)` with the keys or the values of a block that queries attend to: of all rows at
+// once if they attend to the same positions, else of row after row. `place` is that of the first position in the block.
+template <class Read, class Use>
+inline void visit(AttentionSpace& space, const Part* parts, int rows, int groups, int start, const Read& read, const Use& use) {
   int most = 0;
   bool are_equal = true;
   for (int row = 0; row < rows; row++) {
     most = std::max(most, parts[row].count() ? parts[row].shared : 0);
     are_equal = are_equal && parts[row].count() && !parts[row].own && parts[row].shared == parts[0].shared;
   }
-  const Block shared = read_shared(plane, start, most, width, space.shared);
-  if (are_equal) return use(queries, rows * groups, shared, 0);
+  const Block shared = read(most, space.shared, [&](int i) { return start + i; });
+  if (are_equal) return use(0, rows * groups, shared, most, 0);
   for (int row = 0; row < rows; row++) {
-    if (!parts[row].count()) continue;
-    use(queries + row * groups, groups, Block{shared.rows, shared.stride, parts[row].shared}, 0);
-    if (parts[row].own) use(queries + row * groups, groups, read_own(plane, parts[row], width, space.own), parts[row].shared);
+    const Part& part = parts[row];
+    if (!part.count()) continue;
+    use(row * groups, groups, shared, part.shared, 0);
+    if (part.own) use(row * groups, groups, read(part.own, space.own, [&](int i) { return part.slots[i]; }), part.own, part.shared);
   }
 }
 
@@ -262,7 +267,9 @@ inline void visit(AttentionSpace& space, const Plane& plane, const Part* parts, 
 inline void attend(AttentionSpace& space, const Plane& keys, const Plane& values, const Text* texts, int rows, int groups,
                    const float* queries, float* out, int64_t stride, int width, float scaling, int window) {
   Query states[MOST_QUERIES];
+  Product products[MOST_QUERIES];
   Part parts[MOST_QUERIES];
+  Ahead ahead;
   int longest = 0, earliest = 0x7fffffff;
   for (int row = 0; row < rows; row++) {
     longest = std::max(longest, texts[row].length);
@@ -270,21 +277,30 @@ inline void attend(AttentionSpace& space, const Plane& keys, const Plane& values
     for (int group = 0; group < groups; group++) {
       const int64_t place = row * stride + group * width;
       const int number = row * groups + group;
-      states[number] = {queries + place, out + place, space.scores + number * POSITIONS, -INFINITY, 0};
+      states[number] = {queries + place, out + place, space.scores + number * SCORES, -INFINITY, 0};
       std::memset(out + place, 0, 4 * (size_t)width);
     }
   }
+  const auto read_keys_to = [&](int count, float* to, const auto& slot_of) { return read_keys(keys, count, width, to, ahead, slot_of); };
+  const auto read_values_to = [&](int count, float* to, const auto& slot_of) { return read_values(values, count, width, to, ahead, slot_of); };
+  const auto score = [&](int first, int count, const Block& block, int positions, int place) {
+    for (int i = 0; i < count; i++) products[i] = {states[first + i].query, states[first + i].scores + place};
+    multiply<true>(products, count, block, positions, ahead);
+  };
+  const auto add_values = [&](int first, int count, const Block& block, int positions, int place) {
+    for (int i = 0; i < count; i++) products[i] = {states[first + i].scores + place, states[first + i].sums};
+    multiply<false>(products, count, {block.rows, block.stride, positions}, width, ahead);
+  };
   for (int start = earliest / POSITIONS * POSITIONS; start < longest; start += POSITIONS) {
     for (int row = 0; row < rows; row++) parts[row] = part_of(texts[row], start, window);
-    visit(space, keys, parts, rows, groups, states, start, width, [&](Query* some, int count, const Block& block, int place) {
-      score(some, count, block, width, scaling, place);
-    });
-    for (int row = 0; row < rows; row++)
-      for (int group = 0; group < groups && parts[row].count(); group++)
-        weigh(states[row * groups + group], parts[row].shared + parts[row].own, parts[row].hidden, width);
-    visit(space, values, parts, rows, groups, states, start, width, [&](Query* some, int count, const Block& block, int place) {
-      add_values(some, count, block, width, place);
-    });
+    ahead = Ahead::of(values, start);
+    visit(space, parts, rows, groups, start, read_keys_to, score);
+    for (int i = 0; i < rows * groups; i++) {
+      const Part& part = parts[i / groups];
+      if (part.count()) weigh(states[i], part.shared + part.own, part.hidden, width, scaling);
+    }
+    ahead = Ahead::of(keys, start + POSITIONS);
+    visit(space, parts, rows, groups, start, read_values_to, add_values);
   }
   for (int i = 0; i < rows * groups; i++) {
     const Floats total = all(states[i].total);

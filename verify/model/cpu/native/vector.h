@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__AVX2__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -66,6 +67,23 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 #endif
 }
 
+// One step of `transpose`: of every two lanes STEP apart, the upper one of `a` and the lower one of `b` change places.
+template <int STEP, int... LANE>
+ALWAYS_INLINE void exchange(Floats& a, Floats& b, std::integer_sequence<int, LANE...>) {
+  const Floats lower = __builtin_shufflevector(a, b, (LANE & STEP ? LANES + LANE - STEP : LANE)...);
+  b = __builtin_shufflevector(a, b, (LANE & STEP ? LANES + LANE : LANE + STEP)...);
+  a = lower;
+}
+
+// Rows become columns.
+template <int STEP = 1>
+ALWAYS_INLINE void transpose(Floats (&square)[LANES]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++)
+    if (!(i & STEP)) exchange<STEP>(square[i], square[i + STEP], std::make_integer_sequence<int, LANES>());
+  if constexpr (2 * STEP < LANES) transpose<2 * STEP>(square);
+}
+
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats to_floats(Ints values) { return __builtin_convertvector(values, Floats); }
 
@@ -84,24 +102,6 @@ inline float total(const Sums& sums) {
   return (values[0] + values[1]) + (values[2] + values[3]);
 }
 
-// `total` of four at once.
-inline void totals(const Sums (&sums)[4], float* found) {
-#if defined(__AVX2__)
-  __m128 quarters[4];
-  for (int i = 0; i < 4; i++) {
-#if defined(__AVX512F__)
-    const __m512 whole = (__m512)sums[i].parts[0];
-    const __m256 folded = _mm256_add_ps(_mm512_castps512_ps256(whole), _mm512_extractf32x8_ps(whole, 1));
-#else
-    const __m256 folded = _mm256_add_ps((__m256)sums[i].parts[0], (__m256)sums[i].parts[1]);
-#endif
-    quarters[i] = _mm_add_ps(_mm256_castps256_ps128(folded), _mm256_extractf128_ps(folded, 1));
-  }
-  _mm_storeu_ps(found, _mm_hadd_ps(_mm_hadd_ps(quarters[0], quarters[1]), _mm_hadd_ps(quarters[2], quarters[3])));
-#else
-  for (int i = 0; i < 4; i++) found[i] = total(sums[i]);
-#endif
-}
 // Whether any lane of a comparison holds.
 inline bool any(Ints lanes) {
 #if defined(__AVX512F__)

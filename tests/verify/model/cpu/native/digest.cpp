@@ -1,9 +1,11 @@
-// Prints a digest of the bits of products, for each kind of weights, of seeded inputs. Compiled for each kind of CPU and run under
-// emulation, it must print the same lines: arguments are seeds.
+// Prints a digest of the bits of products, for each kind of weights, and of attention, for each kind of cache, of seeded inputs.
+// Compiled for each kind of CPU and run under emulation, it must print the same lines: arguments are seeds.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
+#include "../../../../../verify/model/cpu/native/attention.h"
 #include "../../../../../verify/model/cpu/native/stored.h"
 #include "../../../../../verify/model/cpu/native/multiply.h"
 
@@ -87,14 +89,60 @@ uint64_t digest_of(int kind, Shape shape, Random& random) {
   return found;
 }
 
+struct Heads {
+  int groups, width, window;
+};
+constexpr Heads HEADS[] = {{1, 64, 0}, {3, 32, 0}, {4, 80, 50}};
+constexpr int CONTIGUOUS = 150, OWN = 20;  // positions
+
+// Attention of a tree of nodes after a text, in companies of up to MOST_COUNT rows. A row's text ends with itself and every third
+// node before it.
+uint64_t digest_of_attention(int stored, Heads heads, Random& random) {
+  const int groups = heads.groups, width = heads.width;
+  const int64_t stride = stored == STORED_FLOAT32 ? 4 * width : stored == STORED_INT8 || stored == STORED_FLOAT8 ? width + 4 : 2 * width;
+  std::vector<char> data[2];
+  std::vector<float> values(width);
+  for (auto& part : data) {
+    part.resize(stride * (CONTIGUOUS + OWN));
+    for (int slot = 0; slot < CONTIGUOUS + OWN; slot++) {
+      for (float& value : values) value = random.value();
+      write_position({part.data(), stride, stored}, slot, width, values.data());
+    }
+  }
+  static AttentionSpace space;
+  std::vector<std::vector<int32_t>> slots(MOST_COUNT);
+  std::vector<Text> texts;
+  for (int row = 0; row < MOST_COUNT; row++) {
+    for (int node = row % 3; node <= row; node += 3) slots[row].push_back(CONTIGUOUS + node);
+    texts.push_back({CONTIGUOUS, CONTIGUOUS + (int)slots[row].size(), slots[row].data()});
+  }
+  std::vector<float> queries((size_t)MOST_COUNT * groups * width), out(queries.size());
+  for (float& value : queries) value = 4 * random.value();
+  uint64_t found = 0xcbf29ce484222325;
+  for (int count : {1, 2, 5, MOST_COUNT / heads.groups}) {
+    attend(space, {data[0].data(), stride, stored}, {data[1].data(), stride, stored}, texts.data(), count, groups, queries.data(),
+           out.data(), groups * width, width, 0.25f, heads.window);
+    found = digest(found, out.data(), (size_t)count * groups * width);
+  }
+  return found;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
-  for (int i = 1; i < count; i++)
+  for (int i = 1; i < count; i++) {
+    const uint64_t seed = 0x9e3779b97f4a7c15 * (std::strtoull(arguments[i], nullptr, 10) + 1);
     for (const Shape shape : SHAPES)
       for (int kind = FLOAT32; kind < INT8 + (int)std::size(FORMATS); kind++) {
-        Random random{0x9e3779b97f4a7c15 * (std::strtoull(arguments[i], nullptr, 10) + 1)};
+        Random random{seed};
         std::printf("%s %d %d %d %016llx\n", arguments[i], kind, shape.outputs, shape.inputs,
                     (unsigned long long)digest_of(kind, shape, random));
       }
+    for (const Heads heads : HEADS)
+      for (int stored = STORED_FLOAT32; stored <= STORED_FLOAT8; stored++) {
+        Random random{seed};
+        std::printf("%s attention %d %d %d %016llx\n", arguments[i], stored, heads.groups, heads.width,
+                    (unsigned long long)digest_of_attention(stored, heads, random));
+      }
+  }
 }

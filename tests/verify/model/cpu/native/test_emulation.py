@@ -1,4 +1,4 @@
-"""Kernels for other CPUs than this one, under user-mode emulation: they compute the bits of the portable form."""
+"""Kernels for this CPU, and for others under user-mode emulation: they compute the bits of the portable form."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+from outrider.verify.model.cpu.native.library import VARIANTS, processor_flags
 
 SOURCE = Path(__file__).with_name("digest.cpp")
 X86, ARM = "x86_64-linux-gnu-g++", "aarch64-linux-gnu-g++"
@@ -37,6 +39,18 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     found = run(tmp_path_factory.mktemp("portable"), "g++", (), ())
     assert len(set(found)) == len(found) > 0
     return found
+
+
+# What no emulator here can run.
+NATIVE = {"avx512": ("-march=x86-64-v4", "-mavx512vnni"), "avxvnni": ("-mavx2", "-mfma", "-mf16c", "-mavxvnni")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", NATIVE)
+def test_this_cpu_computes_the_same_bits(variant: str, portable: list[str], tmp_path: Path) -> None:
+    if not VARIANTS[variant] <= processor_flags():
+        pytest.skip(f"this CPU has no {variant}")
+    assert run(tmp_path, "g++", NATIVE[variant], ()) == portable
 
 
 @pytest.mark.slow
