@@ -230,8 +230,9 @@ def test_metrics_carry_the_replica(deployed: Deployed) -> None:
 
 
 def test_a_killed_replica_loses_only_what_it_was_answering(deployed: Deployed) -> None:
-    expected = [text_of(deployed.chat(f"Write function number {number}.", **LONG)) for number in range(3)]
-    with streams(deployed.http, 12, started=5) as found:  # 4 of each replica run, the others wait
+    fields = {**LONG, "max_tokens": 750}  # so long that none has ended when five have begun
+    expected = [text_of(deployed.chat(f"Write function number {number}.", **fields)) for number in range(3)]
+    with streams(deployed.http, 12, started=5, **fields) as found:  # 4 of each replica run, the others wait
         begun = [stream for stream in found if stream.started.is_set()]
         os.kill(pids("replica")[0], signal.SIGKILL)
     failed = [stream for stream in found if stream.error is not None]
@@ -241,7 +242,7 @@ def test_a_killed_replica_loses_only_what_it_was_answering(deployed: Deployed) -
     assert sum(stream.done for stream in found if stream not in failed) == 12 - len(failed)
     assert all(stream.text == text for stream, text in zip(found[:3], expected, strict=True) if stream not in failed)
     for number in range(3):  # wherever it is answered now
-        assert text_of(deployed.chat(f"Write function number {number}.", **LONG)) == expected[number]
+        assert text_of(deployed.chat(f"Write function number {number}.", **fields)) == expected[number]
 
 
 def test_a_killed_node_loses_only_what_it_was_answering(deployed: Deployed) -> None:

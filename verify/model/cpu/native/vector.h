@@ -84,6 +84,16 @@ ALWAYS_INLINE void transpose(Floats (&square)[LANES]) {
   if constexpr (2 * STEP < LANES) transpose<2 * STEP>(square);
 }
 
+// Lanes DISTANCE apart have changed places.
+template <int DISTANCE, int... LANE>
+inline Floats swapped(Floats values, std::integer_sequence<int, LANE...>) {
+  return __builtin_shufflevector(values, values, (LANE ^ DISTANCE)...);
+}
+template <int DISTANCE>
+inline Floats swapped(Floats values) {
+  return swapped<DISTANCE>(values, std::make_integer_sequence<int, LANES>());
+}
+
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats to_floats(Ints values) { return __builtin_convertvector(values, Floats); }
 
@@ -95,11 +105,14 @@ struct Sums {
 
 // The sum of all: halves are added until four values are left, then (0 + 1) + (2 + 3).
 inline float total(const Sums& sums) {
-  float values[SUMMED];
-  std::memcpy(values, sums.parts, sizeof values);
-  for (int width = SUMMED / 2; width >= 4; width /= 2)
-    for (int lane = 0; lane < width; lane++) values[lane] += values[lane + width];
-  return (values[0] + values[1]) + (values[2] + values[3]);
+  Floats found = sums.parts[0];
+  if constexpr (SUMMED == LANES)
+    found += swapped<8>(found);
+  else
+    found += sums.parts[1];
+  found += swapped<4>(found);
+  found += swapped<1>(found);
+  return found[0] + found[2];
 }
 
 // Whether any lane of a comparison holds.
@@ -115,9 +128,10 @@ inline bool any(Ints lanes) {
 #endif
 }
 inline float largest(Floats values) {
-  float found = values[0];
-  for (int lane = 1; lane < LANES; lane++) found = values[lane] > found ? values[lane] : found;
-  return found;
+  if constexpr (LANES == 16) values = larger(values, swapped<8>(values));
+  values = larger(values, swapped<4>(values));
+  values = larger(values, swapped<2>(values));
+  return std::fmax(values[0], values[1]);
 }
 
 // bfloat16 is the upper half of a float32.
