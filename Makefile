@@ -1,12 +1,14 @@
 # make serve: serve SmolLM2-135M-Instruct.  make test: run the tests.  make real: test the server with that model.  make soak: run
 # the slow tests.  make bounds: run tests with the oldest versions.  make agents: run coding agents against the server.
-# make browser: test the page in Chromium.  make ray: test a Ray cluster.  Each builds .venv first, but bounds one of its own.
+# make browser: test the page in Chromium.  make ray: test a Ray cluster.  make llama: test llama.cpp as the backend.
+# Each builds .venv first, but bounds one of its own.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 SMOLLM2 := .venv/.installed-smollm2
 PLAYWRIGHT := .venv/.installed-browser
 RAY := .venv/.installed-ray
+LLAMA := .venv/.installed-llama
 BOUNDS := build/bounds
 # mypy and editors do not read the finder of an editable install; they find the packages through these links.
 LINKS := $(addprefix build/links/outrider/,server drafters engines verify models)
@@ -16,7 +18,7 @@ PARALLEL := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadsco
 # Empty turns it off: each of the processes and servers of a test run would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test real soak bounds browser ray agents check format train
+.PHONY: install serve test real soak bounds browser ray llama agents check format train
 install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml setup.py bench/pyproject.toml constraints.txt $(wildcard verify/model/cpu/native/*.cpp verify/model/cpu/native/*.h)
@@ -33,7 +35,7 @@ serve: install $(SMOLLM2)
 	$(BIN)/outrider serve --config configs/embedded.yaml $(ARGS)
 
 test: install $(SMOLLM2)
-	$(PARALLEL) -m 'not slow and not browser and not ray' $(ARGS)
+	$(PARALLEL) -m 'not slow and not browser and not ray and not llama' $(ARGS)
 
 # All tests with SmolLM2-135M-Instruct; `make test` has the fast ones, and `make soak` the slow ones.
 real: install $(SMOLLM2)
@@ -51,7 +53,7 @@ UNPINNED := ^(filelock|fsspec|hf-xet|huggingface_hub|numpy|setuptools|sympy|toke
 # and transformers 5.17 does not read the MTP layers of Qwen, which the tests of heads need.
 bounds: $(BOUNDS)/.installed
 	$(BOUNDS)/bin/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder \
-	    -m 'not slow and not browser and not ray' --ignore tests/verify/heads tests/verify tests/server/worker $(ARGS)
+	    -m 'not slow and not browser and not ray and not llama' --ignore tests/verify/heads tests/verify tests/server/worker $(ARGS)
 
 $(BOUNDS)/.installed: pyproject.toml setup.py bench/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(BOUNDS)
@@ -71,6 +73,14 @@ $(PLAYWRIGHT): $(INSTALLED)
 # Several Ray nodes on this machine, in about 3 GB of memory.
 ray: $(RAY)
 	$(BIN)/pytest -m ray $(ARGS)
+
+# Compiles llama.cpp, which takes about four minutes.
+llama: $(LLAMA) $(SMOLLM2)
+	$(BIN)/pytest -m llama $(ARGS)
+
+$(LLAMA): $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[llama]'
+	touch $@
 
 $(RAY): $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[ray]'

@@ -20,8 +20,8 @@ from bench.plan import BenchError
 from outrider.drafters.interface import MAX_NODES
 from outrider.server.settings import Settings
 from outrider.server.worker.runtime import default_threads, load_target
+from outrider.verify.model import backend
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.loading import start_model
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.tokenizer import load_tokenizer
 
@@ -79,7 +79,7 @@ def scores(settings: Settings, windows: Sequence[Sequence[int]]) -> Scores:
     longest = max(map(len, windows))
     if longest > runner.model_tokens:
         raise BenchError(f"The model supports {runner.model_tokens} tokens; set --window to at most as many.")
-    start_model(runner, settings.model.path, longest)
+    backend.start(runner, settings.model.path, longest)
     bits = runner.weight_bits
     parts = [window_scores(runner, window) for window in track(windows, f"reading with {bits:g} bits per weight")]
     nats, choices = (torch.cat(values) for values in zip(*parts, strict=True))

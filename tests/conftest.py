@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.server.settings import Settings, load_settings
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.servers import SHARED_SERVERS, coalescing, crowded, guarded, served
 
 __all__ = ["coalescing", "crowded", "guarded", "served"]
@@ -90,10 +90,10 @@ def tiny_config() -> LlamaConfig:
 
 
 @pytest.fixture(scope="session")
-def tiny_runner(tiny_config: LlamaConfig) -> ModelRunner:
+def tiny_runner(tiny_config: LlamaConfig) -> TorchRunner:
     """A random Llama of two layers, float32: a real model that runs in a millisecond."""
     torch.manual_seed(0)
-    return ModelRunner(LlamaForCausalLM(tiny_config))
+    return TorchRunner(LlamaForCausalLM(tiny_config))
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,8 @@ def measure(runner: ModelRunner, nodes: tuple[int, ...] = NODES) -> CostCurve:
     """
     nodes = (*(count for count in nodes if count < runner.draft_nodes), runner.draft_nodes)
     contexts = tuple(c for c in CONTEXTS if c + MAX_NODES < runner.context_tokens) or (1,)
+    if not runner.can_assume:  # a text for each context would have to be read
+        contexts = contexts[:2][-1:]
     streams = [started(runner, contexts[-1])]
     found = smallest_seconds(streams, [Point(context, count) for context in contexts for count in nodes])
     seconds = [[found[Point(context, count)] for count in nodes] for context in contexts]
@@ -161,7 +163,7 @@ def machine_key(runner: ModelRunner) -> str:
     shape = runner.cache_shape
     parts = [
         f"smallest of {ROUNDS} rounds over {NODES} and of {STREAMS} streams, rows {runner.invariant_range}, {runner.backends}",
-        runner.model.config.to_json_string(),
+        runner.description,
         f"{shape.dtype} {shape.stored_dtype}",
         machine,
         torch.__version__,

@@ -16,6 +16,7 @@ from bench.live.setup import LivePeer, Question, Setup
 from bench.turns import Answer
 from outrider.engines.transformers import generate
 from outrider.verify.model.loading import stop_ids
+from outrider.verify.model.sizes import end_tokens
 from outrider.verify.tokenizer import load_tokenizer
 
 # The number of looked up tokens is the one in transformers' documentation.
@@ -49,7 +50,7 @@ class TransformersChat(LivePeer):
         torch.set_num_threads(setup.threads)
         folder, dtype = setup.model_folder, getattr(torch, setup.dtype)
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True).eval()
-        self._stop_ids = sorted(stop_ids(self._model, load_tokenizer(folder)))
+        self._stop_ids = sorted(stop_ids(end_tokens(self._model), load_tokenizer(folder)))
 
     @torch.inference_mode()
     def answer(self, method: str, item: Question) -> Answer:

@@ -9,6 +9,7 @@ import torch
 
 from outrider.verify.model.cpu.packing import PackedLayer
 from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 
 CPU_PROBE_BYTES = 1 << 28
 GPU_PROBE_BYTES = 1 << 32
@@ -29,7 +30,7 @@ def read_bytes_per_second(runner: ModelRunner) -> float:
     return memory.nbytes / min(times)
 
 
-def linear_pass(runner: ModelRunner) -> Callable[[], float]:
+def linear_pass(runner: TorchRunner) -> Callable[[], float]:
     """A function that runs the model's linear layers alone over one token and returns the seconds."""
     layers = [module for module in runner.model.modules() if isinstance(module, (torch.nn.Linear, PackedLayer))]
     dtype = runner.cache_shape.dtype

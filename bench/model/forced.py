@@ -21,7 +21,7 @@ from outrider.drafters.registry import Resources, make, warm
 from outrider.server.settings import Settings
 from outrider.verify.cost import CostCurve
 from outrider.verify.decode import Decoded, finish
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.model.transfer import Download
 from outrider.verify.sampling.acceptance import Decision, NodeLogits, walk
 from outrider.verify.sampling_params import SamplingParams
@@ -59,7 +59,7 @@ def _after_greedy_choice(logits: torch.Tensor, token: int) -> int:
     return token
 
 
-def forced_verifier(runner: ModelRunner, answer: Ints) -> Verifier:
+def forced_verifier(runner: TorchRunner, answer: Ints) -> Verifier:
     """A verifier that emits a recorded answer, at the cost of greedy decoding."""
     return Verifier(runner, runner.new_cache(), lambda _: Recorded(answer))
 
@@ -89,7 +89,7 @@ def select_fitting(lines: Sequence[Line], context: int) -> list[Line]:
 
 
 def forced_stream(
-    runner: ModelRunner, name: DrafterName, resources: Resources, line: Line, max_nodes: int, curve: CostCurve | None
+    runner: TorchRunner, name: DrafterName, resources: Resources, line: Line, max_nodes: int, curve: CostCurve | None
 ) -> Stream:
     """A stream that reads the prompt of a recorded line and emits its answer."""
     drafter = make(name, resources)
@@ -99,7 +99,7 @@ def forced_stream(
 
 
 def forced_answer(
-    runner: ModelRunner, name: DrafterName, resources: Resources, line: Line, max_nodes: int, curve: CostCurve | None
+    runner: TorchRunner, name: DrafterName, resources: Resources, line: Line, max_nodes: int, curve: CostCurve | None
 ) -> Decoded:
     """The answer of this stream."""
     decoded = finish(forced_stream(runner, name, resources, line, max_nodes, curve))

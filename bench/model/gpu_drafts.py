@@ -24,7 +24,7 @@ from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.session import SessionDraft
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 
@@ -59,7 +59,7 @@ def drafting(shape: str, draft_shape: str) -> dict[str, Any]:
     return figures
 
 
-def speeds(target: ModelRunner, draft: DraftRunner, tokens: int) -> dict[str, Any]:
+def speeds(target: TorchRunner, draft: DraftRunner, tokens: int) -> dict[str, Any]:
     """Tokens per second and per step of the methods, which take turns, and their speeds relative to plain decoding."""
     answer = 2 * np.random.default_rng(0).integers(0, target.vocabulary // 2 - 1, tokens + MAX_NODES).astype(np.int32)
     drafted = type("Drafted", (SyntheticDraft,), {"guesses": with_errors(answer, agreement(RATE, len(answer), 0))})
@@ -85,7 +85,7 @@ def always_drafting(options: Options) -> Options:
     return replace(options, **methods)
 
 
-def run(target: ModelRunner, answer: Ints, resources: Resources, name: DrafterName, tokens: int) -> tuple[float, float]:
+def run(target: TorchRunner, answer: Ints, resources: Resources, name: DrafterName, tokens: int) -> tuple[float, float]:
     """Tokens per second and per step of one answer."""
     prompt = np.arange(PROMPT_TOKENS, dtype=np.int32)
     options = DecodeOptions(SamplingParams(temperature=0), tokens, max_nodes=MAX_NODES)

@@ -13,8 +13,8 @@ from bench.model.shapes import random_runner
 from outrider.verify.model import invariance
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
+from outrider.verify.model.torch_runner import TorchRunner
 
 # The numbers of streams.
 COUNTS = (1, 2, 4, 8)
@@ -32,7 +32,7 @@ def together(shape: str, context_tokens: int) -> dict[str, Any]:
     return figures
 
 
-def shared_forwards(runner: ModelRunner, text_tokens: int = TEXT_TOKENS) -> dict[str, Any]:
+def shared_forwards(runner: TorchRunner, text_tokens: int = TEXT_TOKENS) -> dict[str, Any]:
     """Milliseconds of a forward by draft nodes and number of streams; tokens of plain streams, relative to one's."""
     caches = [runner.new_cache() for _ in range(COUNTS[-1])]
     for cache in caches:
@@ -44,7 +44,7 @@ def shared_forwards(runner: ModelRunner, text_tokens: int = TEXT_TOKENS) -> dict
     }
 
 
-def _forward_seconds(runner: ModelRunner, caches: list[KVCache], nodes: int) -> float:
+def _forward_seconds(runner: TorchRunner, caches: list[KVCache], nodes: int) -> float:
     """The median of several forwards over the root and `nodes` draft nodes of each stream."""
     segments = [Segment(cache, ForwardBatch.chain(torch.zeros(nodes + 1, dtype=torch.int64))) for cache in caches]
     times = []
@@ -81,7 +81,7 @@ def pages() -> dict[str, Any]:
     return {"steady": steady, "grown_bytes": grown, "rounds_per_second": round(rounds_per_second, 1)}
 
 
-def join_and_leave(runner: ModelRunner, rounds: int) -> float:
+def join_and_leave(runner: TorchRunner, rounds: int) -> float:
     """Rounds of up to MOST_STREAMS streams that join, fork, are swapped out and leave at random; returns rounds a second."""
     random, streams = Random(0), [runner.new_cache()]
     started = time.perf_counter()

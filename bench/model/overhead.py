@@ -14,7 +14,7 @@ from bench import report
 from outrider.drafters.interface import EMPTY, DraftTree, Ints, Source, Verdict, chain
 from outrider.verify.measurement import FEEDBACK
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.verifier import Verifier
 
@@ -33,7 +33,7 @@ SETTINGS = {
 }
 
 
-def step_over_forward(runner: ModelRunner) -> dict[str, dict[str, dict[str, float]]]:
+def step_over_forward(runner: TorchRunner) -> dict[str, dict[str, dict[str, float]]]:
     """Ratios and milliseconds by setting and number of draft nodes; a step is compared with the forward next to it."""
     prompt = np.random.default_rng(0).integers(0, runner.vocabulary, PROMPT_TOKENS).astype(np.int32)
     verifier = Verifier(runner, runner.new_cache())
@@ -44,7 +44,7 @@ def step_over_forward(runner: ModelRunner) -> dict[str, dict[str, dict[str, floa
 
 
 def paired(
-    runner: ModelRunner, verifier: Verifier, prompt: Ints, params: SamplingParams, feedback: int, nodes: int
+    runner: TorchRunner, verifier: Verifier, prompt: Ints, params: SamplingParams, feedback: int, nodes: int
 ) -> dict[str, float]:
     """The figures of one setting, from rounds of a forward and a step over the same draft."""
 
@@ -87,7 +87,7 @@ def _draft(answer: list[int], nodes: int, vocabulary: int) -> DraftTree:
     return chain(np.array(tokens, np.int32), np.ones(nodes, np.float32), Source.NONE)
 
 
-def _forward(runner: ModelRunner, verifier: Verifier, tree: DraftTree) -> None:
+def _forward(runner: TorchRunner, verifier: Verifier, tree: DraftTree) -> None:
     """The forward of a step, and no more."""
     batch = ForwardBatch.tree(int(verifier.sequence.tokens[-1]), tree)
     runner.forward(verifier.cache, batch)

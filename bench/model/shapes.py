@@ -14,7 +14,7 @@ from outrider.verify.model.cache.codec import KVDtype
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.loading import prepare, resolve_devices
 from outrider.verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization
-from outrider.verify.model.runner import Compile, ModelRunner
+from outrider.verify.model.torch_runner import Compile, TorchRunner
 
 # The cost of sampling depends on how flat the distribution is.
 LOGITS_DEVIATION = 3.0
@@ -75,7 +75,7 @@ def random_runner(
     compile: Compile = "auto",
     quantization: Quantization = UNQUANTIZED,
     kv_dtype: KVDtype = "auto",
-) -> ModelRunner:
+) -> TorchRunner:
     """A runner of random weights, created on the device and quantised there; over several devices, created on the CPU.
 
     A context beyond the shape's own limit raises that.
@@ -92,4 +92,4 @@ def random_runner(
     placement = Placement(model, devices)
     finish_quantization(model, quantization, placement)
     placement.move()
-    return ModelRunner(model, context_tokens, pack, trace, compile, kv_dtype=kv_dtype)
+    return TorchRunner(model, context_tokens, pack, trace, compile, kv_dtype=kv_dtype)

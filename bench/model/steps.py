@@ -20,7 +20,7 @@ from outrider.verify.cost import CostCurve
 from outrider.verify.measurement import CONTEXTS, measure, timed_forward
 from outrider.verify.model.loading import resolve_devices
 from outrider.verify.model.quantization import Quantization
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 
 STEP_NODES = (0, 1, 2, 4, 8, 16, 32, 63, 64, MAX_NODES)
 ROUNDS = 25
@@ -41,18 +41,18 @@ SUMMARY = {  # printed as a list; the other figures are printed as a matrix
 }
 
 
-def make_runner(shape: str, settings: Settings) -> ModelRunner:
+def make_runner(shape: str, settings: Settings) -> TorchRunner:
     """Random weights of `shape`, with dtype (auto: bfloat16), device and threads of the settings. Raises BenchError."""
     check_shape(shape)
     chosen = settings.model
     dtype = torch.bfloat16 if chosen.dtype == "auto" else getattr(torch, chosen.dtype)
-    how = (chosen.pack, True, chosen.compile, Quantization(chosen.quantize), chosen.kv_dtype)
+    how = (chosen.backend != "torch", True, chosen.compile, Quantization(chosen.quantize), chosen.kv_dtype)
     runner = random_runner(shape, dtype, chosen.device, chosen.context_tokens, *how)
     torch.set_num_threads(chosen.threads or default_threads(runner))
     return runner
 
 
-def node_budget(runner: ModelRunner, settings: Settings) -> tuple[int, CostCurve | None]:
+def node_budget(runner: TorchRunner, settings: Settings) -> tuple[int, CostCurve | None]:
     """The most draft nodes of a step, and the measured costs that choose their number with `speculation.max_nodes: auto`."""
     nodes = settings.speculation.max_nodes
     return (MAX_NODES, measure(runner)) if nodes == "auto" else (nodes, None)
@@ -94,7 +94,7 @@ def run_steps(shape: str, settings: Settings, out: Path | None) -> dict[str, Any
     return figures
 
 
-def short_rounds(runner: ModelRunner) -> list[tuple[float, list[float]]]:
+def short_rounds(runner: TorchRunner) -> list[tuple[float, list[float]]]:
     """Seconds of the linear layers alone and of a step of each size from a short context on, measured in turns."""
     cache, linear = runner.new_cache(), linear_pass(runner)
     cache.fill(CONTEXTS[0])

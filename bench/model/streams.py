@@ -28,7 +28,7 @@ from outrider.server.settings import Settings
 from outrider.verify.controller import Controller
 from outrider.verify.cost import CostCurve
 from outrider.verify.decode import step
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.round import run_round
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
@@ -136,7 +136,7 @@ def rates(found: dict[str, list[float]]) -> list[dict[str, Any]]:
 
 
 def prompt_beside_streams(
-    runner: ModelRunner, lines: Sequence[Line], start: Callable[[Line], Stream], curve: CostCurve | None
+    runner: TorchRunner, lines: Sequence[Line], start: Callable[[Line], Stream], curve: CostCurve | None
 ) -> dict[str, float] | None:
     """What a long prompt costs the streams beside which it is read, and what they cost it.
 

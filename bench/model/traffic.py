@@ -27,7 +27,7 @@ from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.gpu.triton_attention import SPLIT_KEYS, split_count
 from outrider.verify.model.invariant_range import BLOCK
 from outrider.verify.model.recurrent.mixers import Mixer
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling.acceptance import Keyed
 from outrider.verify.sampling.largest import likeliest
 from outrider.verify.sampling_params import SamplingParams
@@ -187,7 +187,7 @@ def count_step(config: Any, nodes: int, context: int) -> Counts:
     rows = next(rows for rows in ROWS if rows > nodes)
     recorder = Recorder(share_of_experts(config, nodes + 1), context)
     with fake_cuda(recorder):
-        runner = ModelRunner(fake_model(config), context, compile="off", started=False)
+        runner = TorchRunner(fake_model(config), context, compile="off", started=False)
         forward = GraphedForward(partial(runner._run, keep=0), PagePool(runner.cache_shape, 1), context)
         recorder.watch(runner.model)
         recorder.reset()

@@ -58,7 +58,11 @@ class Model(Section):
     threads: int | None = Field(
         None, ge=1, description="CPU threads of the worker; null uses one per core, or one for a small model."
     )
-    pack: bool = Field(True, description="On a CPU, repack the weights of linear layers, so that steps are faster.")
+    backend: Literal["auto", "outrider", "torch", "llama.cpp"] = Field(
+        "auto",
+        description="What computes the model: Outrider's own kernels where they can, PyTorch alone, or llama.cpp, for GGUF "
+        "files of any architecture; auto is llama.cpp for a GGUF file where only llama.cpp has a GPU, and else outrider.",
+    )
     compile: Literal["auto", "on", "off"] = Field(
         "auto", description="On a GPU, compile the layers with torch.compile; auto compiles models that support it."
     )

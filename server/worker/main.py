@@ -71,17 +71,18 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         wire.send(messages.encode(Refused(str(error))))
         return
     shape, context_tokens = runtime.runner.cache_shape, runtime.runner.context_tokens
+    dtype, kv_dtype = runtime.runner.dtypes
     ready = Ready(
         context_tokens=context_tokens,
         device=", ".join(str(part.device) for part in shape.parts),
-        dtype=str(shape.dtype).removeprefix("torch."),
+        dtype=dtype,
         seconds=time.monotonic() - started_at,
         slots=runtime.slots,
         max_active=runtime.max_active,
         slot_bytes=shape.slot_bytes + held_bytes(shape, context_tokens),
         invariance=runtime.runner.invariance,
         weight_bits=runtime.runner.weight_bits,
-        kv_dtype=str(shape.stored_dtype).removeprefix("torch."),
+        kv_dtype=kv_dtype,
         kernels=runtime.runner.kernels,
     )
     wire.send(messages.encode(ready))

@@ -34,11 +34,13 @@ from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import MTP, load_head
 from outrider.verify.heads.model import HeadModel
 from outrider.verify.measurement import cost_file, load_or_measure, machine_key
+from outrider.verify.model import backend
 from outrider.verify.model.adapter import Adapter
-from outrider.verify.model.loading import LoadOptions, load_adapter, load_weights, start_model, stop_ids
+from outrider.verify.model.loading import LoadOptions, load_adapter, load_weights, stop_ids
 from outrider.verify.model.memory import free_bytes
 from outrider.verify.model.quantization import Quantization
 from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.round import RunDrafts, in_turns
 from outrider.verify.tokenizer import check_pair, fingerprint, load_tokenizer
 
@@ -138,7 +140,7 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
     kernels = kernels or Kernels(settings, background=False)
     # After the measurements, which a concurrent compilation would disturb.
     kernels.load(distinct([resources, *own.values()]), tables)
-    ends = stop_ids(runner.model, tokenizer)
+    ends = stop_ids(runner.stop_tokens, tokenizer)
     return Runtime(
         runner=runner,
         tokenizer=tokenizer,
@@ -164,7 +166,7 @@ def load_target(settings: Settings) -> ModelRunner:
     model = settings.model
     if checkpoint_bytes(model.path) < SMALL_MODEL_BYTES:
         torch.set_num_threads(1)  # while other processes start, a second thread slows loading down
-    return load_weights(replace(shared_options(settings, model), kv_dtype=model.kv_dtype))
+    return backend.load(replace(shared_options(settings, model), kv_dtype=model.kv_dtype))
 
 
 def shared_options(settings: Settings, model: Model | DraftModel) -> LoadOptions:
@@ -178,14 +180,14 @@ def shared_options(settings: Settings, model: Model | DraftModel) -> LoadOptions
         device=model.device,
         context_tokens=target.context_tokens,
         trust_remote_code=model.trust_remote_code,
-        pack=target.pack,
+        backend=target.backend if model is target else "torch" if target.backend == "torch" else "outrider",
         compile=target.compile,
         quantization=Quantization(model.quantize),
         findings=cost_folder(settings),
     )
 
 
-def load_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase, runner: ModelRunner) -> ModelRunner | HeadModel | None:
+def load_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase, runner: ModelRunner) -> TorchRunner | HeadModel | None:
     """The draft model or draft head, if one is set. Neither it nor the target's `runner` has started.
 
     Raises ModelError, also if a draft model does not share the target's tokenizer.
@@ -193,9 +195,11 @@ def load_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase, runner: M
     draft, target = settings.draft_model, settings.model
     if draft.path is None:
         return None
-    head = load_head(draft.path, runner, target.revision if draft.path == MTP else draft.revision, target.pack)
-    if head is not None:
-        return head
+    if isinstance(runner, TorchRunner):
+        revision = target.revision if draft.path == MTP else draft.revision
+        head = load_head(draft.path, runner, revision, pack=target.backend != "torch")
+        if head is not None:
+            return head
     check_pair(tokenizer, load_tokenizer(draft.path, draft.trust_remote_code, draft.revision))
     return load_weights(shared_options(settings, draft))
 
@@ -209,7 +213,7 @@ def share_draft(draft: ModelRunner | HeadModel, vocabulary: int, slots: int, thr
 
 def start_models(
     runner: ModelRunner,
-    draft: ModelRunner | HeadModel | None,
+    draft: TorchRunner | HeadModel | None,
     settings: Settings,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> int:
@@ -230,7 +234,7 @@ def start_models(
     for each, pages in ((runner, plan.pages), (draft, draft_plan.pages)):
         if isinstance(each, ModelRunner) and each.in_pages:
             each.pages = pages
-    start_model(runner, settings.model.path, plan.context_tokens, settings.model.invariant, finding, tokenizer)
+    backend.start(runner, settings.model.path, plan.context_tokens, settings.model.invariant, finding, tokenizer)
     if runner.is_invariant:
         # The library has threads of its own. Those of OpenMP would wait for work on the same cores after each small operation.
         torch.set_num_threads(1)
@@ -238,8 +242,8 @@ def start_models(
         draft.start(plan.context_tokens)
     elif draft is not None:
         draft.threads = settings.draft_model.threads
-        start_model(draft, str(settings.draft_model.path), draft_plan.context_tokens, tokenizer=tokenizer)
-    return plan.streams
+        backend.start(draft, str(settings.draft_model.path), draft_plan.context_tokens, tokenizer=tokenizer)
+    return min(plan.streams, settings.sessions.slots or runner.most_caches)
 
 
 def plan_draft(runner: ModelRunner, draft: ModelRunner | HeadModel | None, plan: MemoryPlan) -> MemoryPlan:
@@ -278,7 +282,7 @@ def memory_figures(
                 model_tokens=model_tokens or runner.model_tokens,
                 slot_bytes=sum(shape.slot_bytes for shape in shared),
                 device=str(device),
-                is_lazy=device.type == "cpu",
+                is_lazy=not runner.in_pages,
                 windowed=[(each.window, each.windowed_bytes_for(1)) for each in shared if each.window and each.releases],
             )
         )

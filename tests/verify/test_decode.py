@@ -9,7 +9,7 @@ from outrider.drafters.options import TrigramOptions
 from outrider.drafters.tables import base_table
 from outrider.drafters.trigram import TrigramDrafter
 from outrider.verify.decode import Decoded, decode, step
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, PromptError, Stream
 from outrider.verify.verifier import Verifier
@@ -20,17 +20,17 @@ GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=1.0, seed=11)
 
 
-def run(runner: ModelRunner, drafter: Drafter, options: DecodeOptions, prompt: Ints = PROMPT) -> Decoded:
+def run(runner: TorchRunner, drafter: Drafter, options: DecodeOptions, prompt: Ints = PROMPT) -> Decoded:
     return decode(Verifier(runner, runner.new_cache()), drafter, prompt, options)
 
 
-def plain(runner: ModelRunner, options: DecodeOptions, prompt: Ints = PROMPT) -> list[int]:
+def plain(runner: TorchRunner, options: DecodeOptions, prompt: Ints = PROMPT) -> list[int]:
     return run(runner, NoDrafter(), options, prompt).tokens
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, SamplingParams(0.7, top_p=0.9, top_k=20, min_p=0.02, seed=2)])
 @pytest.mark.parametrize("name", ["oracle", "half-right", "random", "trigram"])
-def test_every_drafter_emits_the_tokens_of_plain_decoding(tiny_runner: ModelRunner, params: SamplingParams, name: str) -> None:
+def test_every_drafter_emits_the_tokens_of_plain_decoding(tiny_runner: TorchRunner, params: SamplingParams, name: str) -> None:
     options = DecodeOptions(params, max_tokens=60)
     expected = plain(tiny_runner, options)
     drafters: dict[str, Drafter] = {
@@ -47,7 +47,7 @@ def test_every_drafter_emits_the_tokens_of_plain_decoding(tiny_runner: ModelRunn
         assert len(decoded.steps) == 9  # seven tokens per step
 
 
-def test_each_turn_of_a_conversation_has_noise_of_its_own(tiny_runner: ModelRunner) -> None:
+def test_each_turn_of_a_conversation_has_noise_of_its_own(tiny_runner: TorchRunner) -> None:
     """At this temperature, all tokens are as likely, so the noise alone chooses."""
     options = DecodeOptions(SamplingParams(temperature=1e6, seed=5), max_tokens=8)
     first = plain(tiny_runner, options)
@@ -58,7 +58,7 @@ def test_each_turn_of_a_conversation_has_noise_of_its_own(tiny_runner: ModelRunn
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 @pytest.mark.parametrize(("wrong", "steps"), [(1, 2), (3, 4)])
 def test_the_largest_drafts_emit_the_tokens_of_plain_decoding(
-    tiny_runner: ModelRunner, params: SamplingParams, wrong: int, steps: int
+    tiny_runner: TorchRunner, params: SamplingParams, wrong: int, steps: int
 ) -> None:
     options = DecodeOptions(params, max_tokens=120, max_nodes=MAX_NODES)
     expected = plain(tiny_runner, options)
@@ -68,7 +68,7 @@ def test_the_largest_drafts_emit_the_tokens_of_plain_decoding(
     assert {len(each.tree) for each in decoded.steps if each.tree is not None} >= {MAX_NODES}
 
 
-def test_a_seed_determines_the_answer_and_seeds_differ(tiny_runner: ModelRunner) -> None:
+def test_a_seed_determines_the_answer_and_seeds_differ(tiny_runner: TorchRunner) -> None:
     def sampled(seed: int) -> list[int]:
         return plain(tiny_runner, DecodeOptions(SamplingParams(seed=seed), max_tokens=20))
 
@@ -76,14 +76,14 @@ def test_a_seed_determines_the_answer_and_seeds_differ(tiny_runner: ModelRunner)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 6, 7, 8, 20])
-def test_max_tokens_inside_an_accepted_block(tiny_runner: ModelRunner, limit: int) -> None:
+def test_max_tokens_inside_an_accepted_block(tiny_runner: TorchRunner, limit: int) -> None:
     expected = plain(tiny_runner, DecodeOptions(GREEDY, max_tokens=40))
     decoded = run(tiny_runner, Oracle(expected), DecodeOptions(GREEDY, max_tokens=limit))
     assert decoded.tokens == expected[:limit]
     assert decoded.finish == "length"
 
 
-def test_a_stop_token_inside_an_accepted_block(tiny_runner: ModelRunner) -> None:
+def test_a_stop_token_inside_an_accepted_block(tiny_runner: TorchRunner) -> None:
     expected = plain(tiny_runner, DecodeOptions(SAMPLED, max_tokens=40))
     stop = expected[10]
     first = expected.index(stop)
@@ -92,7 +92,7 @@ def test_a_stop_token_inside_an_accepted_block(tiny_runner: ModelRunner) -> None
     assert decoded.finish == "stop"
 
 
-def test_the_context_limit_inside_an_accepted_block(tiny_runner: ModelRunner) -> None:
+def test_the_context_limit_inside_an_accepted_block(tiny_runner: TorchRunner) -> None:
     options = DecodeOptions(SAMPLED, max_tokens=10_000)
     expected = plain(tiny_runner, options)
     assert len(expected) == tiny_runner.context_tokens - len(PROMPT)
@@ -100,7 +100,7 @@ def test_the_context_limit_inside_an_accepted_block(tiny_runner: ModelRunner) ->
         assert run(tiny_runner, drafter, options).tokens == expected
 
 
-def test_a_prompt_must_leave_room_in_the_context(tiny_runner: ModelRunner) -> None:
+def test_a_prompt_must_leave_room_in_the_context(tiny_runner: TorchRunner) -> None:
     verifier = Verifier(tiny_runner, tiny_runner.new_cache())
     options = DecodeOptions(GREEDY, max_tokens=5)
     for size in (0, tiny_runner.context_tokens):
@@ -111,7 +111,7 @@ def test_a_prompt_must_leave_room_in_the_context(tiny_runner: ModelRunner) -> No
 
 
 def test_a_long_prompt_is_read_in_chunks_that_can_be_abandoned(
-    tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+    tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.verify.controller.PREFILL_CHUNK_TOKENS", 16)
     prompt = np.arange(60, dtype=np.int32) % 97
@@ -127,7 +127,7 @@ def test_a_long_prompt_is_read_in_chunks_that_can_be_abandoned(
     assert decode(verifier, NoDrafter(), prompt, options).tokens == expected
 
 
-def test_the_next_turn_reuses_the_prefix_and_emits_the_same_tokens(tiny_runner: ModelRunner) -> None:
+def test_the_next_turn_reuses_the_prefix_and_emits_the_same_tokens(tiny_runner: TorchRunner) -> None:
     options = DecodeOptions(SAMPLED, max_tokens=12)
     verifier = Verifier(tiny_runner, tiny_runner.new_cache())
     first = decode(verifier, Chaos(97), PROMPT, options).tokens
@@ -140,7 +140,7 @@ def test_the_next_turn_reuses_the_prefix_and_emits_the_same_tokens(tiny_runner: 
     assert decode(verifier, NoDrafter(), other, options).tokens == plain(tiny_runner, options, other)
 
 
-def test_tokens_that_are_taken_back_leave_the_text(tiny_runner: ModelRunner) -> None:
+def test_tokens_that_are_taken_back_leave_the_text(tiny_runner: TorchRunner) -> None:
     options = DecodeOptions(GREEDY, max_tokens=30)
     expected = plain(tiny_runner, options)
     verifier = Verifier(tiny_runner, tiny_runner.new_cache())

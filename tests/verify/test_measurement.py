@@ -11,13 +11,13 @@ import pytest
 from outrider.verify import measurement
 from outrider.verify.cost import CostCurve, parse
 from outrider.verify.measurement import MOST_ROUNDS, NODES, POINT_SECONDS, ROUNDS, Point, load_or_measure, measure, smallest
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 
 CURVE = CostCurve(NODES, (64,), [[0.1] * len(NODES)], 0.01, 0.02)
 POINTS = [Point(64, nodes) for nodes in NODES]
 
 
-def test_a_curve_is_measured_once_and_saved(tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_curve_is_measured_once_and_saved(tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "costs"
     curve = load_or_measure(tiny_runner, folder)
     assert (curve.seconds > 0).all()
@@ -64,7 +64,7 @@ def test_a_slow_point_and_an_endless_disturbance_take_a_bounded_time() -> None:
     "text", ["", "{}", "[]", "null", "[" * 100_000, '{"nodes": [], "contexts": [], "seconds": []}', "\udc80"]
 )
 def test_an_unusable_cost_file_is_measured_again(
-    tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str
+    tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     monkeypatch.setattr(measurement, "measure", lambda _: CURVE)
     assert load_or_measure(tiny_runner, tmp_path).state() == CURVE.state()
@@ -76,7 +76,7 @@ def test_an_unusable_cost_file_is_measured_again(
     assert parse(file.read_text()).state() == CURVE.state()
 
 
-def test_an_unwritable_folder_is_ignored(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_ignored(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert load_or_measure(tiny_runner, tmp_path / "file").contexts == measure(tiny_runner).contexts
-    assert load_or_measure(ModelRunner(tiny_runner.model, 16), None).contexts == (1,)
+    assert load_or_measure(TorchRunner(tiny_runner.model, 16), None).contexts == (1,)

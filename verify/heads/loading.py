@@ -16,14 +16,14 @@ from outrider.verify.errors import ModelError, first_sentence
 from outrider.verify.heads.model import HeadModel
 from outrider.verify.heads.networks import Eagle3Head, EagleHead, Head, MtpHead
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 
 # As a path, this names the layer in the target's own checkpoint.
 MTP = "mtp"
 FILES = ("model.safetensors", "pytorch_model.bin")
 
 
-def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, pack: bool = True) -> HeadModel | None:
+def load_head(path: str, target: TorchRunner, revision: str = DEFAULT_REVISION, pack: bool = True) -> HeadModel | None:
     """The head at `path` for a target that has not started; None if there is no head but a model. Raises ModelError.
 
     For MTP, `revision` is the target's.
@@ -72,7 +72,7 @@ def read_weights(source: str, revision: str) -> dict[str, torch.Tensor]:
     return {}
 
 
-def build_eagle(config: dict[str, Any], weights: dict[str, torch.Tensor], target: ModelRunner, path: str) -> EagleHead:
+def build_eagle(config: dict[str, Any], weights: dict[str, torch.Tensor], target: TorchRunner, path: str) -> EagleHead:
     """An EAGLE head with its weights. Raises ModelError."""
     check_size(weights, 2, target, path)
     head = EagleHead(layer_config(config, weights), bias="fc.bias" in weights)
@@ -80,7 +80,7 @@ def build_eagle(config: dict[str, Any], weights: dict[str, torch.Tensor], target
     return head
 
 
-def build_eagle3(config: dict[str, Any], weights: dict[str, torch.Tensor], target: ModelRunner, path: str) -> Eagle3Head:
+def build_eagle3(config: dict[str, Any], weights: dict[str, torch.Tensor], target: TorchRunner, path: str) -> Eagle3Head:
     """An EAGLE-3 head with its weights. Raises ModelError."""
     count = int(target.model.config.get_text_config().num_hidden_layers)
     named = config.get("eagle_aux_hidden_state_layer_ids") or (config.get("eagle_config") or {}).get(
@@ -131,7 +131,7 @@ def load_weights(head: torch.nn.Module, weights: dict[str, torch.Tensor], path: 
     head.load_state_dict(found)
 
 
-def check_size(weights: dict[str, torch.Tensor], parts: int, target: ModelRunner, path: str) -> None:
+def check_size(weights: dict[str, torch.Tensor], parts: int, target: TorchRunner, path: str) -> None:
     """Raises ModelError unless a head's first layer reads `parts` vectors as wide as the target's hidden states."""
     if "fc.weight" not in weights:
         raise ModelError(f"There are no weights of a head at {path!r}; it must have them in {' or '.join(FILES)}.")
@@ -144,7 +144,7 @@ def check_size(weights: dict[str, torch.Tensor], parts: int, target: ModelRunner
         )
 
 
-def load_mtp(target: ModelRunner, revision: str) -> Head:
+def load_mtp(target: TorchRunner, revision: str) -> Head:
     """The multi-token prediction layer in the checkpoint that the target was loaded from. Raises ModelError."""
     model = target.model
     config, path = model.config.get_text_config(), model.config.name_or_path

@@ -16,7 +16,7 @@ from outrider.verify.model.cache.paging import Rows
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cpu.choose import can_pack, pack_layers
 from outrider.verify.model.hidden.ring import StateRing
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 
 # The head's own states cover the rows that are being drafted and as many rows before them.
 OWN_POSITIONS = 2 * (MAX_NODES + 1)
@@ -58,9 +58,9 @@ class HeadCache(KVCache):
 
 
 class HeadModel:
-    """A head on its target's device. Has the part of ModelRunner's interface that `outrider.verify.draft_model` uses."""
+    """A head on its target's device. Has the part of TorchRunner's interface that `outrider.verify.draft_model` uses."""
 
-    def __init__(self, head: Head, target: ModelRunner, pack: bool = True) -> None:
+    def __init__(self, head: Head, target: TorchRunner, pack: bool = True) -> None:
         """Makes the target, which has not started, keep the hidden states that the head reads. `pack` as in LoadOptions."""
         module = cast(torch.nn.Module, head).to(target.device).eval().requires_grad_(False)
         for parameter in module.parameters():  # buffers are left out, because rotary embeddings stay in float32
@@ -91,7 +91,7 @@ class HeadModel:
 
     @torch.inference_mode()
     def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
-        """As `ModelRunner.forward`. Rows without known ones are committed tokens, which read the target's states.
+        """As `TorchRunner.forward`. Rows without known ones are committed tokens, which read the target's states.
 
         Other rows read the head's own state of the row above them.
         """

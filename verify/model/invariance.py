@@ -27,8 +27,8 @@ from outrider.verify.model.cpu.ordered_attention import UnorderedError
 from outrider.verify.model.cpu.packing import PackedLinear, packed_layers
 from outrider.verify.model.gpu.row_counts import ROWS, invariant_ranges, without_split_k
 from outrider.verify.model.invariant_range import PROMPT_ROWS, QUERY_BLOCK, InvariantRange, depth_left
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
+from outrider.verify.model.torch_runner import TorchRunner
 
 # auto = where it costs at most MAX_COST; on = refuses to start where it cannot hold.
 Invariant = Literal["auto", "on", "off"]
@@ -68,7 +68,7 @@ class LinearShape:
     packed: bool
 
 
-def start(runner: ModelRunner, context_tokens: int, invariant: Invariant, file: Path | None) -> None:
+def start(runner: TorchRunner, context_tokens: int, invariant: Invariant, file: Path | None) -> None:
     """Starts the runner, in an invariant range if `invariant` asks for it. Raises ModelError.
 
     The finding is saved in `file`, and read from it at the next start.
@@ -102,7 +102,7 @@ def describe(found: ProbeResult, chosen: InvariantRange | None) -> str:
     )
 
 
-def find(runner: ModelRunner, context_tokens: int) -> ProbeResult:
+def find(runner: TorchRunner, context_tokens: int) -> ProbeResult:
     """Finds the invariant range and measures its cost."""
     for bounds in ranges(runner):
         runner.start(context_tokens, bounds)
@@ -111,7 +111,7 @@ def find(runner: ModelRunner, context_tokens: int) -> ProbeResult:
     return ProbeResult(None, 0.0)
 
 
-def ranges(runner: ModelRunner) -> list[InvariantRange]:
+def ranges(runner: TorchRunner) -> list[InvariantRange]:
     """The ranges to try, from what the linear layers compute; none for a model that has no attention in order."""
     if not runner.can_be_ordered:
         return []
@@ -179,7 +179,7 @@ def _lowest(outputs: dict[int, torch.Tensor], high: int) -> int:
     return low
 
 
-def holds(runner: ModelRunner, trees: Sequence[tuple[int, int]]) -> bool:
+def holds(runner: TorchRunner, trees: Sequence[tuple[int, int]]) -> bool:
     """Whether trees over random texts have the bits of their paths; texts that the context does not hold are left out."""
     cache, other = runner.new_cache(), runner.new_cache()
     try:
@@ -188,7 +188,7 @@ def holds(runner: ModelRunner, trees: Sequence[tuple[int, int]]) -> bool:
         return False
 
 
-def tree_equals_path(runner: ModelRunner, cache: KVCache, other: KVCache, length: int, nodes: int) -> bool:
+def tree_equals_path(runner: TorchRunner, cache: KVCache, other: KVCache, length: int, nodes: int) -> bool:
     """Compares the logits along a random tree's last path, computed beside another stream, with those of single tokens."""
     random, noise = Random(nodes), torch.Generator(runner.device).manual_seed(length)
     cache.fill(length, noise)
@@ -216,7 +216,7 @@ def tree_equals_path(runner: ModelRunner, cache: KVCache, other: KVCache, length
     return True
 
 
-def cost(runner: ModelRunner, context_tokens: int, bounds: InvariantRange) -> float:
+def cost(runner: TorchRunner, context_tokens: int, bounds: InvariantRange) -> float:
     """The share of a step's time that computing in the range adds, measured in turns."""
     runner.start(context_tokens)
     without = runner.mode
@@ -233,7 +233,7 @@ def cost(runner: ModelRunner, context_tokens: int, bounds: InvariantRange) -> fl
     return statistics.median(ratios[1:]) - 1
 
 
-def _seconds(runner: ModelRunner, cache: KVCache) -> Iterator[float]:
+def _seconds(runner: TorchRunner, cache: KVCache) -> Iterator[float]:
     for rows in COST_ROWS:
         batch = ForwardBatch.chain(torch.zeros(rows, dtype=torch.long))
         started = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from safetensors import SafetensorError
@@ -25,15 +25,18 @@ from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.invariance import Invariant, start
 from outrider.verify.model.memory import free_bytes, return_freed_memory
 from outrider.verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization, loading_arguments
-from outrider.verify.model.runner import Compile, ModelRunner
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.self_check import SAMPLE, check_model
 from outrider.verify.model.sizes import context_limit
+from outrider.verify.model.torch_runner import Compile, TorchRunner
 
 log = logging.getLogger("outrider.worker")
 
 # transformers' names of kinds of layers; how they compute is found out by a forward.
 SUPPORTED_LAYERS = {"attention", "conv", "full_attention", "sliding_attention", "chunked_attention", "linear_attention"}
 SUPPORTED_LAYERS |= {"hybrid", "hybrid_sliding", "mamba", "mlp", "moe"}
+# outrider = our own kernels where they can compute a layer; auto = llama.cpp for a GGUF file where only llama.cpp has a GPU.
+Backend = Literal["auto", "outrider", "torch", "llama.cpp"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class LoadOptions:
     device: str = "auto"  # auto | cpu | cuda | cuda:N | cuda:N,cuda:M...
     context_tokens: int | None = None  # None = the model's own limit
     trust_remote_code: bool = False
-    pack: bool = True  # CPU: repack the weights of linear layers
+    backend: Backend = "auto"
     trace: bool = True  # CPU: run forwards as a TorchScript trace
     compile: Compile = "auto"
     quantization: Quantization = UNQUANTIZED
@@ -54,19 +57,24 @@ class LoadOptions:
     findings: Path | None = None  # folder of choices that were made by timing; None = choose at every start
 
     @property
+    def pack(self) -> bool:
+        """Whether the weights of linear layers are repacked on a CPU."""
+        return self.backend != "torch"
+
+    @property
     def reads_blocks(self) -> bool:
         """Whether the blocks of a GGUF file are served as they are: unless the options name another precision."""
         return self.dtype == "auto" and not self.quantization and self.pack and self.trace
 
 
-def load_model(options: LoadOptions) -> ModelRunner:
+def load_model(options: LoadOptions) -> TorchRunner:
     """Loads the model at `options.path` and checks that it can be served. Raises ModelError with a one-sentence message."""
     runner = load_weights(options)
     start_model(runner, options.path, runner.context_tokens)
     return runner
 
 
-def load_weights(options: LoadOptions) -> ModelRunner:
+def load_weights(options: LoadOptions) -> TorchRunner:
     """The model at `options.path` on its device, to be started by `start_model`. Raises ModelError."""
     location, devices = locate(options.path, options.revision), resolve_devices(options.device)
     options.quantization.check(devices[0])
@@ -85,7 +93,7 @@ def load_weights(options: LoadOptions) -> ModelRunner:
         ) from None
     how = (options.pack, options.trace, options.compile)
     findings = options.findings
-    runner = ModelRunner(model, options.context_tokens, *how, started=False, kv_dtype=options.kv_dtype, findings=findings)
+    runner = TorchRunner(model, options.context_tokens, *how, started=False, kv_dtype=options.kv_dtype, findings=findings)
     if location.gguf is not None:
         bits = gguf_bits(str(cached_file(location.source, location.gguf, revision=options.revision)))
         log.info("%s: %.1f bits per weight in the file, %.1f served", location.gguf, bits, runner.weight_bits)
@@ -137,7 +145,7 @@ def check_layers(model: PreTrainedModel, path: str) -> None:
 
 
 def start_model(
-    runner: ModelRunner,
+    runner: TorchRunner,
     path: str,
     context_tokens: int,
     invariant: Invariant = "off",
@@ -164,7 +172,7 @@ def start_model(
 
 def load_adapter(runner: ModelRunner, path: str) -> Adapter:
     """A LoRA adapter of a started model, for the segments that name it. Raises ModelError."""
-    backend = runner.mode.backend
+    backend = runner.mode.backend if isinstance(runner, TorchRunner) else None
     if not isinstance(backend, native.NativeForward):
         raise ModelError(
             f"The adapter {path!r} is not supported: adapters need a model of Llama's kind on a CPU, and the compiled"
@@ -192,13 +200,9 @@ def prepare(model: PreTrainedModel, context_tokens: int | None) -> None:
             module.rope_type = "default"
 
 
-def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Token ids that end an answer: the EOS tokens of the generation config and of the tokenizer."""
-    ids = getattr(model.generation_config, "eos_token_id", None)
-    found = set(ids if isinstance(ids, list) else [] if ids is None else [ids])
-    if tokenizer.eos_token_id is not None:
-        found.add(int(cast(Any, tokenizer.eos_token_id)))
-    return frozenset(found)
+def stop_ids(ends: frozenset[int], tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Token ids that end an answer: those of the model, and the EOS token of the tokenizer."""
+    return ends if tokenizer.eos_token_id is None else ends | {int(cast(Any, tokenizer.eos_token_id))}
 
 
 def resolve_devices(names: str) -> tuple[torch.device, ...]:

@@ -1,264 +1,59 @@
-"""The model runner: forwards of an unmodified transformers model over our KV cache, by the fastest backend it supports."""
+"""The interface of model runners: a loaded model, caches for its sessions, and forwards over them."""
 
 from __future__ import annotations
 
+import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Literal, cast
 
 import torch
-from transformers import PreTrainedModel
 
-from outrider.verify.errors import ModelError, first_sentence
-from outrider.verify.model.attention import dot_product
-from outrider.verify.model.attention.architectures import replace_attention
-from outrider.verify.model.attention.interface import Attention
-from outrider.verify.model.attention.shape_probe import ShapeProbe, number_layers
-from outrider.verify.model.attention.torch_attention import JointAttention, TorchAttention
+from outrider.drafters.interface import MAX_NODES
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.codec import STORED, KVDtype
-from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
+from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.shape import CacheShape
-from outrider.verify.model.cpu import native
-from outrider.verify.model.cpu.choose import can_pack, pack_layers
-from outrider.verify.model.cpu.latent import keep_latents
-from outrider.verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention
-from outrider.verify.model.cpu.packing import packed_layers
-from outrider.verify.model.cpu.trace import has_experts, trace
-from outrider.verify.model.gpu.devices import Crossings
-from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
-from outrider.verify.model.hidden.tap import HiddenTap
 from outrider.verify.model.invariant_range import InvariantRange
-from outrider.verify.model.kwarg_injector import KwargInjector, NotPassedOn, is_receiver
-from outrider.verify.model.memory import keep_freed_memory
-from outrider.verify.model.mode import Mode
-from outrider.verify.model.recurrent.mixers import swap_in
-from outrider.verify.model.recurrent.rows import Recurrence, StateProbe
-from outrider.verify.model.segment import (
-    ForwardBackend,
-    Segment,
-    keep_hidden,
-    kept_rows,
-    positions_of,
-    recurrence_of,
-    tokens_of,
-)
-from outrider.verify.model.sizes import context_limit, weight_size
-
-# torch.compile on a GPU: auto = if the model can be compiled; on = an error if it cannot.
-Compile = Literal["auto", "on", "off"]
+from outrider.verify.model.segment import Segment
 
 
-def cache_dtype(model: PreTrainedModel) -> torch.dtype:
-    """The data type of keys and values: the model's, or the one that its configuration names where weights are packed."""
-    return cast(torch.dtype, model.config.dtype) if packed_layers(model) and model.config.dtype else model.dtype
-
-
-class ModelRunner:
+class ModelRunner(ABC):
     """A loaded model and the shape of its cache. Forwards, one at a time, keep no state outside the cache passed to them."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        context_tokens: int | None = None,
-        pack: bool = False,
-        traced: bool = False,
-        compile: Compile = "auto",
-        started: bool = True,
-        kv_dtype: KVDtype = "auto",
-        findings: Path | None = None,
-    ) -> None:
-        """Options as in `LoadOptions`. Unless `started`, call `start` before any other method. Raises ModelError."""
-        if compile == "on" and model.device.type != "cuda":
-            raise ModelError("model.compile is for GPUs; on a CPU, set it to auto: packed layers and tracing replace it.")
-        self.model = model.eval()
-        if model.device.type == "cpu":
-            keep_latents(model)
-        dtype = cache_dtype(model)
-        self._is_native = pack and native.can_pack(model)
-        if self._is_native:
-            native.pack(model)
-        elif pack and can_pack(model):
-            pack_layers(model, findings)
-        self.weight_bytes, weights = weight_size(model)  # read by each step
-        self.weight_bits = round(8 * self.weight_bytes / max(1, weights), 2)  # mean, scales included
-        self.device, self.findings = model.device, findings
-        self.products = dot_product.chosen(model.device, model.dtype, findings)
-        self.vocabulary = int(model.config.get_text_config().vocab_size)
-        self.model_tokens = context_limit(model)
-        self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
-        self._traced, self._compile = traced, compile
-        self._is_recurrent = swap_in(self.model)
-        replace_attention(self.model, self.model.config, kv_dtype)
-        self._injector = KwargInjector()
-        self._tap: HiddenTap | None = None
-        self._crossings = Crossings(model)
-        self._attention_probe = ShapeProbe()
-        self.cache_shape = replace(self._probe(self._attention_probe), dtype=dtype, coded=STORED[kv_dtype])
-        if self.in_pages:
-            check_pages(self.cache_shape)
-        self.mode = Mode(self.in_pages, self._is_recurrent)  # assign another one to return to it
-        self.invariance = "off"  # says whether the mode has an invariant range, and why, for people
-        self.threads: int | None = None  # threads of the native library; None = torch's
-        self.pages: int | None = None  # pages of the pool on a GPU, from the memory plan; None = some contexts
-        self._pool: PagePool | None = None
-        if started:
-            self.start(self.context_tokens)
+    device: torch.device  # of the logits
+    cache_shape: CacheShape
+    vocabulary: int
+    description: str  # of the model: what it computes depends on it
+    stop_tokens: frozenset[int]  # that end an answer
+    weight_bytes: int  # read by each step
+    weight_bits: float  # mean, scales included
+    model_tokens: int  # the longest context that the model supports
+    context_tokens: int
+    invariance = "off"  # says whether the mode has an invariant range, and why, for people
+    threads: int | None = None  # of a library of its own; None = torch's
+    pages: int | None = None  # of the pool that caches share, from the memory plan; None = some contexts
+    findings: Path | None = None  # folder of choices that were made by timing
+    can_assume = True  # whether caches have rows to `assume` that were never computed
+    most_caches = sys.maxsize  # that are of use
+    in_pages = False  # whether caches are pages of a pool that they share
 
+    @abstractmethod
     def start(self, context_tokens: int, bounds: InvariantRange | None = None) -> None:
-        """Sets the context length, at most the model's, and builds the backend, which takes memory. Raises ModelError.
+        """Sets the context length, at most the model's, and takes memory. Raises ModelError.
 
-        With `bounds`, steps are computed in this range: on a CPU by attention in order, on a GPU in graphs of these sizes.
+        With `bounds`, steps are computed in this range.
         """
-        self.context_tokens = min(self.model_tokens, context_tokens)
-        self._start_in(bounds)
-        keep_freed_memory()
-        if self.in_pages and (self._pool is None or len(self._pool) != self._pool_pages()):
-            self._pool = None  # frees its memory first
-            self._pool = PagePool(self.cache_shape, self._pool_pages())
-        self.mode = replace(self.mode, backend=self._built())
 
-    def _built(self) -> ForwardBackend | None:
-        """The fastest backend that this model has here."""
-        if self._pool is not None:
-            return self._graphed(self._pool, self._compile)
-        if not self._traced:
-            return None
-        if self._is_native and native.can_cache(self.cache_shape):
-            return native.build(self.model, self.cache_shape, self.threads or torch.get_num_threads(), self._tap)
-        if self.cache_shape.is_uniform:
-            how = self._attention_probe, self._injector, self._untraced, self.products, self.mode.inputs, self._tap
-            return trace(self.model, self.cache_shape, *how)
-        return None
-
-    def leave_library(self) -> bool:
-        """Computes forwards without the native library from the next `start` on; returns whether they were computed by it."""
-        was_native, self._is_native = self._is_native, False
-        return was_native
-
-    def tap_hidden(self, layers: Sequence[int]) -> int:
-        """Keeps hidden states in the caches, as `HiddenTap` takes them; returns their width. Call it before `start`."""
-        self._tap = HiddenTap(self.model, layers, self._crossings.bring)
-        self.cache_shape = replace(self.cache_shape, hidden_width=self._tap.width)
-        return self._tap.width
-
-    def _start_in(self, bounds: InvariantRange | None) -> None:
-        """Computes steps in this range, without a backend."""
-        inputs = None
-        if bounds is not None and not self.in_pages:
-            shape = self.cache_shape
-            inputs = AttentionInputs(shape.kv_heads, shape.head_dim, self._attention_probe.groups, shape.dtype, bounds)
-        self.mode = Mode(self.in_pages, self._is_recurrent, bounds, inputs)
-
-    @property
-    def in_pages(self) -> bool:
-        """Whether caches are pages of a pool and steps are computed by kernels over them, as on a GPU."""
-        return bool(self.device.type == "cuda")
-
-    @property
-    def backends(self) -> str:
-        """What measurements depend on beside the machine and the model."""
-        packed = sorted({type(layer).__name__ for layer in packed_layers(self.model)})
-        return f"packed {packed}, {self.weight_bytes} bytes, traced {self._traced}, compiled {self._compile}, {self.kernels}"
-
-    @property
-    def kernels(self) -> str:
-        """The kernels that were chosen for this CPU, for people; empty on a GPU."""
-        if self.device.type != "cpu":
-            return ""
-        if self._is_native:
-            return "compiled library"
-        layers = sorted({layer.kernel for layer in packed_layers(self.model)}) or ["PyTorch"]
-        attention = "PyTorch" if self.products is dot_product.dot_product_attention else "products of bfloat16"
-        return f"linear layers: {', '.join(layers)}; attention: {attention}"
-
-    @property
-    def invariant_range(self) -> InvariantRange | None:
-        """If set, a row's logits have the same bits in every step that keeps to it."""
-        return self.mode.bounds
-
-    @property
-    def max_rows(self) -> int:
-        """The most rows that are computed at once if they belong to several streams."""
-        return self.mode.max_rows
-
-    @property
-    def is_invariant(self) -> bool:
-        """Whether every row has the same bits beside any others, without an invariant range."""
-        return self.mode.backend is not None and self.mode.backend.is_invariant
-
-    @property
-    def can_be_ordered(self) -> bool:
-        """Whether steps can have an invariant range: not with recurrent layers or layers of several shapes."""
-        return self.cache_shape.is_uniform and not self._is_recurrent
-
-    def draft_depth(self, length: int) -> int:
-        """The depth of the deepest node that a draft may have, after `length` tokens in the cache."""
-        return self.mode.draft_depth(length)
-
-    @property
-    def draft_nodes(self) -> int:
-        """The most nodes that a draft may have."""
-        return self.mode.draft_nodes
-
-    def _graphed(self, pool: PagePool, compile: Compile) -> ForwardBackend:
-        """CUDA graphs, or the same kernels launched one by one if the model cannot be captured."""
-        from outrider.verify.model.gpu.graphs import GraphedForward, can_capture_experts  # Triton is only needed on a GPU
-
-        run = partial(self._run, keep=0)
-        graphed = GraphedForward(run, pool, self._positions, self.mode.bounds, self._tap, self._crossings)
-        if self.device.type == "cuda" and (not has_experts(self.model) or can_capture_experts(self.model)):
-            graphed.capture_model(self.model, compile)
-        return graphed
-
-    def _probe(self, probe: ShapeProbe) -> CacheShape:
-        """The cache shape, determined by a forward of one token. Raises ModelError."""
-        states = StateProbe()
-        token = torch.zeros(1, dtype=torch.long, device=self.device)
-        try:
-            try:
-                self._run(token, token, probe, keep=1, recurrence=states)
-            except NotPassedOn:
-                self._injector = KwargInjector(filter(is_receiver, self.model.modules()), self._crossings.bring)
-                self._run(token, token, probe, keep=1, recurrence=states)
-            recurrent = states.shape(self.device) if self._is_recurrent else None
-        except ValueError as error:
-            raise ModelError(f"This model cannot be served: {first_sentence(error)}") from None
-        except Exception as error:  # whatever a model of any architecture raises
-            raise ModelError(
-                "This model cannot be served: its forward fails when it is called with tokens and positions alone"
-                f" ({type(error).__name__}: {first_sentence(error)})"
-            ) from None
-        if not probe.shapes and recurrent is None:
-            raise ModelError("This model cannot be served: none of its layers computes attention by transformers' interface.")
-        number_layers(self.model, probe.numbers)
-        return CacheShape(probe.layers, self.model.dtype, self.device, recurrent, homes=probe.homes)
-
-    @property
-    def _positions(self) -> int:
-        """Positions of a slot."""
-        return self.context_tokens + MARGIN_POSITIONS
-
-    def _pool_pages(self) -> int:
-        """Pages of the pool: as planned, else as it has, but a context at least, else some contexts."""
-        if self.pages is not None:
-            return self.pages
-        if self._pool is not None:
-            return max(pages_for(self._positions), len(self._pool))
-        return unplanned_pages(self.cache_shape, self._positions)
-
-    @property
-    def free_pages(self) -> int | None:
-        """Pages of the pool that no cache holds; None without a pool."""
-        return None if self._pool is None else self._pool.free
-
+    @abstractmethod
     def new_cache(self) -> KVCache:
         """An empty cache for a full context."""
-        if self._pool is not None:
-            return PagedCache(self._pool, self._positions)
-        return KVCache(self.cache_shape, self._positions)
+
+    @abstractmethod
+    def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """`forward` for each segment, as many at once as possible. No two segments have the same cache.
+
+        Raises OutOfPages before anything is computed or written if the caches' pool has no room for all rows.
+        """
 
     def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
         """Runs the batch after the cache's committed tokens and writes the rows' keys and values; commits nothing.
@@ -267,78 +62,47 @@ class ModelRunner:
         """
         return self.forward_all([Segment(cache, batch, logits)])[0]
 
-    def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """`forward` for each segment, as many at once as the backend takes. No two segments have the same cache.
+    @property
+    @abstractmethod
+    def backends(self) -> str:
+        """What measurements depend on beside the machine and the model."""
 
-        Raises OutOfPages before anything is computed or written if the caches' pool has no room for all rows.
-        """
-        for segment in segments:
-            segment.cache.release()
-        if self._pool is not None:
-            self._pool.reserve([(cast(PagedCache, each.cache), len(each.batch)) for each in segments])
-        mode = self.mode
-        if len(segments) == 1 and (mode.is_apart(segments[0]) or mode.is_untraced_chunk(segments[0])):
-            return [self._untraced(segments, in_order=False)]
-        if len(segments) == 1 and mode.bounds is None:
-            return [self._together(segments)]
-        forwards = mode.forwards(segments)
-        found: list[list[torch.Tensor]] = [[] for _ in segments]
-        for numbers, parts in forwards:
-            counts = [part.kept for part in parts]
-            logits = self._together(parts)[: sum(counts)].split(counts)
-            for number, of_part in zip(numbers, logits, strict=True):
-                found[number].append(of_part if len(forwards) == 1 else of_part.clone())
-        return [
-            torch.cat(parts) if segment.logits and len(parts) > 1 else parts[-1]
-            for segment, parts in zip(segments, found, strict=True)
-        ]
+    @property
+    @abstractmethod
+    def kernels(self) -> str:
+        """The kernels that compute the model, for people."""
 
-    def read_alone(self, cache: KVCache, tokens: torch.Tensor) -> torch.Tensor:
-        """The logits of a text's first tokens, int64 [N], at the positions that the model itself gives them; [N, V]."""
-        batch = ForwardBatch.chain(tokens)
-        segment = Segment(cache, batch)
-        cache.reserve(len(batch))
-        return self._run(tokens.to(self.device), None, TorchAttention(cache, batch, self.products), 0, recurrence_of([segment]))
+    @property
+    def dtypes(self) -> tuple[str, str]:
+        """The data types of activations, and of keys and values, for people."""
+        shape = self.cache_shape
+        return str(shape.dtype).removeprefix("torch."), str(shape.stored_dtype).removeprefix("torch.")
 
-    def _together(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """One forward; logits of the kept rows, and possibly of others behind them."""
-        if self.mode.is_apart(segments[0]):
-            return self._untraced(segments, in_order=False)
-        segments = self.mode.padded(segments)
-        backend = self.mode.backend_for(segments)
-        return self._untraced(segments) if backend is None else backend(segments)
+    @property
+    def free_pages(self) -> int | None:
+        """Pages of the pool that no cache holds; None without a pool."""
+        return None
 
-    def _untraced(self, segments: Sequence[Segment], in_order: bool = True) -> torch.Tensor:
-        """A forward by Python. With `in_order`, attention is that of the invariant range, if there is one."""
-        inputs = self.mode.inputs if in_order else None
-        streams: list[tuple[Attention, int]] = []
-        for cache, batch, *_ in segments:
-            attention = (
-                TorchAttention(cache, batch, self.products) if inputs is None else OrderedAttention(cache, batch, inputs)
-            )
-            streams.append((attention, len(batch) - batch.known))
-        joint = streams[0][0] if len(streams) == 1 else JointAttention(streams)
-        least = 1 if inputs is None else inputs.least_rows
-        whole = all(each.logits and not each.batch.padding for each in segments)
-        kept = 0 if whole else kept_rows(segments, least).to(self.device)
-        rows = tokens_of(segments).to(self.device), positions_of(segments).to(self.device)
-        logits = self._run(*rows, joint, kept, recurrence_of(segments))
-        if self._tap is not None:
-            keep_hidden(self._tap.states, segments)
-        return logits
+    @property
+    @abstractmethod
+    def max_rows(self) -> int:
+        """The most rows that are computed at once if they belong to several streams."""
 
-    @torch.inference_mode()
-    def _run(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor | None,
-        attention: Attention,
-        keep: int | torch.Tensor,
-        recurrence: Recurrence | None = None,
-    ) -> torch.Tensor:
-        """The model's forward; logits of the rows `keep`, of the last `keep` rows, or of all rows if it is 0."""
-        ours = {"attention": attention} | ({"recurrence": recurrence} if self._is_recurrent else {})
-        rows = {"input_ids": tokens[None], "position_ids": None if positions is None else positions[None]}
-        with self._injector.inject(ours, positions) as handed:
-            output = self.model(**rows, use_cache=False, logits_to_keep=keep, **handed)
-        return cast(torch.Tensor, output.logits[0])
+    @property
+    def invariant_range(self) -> InvariantRange | None:
+        """If set, a row's logits have the same bits in every step that keeps to it."""
+        return None
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether every row has the same bits beside any others, without an invariant range."""
+        return False
+
+    def draft_depth(self, length: int) -> int:
+        """The depth of the deepest node that a draft may have, after `length` tokens in the cache."""
+        return MAX_NODES
+
+    @property
+    def draft_nodes(self) -> int:
+        """The most nodes that a draft may have."""
+        return MAX_NODES

@@ -29,7 +29,7 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cpu.packing import packed_layers
 from outrider.verify.model.recurrent.states import ROWS
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 
 # The tokens of the first piece. With the root and a path they are 13, which fit into the shortest context that can be set.
 PREFIX = 7
@@ -56,7 +56,7 @@ SAMPLE = (
 ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 
 
-def check_model(runner: ModelRunner, path: str, sample: Sequence[int] = ()) -> None:
+def check_model(runner: TorchRunner, path: str, sample: Sequence[int] = ()) -> None:
     """Raises ModelError if the model does not pass; `path` names it in the message. Takes five forwards of up to 13 rows, and
     four of up to LONG rows for recurrent layers.
 
@@ -112,7 +112,7 @@ class Differences(NamedTuple):
     steps: torch.Tensor  # of the long prompt in steps, and after a cut; [1] zero without recurrent layers
 
 
-def differences(runner: ModelRunner, cache: KVCache, tokens: Sequence[int]) -> Differences:
+def differences(runner: TorchRunner, cache: KVCache, tokens: Sequence[int]) -> Differences:
     """The differences for a text of TEXT_TOKENS tokens."""
     prefix, root, nodes = list(tokens[:PREFIX]), tokens[PREFIX], list(tokens[PREFIX + 1 :])
     first, second = nodes[: DEPTHS[-1]], nodes[:SHARED] + nodes[DEPTHS[-1] :]
@@ -137,7 +137,7 @@ def differences(runner: ModelRunner, cache: KVCache, tokens: Sequence[int]) -> D
     return Differences(difference(first_path, whole[PREFIX:]), of_tree, difference(alone, whole), steps)
 
 
-def _steps(runner: ModelRunner, cache: KVCache, text: list[int]) -> torch.Tensor:
+def _steps(runner: TorchRunner, cache: KVCache, text: list[int]) -> torch.Tensor:
     """The differences of a long prompt's rows from the model's own form for long parts."""
     cache.truncate(0)
     whole = runner.forward(cache, chain(text[:LONG])).to(torch.float32, copy=True)
@@ -151,7 +151,7 @@ def _steps(runner: ModelRunner, cache: KVCache, text: list[int]) -> torch.Tensor
     return difference(torch.cat([*found, again]), torch.cat([whole, whole[start:]]))
 
 
-def sensitivity(runner: ModelRunner, cache: KVCache, tokens: Sequence[int], tolerance: float) -> float:
+def sensitivity(runner: TorchRunner, cache: KVCache, tokens: Sequence[int], tolerance: float) -> float:
     """How far the median row's logits move if embeddings and norms are rounded differently in their last bit.
 
     0 if reading the same text twice gives different logits: then a state is lost, and the movement would be its.
@@ -172,7 +172,7 @@ def sensitivity(runner: ModelRunner, cache: KVCache, tokens: Sequence[int], tole
 
 
 @contextmanager
-def rounded_differently(runner: ModelRunner, text: torch.Tensor, least: float) -> Iterator[None]:
+def rounded_differently(runner: TorchRunner, text: torch.Tensor, least: float) -> Iterator[None]:
     """Multiplies the text's embeddings and the model's vectors of weights by 1 plus or minus their precision, or `least`."""
     ids = text.unique()
     embeddings = runner.model.get_input_embeddings().weight
@@ -203,7 +203,7 @@ def tolerance_of(dtype: torch.dtype) -> float:
     return math.sqrt(max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps))
 
 
-def is_quantized(runner: ModelRunner) -> bool:
+def is_quantized(runner: TorchRunner) -> bool:
     """Whether layers or the cache round to 8 bits: a difference in the last bit of float32 may become one of bfloat16."""
     return runner.cache_shape.coded is not None or any(layer.is_quantized for layer in packed_layers(runner.model))
 
@@ -241,7 +241,7 @@ def draft_tree(nodes: Sequence[int]) -> DraftTree:
     return DraftTree(tokens, parents, depths, np.ones(size, np.float32), np.full(size, Source.NONE, np.uint8))
 
 
-def _suspects(runner: ModelRunner) -> str:
+def _suspects(runner: TorchRunner) -> str:
     """Which layers probably keep a state: the message's subject and verb."""
     types = getattr(runner.model.config.get_text_config(), "layer_types", None) or ()
     others = sorted({kind for kind in types if kind not in ATTENTION})

@@ -1,4 +1,4 @@
-"""Sizes of a model: the longest text that it supports, and the weights that a step reads."""
+"""What a model's configuration says of its texts' length and end, and the weights that a step reads."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ def context_limit(model: PreTrainedModel) -> int:
     config = model.config.get_text_config()
     found = (getattr(config, name, None) for name in CONTEXT_NAMES)
     return next((limit for limit in found if isinstance(limit, int) and limit > 0), UNLIMITED_TOKENS)
+
+
+def end_tokens(model: PreTrainedModel) -> frozenset[int]:
+    """The tokens that end an answer, by the model's generation config."""
+    ids = getattr(model.generation_config, "eos_token_id", None)
+    return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
 
 
 def weight_size(model: PreTrainedModel) -> tuple[int, int]:

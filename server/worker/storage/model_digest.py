@@ -27,7 +27,7 @@ def model_digest(path: str, runner: ModelRunner, revision: str = DEFAULT_REVISIO
     weights = sorted(file for file in folder.glob("*") if file.suffix in (".safetensors", GGUF))
     files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weights]
     shape = runner.cache_shape
-    parts = [LAYOUT, path, folder.name, files, runner.model.config.to_json_string(), str(shape.dtype), shape.device.type]
+    parts = [LAYOUT, path, folder.name, files, runner.description, str(shape.dtype), shape.device.type]
     parts.append(str(shape.stored_dtype))
     parts += [shape.layers, runner.weight_bytes, version("outrider"), torch.__version__]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]

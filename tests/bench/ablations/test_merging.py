@@ -7,7 +7,7 @@ import pytest
 
 from bench.ablations.merging import Merge, RecordingGraphs, divergence, logarithms
 from outrider.drafters.options import DraftGraphOptions
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.drafts import Driven
 from tests.language import ToyModel
 
@@ -26,7 +26,7 @@ def test_the_texts_of_a_merge_have_the_same_ending() -> None:
         assert own[-1] == merged[-1]
 
 
-def test_the_divergence_of_equal_texts_is_none(tiny_runner: ModelRunner) -> None:
+def test_the_divergence_of_equal_texts_is_none(tiny_runner: TorchRunner) -> None:
     first, second = [5, 17, 42], [8, 9, 42]
     assert divergence(tiny_runner, [(first, first)]) == 0.0
     own, merged = (logarithms(tiny_runner, text).numpy() for text in (first, second))

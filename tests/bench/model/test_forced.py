@@ -9,11 +9,11 @@ from bench.model.forced import Recorded, forced_answer, select_fitting
 from bench.plan import BenchError
 from bench.recordings import Line
 from outrider.drafters.registry import Resources
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 
 
 @pytest.mark.parametrize("name", ["none", "lookup", "fusion"])
-def test_a_forced_answer_takes_fewer_steps_with_drafts(tiny_runner: ModelRunner, name: str) -> None:
+def test_a_forced_answer_takes_fewer_steps_with_drafts(tiny_runner: TorchRunner, name: str) -> None:
     answer = np.array([5, 6, 7, 8, 9, 10] * 6, np.int32)
     line = Line(np.array([5, 6, 7, 8, 9, 10, 5], np.int32), answer)
     decoded = forced_answer(tiny_runner, name, Resources(vocabulary=98), line, 16, None)

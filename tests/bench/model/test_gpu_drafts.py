@@ -7,10 +7,10 @@ import pytest
 from bench.model import gpu_drafts
 from bench.model.gpu_drafts import METHODS, speeds
 from outrider.verify.draft_model.runner import DraftRunner
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 
 
-def test_right_guesses_save_steps(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_right_guesses_save_steps(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_drafts, "REPEATS", 1)
     monkeypatch.setattr(gpu_drafts, "PROMPT_TOKENS", 4)
     draft = DraftRunner(tiny_runner, tiny_runner.vocabulary)

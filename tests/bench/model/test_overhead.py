@@ -7,12 +7,12 @@ import pytest
 
 from bench.model import overhead
 from outrider.drafters.interface import Verdict
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.verifier import Verifier
 
 
-def test_every_setting_is_measured(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_is_measured(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overhead, "PROMPT_TOKENS", 20)
     monkeypatch.setattr(overhead, "ROUNDS", 2)
     figures = overhead.step_over_forward(tiny_runner)
@@ -20,7 +20,7 @@ def test_every_setting_is_measured(tiny_runner: ModelRunner, monkeypatch: pytest
     assert all(row["step_over_forward"] > 0 for by in figures.values() for row in by.values())
 
 
-def test_two_nodes_are_accepted(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_nodes_are_accepted(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     accepted = []
 
     class Watched(Verifier):

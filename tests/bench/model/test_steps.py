@@ -11,7 +11,7 @@ from bench.model import overhead, steps
 from bench.model.steps import STEP_NODES, SUMMARY, make_runner, short_rounds, show
 from bench.plan import BenchError
 from outrider.server.settings import Settings
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 
 
 def test_an_unknown_shape_is_reported(exact: Settings) -> None:
@@ -19,7 +19,7 @@ def test_an_unknown_shape_is_reported(exact: Settings) -> None:
         make_runner("huge", exact)
 
 
-def test_a_round_times_the_layers_and_every_step(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_times_the_layers_and_every_step(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "ROUNDS", 2)
     monkeypatch.setattr(steps, "STEP_NODES", (0, 4))
     monkeypatch.setattr(steps, "CONTEXTS", (16,))

@@ -11,7 +11,7 @@ from bench.model import streams
 from bench.model.forced import forced_stream
 from bench.recordings import Line
 from outrider.drafters.registry import Resources
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.stream import Stream
 
 
@@ -20,13 +20,13 @@ def lines(tokens: int) -> list[Line]:
     return [Line(np.array([5, number], np.int32), np.arange(tokens, dtype=np.int32) % 90) for number in range(2)]
 
 
-def stream_of(runner: ModelRunner, line: Line) -> Stream:
+def stream_of(runner: TorchRunner, line: Line) -> Stream:
     return forced_stream(runner, "none", Resources(vocabulary=98), line, 0, None)
 
 
 @pytest.mark.parametrize(("tokens", "is_measured"), [(2, False), (60, True)])
 def test_a_prompt_is_measured_only_beside_answers_that_outlast_it(
-    tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, tokens: int, is_measured: bool
+    tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, tokens: int, is_measured: bool
 ) -> None:
     monkeypatch.setattr(streams, "PROMPT_TOKENS", 40)
     monkeypatch.setattr(streams, "PLAIN_ROUNDS", 3)
@@ -37,7 +37,7 @@ def test_a_prompt_is_measured_only_beside_answers_that_outlast_it(
 
 
 @pytest.mark.parametrize("advance", [streams.together, streams.in_turns])
-def test_all_answers_are_decoded(tiny_runner: ModelRunner, advance: streams.Advance) -> None:
+def test_all_answers_are_decoded(tiny_runner: TorchRunner, advance: streams.Advance) -> None:
     started: list[Line] = []
 
     def start(line: Line) -> Stream:

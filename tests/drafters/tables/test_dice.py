@@ -24,7 +24,7 @@ from outrider.drafters.tables.dice import LUCKY, exponential, lucky_row, new_dic
 from outrider.drafters.tables.suffix import index
 from outrider.drafters.trigram import TrigramDrafter
 from outrider.verify.decode import decode
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling import sampler as sampling
 from outrider.verify.sampling.acceptance import walk
 from outrider.verify.sampling.sampler import Sampler
@@ -122,7 +122,7 @@ def test_paths_stay_probabilities(name: str, seed: int) -> None:
     st.integers(1, 64),
 )
 def test_answers_equal_plain_decoding(
-    tiny_runner: ModelRunner,
+    tiny_runner: TorchRunner,
     name: str,
     temperature: float,
     top_p: float,

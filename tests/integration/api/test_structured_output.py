@@ -143,7 +143,7 @@ class Enforced:
     def __init__(self) -> None:
         self._runner = load_model(LoadOptions(str(models.TARGET), dtype="float32"))
         self._tokenizer = load_tokenizer(str(models.TARGET))
-        self._stops = stop_ids(self._runner.model, self._tokenizer)
+        self._stops = stop_ids(self._runner.stop_tokens, self._tokenizer)
         self._compiler = GrammarCompiler(self._tokenizer, self._runner.vocabulary, self._stops)
 
     def answer(self, grammar: str, seed: int, max_tokens: int = 300) -> str:

@@ -14,7 +14,7 @@ from outrider.server.settings import Settings, load_settings
 from outrider.server.worker.kernels import Kernels
 from outrider.server.worker.loop import Worker
 from outrider.server.worker.runtime import Runtime
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 
 
@@ -31,7 +31,7 @@ class Letters:
         return b"".join(map(self.bytes_of, tokens)).decode()
 
 
-def tiny_runtime(runner: ModelRunner, settings: Settings, stop_ids: frozenset[int] = frozenset()) -> Runtime:
+def tiny_runtime(runner: TorchRunner, settings: Settings, stop_ids: frozenset[int] = frozenset()) -> Runtime:
     """A runtime as `load` returns it, with kernels compiled at first use."""
     kernels = Kernels(settings, background=False)
     kernels.ready = True
@@ -53,7 +53,7 @@ def tiny_runtime(runner: ModelRunner, settings: Settings, stop_ids: frozenset[in
 class Rig:
     """A worker with two slots over the tiny model. Messages from the front end arrive before the next step."""
 
-    def __init__(self, runner: ModelRunner, settings: Mapping[str, Any] | None = None, may_overlap: bool = True) -> None:
+    def __init__(self, runner: TorchRunner, settings: Mapping[str, Any] | None = None, may_overlap: bool = True) -> None:
         given = {"speculation.drafter": "none", "scheduling.max_active": 2, **(settings or {})}
         self.settings = load_settings(None, given)
         self._ours, theirs = socket.socketpair()

@@ -15,7 +15,7 @@ from outrider.server.worker.job import Job, count_sources
 from outrider.server.worker.runtime import Runtime
 from outrider.server.worker.sessions import SessionStore
 from outrider.verify.decode import step
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import ReasoningLimit, SamplingParams
 from tests.server.worker.fakes import Letters, tiny_runtime
 
@@ -24,7 +24,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 @pytest.fixture
-def runtime(tiny_runner: ModelRunner) -> Runtime:
+def runtime(tiny_runner: TorchRunner) -> Runtime:
     return tiny_runtime(tiny_runner, SETTINGS)
 
 

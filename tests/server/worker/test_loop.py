@@ -29,12 +29,12 @@ from outrider.server.worker.storage import session_files
 from outrider.verify.cost import CostCurve, parse
 from outrider.verify.measurement import NODES
 from outrider.verify.model.cache import paging
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.server.worker.fakes import Rig, request
 
 
 @pytest.fixture
-def rig(tiny_runner: ModelRunner) -> Iterator[Rig]:
+def rig(tiny_runner: TorchRunner) -> Iterator[Rig]:
     made = Rig(tiny_runner)
     yield made
     made.close()
@@ -206,7 +206,7 @@ def test_a_request_that_cannot_continue_fails_alone(rig: Rig, monkeypatch: pytes
     assert (len(rig.tokens("d")), len(rig.tokens("e"))) == (4, 4)
 
 
-def test_as_many_requests_as_pay_by_what_steps_take(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_as_many_requests_as_pay_by_what_steps_take(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     """A noisy first measurement allows two; their steps correct the curve, which is saved for the next start."""
     rig = Rig(tiny_runner, {"scheduling.max_active": None})
     runtime = rig.worker._runtime
@@ -225,7 +225,7 @@ def test_as_many_requests_as_pay_by_what_steps_take(tiny_runner: ModelRunner, tm
     rig.close()
 
 
-def test_rounds_of_half_the_requests_alternate(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_of_half_the_requests_alternate(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a device that computes while the host works: the answers are the same, and no request is lost or doubled."""
     rig = Rig(tiny_runner, {"scheduling.max_active": 4})
     rig.worker._runtime.max_active = 4
@@ -288,7 +288,7 @@ def test_a_waiting_request_is_tried_again_after_a_change_only(rig: Rig, monkeypa
 
 
 def test_a_request_that_arrives_stops_the_saving_of_a_session(
-    tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two pages, while the disk is busy with the first. So nobody waits for the rest, and it is saved afterwards."""
     reached, released = threading.Event(), threading.Event()
@@ -318,7 +318,7 @@ def test_a_request_that_arrives_stops_the_saving_of_a_session(
 
 
 def test_a_folder_of_another_user_costs_a_log_line(
-    tiny_runner: ModelRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny_runner: TorchRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tmp_path.chmod(0o777)
     rig = Rig(tiny_runner, {"sessions.folder": str(tmp_path)})

@@ -16,7 +16,7 @@ from outrider.server.worker.storage.session_files import SessionFiles
 from outrider.server.worker.storage.session_format import Fits
 from outrider.verify.decode import decode, finish
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.verifier import Verifier
@@ -27,12 +27,12 @@ LONG = np.arange(3, 93, dtype=np.int32)
 
 
 @pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return ModelRunner(build("qwen3_5", NAME))
+def runner() -> TorchRunner:
+    return TorchRunner(build("qwen3_5", NAME))
 
 
 @pytest.fixture
-def answer(runner: ModelRunner) -> Callable[[SessionStore, Ints], tuple[str, int, Ints]]:
+def answer(runner: TorchRunner) -> Callable[[SessionStore, Ints], tuple[str, int, Ints]]:
     """How the session was found, the reused tokens, and the text with the answer, which is that of a new session."""
 
     def run(store: SessionStore, prompt: Ints) -> tuple[str, int, Ints]:
@@ -52,7 +52,7 @@ def extend(text: Ints, *tokens: int) -> Ints:
 
 
 def test_conversations_continue_and_fork_through_one_slot(
-    runner: ModelRunner, answer: Callable[..., tuple[str, int, Ints]], monkeypatch: pytest.MonkeyPatch
+    runner: TorchRunner, answer: Callable[..., tuple[str, int, Ints]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.verify.model.recurrent.states.SNAPSHOT_TOKENS", 16)
     store = SessionStore(runner, capacity=4, ttl_seconds=60, slots=1, automatic=True)
@@ -64,7 +64,7 @@ def test_conversations_continue_and_fork_through_one_slot(
     assert answer(store, extend(longer, 5))[0] == "continued"
 
 
-def test_states_count_as_memory(runner: ModelRunner, answer: Callable[..., tuple[str, int, Ints]]) -> None:
+def test_states_count_as_memory(runner: TorchRunner, answer: Callable[..., tuple[str, int, Ints]]) -> None:
     shape = runner.cache_shape.recurrent
     assert shape is not None
     room = 2 * (shape.snapshot_bytes + runner.cache_shape.bytes_for(len(LONG) + 6))
@@ -75,7 +75,7 @@ def test_states_count_as_memory(runner: ModelRunner, answer: Callable[..., tuple
 
 
 def test_a_session_outlives_its_store(
-    runner: ModelRunner, answer: Callable[..., tuple[str, int, Ints]], tmp_path: Path
+    runner: TorchRunner, answer: Callable[..., tuple[str, int, Ints]], tmp_path: Path
 ) -> None:
     def store() -> SessionStore:
         files = SessionFiles(tmp_path, "model", 1 << 30, Fits.of(runner))
@@ -101,7 +101,7 @@ def test_a_slot_is_planned_with_its_states() -> None:
 @pytest.mark.parametrize("family", [pytest.param("kimi_linear", marks=pytest.mark.slow), "gemma4"])
 def test_layers_of_several_shapes_are_swapped_and_forked(family: str) -> None:
     """Pages of other layouts hold every plane's rows."""
-    runner = ModelRunner(build(family, NAME))
+    runner = TorchRunner(build(family, NAME))
     session = Verifier(runner, runner.new_cache())
     text = np.concatenate([LONG, np.array(decode(session, NoDrafter(), LONG, OPTIONS).tokens, np.int32)])
     session.swap_in(session.swap_out())

@@ -31,16 +31,17 @@ from outrider.verify.cost import CostCurve
 from outrider.verify.errors import ModelError
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.model import HeadModel
+from outrider.verify.model import backend
 from outrider.verify.model.cache.shape import CacheShape, LayerShape
 from outrider.verify.model.invariant_range import InvariantRange
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.tokenizer import load_tokenizer
 from tests.hub import MODEL, cache_models
 from tests.server.worker.fakes import tiny_runtime
 from tests.verify.heads.checkpoints import save_eagle
 
 
-def test_the_figures_are_those_of_the_models_on_the_targets_device(tiny_runner: ModelRunner) -> None:
+def test_the_figures_are_those_of_the_models_on_the_targets_device(tiny_runner: TorchRunner) -> None:
     (alone,), (pair,) = memory_figures(tiny_runner, None), memory_figures(tiny_runner, tiny_runner)
     assert alone.token_bytes == tiny_runner.cache_shape.bytes_for(1)
     assert pair.token_bytes == 2 * alone.token_bytes
@@ -50,13 +51,13 @@ def test_the_figures_are_those_of_the_models_on_the_targets_device(tiny_runner: 
     assert target.token_bytes == alone.token_bytes
 
 
-def test_each_device_has_figures_of_its_own(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_device_has_figures_of_its_own(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three layers over two devices, of which the second one has the draft model, too."""
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     layer = LayerShape(2, 8, 8)
     shape = CacheShape((layer,) * 3, torch.float32, first, hidden_width=4, homes=(first, second, second))
     draft = cast(Any, SimpleNamespace(cache_shape=CacheShape((layer,), torch.float32, second, hidden_width=2)))
-    target = cast(Any, SimpleNamespace(cache_shape=shape, model_tokens=4096))
+    target = cast(Any, SimpleNamespace(cache_shape=shape, model_tokens=4096, in_pages=True))
     monkeypatch.setattr(runtime, "free_bytes", lambda device: 10**6 * (device.index + 1))
     figures = memory_figures(target, draft)
     row = 2 * (8 + 8) * 4
@@ -67,7 +68,7 @@ def test_each_device_has_figures_of_its_own(tiny_runner: ModelRunner, monkeypatc
 
 
 def test_a_draft_model_is_charged_to_its_own_device(
-    tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The target's plan holds for a draft model on its device; on another one, what that holds."""
     plan = MemoryPlan(4, 100_000, caches=4, pages=1000)
@@ -88,11 +89,11 @@ def test_a_draft_model_is_charged_to_its_own_device(
 
 
 def test_the_models_start_with_the_context_that_fits(
-    tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     started: list[tuple[str, int]] = []
     monkeypatch.setattr(runtime, "plan_devices", lambda *_: MemoryPlan(1, 96, "It is short."))
-    monkeypatch.setattr(runtime, "start_model", lambda _, path, context, *rest, **others: started.append((path, context)))
+    monkeypatch.setattr(backend, "start", lambda _, path, context, *rest, **others: started.append((path, context)))
     settings = load_settings(None, {"model.path": "t", "draft_model.path": "d", "model.threads": 1})
     assert runtime.start_models(tiny_runner, tiny_runner, settings) == 1
     assert started == [("t", 96), ("d", 96)]
@@ -105,7 +106,7 @@ def test_both_models_have_their_revisions(monkeypatch: pytest.MonkeyPatch, tmp_p
     settings = load_settings(None, flags | {"model.device": "cpu", "draft_model.device": "cpu"})
     target = load_target(settings)
     draft = load_draft(settings, load_tokenizer(str(models.TARGET)), target)
-    assert isinstance(draft, ModelRunner)
+    assert isinstance(draft, TorchRunner)
     assert target.weight_bytes > draft.weight_bytes
 
 
@@ -140,14 +141,14 @@ def test_checkpoint_bytes() -> None:
     assert checkpoint_bytes("Qwen/Qwen3-8B") == float("inf")
 
 
-def test_the_budget_of_a_request(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_of_a_request(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     made = tiny_runtime(tiny_runner, load_settings())
     made.curve = CostCurve((0, MAX_NODES), (1,), ((0.1, 0.2),))
     assert made.budget(7) == {"max_nodes": 7, "curve": None}
     assert made.budget("auto") == {"max_nodes": MAX_NODES, "curve": made.curve}
-    monkeypatch.setattr(made.runner, "mode", replace(made.runner.mode, bounds=InvariantRange(1, 72, 1)))
+    monkeypatch.setattr(tiny_runner, "mode", replace(tiny_runner.mode, bounds=InvariantRange(1, 72, 1)))
     assert made.budget(MAX_NODES)["max_nodes"] == MAX_NODES  # on a CPU, more rows are computed in turns
-    monkeypatch.setattr(made.runner, "mode", replace(made.runner.mode, in_pages=True))
+    monkeypatch.setattr(tiny_runner, "mode", replace(tiny_runner.mode, in_pages=True))
     assert made.budget(MAX_NODES)["max_nodes"] == 71
     assert made.budget(7)["max_nodes"] == 7
     assert made.resources_of("anyone") is made.resources
@@ -168,7 +169,7 @@ def test_a_keys_datastore_is_used_only_for_its_requests(tmp_path: Path) -> None:
     assert made.curve is None
 
 
-def test_each_principal_learns_from_its_own_sessions(tiny_runner: ModelRunner) -> None:
+def test_each_principal_learns_from_its_own_sessions(tiny_runner: TorchRunner) -> None:
     settings = load_settings(None, {"sessions.learn": "key"})
     shared, own = load_resources(settings, Tables("f", 100))
     made = replace(tiny_runtime(tiny_runner, settings), resources=shared, own_resources=own, learned=LearnedTexts(100, 100))

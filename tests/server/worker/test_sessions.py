@@ -13,7 +13,7 @@ from outrider.server.worker.sessions import SessionStore
 from outrider.verify import system_memory
 from outrider.verify.decode import decode, step
 from outrider.verify.model.cache import paging
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.verifier import Verifier
@@ -33,7 +33,7 @@ def key(name: str) -> SessionKey:
     return SessionKey("p", name)
 
 
-def test_a_named_session_is_reused_and_an_unnamed_one_is_not(tiny_runner: ModelRunner) -> None:
+def test_a_named_session_is_reused_and_an_unnamed_one_is_not(tiny_runner: TorchRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
     first = store.acquire("p", "a", PROMPT)
     assert first is not None
@@ -46,7 +46,7 @@ def test_a_named_session_is_reused_and_an_unnamed_one_is_not(tiny_runner: ModelR
     assert store.acquire("p", None, PROMPT) is not unnamed
 
 
-def test_the_text_of_a_kept_session_is_learned_after_each_request(tiny_runner: ModelRunner) -> None:
+def test_the_text_of_a_kept_session_is_learned_after_each_request(tiny_runner: TorchRunner) -> None:
     learned: list[tuple[str, SessionKey, list[int]]] = []
     store = SessionStore(tiny_runner, 2, 60, learn=lambda principal, key, text: learned.append((principal, key, text.tolist())))
     for name in ("a", None):
@@ -58,7 +58,7 @@ def test_the_text_of_a_kept_session_is_learned_after_each_request(tiny_runner: M
     assert (principal, session_key, text[:5], len(text)) == ("p", key("a"), PROMPT.tolist(), 7)
 
 
-def test_a_busy_session_cannot_be_acquired(tiny_runner: ModelRunner) -> None:
+def test_a_busy_session_cannot_be_acquired(tiny_runner: TorchRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
     held = store.acquire("p", "a", PROMPT)
     assert held is not None
@@ -67,7 +67,7 @@ def test_a_busy_session_cannot_be_acquired(tiny_runner: ModelRunner) -> None:
     assert store.acquire("p", "a", PROMPT) is held
 
 
-def test_the_least_recently_used_session_is_evicted_first(tiny_runner: ModelRunner) -> None:
+def test_the_least_recently_used_session_is_evicted_first(tiny_runner: TorchRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
     made: dict[str, Session] = {}
     for name in ("a", "b", "a", "c"):
@@ -80,7 +80,7 @@ def test_the_least_recently_used_session_is_evicted_first(tiny_runner: ModelRunn
     assert store.acquire("p", "b", PROMPT) is not made["b"]
 
 
-def test_idle_sessions_expire(tiny_runner: ModelRunner) -> None:
+def test_idle_sessions_expire(tiny_runner: TorchRunner) -> None:
     clock = Clock()
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, clock=clock)
     session = store.acquire("p", "a", PROMPT)
@@ -94,7 +94,7 @@ def test_idle_sessions_expire(tiny_runner: ModelRunner) -> None:
     assert len(store) == 0
 
 
-def test_sessions_do_not_share_drafters_or_caches(tiny_runner: ModelRunner) -> None:
+def test_sessions_do_not_share_drafters_or_caches(tiny_runner: TorchRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
     a, b = store.acquire("p", "a", PROMPT), store.acquire("p", "b", PROMPT)
     assert a is not None and b is not None
@@ -107,7 +107,7 @@ def test_sessions_do_not_share_drafters_or_caches(tiny_runner: ModelRunner) -> N
     assert 0 < store.usage_ratio < 1
 
 
-def test_sessions_that_share_a_slot_keep_their_prefix(tiny_runner: ModelRunner) -> None:
+def test_sessions_that_share_a_slot_keep_their_prefix(tiny_runner: TorchRunner) -> None:
     """Three sessions in one slot: each continues from its prefix, with the tokens of a session that is never swapped out."""
     options = DecodeOptions(SamplingParams(temperature=0), max_tokens=5)
     store = SessionStore(tiny_runner, capacity=3, ttl_seconds=60, slots=1)
@@ -135,7 +135,7 @@ def test_sessions_that_share_a_slot_keep_their_prefix(tiny_runner: ModelRunner) 
         store.release(other)
 
 
-def test_one_principals_sessions_do_not_evict_anothers(tiny_runner: ModelRunner) -> None:
+def test_one_principals_sessions_do_not_evict_anothers(tiny_runner: TorchRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60)
     quiet = store.acquire("quiet", "s", PROMPT)
     assert quiet is not None
@@ -148,7 +148,7 @@ def test_one_principals_sessions_do_not_evict_anothers(tiny_runner: ModelRunner)
     assert store.acquire("quiet", "s", PROMPT) is quiet
 
 
-def test_busy_sessions_of_one_principal_do_not_evict_anothers(tiny_runner: ModelRunner) -> None:
+def test_busy_sessions_of_one_principal_do_not_evict_anothers(tiny_runner: TorchRunner) -> None:
     store = SessionStore(tiny_runner, capacity=4, ttl_seconds=60, slots=12)
     quiet = store.acquire("quiet", "s", PROMPT)
     assert quiet is not None
@@ -163,7 +163,7 @@ def test_busy_sessions_of_one_principal_do_not_evict_anothers(tiny_runner: Model
     assert len(store) == 4 and store.acquire("quiet", "s", PROMPT) is quiet
 
 
-def test_the_rows_of_a_freed_slot_return_to_the_system(tiny_runner: ModelRunner) -> None:
+def test_the_rows_of_a_freed_slot_return_to_the_system(tiny_runner: TorchRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, slots=1)
     session = store.acquire("p", "a", PROMPT)
     assert session is not None
@@ -177,7 +177,7 @@ def test_the_rows_of_a_freed_slot_return_to_the_system(tiny_runner: ModelRunner)
     assert (slot.tensor == 0).float().mean() > 0.4  # whole pages of the system
 
 
-def test_a_session_in_a_slot_has_no_second_copy(tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_in_a_slot_has_no_second_copy(tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paging, "PAGE_TOKENS", 4)
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, slots=1)
     for name in ("a", "b", "a"):
@@ -191,7 +191,7 @@ def test_a_session_in_a_slot_has_no_second_copy(tiny_runner: ModelRunner, monkey
     )
 
 
-def test_a_forgotten_session_frees_its_slot(tiny_runner: ModelRunner) -> None:
+def test_a_forgotten_session_frees_its_slot(tiny_runner: TorchRunner) -> None:
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, slots=1)
     session = store.acquire("p", "a", PROMPT)
     assert session is not None
@@ -204,7 +204,7 @@ def test_a_forgotten_session_frees_its_slot(tiny_runner: ModelRunner) -> None:
     assert store.acquire("p", None, PROMPT) is not None
 
 
-def test_the_slot_of_a_paused_request_serves_others(tiny_runner: ModelRunner) -> None:
+def test_the_slot_of_a_paused_request_serves_others(tiny_runner: TorchRunner) -> None:
     """The paused answer continues with the tokens that it would have had without the pause."""
     options, text = DecodeOptions(SamplingParams(temperature=0), max_tokens=8), np.arange(3, 15, dtype=np.int32)
     expected = decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), text, options).tokens
@@ -227,11 +227,11 @@ def test_the_slot_of_a_paused_request_serves_others(tiny_runner: ModelRunner) ->
         store.release(session)
 
 
-def token_bytes(runner: ModelRunner) -> int:
+def token_bytes(runner: TorchRunner) -> int:
     return runner.cache_shape.bytes_for(1)
 
 
-def test_paused_streams_of_one_principal_take_no_more_than_its_share(tiny_runner: ModelRunner) -> None:
+def test_paused_streams_of_one_principal_take_no_more_than_its_share(tiny_runner: TorchRunner) -> None:
     """Rows beyond it are dropped and read again; the answers and the other principal's session stay as they are."""
     options, quiet_text = DecodeOptions(SamplingParams(temperature=0), max_tokens=8), np.arange(20, dtype=np.int32)
     texts = [np.arange(start, start + 30, dtype=np.int32) for start in (2, 20, 40, 60)]
@@ -266,7 +266,7 @@ def test_paused_streams_of_one_principal_take_no_more_than_its_share(tiny_runner
 
 
 def test_all_rows_fit_the_memory_of_a_container(
-    tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under a small control group: slots, swapped-out pages and paused requests of several principals share one budget."""
     monkeypatch.setattr(paging, "PAGE_TOKENS", 8)

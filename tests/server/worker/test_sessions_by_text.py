@@ -20,7 +20,7 @@ from outrider.server.worker.sessions import SessionStore
 from outrider.verify.decode import decode, finish, step
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.paging import distinct_rows
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.round import run_round
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
@@ -49,7 +49,7 @@ class Automatic:
 
     options = DecodeOptions(SamplingParams(temperature=0), max_tokens=6)
 
-    def __init__(self, runner: ModelRunner, **options: Any) -> None:
+    def __init__(self, runner: TorchRunner, **options: Any) -> None:
         self.runner = runner
         self.store = SessionStore(runner, **{"capacity": 4, "ttl_seconds": 60, "automatic": True, **options})
 
@@ -79,7 +79,7 @@ def extend(text: Ints, *tokens: int) -> Ints:
 LONG = np.arange(64, dtype=np.int32) % 90
 
 
-def test_a_conversation_continues_without_an_id(tiny_runner: ModelRunner) -> None:
+def test_a_conversation_continues_without_an_id(tiny_runner: TorchRunner) -> None:
     rig = Automatic(tiny_runner)
     reuse, reused, text = rig.answer(LONG)
     assert (reuse, reused) == ("new", 0)
@@ -91,7 +91,7 @@ def test_a_conversation_continues_without_an_id(tiny_runner: ModelRunner) -> Non
     assert rig.answer(extend(text, 1), principal="another")[:2] == ("new", 0)
 
 
-def test_a_prompt_that_leaves_the_text_early_forks_it(tiny_runner: ModelRunner) -> None:
+def test_a_prompt_that_leaves_the_text_early_forks_it(tiny_runner: TorchRunner) -> None:
     """A shared beginning, an edited turn and a repeated prompt leave the first conversation as it is."""
     rig = Automatic(tiny_runner)
     _, _, text = rig.answer(LONG)
@@ -102,14 +102,14 @@ def test_a_prompt_that_leaves_the_text_early_forks_it(tiny_runner: ModelRunner) 
     assert reuse == "continued" and reused >= len(text) - 1
 
 
-def test_an_answer_that_the_template_renders_differently_continues_its_conversation(tiny_runner: ModelRunner) -> None:
+def test_an_answer_that_the_template_renders_differently_continues_its_conversation(tiny_runner: TorchRunner) -> None:
     rig = Automatic(tiny_runner)
     rig.answer(LONG)
     assert rig.answer(extend(LONG[:-2], 1, 1, 1, 1, 1))[:2] == ("continued", len(LONG) - 2)
     assert len(rig.store) == 1
 
 
-def test_requests_that_share_a_beginning_read_it_once(tiny_runner: ModelRunner) -> None:
+def test_requests_that_share_a_beginning_read_it_once(tiny_runner: TorchRunner) -> None:
     rig = Automatic(tiny_runner, slots=3)
     first = rig.acquire(LONG)
     stream = Stream(first.verifier, NoDrafter(), LONG, rig.options)
@@ -123,7 +123,7 @@ def test_requests_that_share_a_beginning_read_it_once(tiny_runner: ModelRunner) 
     assert first.verifier.committed_rows >= len(LONG)
 
 
-def test_a_fork_of_a_swapped_out_session_and_of_its_drafters(tiny_runner: ModelRunner) -> None:
+def test_a_fork_of_a_swapped_out_session_and_of_its_drafters(tiny_runner: TorchRunner) -> None:
     rig = Automatic(tiny_runner, slots=1)
     rig.answer(LONG)
     other = rig.acquire(np.full(64, 5, np.int32))  # takes the only slot
@@ -135,7 +135,7 @@ def test_a_fork_of_a_swapped_out_session_and_of_its_drafters(tiny_runner: ModelR
     assert source.verifier.sequence is not fork.verifier.sequence
 
 
-def test_sessions_are_evicted_by_memory(tiny_runner: ModelRunner) -> None:
+def test_sessions_are_evicted_by_memory(tiny_runner: TorchRunner) -> None:
     rig = Automatic(tiny_runner, capacity=10, kv_bytes=tiny_runner.cache_shape.bytes_for(200))
     for token in (1, 2, 3, 4):
         rig.answer(np.full(64, token, np.int32))
@@ -148,7 +148,7 @@ def test_sub_agents_count_their_prefix_once(tiny_config: LlamaConfig) -> None:
     """Four conversations that share 6,000 tokens fit where one of them fits, and each goes on."""
     config = copy.deepcopy(tiny_config)
     config.max_position_embeddings = 8192
-    runner = ModelRunner(LlamaForCausalLM(config))
+    runner = TorchRunner(LlamaForCausalLM(config))
     prefix, bound = np.arange(6000, dtype=np.int32) % 90, runner.cache_shape.bytes_for(6500)
     store = SessionStore(runner, capacity=9, ttl_seconds=60, slots=2, automatic=True, kv_bytes=bound)
     texts = [extend(prefix, *[number] * 64) for number in range(4)]
@@ -166,7 +166,7 @@ def test_sub_agents_count_their_prefix_once(tiny_config: LlamaConfig) -> None:
     assert 6000 <= distinct_rows(swapped) <= 6000 + 4 * (64 + 2 * 8 + paging.PAGE_TOKENS)
 
 
-def test_an_evicted_session_frees_what_it_alone_holds(tiny_runner: ModelRunner) -> None:
+def test_an_evicted_session_frees_what_it_alone_holds(tiny_runner: TorchRunner) -> None:
     rig = Automatic(tiny_runner, slots=1)
     rig.answer(LONG)
     rig.answer(extend(LONG[:40], *[5] * 20))
@@ -183,7 +183,7 @@ def test_an_evicted_session_frees_what_it_alone_holds(tiny_runner: ModelRunner) 
     assert not any(rows() is not None for rows in held)
 
 
-def test_the_principal_with_the_most_bytes_gives_way(tiny_runner: ModelRunner) -> None:
+def test_the_principal_with_the_most_bytes_gives_way(tiny_runner: TorchRunner) -> None:
     """A long session of one principal does not evict the short ones of another, though they are more."""
     rig = Automatic(tiny_runner, capacity=10, kv_bytes=tiny_runner.cache_shape.bytes_for(250))
     for token in (1, 2, 3):
@@ -196,7 +196,7 @@ def test_the_principal_with_the_most_bytes_gives_way(tiny_runner: ModelRunner) -
 @pytest.mark.slow
 @given(st.data())
 @settings(max_examples=25)
-def test_answers_do_not_depend_on_reuse(tiny_runner: ModelRunner, data: st.DataObject) -> None:
+def test_answers_do_not_depend_on_reuse(tiny_runner: TorchRunner, data: st.DataObject) -> None:
     """Random edits, forks, repeats and continuations: every answer is that of a fresh session (checked by `answer`)."""
     rig = Automatic(tiny_runner, slots=2, capacity=3)
     texts = [LONG]
@@ -208,7 +208,7 @@ def test_answers_do_not_depend_on_reuse(tiny_runner: ModelRunner, data: st.DataO
         texts.append(rig.answer(prompt, principal, drafter_name=drafter)[2])
 
 
-def test_a_request_that_waits_for_a_shared_beginning_knows_when_it_is_read(tiny_runner: ModelRunner) -> None:
+def test_a_request_that_waits_for_a_shared_beginning_knows_when_it_is_read(tiny_runner: TorchRunner) -> None:
     store = SessionStore(tiny_runner, capacity=4, ttl_seconds=60, automatic=True)
     text = np.arange(60, dtype=np.int32)
     first = store.acquire("p", None, text)

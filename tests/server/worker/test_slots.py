@@ -8,7 +8,7 @@ from outrider.server.worker.session import Session
 from outrider.server.worker.slots import Slots
 from outrider.verify.decode import decode
 from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -16,7 +16,7 @@ from outrider.verify.verifier import Verifier
 PROMPT = np.arange(5, dtype=np.int32)
 
 
-def session_with(runner: ModelRunner, slot: KVCache | None) -> Session:
+def session_with(runner: TorchRunner, slot: KVCache | None) -> Session:
     """A session that has answered a request in this slot."""
     assert slot is not None
     session = Session(Verifier(runner, slot))
@@ -24,7 +24,7 @@ def session_with(runner: ModelRunner, slot: KVCache | None) -> Session:
     return session
 
 
-def test_the_first_session_loses_its_slot_and_gets_another_one(tiny_runner: ModelRunner) -> None:
+def test_the_first_session_loses_its_slot_and_gets_another_one(tiny_runner: TorchRunner) -> None:
     sessions: list[Session] = []
     slots = Slots(tiny_runner, 2, lambda: sessions)
     sessions += [session_with(tiny_runner, slots.take()) for _ in range(2)]
@@ -39,7 +39,7 @@ def test_the_first_session_loses_its_slot_and_gets_another_one(tiny_runner: Mode
     assert slots.free == 0
 
 
-def test_without_a_session_to_swap_out_there_is_no_slot(tiny_runner: ModelRunner) -> None:
+def test_without_a_session_to_swap_out_there_is_no_slot(tiny_runner: TorchRunner) -> None:
     slots = Slots(tiny_runner, 1, list)
     session = session_with(tiny_runner, slots.take())
     assert slots.take() is None
@@ -48,7 +48,7 @@ def test_without_a_session_to_swap_out_there_is_no_slot(tiny_runner: ModelRunner
     assert session.verifier.is_swapped_out
 
 
-def test_a_slot_is_free_again_if_rows_cannot_be_copied_to_it(tiny_runner: ModelRunner) -> None:
+def test_a_slot_is_free_again_if_rows_cannot_be_copied_to_it(tiny_runner: TorchRunner) -> None:
     slots = Slots(tiny_runner, 1, list)
     session = session_with(tiny_runner, tiny_runner.new_cache())
     slot = slots.take()

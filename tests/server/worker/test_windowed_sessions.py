@@ -19,7 +19,7 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cache import paging, windows
 from outrider.verify.model.cache.paging import distinct_bytes
 from outrider.verify.model.loading import prepare
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.verifier import Verifier
@@ -40,19 +40,19 @@ def small_pages() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=["mistral", "gpt_oss"])
-def runner(request: pytest.FixtureRequest) -> ModelRunner:
+def runner(request: pytest.FixtureRequest) -> TorchRunner:
     """All layers with a window, or half of them."""
     model = make(request.param, NAME)
     prepare(model, None)
-    return ModelRunner(model)
+    return TorchRunner(model)
 
 
-def store_of(runner: ModelRunner, folder: Path, slots: int = 1) -> SessionStore:
+def store_of(runner: TorchRunner, folder: Path, slots: int = 1) -> SessionStore:
     files = SessionFiles(folder, "model", 1 << 30, Fits.of(runner))
     return SessionStore(runner, capacity=4, ttl_seconds=60, slots=slots, automatic=True, files=files)
 
 
-def answer(runner: ModelRunner, store: SessionStore, prompt: Ints, chunk: int = 16) -> tuple[str, int, Ints]:
+def answer(runner: TorchRunner, store: SessionStore, prompt: Ints, chunk: int = 16) -> tuple[str, int, Ints]:
     """How the session was found, the reused tokens, and the text with the answer, which is that of a new session."""
     session = store.acquire("p", None, prompt)
     assert session is not None
@@ -69,7 +69,7 @@ def extend(text: Ints, *tokens: int) -> Ints:
     return np.concatenate([text, np.array(tokens, np.int32)])
 
 
-def test_sessions_continue_and_fork_after_releases(runner: ModelRunner, tmp_path: Path) -> None:
+def test_sessions_continue_and_fork_after_releases(runner: TorchRunner, tmp_path: Path) -> None:
     store = store_of(runner, tmp_path)
     _, _, text = answer(runner, store, LONG)
     assert answer(runner, store, extend(LONG[:70], 9, 9))[:2] == ("forked", 64)  # the end of a window that is kept
@@ -78,7 +78,7 @@ def test_sessions_continue_and_fork_after_releases(runner: ModelRunner, tmp_path
     assert answer(runner, store, extend(text, 9, 9))[:2] == ("continued", len(text) - 1)
 
 
-def test_a_file_has_no_rows_that_were_released(runner: ModelRunner, tmp_path: Path) -> None:
+def test_a_file_has_no_rows_that_were_released(runner: TorchRunner, tmp_path: Path) -> None:
     first, shape = store_of(runner, tmp_path), runner.cache_shape
     _, _, text = answer(runner, first, LONG)
     first.save_all(60)

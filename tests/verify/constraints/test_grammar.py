@@ -21,7 +21,7 @@ from outrider.drafters.registry import Resources, make
 from outrider.verify.constraints.grammar import MASKS_SECONDS, MAX_CACHED_GRAMMARS, SLOW_ROOTS, GrammarCompiler, GrammarError
 from outrider.verify.decode import decode, step
 from outrider.verify.model.loading import LoadOptions, load_model
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.verifier import Verifier
@@ -99,13 +99,13 @@ def test_the_cache_is_bounded() -> None:
 
 
 @pytest.fixture(scope="module")
-def runner() -> ModelRunner:
+def runner() -> TorchRunner:
     return load_model(LoadOptions(str(models.TARGET), dtype="float32"))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("penalty", [0.0, 1.5])
-def test_drafting_is_lossless_under_a_grammar(runner: ModelRunner, temperature: float, penalty: float) -> None:
+def test_drafting_is_lossless_under_a_grammar(runner: TorchRunner, temperature: float, penalty: float) -> None:
     compiler = GrammarCompiler(TOKENIZER, runner.vocabulary, [STOP])
     prompt = np.array(ids("def person():\n    return "), np.int32)
     for seed in range(4):
@@ -122,7 +122,7 @@ def test_drafting_is_lossless_under_a_grammar(runner: ModelRunner, temperature: 
             assert found.finish == plain.finish == "stop"
 
 
-def test_lookahead_refines_under_a_grammar(runner: ModelRunner) -> None:
+def test_lookahead_refines_under_a_grammar(runner: TorchRunner) -> None:
     compiler = GrammarCompiler(TOKENIZER, runner.vocabulary, [STOP])
     grammar = LLMatcher.grammar_from_regex(r"[a-zA-Z_0-9 ():=.,\n]{60,90}")
     prompt = np.array(ids("class Reader:\n    def read(self):\n"), np.int32)
@@ -139,7 +139,7 @@ def test_lookahead_refines_under_a_grammar(runner: ModelRunner) -> None:
     assert levels > 1
 
 
-def test_a_grammar_overrides_rules_that_exclude_all_its_tokens(runner: ModelRunner) -> None:
+def test_a_grammar_overrides_rules_that_exclude_all_its_tokens(runner: TorchRunner) -> None:
     compiler = GrammarCompiler(TOKENIZER, runner.vocabulary, [STOP])
     letter = ids("a")[0]
     params = SamplingParams(temperature=0, logit_bias={letter: -math.inf}, min_tokens=5)

@@ -33,6 +33,7 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -47,7 +48,7 @@ EAGER = Options(
 )
 
 
-def close_relative(runner: ModelRunner, config: LlamaConfig, vocabulary: int = 97) -> ModelRunner:
+def close_relative(runner: TorchRunner, config: LlamaConfig, vocabulary: int = 97) -> TorchRunner:
     """A copy of the runner's model with noise added to the weights and another vocabulary size."""
     torch.manual_seed(1)
     changed = LlamaConfig(**{**config.to_dict(), "vocab_size": vocabulary})
@@ -58,7 +59,7 @@ def close_relative(runner: ModelRunner, config: LlamaConfig, vocabulary: int = 9
         for name, parameter in model.named_parameters():
             size = min(len(parameter), len(originals[name]))
             parameter[:size] = originals[name][:size] + 0.02 * torch.randn_like(parameter[:size])
-    return ModelRunner(model)
+    return TorchRunner(model)
 
 
 class Driven:
@@ -81,7 +82,7 @@ class Driven:
 
 
 @pytest.fixture(scope="module", params=[97, 80, 128], ids=lambda size: f"vocabulary {size}")
-def draft(request: pytest.FixtureRequest, tiny_runner: ModelRunner, tiny_config: LlamaConfig) -> DraftRunner:
+def draft(request: pytest.FixtureRequest, tiny_runner: TorchRunner, tiny_config: LlamaConfig) -> DraftRunner:
     return DraftRunner(close_relative(tiny_runner, tiny_config, request.param), tiny_runner.vocabulary)
 
 
@@ -105,9 +106,9 @@ def test_incremental_rows_equal_one_forward(tiny_config: LlamaConfig, window: in
 
         config = MistralConfig(**{**tiny_config.to_dict(), "model_type": "mistral", "sliding_window": window})
         config._attn_implementation = tiny_config._attn_implementation
-        runner = ModelRunner(MistralForCausalLM(config), traced=True)
+        runner = TorchRunner(MistralForCausalLM(config), traced=True)
     else:
-        runner = ModelRunner(LlamaForCausalLM(tiny_config), traced=True)
+        runner = TorchRunner(LlamaForCausalLM(tiny_config), traced=True)
     tokens, depths = torch.tensor([5, 6, 7, 8, 9, 10]), torch.tensor([0, 1, 1, 2, 2, 3])
     ancestors = torch.eye(6, dtype=torch.bool)
     for row, parent in ((1, 0), (2, 0), (3, 1), (4, 2), (5, 4)):
@@ -187,7 +188,7 @@ def test_the_next_request_reads_only_new_tokens(draft: DraftRunner, monkeypatch:
     assert sum(rows) == 3
 
 
-def test_an_evicted_cache_is_filled_again(tiny_runner: ModelRunner) -> None:
+def test_an_evicted_cache_is_filled_again(tiny_runner: TorchRunner) -> None:
     shared = DraftRunner(tiny_runner, tiny_runner.vocabulary, slots=1)
     one, other = Driven(shared.session()), Driven(shared.session())
     one.begin(PROMPT)
@@ -198,7 +199,7 @@ def test_an_evicted_cache_is_filled_again(tiny_runner: ModelRunner) -> None:
     assert one.root(3).tokens.tolist() == expected.tokens.tolist()
 
 
-def test_shared_noise_samples_the_targets_tokens(tiny_runner: ModelRunner) -> None:
+def test_shared_noise_samples_the_targets_tokens(tiny_runner: TorchRunner) -> None:
     """Sampling, a draft model equal to the target is never rejected: equal distributions give equal samples."""
     shared = DraftRunner(tiny_runner, tiny_runner.vocabulary)
     drafter = make("draft", Resources(EAGER, model=shared.session))
@@ -210,7 +211,7 @@ def test_shared_noise_samples_the_targets_tokens(tiny_runner: ModelRunner) -> No
 @pytest.mark.parametrize("name", NEED_A_MODEL)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_answers_equal_plain_decoding(
-    draft: DraftRunner, tiny_runner: ModelRunner, name: DrafterName, temperature: float
+    draft: DraftRunner, tiny_runner: TorchRunner, name: DrafterName, temperature: float
 ) -> None:
     resources = Resources(EAGER, model=draft.session)
     drafter, plain, drafted = make(name, resources), *(Verifier(tiny_runner, tiny_runner.new_cache()) for _ in range(2))
@@ -249,7 +250,7 @@ def test_answers_equal_plain_decoding_for_any_request(
 
 
 @lru_cache
-def random_pair() -> tuple[ModelRunner, DraftRunner]:
+def random_pair() -> tuple[TorchRunner, DraftRunner]:
     """A random target and an unrelated random draft model with another vocabulary."""
     runners = []
     for seed, vocabulary, layers in ((3, 97, 2), (4, 110, 1)):
@@ -257,15 +258,15 @@ def random_pair() -> tuple[ModelRunner, DraftRunner]:
         sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
         config = LlamaConfig(vocab_size=vocabulary, num_hidden_layers=layers, max_position_embeddings=96, **sizes)
         config._attn_implementation = NAME
-        runners.append(ModelRunner(LlamaForCausalLM(config)))
+        runners.append(TorchRunner(LlamaForCausalLM(config)))
     return runners[0], DraftRunner(runners[1], 97)
 
 
 @pytest.mark.parametrize("name", NEED_A_MODEL)
 def test_decoding_continues_beyond_the_draft_models_context(
-    tiny_runner: ModelRunner, tiny_config: LlamaConfig, name: DrafterName
+    tiny_runner: TorchRunner, tiny_config: LlamaConfig, name: DrafterName
 ) -> None:
-    short = ModelRunner(close_relative(tiny_runner, tiny_config).model, 40)
+    short = TorchRunner(close_relative(tiny_runner, tiny_config).model, 40)
     resources = Resources(EAGER, model=DraftRunner(short, tiny_runner.vocabulary).session)
     options = DecodeOptions(SamplingParams(temperature=0), 1000)
     expected = decode(Verifier(tiny_runner, tiny_runner.new_cache()), NoDrafter(), PROMPT, options)
@@ -275,7 +276,7 @@ def test_decoding_continues_beyond_the_draft_models_context(
 
 
 @pytest.mark.parametrize("name", NEED_A_MODEL)
-def test_rejection_is_reproducible_and_respects_top_k(tiny_runner: ModelRunner, draft: DraftRunner, name: DrafterName) -> None:
+def test_rejection_is_reproducible_and_respects_top_k(tiny_runner: TorchRunner, draft: DraftRunner, name: DrafterName) -> None:
     resources = Resources(EAGER, model=draft.session)
     params = SamplingParams(temperature=1.0, seed=2, rule="rejection")
 
@@ -290,7 +291,7 @@ def test_rejection_is_reproducible_and_respects_top_k(tiny_runner: ModelRunner, 
     assert answer(replace(params, top_k=1)) == plain
 
 
-def test_a_token_outside_the_vocabulary_ends_drafting(tiny_runner: ModelRunner, tiny_config: LlamaConfig) -> None:
+def test_a_token_outside_the_vocabulary_ends_drafting(tiny_runner: TorchRunner, tiny_config: LlamaConfig) -> None:
     session = Driven(SessionDraft(DraftRunner(close_relative(tiny_runner, tiny_config, 80), 97)))
     session.begin(np.array([5, 90], np.int32))
     assert session.space == 0
@@ -331,7 +332,7 @@ def test_no_float_of_a_request_gives_a_token_beyond_the_vocabulary(
 @pytest.mark.parametrize("rule", ["keyed", "rejection"])
 @pytest.mark.parametrize("only", [0, 41, 96])
 def test_a_grammars_only_token_is_emitted_at_any_float(
-    tiny_runner: ModelRunner, rule: Literal["keyed", "rejection"], only: int
+    tiny_runner: TorchRunner, rule: Literal["keyed", "rejection"], only: int
 ) -> None:
     allowed = np.zeros((3, 97), np.bool_)
     allowed[:, only] = True

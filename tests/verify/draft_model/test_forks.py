@@ -10,7 +10,7 @@ from outrider.drafters.options import NEED_A_MODEL, DrafterName
 from outrider.drafters.registry import Resources, clone, make
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -20,7 +20,7 @@ from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, close_relat
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("name", NEED_A_MODEL)
 def test_a_fork_reads_only_new_tokens(
-    tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, name: DrafterName, slots: int
+    tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, name: DrafterName, slots: int
 ) -> None:
     """Both go on as if the other were not there. With one cache for both, the fork reads its text."""
     shared = DraftRunner(close_relative(tiny_runner, tiny_runner.model.config), tiny_runner.vocabulary, slots)
@@ -40,7 +40,7 @@ def test_a_fork_reads_only_new_tokens(
         assert rows[0] < 8
 
 
-def test_the_cache_of_a_session_that_has_ended_is_used_first(tiny_runner: ModelRunner) -> None:
+def test_the_cache_of_a_session_that_has_ended_is_used_first(tiny_runner: TorchRunner) -> None:
     shared = DraftRunner(tiny_runner, tiny_runner.vocabulary, slots=2)
     kept, ended = shared.session(), shared.session()
     rows = [shared.cache_for(session) for session in (kept, ended)]

@@ -16,8 +16,8 @@ from outrider.drafters.sequence import Sequence
 from outrider.verify.decode import finish
 from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.session import SessionDraft
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.verifier import Verifier
@@ -26,7 +26,7 @@ from tests.verify.draft_model.test_draft_model import EAGER, PROMPT, close_relat
 
 
 @pytest.fixture
-def draft(tiny_runner: ModelRunner) -> DraftRunner:
+def draft(tiny_runner: TorchRunner) -> DraftRunner:
     return DraftRunner(close_relative(tiny_runner, tiny_runner.model.config), tiny_runner.vocabulary, slots=4)
 
 
@@ -112,7 +112,7 @@ def test_work_that_raises_does_not_stop_the_others(draft: DraftRunner) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_streams_with_a_draft_model_get_the_answers_of_each_alone(
-    draft: DraftRunner, sizes: list[int], tiny_runner: ModelRunner, temperature: float
+    draft: DraftRunner, sizes: list[int], tiny_runner: TorchRunner, temperature: float
 ) -> None:
     names: list[DrafterName] = ["draft", "draft-tree", "fusion", "pearl"]
     resources = Resources(EAGER, model=draft.session)
@@ -146,7 +146,7 @@ def test_one_thread_works_at_a_time(draft: DraftRunner) -> None:
     assert most == 1
 
 
-def test_a_session_whose_cache_was_taken_reads_its_text_again(tiny_runner: ModelRunner) -> None:
+def test_a_session_whose_cache_was_taken_reads_its_text_again(tiny_runner: TorchRunner) -> None:
     shared = DraftRunner(close_relative(tiny_runner, tiny_runner.model.config), tiny_runner.vocabulary, slots=1)
     first, text = shared.session(), Sequence()
     text.begin(np.array([3, 5, 7], np.int32))
@@ -160,7 +160,7 @@ def test_a_session_whose_cache_was_taken_reads_its_text_again(tiny_runner: Model
     assert first.root(5).tokens.tolist() == expected.tolist()
 
 
-def test_a_cache_that_is_being_read_is_taken_without_the_lock(tiny_runner: ModelRunner) -> None:
+def test_a_cache_that_is_being_read_is_taken_without_the_lock(tiny_runner: TorchRunner) -> None:
     """The draft model's thread may need a cache before it gets to the reading that is waited for."""
     shared = DraftRunner(close_relative(tiny_runner, tiny_runner.model.config), tiny_runner.vocabulary, slots=2)
     busy, reading = started(shared, [3, 5]), shared.session()

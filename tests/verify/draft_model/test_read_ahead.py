@@ -10,12 +10,12 @@ import pytest
 from outrider.drafters.interface import Ints
 from outrider.drafters.sequence import Sequence
 from outrider.verify.draft_model.runner import DraftRunner
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.draft_model.test_draft_model import close_relative
 
 
 def test_a_prompt_is_read_ahead_and_any_use_of_the_model_ends_that(
-    tiny_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+    tiny_runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.verify.draft_model.session.READ_AHEAD_TOKENS", 8)
     monkeypatch.setattr("outrider.verify.draft_model.session.UNREAD_TOKENS", 4)

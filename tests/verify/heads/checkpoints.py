@@ -17,7 +17,7 @@ from outrider.verify.heads.model import HeadModel
 from outrider.verify.heads.networks import Eagle3Head, EagleHead
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.loading import LoadOptions, load_weights
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import FAMILIES, SIZES, random_model
 
 KINDS = ("eagle", "eagle3", "mtp")
@@ -104,7 +104,7 @@ def save_head(folder: Path, weights: dict[str, torch.Tensor], names: dict[str, A
     return folder
 
 
-def load_pair(folder: Path, kind: str, family: str = "qwen3_5", traced: bool = False) -> tuple[ModelRunner, HeadModel]:
+def load_pair(folder: Path, kind: str, family: str = "qwen3_5", traced: bool = False) -> tuple[TorchRunner, HeadModel]:
     """A started target with a head of this kind; the family is that of a target with an MTP layer."""
     is_mtp = kind == "mtp"
     path = folder / (family if is_mtp else "target")

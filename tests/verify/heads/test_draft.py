@@ -21,7 +21,7 @@ from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.model import HeadCache, HeadModel
 from outrider.verify.model.loading import LoadOptions, load_weights
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.tokenizer import load_tokenizer
@@ -30,7 +30,7 @@ from tests.verify.draft_model.test_draft_model import EAGER, PROMPT
 from tests.verify.heads.checkpoints import KINDS, load_pair
 
 GREEDY = SamplingParams(temperature=0)
-Pair = tuple[ModelRunner, HeadModel]
+Pair = tuple[TorchRunner, HeadModel]
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +48,11 @@ def eagle(pairs: dict[str, Pair]) -> Pair:
     return pairs["eagle"]
 
 
-def verifier_of(target: ModelRunner) -> Verifier:
+def verifier_of(target: TorchRunner) -> Verifier:
     return Verifier(target, target.new_cache())
 
 
-def answer(target: ModelRunner, prompt: Ints, params: SamplingParams = GREEDY, tokens: int = 16) -> list[int]:
+def answer(target: TorchRunner, prompt: Ints, params: SamplingParams = GREEDY, tokens: int = 16) -> list[int]:
     return decode(verifier_of(target), NoDrafter(), prompt, DecodeOptions(params, tokens)).tokens
 
 
@@ -70,7 +70,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, head: HeadModel) -> list[int]:
 
 
 @torch.inference_mode()
-def reference(target: ModelRunner, head: HeadModel, text: list[int], drafted: int) -> torch.Tensor:
+def reference(target: TorchRunner, head: HeadModel, text: list[int], drafted: int) -> torch.Tensor:
     """The logits after a text by transformers' own attention, [V]. Its last `drafted` tokens read the head's own states."""
     model, network = cast(Any, target.model), cast(Any, head.head)
     verifier, known = verifier_of(target), len(text) - drafted

@@ -14,7 +14,7 @@ from outrider.verify.errors import ModelError
 from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.networks import Eagle3Head, EagleHead, MtpHead
 from outrider.verify.model.loading import LoadOptions, load_weights
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.hub import MODEL, cache_models
 from tests.verify.heads.checkpoints import (
     DRAFT_VOCABULARY,
@@ -26,12 +26,12 @@ from tests.verify.heads.checkpoints import (
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+def target(tmp_path_factory: pytest.TempPathFactory) -> TorchRunner:
     path = save_target(tmp_path_factory.mktemp("target"))
     return load_weights(LoadOptions(str(path), dtype="float32", device="cpu"))
 
 
-def test_a_model_is_no_head(target: ModelRunner, tmp_path: Path) -> None:
+def test_a_model_is_no_head(target: TorchRunner, tmp_path: Path) -> None:
     assert load_head(str(models.DRAFT), target) is None
     single = save_eagle(tmp_path)
     weights = torch.load(single / "pytorch_model.bin")
@@ -39,7 +39,7 @@ def test_a_model_is_no_head(target: ModelRunner, tmp_path: Path) -> None:
     assert load_head(str(single), target) is None  # a model of one layer
 
 
-def test_eagle_in_both_file_formats(target: ModelRunner, tmp_path: Path) -> None:
+def test_eagle_in_both_file_formats(target: TorchRunner, tmp_path: Path) -> None:
     folder = save_eagle(tmp_path)
     found = load_head(str(folder), target, pack=False)
     assert found is not None and isinstance(found.head, EagleHead)
@@ -52,7 +52,7 @@ def test_eagle_in_both_file_formats(target: ModelRunner, tmp_path: Path) -> None
     assert torch.equal(again.head.fc.weight, found.head.fc.weight)
 
 
-def test_eagle_3_has_its_own_vocabulary_and_reads_three_layers(target: ModelRunner, tmp_path: Path) -> None:
+def test_eagle_3_has_its_own_vocabulary_and_reads_three_layers(target: TorchRunner, tmp_path: Path) -> None:
     found = load_head(str(save_eagle3(tmp_path)), target)
     assert found is not None and isinstance(found.head, Eagle3Head)
     assert found.head.layers_read == (2, 3, 3)
@@ -88,7 +88,7 @@ def test_an_mtp_layer_comes_from_the_targets_revision(tmp_path: Path, monkeypatc
     assert target.model.config.name_or_path == MODEL
 
 
-def test_what_cannot_be_loaded_is_named(target: ModelRunner, tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_is_named(target: TorchRunner, tmp_path: Path) -> None:
     def refuse(folder: Path, **config: object) -> str:
         path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | config))

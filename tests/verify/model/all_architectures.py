@@ -29,7 +29,7 @@ from outrider.drafters.interface import DraftTree
 from outrider.verify.errors import ModelError, first_sentence
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.loading import LoadOptions, load_model
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 
 VOCABULARY, CONTEXT, LAYERS, HIDDEN, HEADS, HEAD_DIM = 97, 512, 4, 32, 4, 8
 # The sizes are set under whichever of these names a configuration has.
@@ -188,7 +188,7 @@ def rounding_error(model: Any, text: torch.Tensor) -> float:
 
 
 @torch.inference_mode()
-def compare(runner: ModelRunner, model: Any) -> float:
+def compare(runner: TorchRunner, model: Any) -> float:
     """The largest difference of logits from transformers' own, for a prompt in parts and for a tree."""
     text = random_text()
     expected, cache, worst = model(text[None], use_cache=False).logits[0], runner.new_cache(), 0.0
@@ -205,7 +205,7 @@ def compare(runner: ModelRunner, model: Any) -> float:
     return worst
 
 
-def kinds(runner: ModelRunner) -> str:
+def kinds(runner: TorchRunner) -> str:
     """The kinds of the model's layers, in words."""
     shape, found = runner.cache_shape, []
     layers = getattr(shape, "layers", ())

@@ -17,7 +17,7 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.loading import LoadOptions, load_model, prepare
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -112,15 +112,15 @@ def make(name: str, attention: str, **changes: Any) -> Any:
 
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))
-def pair(request: pytest.FixtureRequest) -> tuple[ModelRunner, Any]:
+def pair(request: pytest.FixtureRequest) -> tuple[TorchRunner, Any]:
     """The model under our runner and under transformers' eager attention."""
     model, reference = make(request.param, NAME), make(request.param, "eager")
     reference.load_state_dict(model.state_dict())
     prepare(model, None)
-    return ModelRunner(model, pack=True, traced=True), reference
+    return TorchRunner(model, pack=True, traced=True), reference
 
 
-def test_logits_equal_transformers(pair: tuple[ModelRunner, Any]) -> None:
+def test_logits_equal_transformers(pair: tuple[TorchRunner, Any]) -> None:
     runner, reference = pair
     text = torch.randint(3, 97, (40,), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
@@ -133,7 +133,7 @@ def test_logits_equal_transformers(pair: tuple[ModelRunner, Any]) -> None:
         cache.length = stop
 
 
-def test_a_tree_has_the_logits_of_its_paths(pair: tuple[ModelRunner, Any]) -> None:
+def test_a_tree_has_the_logits_of_its_paths(pair: tuple[TorchRunner, Any]) -> None:
     runner, reference = pair
     parents = np.array([-1, 0, 1, 2, 1, 0, -1, 6, 6, 8], np.int32)
     tokens = np.array([5, 9, 11, 40, 41, 42, 60, 61, 62, 63], np.int32)
@@ -152,7 +152,7 @@ def test_a_tree_has_the_logits_of_its_paths(pair: tuple[ModelRunner, Any]) -> No
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafting_is_lossless(pair: tuple[ModelRunner, Any], temperature: float) -> None:
+def test_drafting_is_lossless(pair: tuple[TorchRunner, Any], temperature: float) -> None:
     runner, _ = pair
     prompt = np.arange(3, 15, dtype=np.int32)
     options = DecodeOptions(SamplingParams(temperature, seed=5), 60)

@@ -18,7 +18,7 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model import invariance
 from outrider.verify.model.invariance import ProbeResult, common_range, find, linear_layers, start
 from outrider.verify.model.invariant_range import InvariantRange
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -27,12 +27,12 @@ from tests.drafts import Oracle
 CONTEXT = 512
 
 
-def runner_of(config: LlamaConfig, dtype: torch.dtype, traced: bool) -> ModelRunner:
+def runner_of(config: LlamaConfig, dtype: torch.dtype, traced: bool) -> TorchRunner:
     """A random model with a longer context, not started."""
     config = copy.deepcopy(config)
     config.max_position_embeddings = CONTEXT
     torch.manual_seed(1)
-    return ModelRunner(LlamaForCausalLM(config).to(dtype), CONTEXT, pack=True, traced=traced, started=False)
+    return TorchRunner(LlamaForCausalLM(config).to(dtype), CONTEXT, pack=True, traced=traced, started=False)
 
 
 @pytest.mark.parametrize("traced", [True, False])
@@ -59,7 +59,7 @@ def test_logits_of_drafts_equal_those_of_single_tokens_bit_for_bit(
         assert torch.equal(torch.cat(seen[True]), torch.cat(seen[False]))
 
 
-def watched(runner: ModelRunner, seen: list[torch.Tensor]) -> Verifier:
+def watched(runner: TorchRunner, seen: list[torch.Tensor]) -> Verifier:
     """A verifier that keeps the committed rows of the cache."""
 
     class Watched(Verifier):
@@ -135,7 +135,7 @@ def test_a_finding_is_saved_and_a_damaged_file_is_measured_again(
         assert len(calls) == searches
 
 
-def test_a_models_layers_are_probed_once_per_shape(tiny_runner: ModelRunner) -> None:
+def test_a_models_layers_are_probed_once_per_shape(tiny_runner: TorchRunner) -> None:
     assert {(shape.inputs, shape.outputs) for shape in linear_layers(tiny_runner.model)} == {
         (32, 32),
         (32, 16),

@@ -8,7 +8,7 @@ import torch
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.kwarg_injector import KwargInjector, NotPassedOn
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import build
 
 
@@ -31,5 +31,5 @@ def test_a_model_that_passes_nothing_on_is_served() -> None:
     model = build("stablelm", NAME)
     with pytest.raises(NotPassedOn, match="to its attention layers"):
         model(torch.tensor([[5]]), attention=1)
-    runner = ModelRunner(model)
+    runner = TorchRunner(model)
     assert runner.forward(runner.new_cache(), ForwardBatch.chain(torch.tensor([5, 6]))).shape == (2, 97)

@@ -25,7 +25,8 @@ from outrider.verify.model.loading import (
     start_model,
     stop_ids,
 )
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.sizes import end_tokens
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.tokenizer import load_tokenizer
 from tests.hub import MODEL, cache_models
 
@@ -40,7 +41,7 @@ def test_a_trained_model_has_the_logits_of_transformers(stories: Path) -> None:
     with torch.inference_mode():
         expected = plain(torch.tensor([ids])).logits[0]
     assert torch.allclose(runner.forward(runner.new_cache(), ForwardBatch.chain(torch.tensor(ids))), expected, atol=1e-4)
-    assert tokenizer.eos_token_id in stop_ids(runner.model, tokenizer)
+    assert tokenizer.eos_token_id in stop_ids(runner.stop_tokens, tokenizer)
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "no-such/model"])
@@ -77,7 +78,7 @@ def test_a_folder_without_a_model_is_reported(tmp_path: Path) -> None:
         load_model(LoadOptions(str(tmp_path)))
 
 
-def test_truncated_weights_are_reported(tmp_path: Path, tiny_runner: ModelRunner) -> None:
+def test_truncated_weights_are_reported(tmp_path: Path, tiny_runner: TorchRunner) -> None:
     tiny_runner.model.save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -105,14 +106,14 @@ def test_weights_that_do_not_fit_the_device_are_reported(monkeypatch: pytest.Mon
         load_model(LoadOptions(str(models.TARGET), device="cpu"))
 
 
-def test_weights_are_loaded_before_the_context_is_chosen(tmp_path: Path, tiny_runner: ModelRunner) -> None:
+def test_weights_are_loaded_before_the_context_is_chosen(tmp_path: Path, tiny_runner: TorchRunner) -> None:
     tiny_runner.model.save_pretrained(tmp_path)
     runner = load_weights(LoadOptions(str(tmp_path), device="cpu"))
     start_model(runner, str(tmp_path), 32)
     assert (runner.context_tokens, runner.model_tokens) == (32, 128)
 
 
-def test_a_saved_model_loads_with_its_logits(tmp_path: Path, tiny_runner: ModelRunner) -> None:
+def test_a_saved_model_loads_with_its_logits(tmp_path: Path, tiny_runner: TorchRunner) -> None:
     tiny_runner.model.save_pretrained(tmp_path)
     runner = load_model(LoadOptions(str(tmp_path), device="cpu", context_tokens=64))
     assert runner.context_tokens == 64
@@ -162,7 +163,7 @@ def test_dtypes(
 def test_stop_ids_of_the_model_and_its_tokenizer(configured: Any, of_tokenizer: int | None, expected: set[int]) -> None:
     model: Any = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=configured))
     tokenizer: Any = SimpleNamespace(eos_token_id=of_tokenizer)
-    assert stop_ids(model, tokenizer) == expected
+    assert stop_ids(end_tokens(model), tokenizer) == expected
 
 
 def test_prepare_fixes_frequencies_that_depend_on_the_length(tiny_config: LlamaConfig) -> None:

@@ -25,7 +25,7 @@ from outrider.verify.model.cpu.native.layers import NativeEmbedding, NativeLinea
 from outrider.verify.model.cpu.native.weights import Kind
 from outrider.verify.model.loading import LoadOptions, load_model, load_weights
 from outrider.verify.model.quantization import Quantization, Quantize, quantize_layers
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 KINDS = {"int8": Kind.INT8, "int4": Kind.INT4}
 
 
-def load(path: Path, quantize: Quantize, dtype: str = "auto") -> ModelRunner:
+def load(path: Path, quantize: Quantize, dtype: str = "auto") -> TorchRunner:
     return load_weights(LoadOptions(str(path), dtype=dtype, device="cpu", quantization=Quantization(quantize)))
 
 
@@ -70,7 +70,7 @@ def test_loading_gives_the_bits_of_quantising_the_loaded_model(saved: Path, quan
     other = LlamaForCausalLM if "llama" in type(whole.model).__name__.lower() else Qwen2ForCausalLM
     expected = other.from_pretrained(saved, attn_implementation=whole.model.config._attn_implementation)
     quantize_layers(expected, Quantization(quantize), CPU)
-    reference = ModelRunner(expected, pack=True, traced=True)
+    reference = TorchRunner(expected, pack=True, traced=True)
     batch = ForwardBatch.chain(torch.arange(3, 20))
     loaded.start(128)
     given = loaded.forward(loaded.new_cache(), batch)

@@ -16,9 +16,9 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
 from outrider.verify.model.invariant_range import InvariantRange
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.sizes import weight_size
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.trees import trees
 
 
@@ -26,7 +26,7 @@ def chain(*tokens: int) -> ForwardBatch:
     return ForwardBatch.chain(torch.tensor(tokens))
 
 
-def reference(runner: ModelRunner, config: LlamaConfig) -> LlamaForCausalLM:
+def reference(runner: TorchRunner, config: LlamaConfig) -> LlamaForCausalLM:
     """The same weights under transformers' eager attention."""
     plain = LlamaConfig(**{**config.to_dict(), "attn_implementation": "eager"})
     model = LlamaForCausalLM(plain).eval()
@@ -37,7 +37,7 @@ def reference(runner: ModelRunner, config: LlamaConfig) -> LlamaForCausalLM:
 @settings(max_examples=40)
 @given(tree=trees(), prefix=st.lists(st.integers(0, 96), min_size=0, max_size=20))
 def test_tree_logits_equal_per_path_recomputation(
-    tiny_runner: ModelRunner, tiny_config: LlamaConfig, tree: DraftTree, prefix: list[int]
+    tiny_runner: TorchRunner, tiny_config: LlamaConfig, tree: DraftTree, prefix: list[int]
 ) -> None:
     model = reference(tiny_runner, tiny_config)
     root = 7
@@ -53,27 +53,27 @@ def test_tree_logits_equal_per_path_recomputation(
         assert torch.allclose(logits[row + 1], expected, atol=1e-4)
 
 
-def test_a_forward_commits_nothing(tiny_runner: ModelRunner) -> None:
+def test_a_forward_commits_nothing(tiny_runner: TorchRunner) -> None:
     cache = tiny_runner.new_cache()
     first = tiny_runner.forward(cache, chain(1, 2, 3))
     assert cache.length == 0
     assert torch.equal(first, tiny_runner.forward(cache, chain(1, 2, 3)))
 
 
-def test_context_can_be_narrowed_never_widened(tiny_runner: ModelRunner) -> None:
-    assert ModelRunner(tiny_runner.model, 64).context_tokens == 64
-    assert ModelRunner(tiny_runner.model, 4096).context_tokens == 128
+def test_context_can_be_narrowed_never_widened(tiny_runner: TorchRunner) -> None:
+    assert TorchRunner(tiny_runner.model, 64).context_tokens == 64
+    assert TorchRunner(tiny_runner.model, 4096).context_tokens == 128
 
 
-def test_a_runner_that_is_not_started_gets_its_context_later(tiny_runner: ModelRunner) -> None:
-    runner = ModelRunner(tiny_runner.model, traced=True, started=False)
+def test_a_runner_that_is_not_started_gets_its_context_later(tiny_runner: TorchRunner) -> None:
+    runner = TorchRunner(tiny_runner.model, traced=True, started=False)
     assert (runner.model_tokens, runner.mode.backend) == (128, None)
     runner.start(64)
     assert runner.context_tokens == 64 and runner.mode.backend is not None
     assert runner.new_cache().positions == 64 + MARGIN_POSITIONS
 
 
-def test_caches_are_independent(tiny_runner: ModelRunner) -> None:
+def test_caches_are_independent(tiny_runner: TorchRunner) -> None:
     a, b = tiny_runner.new_cache(), tiny_runner.new_cache()
     tiny_runner.forward(a, chain(1, 2))
     a.length = 2
@@ -84,7 +84,7 @@ def test_caches_are_independent(tiny_runner: ModelRunner) -> None:
     assert not np.allclose(one, other)
 
 
-def test_the_logits_of_the_last_row_alone(tiny_runner: ModelRunner) -> None:
+def test_the_logits_of_the_last_row_alone(tiny_runner: TorchRunner) -> None:
     every = tiny_runner.forward(tiny_runner.new_cache(), chain(5, 6, 7))
     last = tiny_runner.forward(tiny_runner.new_cache(), chain(5, 6, 7), logits=False)
     assert last.shape == (1, tiny_runner.vocabulary)
@@ -102,7 +102,7 @@ def test_only_batches_of_a_step_use_the_backend(tiny_config: LlamaConfig, rows: 
             self.calls += 1
             return torch.zeros(sum(each.kept for each in segments), tiny_config.vocab_size)
 
-    runner = ModelRunner(LlamaForCausalLM(tiny_config))
+    runner = TorchRunner(LlamaForCausalLM(tiny_config))
     backend = Backend()
     runner.mode = replace(runner.mode, backend=backend)
     runner.forward(runner.new_cache(), chain(*[7] * rows))
@@ -111,7 +111,7 @@ def test_only_batches_of_a_step_use_the_backend(tiny_config: LlamaConfig, rows: 
     assert backend.calls == (rows <= MAX_NODES + 1)
 
 
-def test_a_slot_holds_a_full_context_and_a_draft(tiny_runner: ModelRunner) -> None:
+def test_a_slot_holds_a_full_context_and_a_draft(tiny_runner: TorchRunner) -> None:
     assert tiny_runner.new_cache().positions == tiny_runner.context_tokens + MARGIN_POSITIONS
     assert len(tiny_runner.cache_shape.layers) == 2
     assert (tiny_runner.cache_shape.kv_heads, tiny_runner.cache_shape.head_dim) == (2, 8)
@@ -126,16 +126,16 @@ def test_weight_bytes_leave_out_the_embedding_table_unless_it_is_the_head(tiny_c
 
 def test_compile_needs_a_gpu(tiny_config: LlamaConfig) -> None:
     with pytest.raises(ModelError, match="for GPUs"):
-        ModelRunner(LlamaForCausalLM(tiny_config), compile="on")
+        TorchRunner(LlamaForCausalLM(tiny_config), compile="on")
 
 
 def test_a_model_with_another_attention_is_refused(tiny_config: LlamaConfig) -> None:
     model = LlamaForCausalLM(tiny_config)
     model.config._attn_implementation = "eager"
     with pytest.raises(ModelError, match="cannot be served"):
-        ModelRunner(model)
+        TorchRunner(model)
     model.config._attn_implementation = NAME
-    ModelRunner(model)
+    TorchRunner(model)
 
 
 STREAMS = ((3, 4), (0, 1), (70, 9), (20, 30))  # tokens of text and rows of each stream
@@ -144,7 +144,7 @@ STREAMS = ((3, 4), (0, 1), (70, 9), (20, 30))  # tokens of text and rows of each
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("rows", [None, InvariantRange(2, 32, 4)])
 def test_streams_share_a_forward(tiny_config: LlamaConfig, traced: bool, rows: InvariantRange | None) -> None:
-    runner = ModelRunner(LlamaForCausalLM(tiny_config), pack=True, traced=traced, started=False)
+    runner = TorchRunner(LlamaForCausalLM(tiny_config), pack=True, traced=traced, started=False)
     runner.start(200, rows)
     for joint in (STREAMS[:2], STREAMS, STREAMS[::-1]):
         segments, expected = [], []
@@ -163,7 +163,7 @@ def test_streams_share_a_forward(tiny_config: LlamaConfig, traced: bool, rows: I
             assert torch.allclose(segment.cache.tensor[:, :, :, :end], written[:, :, :, :end], atol=1e-5)
 
 
-def test_a_prompt_is_read_beside_steps(tiny_runner: ModelRunner) -> None:
+def test_a_prompt_is_read_beside_steps(tiny_runner: TorchRunner) -> None:
     step, reading = tiny_runner.new_cache(), tiny_runner.new_cache()
     alone = tiny_runner.forward(tiny_runner.new_cache(), chain(3, 4))
     last = tiny_runner.forward(tiny_runner.new_cache(), chain(*range(5, 85)), logits=False)
@@ -185,7 +185,7 @@ def test_streams_are_spread_over_several_forwards(tiny_config: LlamaConfig) -> N
             self.rows.append([each.rows for each in segments])
             return torch.cat([torch.full((each.rows, 4), float(each.rows)) for each in segments])
 
-    runner = ModelRunner(LlamaForCausalLM(tiny_config))
+    runner = TorchRunner(LlamaForCausalLM(tiny_config))
     backend = Backend()
     runner.mode = replace(runner.mode, backend=backend)
     found = runner.forward_all([Segment(runner.new_cache(), chain(*range(rows))) for rows in (5, 30, 20, 1, 2, 3, 4)])

@@ -13,8 +13,8 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.loading import prepare
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.self_check import check_model, difference, draft_tree, random_text, sensitivity, texts
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.test_architectures import ARCHITECTURES, make
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -22,7 +22,7 @@ TWO_PIECES = r"'broken' reads a prompt differently in two pieces than in one: on
 TREE = "'broken' reads a draft tree differently than the tree's paths"
 
 
-class Recorder(ModelRunner):
+class Recorder(TorchRunner):
     """Records the forwards; `noisy` of them, from the first on, have one wrong row."""
 
     rows: list[int]
@@ -37,7 +37,7 @@ class Recorder(ModelRunner):
         return found
 
 
-class VisibleSiblings(ModelRunner):
+class VisibleSiblings(TorchRunner):
     """Every row of a tree attends to all rows before it."""
 
     def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
@@ -98,7 +98,7 @@ def llama(request: pytest.FixtureRequest, tiny_config: LlamaConfig) -> LlamaForC
 def test_supported_models_pass(name: str, dtype: torch.dtype) -> None:
     model = make(name, NAME).to(dtype)
     prepare(model, None)
-    check_model(ModelRunner(model), name)
+    check_model(TorchRunner(model), name)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_supported_models_pass(name: str, dtype: torch.dtype) -> None:
 def test_a_broken_model_is_refused(sabotage: Any, message: str, llama: LlamaForCausalLM) -> None:
     sabotage(llama)
     with pytest.raises(ModelError, match=message):
-        check_model(ModelRunner(llama), "broken")
+        check_model(TorchRunner(llama), "broken")
 
 
 def test_rows_that_attend_to_siblings_are_found(llama: LlamaForCausalLM) -> None:
@@ -120,10 +120,10 @@ def test_a_model_that_computes_nan_is_refused(llama: LlamaForCausalLM) -> None:
     with torch.no_grad():
         llama.model.norm.weight[3] = torch.nan
     with pytest.raises(ModelError, match=f"computes NaN in {str(llama.dtype)[6:]}; set another dtype"):
-        check_model(ModelRunner(llama), "broken")
+        check_model(TorchRunner(llama), "broken")
 
 
-def test_a_check_is_five_short_forwards(tiny_runner: ModelRunner) -> None:
+def test_a_check_is_five_short_forwards(tiny_runner: TorchRunner) -> None:
     runner = Recorder(tiny_runner.model)
     runner.rows = []
     check_model(runner, "tiny")
@@ -131,7 +131,7 @@ def test_a_check_is_five_short_forwards(tiny_runner: ModelRunner) -> None:
     assert max(runner.rows) <= 16  # the shortest context that can be set
 
 
-def test_rows_that_differ_in_some_texts_only_are_forgiven(tiny_runner: ModelRunner) -> None:
+def test_rows_that_differ_in_some_texts_only_are_forgiven(tiny_runner: TorchRunner) -> None:
     """A mixture of experts behaves like this, because rounding can change the experts of a row."""
     runner = Recorder(tiny_runner.model)
     runner.rows, runner.noisy = [], 13
@@ -213,7 +213,7 @@ def deep_llama(dtype: torch.dtype, bits: int | None, outliers: bool) -> LlamaFor
 @pytest.mark.parametrize("bits", [None, 8, 4])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_model_that_amplifies_rounding_passes(dtype: torch.dtype, bits: int | None, outliers: bool) -> None:
-    check_model(ModelRunner(deep_llama(dtype, bits, outliers)), "deep")
+    check_model(TorchRunner(deep_llama(dtype, bits, outliers)), "deep")
 
 
 @pytest.mark.parametrize(("dtype", "outliers"), [(torch.bfloat16, False), (torch.float32, True)])
@@ -226,11 +226,11 @@ def test_a_deep_model_with_a_fault_is_refused(sabotage: Any, message: str, dtype
     model = deep_llama(dtype, None, outliers)
     sabotage(model)
     with pytest.raises(ModelError, match=message):
-        check_model(ModelRunner(model), "broken")
+        check_model(TorchRunner(model), "broken")
 
 
 def test_the_sensitivity_leaves_the_weights_as_they_were(llama: LlamaForCausalLM) -> None:
-    runner = ModelRunner(llama)
+    runner = TorchRunner(llama)
     before = {name: values.clone() for name, values in llama.named_parameters()}
     text = random_text(runner.vocabulary, 0)
     found = sensitivity(runner, runner.new_cache(), text, 1.0)
@@ -247,7 +247,7 @@ def test_a_model_that_keeps_a_state_has_no_sensitivity(llama: LlamaForCausalLM) 
         return output * count[0]
 
     llama.model.layers[1].mlp.register_forward_hook(hook)
-    runner = ModelRunner(llama)
+    runner = TorchRunner(llama)
     assert sensitivity(runner, runner.new_cache(), random_text(runner.vocabulary, 0), 0.01) == 0
 
 

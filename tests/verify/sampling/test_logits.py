@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from outrider.drafters.interface import EMPTY, DraftTree, Source, chain
 from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import Decoded, decode
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling.logits import LogitsProcessor, ProcessedLogits
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
@@ -105,7 +105,7 @@ def test_thousands_of_stop_tokens_cost_no_operation_each() -> None:
     assert counts[1] < 2 * counts[0] < 200
 
 
-def answer(runner: ModelRunner, params: SamplingParams, known: list[int] | None = None, **options: Any) -> Decoded:
+def answer(runner: TorchRunner, params: SamplingParams, known: list[int] | None = None, **options: Any) -> Decoded:
     drafter = NoDrafter() if known is None else Oracle(known, 6, 5)
     prompt = np.arange(3, 15, dtype=np.int32)
     return decode(Verifier(runner, runner.new_cache()), drafter, prompt, DecodeOptions(params, 60, **options))
@@ -122,7 +122,7 @@ RULES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("rule_params", RULES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafting_is_lossless_under_any_rule(tiny_runner: ModelRunner, rule_params: dict[str, Any], temperature: float) -> None:
+def test_drafting_is_lossless_under_any_rule(tiny_runner: TorchRunner, rule_params: dict[str, Any], temperature: float) -> None:
     params = SamplingParams(temperature=temperature, seed=4, **rule_params)
     stops = frozenset({20, 40, 60, 80})
     plain = answer(tiny_runner, params, stop_ids=stops)
@@ -134,14 +134,14 @@ def test_drafting_is_lossless_under_any_rule(tiny_runner: ModelRunner, rule_para
         assert len(plain.tokens) >= 20
 
 
-def test_with_ignore_eos_stop_tokens_are_ordinary_tokens(tiny_runner: ModelRunner) -> None:
+def test_with_ignore_eos_stop_tokens_are_ordinary_tokens(tiny_runner: TorchRunner) -> None:
     every = frozenset(range(97))
     assert len(answer(tiny_runner, SamplingParams(seed=1), stop_ids=every).tokens) == 1
     assert len(answer(tiny_runner, SamplingParams(seed=1, ignore_eos=True), stop_ids=every).tokens) == 60
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logprobs_are_those_of_plain_decoding(tiny_runner: ModelRunner, temperature: float) -> None:
+def test_logprobs_are_those_of_plain_decoding(tiny_runner: TorchRunner, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, seed=2, logprobs=5, top_k=10, presence_penalty=0.5)
     plain = answer(tiny_runner, params)
     drafted = answer(tiny_runner, params, plain.tokens)

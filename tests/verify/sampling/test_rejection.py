@@ -24,7 +24,7 @@ from outrider.drafters.options import DraftGraphOptions, DraftOptions, DraftTime
 from outrider.drafters.sequence import Sequence
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling.acceptance import Keyed, Rejection, descend, rule_of
 from outrider.verify.sampling.sampler import uniform
 from outrider.verify.sampling_params import SamplingParams
@@ -211,7 +211,7 @@ def test_greedy_decoding_is_always_keyed() -> None:
     assert isinstance(rule_of(SamplingParams(rule="rejection")), Rejection)
 
 
-def test_rejection_respects_the_sampling_parameters(tiny_runner: ModelRunner) -> None:
+def test_rejection_respects_the_sampling_parameters(tiny_runner: TorchRunner) -> None:
     """Tokens that top-k excludes are never emitted, and a seed reproduces the answer."""
     prompt: Ints = np.arange(3, 15, dtype=np.int32)
     options = DecodeOptions(SamplingParams(seed=3, rule="rejection", top_k=1, temperature=1.0), 30)
@@ -224,7 +224,7 @@ def test_rejection_respects_the_sampling_parameters(tiny_runner: ModelRunner) ->
 
 
 @pytest.mark.slow
-def test_a_draft_that_depends_on_unjudged_draws_keeps_the_distribution(tiny_runner: ModelRunner) -> None:
+def test_a_draft_that_depends_on_unjudged_draws_keeps_the_distribution(tiny_runner: TorchRunner) -> None:
     """The position after a rejection is drafted again only if its first draw, which was never judged, was a small id."""
     session = DraftRunner(tiny_runner, tiny_runner.vocabulary).session()
     text, other = np.array([5, 17, 42], np.int32), np.array([3], np.int32)

@@ -16,7 +16,7 @@ from outrider.server.worker.storage.session_files import SessionFiles
 from outrider.server.worker.storage.session_folder import PAGE, SESSION, hidden
 from outrider.server.worker.storage.session_format import Fits
 from outrider.verify.decode import finish
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 
@@ -25,7 +25,7 @@ OPTIONS = DecodeOptions(SamplingParams(temperature=0), max_tokens=6)
 
 
 def new_store(
-    runner: ModelRunner, folder: Path, model: str = "model", max_bytes: int = 1 << 30, **options: Any
+    runner: TorchRunner, folder: Path, model: str = "model", max_bytes: int = 1 << 30, **options: Any
 ) -> SessionStore:
     files = SessionFiles(folder, model, max_bytes, Fits.of(runner))
     return SessionStore(runner, **{"capacity": 4, "ttl_seconds": 60, "automatic": True, "files": files, **options})

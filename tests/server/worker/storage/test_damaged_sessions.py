@@ -16,7 +16,7 @@ from outrider.drafters.sequence import Ints
 from outrider.server.worker.storage import session_format
 from outrider.server.worker.storage.session_format import page_path, rows_digest
 from outrider.verify.decode import finish
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.stream import Stream
 from tests.server.worker.storage.stores import (
     LONG,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("page_tokens")
 
 @pytest.mark.parametrize("damage", ["header", "cut", "rows", "text"])
 def test_a_damaged_file_costs_one_log_line(
-    tiny_runner: ModelRunner, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+    tiny_runner: TorchRunner, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = new_store(tiny_runner, tmp_path)
     _, text, _ = answer(store, LONG)
@@ -63,7 +63,7 @@ def test_a_damaged_file_costs_one_log_line(
     assert fresh._slots.free + len(fresh) == 1
 
 
-def test_damaged_rows_are_noticed(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_damaged_rows_are_noticed(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     store = new_store(tiny_runner, tmp_path)
     session = store.acquire("p", "a", LONG)
     assert session is not None
@@ -81,7 +81,7 @@ def test_damaged_rows_are_noticed(tiny_runner: ModelRunner, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("change", ["text", "rows", "type"])
-def test_parts_that_do_not_fit_together_are_noticed(tiny_runner: ModelRunner, tmp_path: Path, change: str) -> None:
+def test_parts_that_do_not_fit_together_are_noticed(tiny_runner: TorchRunner, tmp_path: Path, change: str) -> None:
     """Another text, another number of rows or another type of the text, in a file that can be read."""
     store = new_store(tiny_runner, tmp_path)
     answer(store, LONG)
@@ -106,7 +106,7 @@ def narrower(rows: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("change", [narrower, torch.Tensor.bfloat16])
 def test_files_with_valid_digests_and_other_rows_are_ignored(
-    tiny_runner: ModelRunner,
+    tiny_runner: TorchRunner,
     tmp_path: Path,
     change: Callable[[torch.Tensor], torch.Tensor],
     caplog: pytest.LogCaptureFixture,
@@ -129,7 +129,7 @@ def test_files_with_valid_digests_and_other_rows_are_ignored(
 
 @pytest.mark.parametrize("change", ["token", "missing", "principal", "path"])
 def test_a_file_that_is_not_a_session_of_its_folder_is_ignored(
-    tiny_runner: ModelRunner, tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
+    tiny_runner: TorchRunner, tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = new_store(tiny_runner, tmp_path)
     _, text, _ = answer(store, LONG, "a")
@@ -150,7 +150,7 @@ def test_a_file_that_is_not_a_session_of_its_folder_is_ignored(
     check_is_ignored(tiny_runner, tmp_path, text, caplog)
 
 
-def check_is_ignored(runner: ModelRunner, folder: Path, text: Ints, caplog: pytest.LogCaptureFixture) -> None:
+def check_is_ignored(runner: TorchRunner, folder: Path, text: Ints, caplog: pytest.LogCaptureFixture) -> None:
     """A session costs one log line, and is not continued."""
     with caplog.at_level(logging.WARNING, "outrider.worker"):
         fresh = new_store(runner, folder, slots=1)
@@ -162,7 +162,7 @@ def check_is_ignored(runner: ModelRunner, folder: Path, text: Ints, caplog: pyte
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "removed", "another's"])
 def test_a_damaged_page_costs_the_sessions_that_name_it_and_is_written_again(
-    tiny_runner: ModelRunner, tmp_path: Path, page_tokens: int, damage: str, caplog: pytest.LogCaptureFixture
+    tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     if page_tokens > len(LONG):
         pytest.skip("the text has no whole page")
@@ -198,7 +198,7 @@ def flip_byte(array: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("change", [flip_byte, torch.Tensor.bfloat16])
 def test_damaged_arrays_of_a_drafter_are_not_used(
-    tiny_runner: ModelRunner,
+    tiny_runner: TorchRunner,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     change: Callable[[torch.Tensor], torch.Tensor],
@@ -220,7 +220,7 @@ def test_damaged_arrays_of_a_drafter_are_not_used(
 
 
 def test_what_an_older_version_has_learned_is_refused_in_one_line(
-    tiny_runner: ModelRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tiny_runner: TorchRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The text and the rows are used, and the drafter begins anew."""
     store = new_store(tiny_runner, tmp_path)

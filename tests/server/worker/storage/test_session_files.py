@@ -24,7 +24,7 @@ from outrider.server.worker.storage.session_format import Fits
 from outrider.verify.measurement import machine_key
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.paging import distinct_rows
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.hub import MODEL, cache_models, commit_of
 from tests.language import ToyModel
 from tests.server.worker.storage.stores import LONG, answer, bytes_in, files_in, new_store, pages_in, save, sessions_in
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("page_tokens")
 
 
 @pytest.mark.parametrize("name", [None, "with a name"])
-def test_a_session_outlives_its_store(tiny_runner: ModelRunner, tmp_path: Path, name: str | None) -> None:
+def test_a_session_outlives_its_store(tiny_runner: TorchRunner, tmp_path: Path, name: str | None) -> None:
     first = new_store(tiny_runner, tmp_path)
     _, text, _ = answer(first, LONG, name)
     session = next(iter(first._sessions.values()))
@@ -49,7 +49,7 @@ def test_a_session_outlives_its_store(tiny_runner: ModelRunner, tmp_path: Path, 
     assert answer(new_store(tiny_runner, tmp_path), longer, name, principal="another")[0] == 0
 
 
-def test_restored_sessions_share_pages(tiny_runner: ModelRunner, tmp_path: Path, page_tokens: int) -> None:
+def test_restored_sessions_share_pages(tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int) -> None:
     """In the bytes that are counted, and in memory; a page of another principal is another page."""
     first = new_store(tiny_runner, tmp_path)
     prompts = [LONG, np.concatenate([LONG[:40], [5, 5, 5]]).astype(np.int32)]
@@ -70,7 +70,7 @@ def test_restored_sessions_share_pages(tiny_runner: ModelRunner, tmp_path: Path,
     assert not owners["p"] & owners["another"]
 
 
-def test_sessions_are_saved_one_by_one_and_only_after_a_change(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_sessions_are_saved_one_by_one_and_only_after_a_change(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     store = new_store(tiny_runner, tmp_path)
     answer(store, LONG, "a")
     answer(store, LONG[::-1].copy(), "b")
@@ -87,7 +87,7 @@ def test_sessions_are_saved_one_by_one_and_only_after_a_change(tiny_runner: Mode
     assert [file.stat().st_mtime_ns for file in sessions_in(tmp_path)] != times
 
 
-def test_a_file_of_another_model_is_not_loaded(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_a_file_of_another_model_is_not_loaded(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     store = new_store(tiny_runner, tmp_path)
     answer(store, LONG)
     save(store)
@@ -96,7 +96,7 @@ def test_a_file_of_another_model_is_not_loaded(tiny_runner: ModelRunner, tmp_pat
 
 
 def test_the_revision_of_a_hub_id_identifies_the_model(
-    tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache_models(monkeypatch, tmp_path, {"main": models.TARGET, "v1": models.TARGET})
     digests = [model_digest(MODEL, tiny_runner, revision) for revision in ("main", "v1", commit_of("v1"))]
@@ -110,7 +110,7 @@ def test_the_revision_of_a_hub_id_identifies_the_model(
     assert machine_key(coded) != machine_key(tiny_runner)  # of measured costs
 
 
-def test_a_next_turn_writes_its_new_pages_and_its_own_file(tiny_runner: ModelRunner, tmp_path: Path, page_tokens: int) -> None:
+def test_a_next_turn_writes_its_new_pages_and_its_own_file(tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int) -> None:
     store = new_store(tiny_runner, tmp_path)
     _, text, _ = answer(store, LONG, "a")
     save(store)
@@ -122,7 +122,7 @@ def test_a_next_turn_writes_its_new_pages_and_its_own_file(tiny_runner: ModelRun
     assert len(after) - len(before) == (2 if page_tokens == 16 else 0)
 
 
-def test_a_drafter_without_a_draft_is_restored(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_a_drafter_without_a_draft_is_restored(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     """A chain of no tokens is false."""
     options = Options(pearl=PearlOptions(only_if_worth=False))
     resources = Resources(options, model=lambda: ToyModel(np.full((8, 8), 1 / 8)))
@@ -137,7 +137,7 @@ def test_a_drafter_without_a_draft_is_restored(tiny_runner: ModelRunner, tmp_pat
     assert session_again.drafter("pearl", resources).state()["seconds"].tolist() == [1, 2]
 
 
-def test_the_folder_is_bounded(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_the_folder_is_bounded(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     store = new_store(tiny_runner, tmp_path)
     answer(store, LONG, "first")
     save(store)
@@ -151,7 +151,7 @@ def test_the_folder_is_bounded(tiny_runner: ModelRunner, tmp_path: Path) -> None
     assert answer(new_store(tiny_runner, tmp_path), LONG[::-1].copy(), "second")[0] >= len(LONG) - 1
 
 
-def test_an_evicted_session_stays_on_disk_and_is_found_there(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_an_evicted_session_stays_on_disk_and_is_found_there(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     store = new_store(tiny_runner, tmp_path, capacity=1)
     texts = []
     for number in range(3):
@@ -162,7 +162,7 @@ def test_an_evicted_session_stays_on_disk_and_is_found_there(tiny_runner: ModelR
         assert answer(store, np.concatenate([text, [7]]).astype(np.int32), str(number))[0] >= len(text) - 1
 
 
-def test_files_that_a_paused_session_came_from_are_not_read_again(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_files_that_a_paused_session_came_from_are_not_read_again(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     """Its rows are its own since its request began, also where its new text is shorter than the saved one."""
     store = new_store(tiny_runner, tmp_path)
     long = np.concatenate([LONG, LONG[:40]])
@@ -179,7 +179,7 @@ def test_files_that_a_paused_session_came_from_are_not_read_again(tiny_runner: M
     assert answer(fresh, long)[0] == 49
 
 
-def test_nobody_waits_for_a_session_that_is_being_saved(tiny_runner: ModelRunner, tmp_path: Path, page_tokens: int) -> None:
+def test_nobody_waits_for_a_session_that_is_being_saved(tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int) -> None:
     """It is stopped between two of its pages. What was written is not written again."""
     shape = (4, 2, 8, page_tokens, (16 << 20) // (64 * page_tokens))  # 64 MB
     pages = [paging.Page(torch.full(shape, number, dtype=torch.float32)) for number in range(4)]
@@ -204,7 +204,7 @@ def test_nobody_waits_for_a_session_that_is_being_saved(tiny_runner: ModelRunner
     assert {page: page.stat().st_ino for page in written} == written
 
 
-def test_sessions_that_cannot_be_saved_in_time_are_left(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_sessions_that_cannot_be_saved_in_time_are_left(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     store = new_store(tiny_runner, tmp_path)
     answer(store, LONG, "a")
     store.save_all(0)
@@ -212,7 +212,7 @@ def test_sessions_that_cannot_be_saved_in_time_are_left(tiny_runner: ModelRunner
 
 
 def test_a_file_is_replaced_at_once_or_stays_as_it_was(
-    tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = new_store(tiny_runner, tmp_path)
     _, text, _ = answer(store, LONG, "a")

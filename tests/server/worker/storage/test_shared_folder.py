@@ -19,7 +19,7 @@ from outrider.server.worker.storage.session_files import SessionFiles
 from outrider.server.worker.storage.session_folder import LOCK, PAGE, PARTIAL, SESSION, ForeignFolder, flush
 from outrider.server.worker.storage.session_format import Fits
 from outrider.verify.decode import finish
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.stream import Stream
 from tests.server.worker.storage.stores import (
     LONG,
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("page_tokens")
 
 
 def test_pages_that_no_session_names_are_removed_once_they_are_old(
-    tiny_runner: ModelRunner, tmp_path: Path, page_tokens: int, monkeypatch: pytest.MonkeyPatch
+    tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a server that is idle, or at the start; another server may be about to name a new one."""
     store = new_store(tiny_runner, tmp_path)
@@ -60,7 +60,7 @@ def test_pages_that_no_session_names_are_removed_once_they_are_old(
     assert set(pages_in(tmp_path)) == kept
 
 
-def test_a_page_that_was_removed_meanwhile_is_written_again(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_a_page_that_was_removed_meanwhile_is_written_again(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     store = new_store(tiny_runner, tmp_path)
     _, text, _ = answer(store, LONG, "a")
     save(store)
@@ -72,7 +72,7 @@ def test_a_page_that_was_removed_meanwhile_is_written_again(tiny_runner: ModelRu
 
 
 def test_what_is_removed_from_a_full_folder_is_no_page_that_another_session_names(
-    tiny_runner: ModelRunner, tmp_path: Path, page_tokens: int
+    tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int
 ) -> None:
     store = new_store(tiny_runner, tmp_path)
     answer(store, LONG)
@@ -85,7 +85,7 @@ def test_what_is_removed_from_a_full_folder_is_no_page_that_another_session_name
 
 
 @pytest.mark.parametrize("name", [None, "a"])
-def test_idle_sessions_move_between_servers_of_one_folder(tiny_runner: ModelRunner, tmp_path: Path, name: str | None) -> None:
+def test_idle_sessions_move_between_servers_of_one_folder(tiny_runner: TorchRunner, tmp_path: Path, name: str | None) -> None:
     """Each turn goes to the other server, which continues what the one before has saved."""
     stores = [new_store(tiny_runner, tmp_path) for _ in range(2)]
     text = LONG
@@ -98,7 +98,7 @@ def test_idle_sessions_move_between_servers_of_one_folder(tiny_runner: ModelRunn
     assert len(sessions_in(tmp_path)) == 1
 
 
-def test_servers_of_one_folder_leave_each_others_files(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_servers_of_one_folder_leave_each_others_files(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     """A server with room for less, and one whose sessions expire."""
     now = [0.0]
     a = new_store(tiny_runner, tmp_path, capacity=6)
@@ -115,7 +115,7 @@ def test_servers_of_one_folder_leave_each_others_files(tiny_runner: ModelRunner,
     assert answer(small, np.concatenate([longer, [8]]).astype(np.int32), "f")[0] >= len(longer) - 1
 
 
-def test_a_file_that_changes_while_it_is_known_is_read_again(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_known_is_read_again(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     a = new_store(tiny_runner, tmp_path)
     answer(a, LONG, "s")
     save(a)
@@ -129,7 +129,7 @@ def test_a_file_that_changes_while_it_is_known_is_read_again(tiny_runner: ModelR
 
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_what_another_server_saves_takes_no_session_from_memory_that_is_not_saved(
-    tiny_runner: ModelRunner, tmp_path: Path, is_busy: bool
+    tiny_runner: TorchRunner, tmp_path: Path, is_busy: bool
 ) -> None:
     """A new session of a name that both servers use; replaced, it would keep its slot for ever."""
     a, b = (new_store(tiny_runner, tmp_path, slots=2) for _ in range(2))
@@ -147,7 +147,7 @@ def test_what_another_server_saves_takes_no_session_from_memory_that_is_not_save
 
 @pytest.mark.parametrize("state", ["saved", "newer", "busy"])
 def test_a_saved_session_takes_no_slot_from_one_of_its_name_whose_file_is_not_known(
-    tiny_runner: ModelRunner, tmp_path: Path, state: str
+    tiny_runner: TorchRunner, tmp_path: Path, state: str
 ) -> None:
     store = new_store(tiny_runner, tmp_path, slots=2)
     answer(store, LONG, "s")
@@ -165,7 +165,7 @@ def test_a_saved_session_takes_no_slot_from_one_of_its_name_whose_file_is_not_kn
 
 
 @pytest.mark.parametrize("suffix", [".tmpVVKlxA", ".session.abc.partial"])
-def test_what_an_interrupted_writer_left_is_removed(tiny_runner: ModelRunner, tmp_path: Path, suffix: str) -> None:
+def test_what_an_interrupted_writer_left_is_removed(tiny_runner: TorchRunner, tmp_path: Path, suffix: str) -> None:
     folder = tmp_path / "model" / "owner"
     folder.mkdir(parents=True)
     left, written = folder / suffix, folder / f"x{PARTIAL}"
@@ -177,7 +177,7 @@ def test_what_an_interrupted_writer_left_is_removed(tiny_runner: ModelRunner, tm
 
 
 def test_a_folder_that_cannot_be_written_costs_a_log_line(
-    tiny_runner: ModelRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny_runner: TorchRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
     store = new_store(tiny_runner, tmp_path / "file")
@@ -189,7 +189,7 @@ def test_a_folder_that_cannot_be_written_costs_a_log_line(
 
 
 def test_files_that_cannot_be_removed_cost_a_log_line_each(
-    tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(path: Path, missing_ok: bool = False) -> None:
         raise PermissionError(f"{path} cannot be removed")
@@ -207,7 +207,7 @@ def test_files_that_cannot_be_removed_cost_a_log_line_each(
 
 
 def test_a_file_that_another_process_removes_is_left_out(
-    tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = new_store(tiny_runner, tmp_path)
     answer(store, LONG, "a")
@@ -222,7 +222,7 @@ def test_a_file_that_another_process_removes_is_left_out(
 
 @pytest.mark.parametrize("place", [".", "model"])
 def test_a_folder_of_another_user_is_refused(
-    tiny_runner: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     store = new_store(tiny_runner, tmp_path)
     answer(store, LONG, "s")
@@ -237,7 +237,7 @@ def test_a_folder_of_another_user_is_refused(
         new_store(tiny_runner, tmp_path)
 
 
-def test_every_folder_is_readable_by_the_owner_only(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_every_folder_is_readable_by_the_owner_only(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     store = new_store(tiny_runner, tmp_path / "made")
     answer(store, LONG, "s")
     save(store)
@@ -247,7 +247,7 @@ def test_every_folder_is_readable_by_the_owner_only(tiny_runner: ModelRunner, tm
 
 
 def test_a_session_gets_no_name_whose_pages_another_server_has_removed(
-    tiny_runner: ModelRunner, tmp_path: Path, page_tokens: int, monkeypatch: pytest.MonkeyPatch
+    tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the writing of its pages and its name."""
 
@@ -263,7 +263,7 @@ def test_a_session_gets_no_name_whose_pages_another_server_has_removed(
     assert len(sessions_in(tmp_path)) == (page_tokens > len(LONG))
 
 
-def test_a_session_gets_its_name_under_the_lock(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_a_session_gets_its_name_under_the_lock(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     store = new_store(tiny_runner, tmp_path)
     answer(store, LONG, "a")
     (tmp_path / "model").mkdir(mode=0o700)
@@ -278,7 +278,7 @@ def test_a_session_gets_its_name_under_the_lock(tiny_runner: ModelRunner, tmp_pa
     assert len(sessions_in(tmp_path)) == 1
 
 
-def test_servers_that_race_on_one_folder_leave_whole_files_only(tiny_runner: ModelRunner, tmp_path: Path) -> None:
+def test_servers_that_race_on_one_folder_leave_whole_files_only(tiny_runner: TorchRunner, tmp_path: Path) -> None:
     """Two servers with room for little save, read and remove the same sessions; whatever is in the folder can be read."""
     texts = [((LONG + number) % 90).astype(np.int32) for number in range(4)]
     first = new_store(tiny_runner, tmp_path)

@@ -16,7 +16,7 @@ from outrider.verify.model.attention.older import Alibi, Heads, split
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.packing import packed_layers
 from outrider.verify.model.loading import LoadOptions, load_model
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import build, text_of, tolerance
 
 FAMILIES = ["falcon", "falcon_groups", "falcon_heads", "falcon_alibi", "falcon_shared_alibi", "bloom_six", "mpt_six", "gptj"]
@@ -33,7 +33,7 @@ def test_no_module_of_transformers_is_changed_before_such_a_model_is_loaded() ->
 
 @pytest.mark.parametrize("family", [*FAMILIES, "codegen", "gpt_neo", "gpt_neox_japanese"])
 def test_logits_equal_transformers(family: str) -> None:
-    runner, text = ModelRunner(build(family, NAME)), text_of(24)
+    runner, text = TorchRunner(build(family, NAME)), text_of(24)
     cache, found = runner.new_cache(), []
     for start, stop in ((0, 13), (13, 14), (14, 24)):
         found.append(runner.forward(cache, ForwardBatch.chain(text[start:stop])).clone())
@@ -46,7 +46,7 @@ def test_logits_equal_transformers(family: str) -> None:
 @pytest.mark.parametrize("family", ["falcon_alibi", "bloom_six", "mpt_six"])
 def test_logits_at_long_positions_equal_transformers(family: str) -> None:
     """Biases of hundreds, beside which float32 has few digits left."""
-    runner, text = ModelRunner(build(family, NAME)), text_of(500)
+    runner, text = TorchRunner(build(family, NAME)), text_of(500)
     with torch.inference_mode():
         expected = build(family, "eager")(text[None], use_cache=False).logits[0]
     assert torch.allclose(runner.forward(runner.new_cache(), ForwardBatch.chain(text)), expected, atol=tolerance(family))
@@ -83,10 +83,10 @@ def test_a_fused_projection_is_split_by_key_heads() -> None:
 
 
 def test_only_keys_without_biases_are_kept_in_8_bits() -> None:
-    assert ModelRunner(build("falcon", NAME), kv_dtype="int8").cache_shape.coded is torch.int8
+    assert TorchRunner(build("falcon", NAME), kv_dtype="int8").cache_shape.coded is torch.int8
     for family in ("bloom", "mpt", "falcon_alibi"):
         with pytest.raises(ModelError, match=r"set model\.kv_dtype to auto"):
-            ModelRunner(build(family, NAME), kv_dtype="int8")
+            TorchRunner(build(family, NAME), kv_dtype="int8")
 
 
 @pytest.mark.parametrize("family", ["falcon_groups", "mpt"])

@@ -19,8 +19,8 @@ from outrider.verify.model.cache.codec import STORED, KVDtype, decode, encode, n
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.invariance import start
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.self_check import check_model
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -99,7 +99,7 @@ def test_a_cache_in_8_bits_moves_forks_and_swaps_as_it_is() -> None:
     assert torch.equal(decode(other.tensor, 16, torch.bfloat16)[..., :6, :], kept)
 
 
-def runner_of(kind: str, kv_dtype: KVDtype) -> ModelRunner:
+def runner_of(kind: str, kv_dtype: KVDtype) -> TorchRunner:
     """A tiny model of an architecture, started; `traced` and `ordered` are those of a Llama."""
     torch.manual_seed(1)
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -115,7 +115,7 @@ def runner_of(kind: str, kv_dtype: KVDtype) -> ModelRunner:
             model = Gemma2ForCausalLM(Gemma2Config(**sizes, head_dim=8, sliding_window=16, **how))
         case _:
             model = LlamaForCausalLM(LlamaConfig(**sizes, **how))
-    runner = ModelRunner(model, traced=kind == "traced", started=False, kv_dtype=kv_dtype)
+    runner = TorchRunner(model, traced=kind == "traced", started=False, kv_dtype=kv_dtype)
     try:
         start(runner, 256, "on" if kind == "ordered" else "off", None)
     except ModelError as error:

@@ -19,7 +19,7 @@ from outrider.verify.model.cache import paging, windows
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.loading import prepare
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -41,13 +41,13 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @functools.cache
-def runner_of(name: str) -> ModelRunner:
+def runner_of(name: str) -> TorchRunner:
     model = build(name, NAME) if name == "gemma4" else make(name, NAME)
     prepare(model, None)
-    return ModelRunner(model, pack=True, traced=name == "qwen2")
+    return TorchRunner(model, pack=True, traced=name == "qwen2")
 
 
-def spoil(runner: ModelRunner, cache: KVCache) -> None:
+def spoil(runner: TorchRunner, cache: KVCache) -> None:
     """Makes a read of a released row change the logits: memory that is smaller than a page of the system is not returned."""
     for layer, planes in zip(runner.cache_shape.layers, cache.layers, strict=True):
         for page in cache.released if layer.window is not None else ():
@@ -55,7 +55,7 @@ def spoil(runner: ModelRunner, cache: KVCache) -> None:
                 plane[:, page * 4 : page * 4 + 4] = 50.0
 
 
-def read(runner: ModelRunner, cache: KVCache, step: int = 9) -> list[torch.Tensor]:
+def read(runner: TorchRunner, cache: KVCache, step: int = 9) -> list[torch.Tensor]:
     """The logits of the text's rest, read in steps."""
     found = []
     for start in range(cache.length, len(TEXT), step):

@@ -19,7 +19,7 @@ from outrider.verify.model.cpu.packing import PackedLayer, PackedLinear
 from outrider.verify.model.cpu.panel_kernel import Arithmetic
 from outrider.verify.model.cpu.panels import PanelLinear, kernel
 from outrider.verify.model.private_torch import multiplies_bfloat16
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.test_architectures import make
 
 
@@ -40,8 +40,8 @@ def test_only_plain_linear_layers_are_packed(monkeypatch: pytest.MonkeyPatch, ch
 
 def test_a_packed_model_can_get_another_runner(tiny_config: LlamaConfig) -> None:
     torch.manual_seed(0)
-    first = ModelRunner(LlamaForCausalLM(tiny_config), pack=True)
-    again = ModelRunner(first.model, 64, pack=True)
+    first = TorchRunner(LlamaForCausalLM(tiny_config), pack=True)
+    again = TorchRunner(first.model, 64, pack=True)
     assert again.weight_bytes == first.weight_bytes
     batch = ForwardBatch.chain(torch.arange(5))
     assert torch.equal(again.forward(again.new_cache(), batch), first.forward(first.new_cache(), batch))
@@ -94,7 +94,7 @@ def test_a_stored_choice_that_is_damaged_or_not_possible_here_is_made_again(
 
 def test_a_runner_stores_its_choice_and_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(choose, "fastest", lambda dtype, threads: None)
-    found = ModelRunner(make("phi3", NAME), pack=True, started=False, findings=tmp_path)
+    found = TorchRunner(make("phi3", NAME), pack=True, started=False, findings=tmp_path)
     assert found.kernels == "linear layers: oneDNN; attention: PyTorch"
     assert len(list(tmp_path.iterdir())) == 1
 

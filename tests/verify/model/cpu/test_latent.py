@@ -11,19 +11,19 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.shape import LayerShape
 from outrider.verify.model.cpu import native
 from outrider.verify.model.quantization import Quantization, quantize_layers
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import build
 
 
 def test_a_position_is_stored_once_for_all_heads() -> None:
-    runner = ModelRunner(build("deepseek_v3", NAME), 64)
+    runner = TorchRunner(build("deepseek_v3", NAME), 64)
     assert set(runner.cache_shape.layers) == {LayerShape(1, 16 + 4, 0)}  # rank and rotary part
     assert runner.cache_shape.bytes_for(1) == 4 * len(runner.cache_shape.layers) * (16 + 4)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
 def test_long_parts_and_steps_equal_transformers(family: str) -> None:
-    runner, text = ModelRunner(build(family, NAME), 256, pack=True), 3 + torch.arange(ABSORBED_ROWS + 12) % 60
+    runner, text = TorchRunner(build(family, NAME), 256, pack=True), 3 + torch.arange(ABSORBED_ROWS + 12) % 60
     with torch.inference_mode():
         expected = build(family, "eager")(text[None]).logits[0]
     cache = runner.new_cache()
@@ -40,4 +40,4 @@ def test_quantised_layers_keep_keys_and_values() -> None:
     config.kv_lora_rank = 32  # whole blocks
     model = type(build("deepseek_v3", NAME))(config)
     quantize_layers(model, Quantization("int8"), torch.device("cpu"))
-    assert set(ModelRunner(model, 64).cache_shape.layers) == {LayerShape(4, 12, 6)}
+    assert set(TorchRunner(model, 64).cache_shape.layers) == {LayerShape(4, 12, 6)}

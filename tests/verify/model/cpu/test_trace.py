@@ -15,25 +15,25 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu.trace import TracedForward
 from outrider.verify.model.loading import prepare
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.trees import trees
 from tests.verify.model.test_architectures import WINDOW, make
 
 TRACED = ["gemma3", "phi3", "phi3, longrope", "gpt2", "olmo2", "granite"]
 
 
-def runner(name: str, pack: bool, traced: bool) -> ModelRunner:
+def runner(name: str, pack: bool, traced: bool) -> TorchRunner:
     model = make(name, NAME)
     prepare(model, None)
-    return ModelRunner(model, pack=pack, traced=traced)
+    return TorchRunner(model, pack=pack, traced=traced)
 
 
-def is_traced(runner: ModelRunner) -> bool:
+def is_traced(runner: TorchRunner) -> bool:
     return isinstance(runner.mode.backend, TracedForward)
 
 
 @pytest.fixture(scope="module", params=TRACED)
-def pair(request: pytest.FixtureRequest) -> tuple[ModelRunner, ModelRunner]:
+def pair(request: pytest.FixtureRequest) -> tuple[TorchRunner, TorchRunner]:
     """The same packed model without and with a trace."""
     plain, traced = runner(request.param, True, False), runner(request.param, True, True)
     assert is_traced(traced)
@@ -43,7 +43,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[ModelRunner, ModelRunner]:
 
 @settings(max_examples=15)
 @given(tree=trees(nodes=20), length=st.integers(0, 60))
-def test_any_tree_after_any_text(pair: tuple[ModelRunner, ModelRunner], tree: DraftTree, length: int) -> None:
+def test_any_tree_after_any_text(pair: tuple[TorchRunner, TorchRunner], tree: DraftTree, length: int) -> None:
     batch = ForwardBatch.tree(7, tree)
     found = []
     for each in pair:
@@ -70,7 +70,7 @@ def test_unpacked_models_are_traced_too() -> None:
 
 def test_attention_by_products_of_bfloat16_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dot_product, "chosen", lambda *_: dot_product.fast_attention)
-    plain, traced = (ModelRunner(make("phi3", NAME).bfloat16(), traced=traced) for traced in (False, True))
+    plain, traced = (TorchRunner(make("phi3", NAME).bfloat16(), traced=traced) for traced in (False, True))
     assert is_traced(traced)
     assert traced.kernels.endswith("attention: products of bfloat16")
     batch = ForwardBatch.chain(torch.arange(3, 3 + 2 * dot_product.LEAST_ROWS) % 60)

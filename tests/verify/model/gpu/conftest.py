@@ -18,7 +18,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _conver
 
 from outrider.verify.model.cache import paging
 from outrider.verify.model.gpu import triton_attention
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PAGE = 64  # the least: a block of keys lies in one page
@@ -55,7 +55,7 @@ def emulated_gpu() -> Iterator[None]:
 
 
 @pytest.fixture(scope="package")
-def tiny_runner(tiny_config: LlamaConfig) -> ModelRunner:
+def tiny_runner(tiny_config: LlamaConfig) -> TorchRunner:
     """A runner without a backend, whose caches are contiguous, on the device that runs the kernels."""
     torch.manual_seed(0)
-    return ModelRunner(LlamaForCausalLM(tiny_config).to(DEVICE), started=False)
+    return TorchRunner(LlamaForCausalLM(tiny_config).to(DEVICE), started=False)

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.gpu.compilation import SETTINGS, CompileError, compiled_layers
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.test_graphs import Graphed
 from tests.verify.model.test_architectures import make
@@ -32,7 +32,7 @@ def test_the_private_names_are_there() -> None:
 def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixture) -> None:
     """Code compiled for a few layers and numbers of rows serves all, with unchanged results."""
     caplog.set_level(logging.WARNING, "torch.__trace")  # verbose
-    runner = ModelRunner(make("llama", NAME).to(DEVICE), started=False)
+    runner = TorchRunner(make("llama", NAME).to(DEVICE), started=False)
     compiled: list[torch.fx.GraphModule] = []
 
     def count(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
@@ -52,7 +52,7 @@ def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_failed_compilation_is_reported() -> None:
-    runner = ModelRunner(make("llama", NAME).to(DEVICE), started=False)
+    runner = TorchRunner(make("llama", NAME).to(DEVICE), started=False)
     graphs = Graphed(runner, capture=False)
     _, cache = graphs.filled()
 

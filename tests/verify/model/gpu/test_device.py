@@ -14,7 +14,7 @@ from outrider.drafters.interface import DraftTree
 from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import decode
 from outrider.verify.model.loading import LoadOptions, load_model
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -25,19 +25,19 @@ PROMPT = np.arange(5, 60, dtype=np.int32)
 
 
 @pytest.fixture(scope="module", params=["off", "on"])
-def runner(request: pytest.FixtureRequest) -> ModelRunner:
+def runner(request: pytest.FixtureRequest) -> TorchRunner:
     return load_model(LoadOptions(str(models.TARGET), dtype="float32", device="cuda", compile=request.param))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafted_answers_equal_plain_decoding(runner: ModelRunner, temperature: float) -> None:
+def test_drafted_answers_equal_plain_decoding(runner: TorchRunner, temperature: float) -> None:
     options = DecodeOptions(SamplingParams(temperature=temperature, seed=3), max_tokens=80)
     plain = decode(Verifier(runner, runner.new_cache()), NoDrafter(), PROMPT, options).tokens
     drafter = Oracle(plain)
     assert decode(Verifier(runner, runner.new_cache()), drafter, PROMPT, options).tokens == plain
 
 
-def test_greedy_text_equals_transformers(runner: ModelRunner) -> None:
+def test_greedy_text_equals_transformers(runner: TorchRunner) -> None:
     reference = LlamaForCausalLM.from_pretrained(models.TARGET, dtype=torch.float32).to("cuda")
     options = DecodeOptions(SamplingParams(temperature=0), max_tokens=40)
     ours = decode(Verifier(runner, runner.new_cache()), NoDrafter(), PROMPT, options).tokens
@@ -48,7 +48,7 @@ def test_greedy_text_equals_transformers(runner: ModelRunner) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_step_synchronises_once(runner: ModelRunner, temperature: float) -> None:
+def test_a_step_synchronises_once(runner: TorchRunner, temperature: float) -> None:
     chain = np.arange(5, dtype=np.int32)
     tree = DraftTree(chain, chain - 1, chain + 1, np.ones(5, np.float32), np.zeros(5, np.uint8))
     verifier = Verifier(runner, runner.new_cache())
@@ -65,7 +65,7 @@ def test_a_step_synchronises_once(runner: ModelRunner, temperature: float) -> No
     assert sum("called a synchronizing" in str(warning.message) for warning in caught) == 1
 
 
-def test_steps_allocate_no_memory(runner: ModelRunner) -> None:
+def test_steps_allocate_no_memory(runner: TorchRunner) -> None:
     options = DecodeOptions(SamplingParams(temperature=1.0, seed=1), max_tokens=100)
     segments = []
     for _ in range(4):

@@ -15,8 +15,8 @@ from outrider.verify.model.attention.interface import NAME, Layer
 from outrider.verify.model.attention.shape_probe import ShapeProbe
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.gpu.devices import Crossings, Placement, decoder_layers, split
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import random_model
 from tests.verify.model.gpu.emulated_devices import Devices, emulated_devices
 from tests.verify.model.test_architectures import make
@@ -28,23 +28,23 @@ COPIES = 5  # of a forward: hidden states, positions, both parts of rotary embed
 
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
-    monkeypatch.setattr(ModelRunner, "in_pages", True)
+    monkeypatch.setattr(TorchRunner, "in_pages", True)
     with emulated_devices() as found:
         yield found
 
 
-def placed(name: str, *devices: torch.device) -> ModelRunner:
+def placed(name: str, *devices: torch.device) -> TorchRunner:
     """A small model over these devices, started without graphs."""
     torch.manual_seed(1)
     model = make(name, NAME)
     Placement(model, devices).move()
-    runner = ModelRunner(model, CONTEXT, compile="off", started=False)
+    runner = TorchRunner(model, CONTEXT, compile="off", started=False)
     runner.pages = 4
     runner.start(CONTEXT)
     return runner
 
 
-def answers(runner: ModelRunner) -> list[torch.Tensor]:
+def answers(runner: TorchRunner) -> list[torch.Tensor]:
     """Logits of parts of a prompt: at first, after a commit, in a fork, and after a swap."""
     cache, fork = runner.new_cache(), runner.new_cache()
 
@@ -86,7 +86,7 @@ def test_a_tree_is_computed_by_the_kernels_of_both_devices(devices: Devices, tin
     torch.manual_seed(1)
     model = random_model(tiny_config, NAME)
     Placement(model, (FIRST, SECOND)).move()
-    runner = ModelRunner(model, CONTEXT, compile="off", started=False)
+    runner = TorchRunner(model, CONTEXT, compile="off", started=False)
     runner.pages = 4
     runner.start(CONTEXT)
     cache = runner.new_cache()

@@ -21,8 +21,8 @@ from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.invariant_range import InvariantRange
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.trees import trees
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.test_architectures import make
@@ -34,7 +34,7 @@ POSITIONS = 200
 class Graphed:
     """The graphed forward of a runner's model, over a pool of its own."""
 
-    def __init__(self, runner: ModelRunner, rows: InvariantRange | None = None, capture: bool = True) -> None:
+    def __init__(self, runner: TorchRunner, rows: InvariantRange | None = None, capture: bool = True) -> None:
         self.runner = runner
         self.pool = PagePool(runner.cache_shape, 12)
         for _, tensor in self.pool.parts:
@@ -64,20 +64,20 @@ class Graphed:
 
 @settings(max_examples=2)
 @given(trees(nodes=6))
-def test_any_tree_has_the_same_logits(tiny_runner: ModelRunner, tree: DraftTree) -> None:
+def test_any_tree_has_the_same_logits(tiny_runner: TorchRunner, tree: DraftTree) -> None:
     expected, found = Graphed(tiny_runner).both(ForwardBatch.tree(1, tree))
     assert torch.allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("nodes", [0, 2, *(pytest.param(nodes, marks=pytest.mark.slow) for nodes in (31, 32))])
-def test_rows_are_padded_to_the_next_captured_number(tiny_runner: ModelRunner, nodes: int) -> None:
+def test_rows_are_padded_to_the_next_captured_number(tiny_runner: TorchRunner, nodes: int) -> None:
     tree = chain(np.arange(nodes, dtype=np.int32) % tiny_runner.vocabulary, np.ones(nodes, np.float32), Source.NONE)
     expected, found = Graphed(tiny_runner).both(ForwardBatch.tree(1, tree))
     assert found.shape == (nodes + 1, tiny_runner.vocabulary)
     assert torch.allclose(found, expected, atol=1e-4)
 
 
-def test_streams_of_any_length_share_a_forward(tiny_runner: ModelRunner) -> None:
+def test_streams_of_any_length_share_a_forward(tiny_runner: TorchRunner) -> None:
     graphs = Graphed(tiny_runner)
     segments, expected = [], []
     for length, rows, known, logits in ((1, 1, 0, True), (8, 3, 1, True), (4, 4, 0, False)):
@@ -95,7 +95,7 @@ def test_streams_of_any_length_share_a_forward(tiny_runner: ModelRunner) -> None
 
 
 def test_hidden_states_are_kept_with_the_rows() -> None:
-    runner = ModelRunner(make("llama", NAME).to(DEVICE), started=False)
+    runner = TorchRunner(make("llama", NAME).to(DEVICE), started=False)
     runner.tap_hidden(())
     graphs = Graphed(runner)
     found = []
@@ -110,12 +110,12 @@ def test_hidden_states_are_kept_with_the_rows() -> None:
 
 
 @pytest.mark.slow
-def test_a_chunk_of_a_prompt_goes_beyond_a_block(tiny_runner: ModelRunner) -> None:
+def test_a_chunk_of_a_prompt_goes_beyond_a_block(tiny_runner: TorchRunner) -> None:
     expected, found = Graphed(tiny_runner).both(ForwardBatch.chain(torch.arange(3, 63)))
     assert torch.allclose(found, expected, atol=1e-4)
 
 
-def test_known_rows_that_do_not_fit_are_computed_in_turns(tiny_runner: ModelRunner) -> None:
+def test_known_rows_that_do_not_fit_are_computed_in_turns(tiny_runner: TorchRunner) -> None:
     graphs = Graphed(tiny_runner, InvariantRange(1, 2, 1))
     segments = [Segment(graphs.filled(length)[1], ForwardBatch.chain(torch.arange(2))) for length in (1, 8)]
     expected = torch.cat([graphs(each).clone()[1:] for each in segments])

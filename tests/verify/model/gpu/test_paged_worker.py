@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.verify import controller
 from outrider.verify import stream as streams
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.server.worker.fakes import Rig, request
 from tests.verify.model.gpu.conftest import DEVICE, PAGE
 
@@ -19,7 +19,7 @@ PROMPTS = {"a": 70, "b": 33, "c": 66}  # tokens
 
 def rig(config: LlamaConfig, pages: int, **settings: Any) -> Rig:
     torch.manual_seed(1)
-    runner = ModelRunner(LlamaForCausalLM(config).to(DEVICE), 3 * PAGE, compile="off", started=False)
+    runner = TorchRunner(LlamaForCausalLM(config).to(DEVICE), 3 * PAGE, compile="off", started=False)
     runner.pages = pages
     runner.start(3 * PAGE)
     made = Rig(runner, **settings)
@@ -36,7 +36,7 @@ def run(made: Rig) -> dict[str, list[int]]:
 
 @pytest.mark.slow
 def test_requests_that_do_not_fit_together_wait(tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ModelRunner, "in_pages", True)
+    monkeypatch.setattr(TorchRunner, "in_pages", True)
     for module in (streams, controller):
         monkeypatch.setattr(module, "PREFILL_CHUNK_TOKENS", PAGE)
     monkeypatch.setattr(streams, "MAX_NODES", 0)

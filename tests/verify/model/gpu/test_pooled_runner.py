@@ -17,8 +17,8 @@ from outrider.verify.model.cache.paging import OutOfPages
 from outrider.verify.model.gpu.row_counts import RANGE_ROWS
 from outrider.verify.model.invariance import ProbeResult, holds, start
 from outrider.verify.model.invariant_range import InvariantRange
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.gpu.conftest import DEVICE
 
 CONTEXT = 128
@@ -29,15 +29,15 @@ def chain(*tokens: int) -> ForwardBatch:
 
 
 @pytest.fixture
-def make(tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[[torch.dtype], ModelRunner]:
+def make(tiny_config: LlamaConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[[torch.dtype], TorchRunner]:
     """Makes a runner that is not started, of a small model."""
-    monkeypatch.setattr(ModelRunner, "in_pages", True)
+    monkeypatch.setattr(TorchRunner, "in_pages", True)
     monkeypatch.setattr(invariance, "COST_ROUNDS", 1)
     torch.manual_seed(1)
-    return lambda dtype: ModelRunner(LlamaForCausalLM(tiny_config).to(DEVICE, dtype), CONTEXT, compile="off", started=False)
+    return lambda dtype: TorchRunner(LlamaForCausalLM(tiny_config).to(DEVICE, dtype), CONTEXT, compile="off", started=False)
 
 
-def test_a_forward_without_room_changes_nothing(make: Callable[[torch.dtype], ModelRunner]) -> None:
+def test_a_forward_without_room_changes_nothing(make: Callable[[torch.dtype], TorchRunner]) -> None:
     runner = make(torch.float32)
     runner.pages = 3
     runner.start(CONTEXT)
@@ -57,9 +57,9 @@ def test_a_forward_without_room_changes_nothing(make: Callable[[torch.dtype], Mo
 
 
 @pytest.mark.parametrize("coded", [None, torch.int8])
-def test_a_prompt_is_read_into_pages(make: Callable[[torch.dtype], ModelRunner], coded: torch.dtype | None) -> None:
+def test_a_prompt_is_read_into_pages(make: Callable[[torch.dtype], TorchRunner], coded: torch.dtype | None) -> None:
     runner = make(torch.float32)
-    reference = ModelRunner(runner.model, CONTEXT, started=False)
+    reference = TorchRunner(runner.model, CONTEXT, started=False)
     for each in (runner, reference):
         each.cache_shape = replace(each.cache_shape, coded=coded)
     runner.start(CONTEXT)
@@ -71,11 +71,11 @@ def test_a_prompt_is_read_into_pages(make: Callable[[torch.dtype], ModelRunner],
     assert torch.allclose(found, whole, atol=1e-4 if coded is None else 0.1)
 
 
-def test_a_text_is_read_alone_into_an_empty_cache(make: Callable[[torch.dtype], ModelRunner], tiny_runner: ModelRunner) -> None:
+def test_a_text_is_read_alone_into_an_empty_cache(make: Callable[[torch.dtype], TorchRunner], tiny_runner: TorchRunner) -> None:
     """As the check of a loaded model does."""
     runner, text = make(torch.float32), torch.arange(3, 90)
     runner.start(CONTEXT)
-    reference = ModelRunner(runner.model, CONTEXT, started=False)
+    reference = TorchRunner(runner.model, CONTEXT, started=False)
     expected = reference.read_alone(reference.new_cache(), text)
     assert torch.equal(runner.read_alone(runner.new_cache(), text), expected)
 
@@ -88,7 +88,7 @@ def test_a_text_is_read_alone_into_an_empty_cache(make: Callable[[torch.dtype], 
     ],
 )
 def test_trees_beside_streams_have_the_bits_of_single_tokens(
-    make: Callable[[torch.dtype], ModelRunner],
+    make: Callable[[torch.dtype], TorchRunner],
     monkeypatch: pytest.MonkeyPatch,
     dtype: torch.dtype,
     rows: int,
@@ -107,7 +107,7 @@ def test_trees_beside_streams_have_the_bits_of_single_tokens(
     assert runner.max_rows == rows
 
 
-def test_auto_follows_the_cost_on_a_gpu(make: Callable[[torch.dtype], ModelRunner], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_follows_the_cost_on_a_gpu(make: Callable[[torch.dtype], TorchRunner], monkeypatch: pytest.MonkeyPatch) -> None:
     runner = make(torch.float32)
     monkeypatch.setattr(invariance, "find", lambda *_: ProbeResult(InvariantRange(32, 72, 1), 0.2))
     start(runner, CONTEXT, "auto", None)
@@ -120,7 +120,7 @@ def test_auto_follows_the_cost_on_a_gpu(make: Callable[[torch.dtype], ModelRunne
 
 @pytest.mark.slow
 def test_a_range_is_found_and_its_cost_measured(
-    make: Callable[[torch.dtype], ModelRunner], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[torch.dtype], TorchRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = make(torch.float32)
     monkeypatch.setattr(invariance, "TREES", ((3, 3),))

@@ -22,9 +22,9 @@ from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.paged_cache import PagedCache
 from outrider.verify.model.recurrent import states
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.self_check import check_model
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -49,7 +49,7 @@ def small(family: str) -> Any:
     return random_model(config_of(family, NAME, num_hidden_layers=2, **FAMILIES[family]), NAME).to(DEVICE)
 
 
-class Paged(ModelRunner):
+class Paged(TorchRunner):
     """A runner as on a GPU, without captured graphs."""
 
     in_pages = True
@@ -64,12 +64,12 @@ paged = functools.cache(Paged)
 
 
 @functools.cache
-def plain(family: str) -> ModelRunner:
+def plain(family: str) -> TorchRunner:
     """A runner without a backend, whose caches are contiguous."""
-    return ModelRunner(small(family), CONTEXT, started=False)
+    return TorchRunner(small(family), CONTEXT, started=False)
 
 
-def steps(runner: ModelRunner) -> torch.Tensor:
+def steps(runner: TorchRunner) -> torch.Tensor:
     """Logits of trees and chains of two streams, after committed paths, and beside a long part of a prompt."""
     tree = ForwardBatch.tree(7, TREE)
     first, second = read(runner, text_of(30)), read(runner, text_of(9, 2))
@@ -108,12 +108,12 @@ def test_a_replay_computes_other_streams() -> None:
     """A captured step reads where the states of its streams are, and which rows their trees have."""
     few = {"linear_num_value_heads": 1, "linear_num_key_heads": 1, "layer_types": ["linear_attention", "full_attention"]}
     config = transformers.Qwen3_5TextConfig(**(SIZES | DELTA | few | {"num_hidden_layers": 2}), attn_implementation=NAME)
-    reference = ModelRunner(random_model(config, NAME), started=False)
+    reference = TorchRunner(random_model(config, NAME), started=False)
     expected = mixed_steps(lambda segments: torch.cat(reference.forward_all(segments)), [reference.new_cache() for _ in "ab"])
     with emulated_devices() as devices:
         model = random_model(config, NAME)
         Placement(model, (FIRST,)).move()
-        graphs = Graphed(ModelRunner(model, started=False))
+        graphs = Graphed(TorchRunner(model, started=False))
         graphs.forward.capture_rows(4, devices.capture)
         found = mixed_steps(lambda segments: graphs(*segments), [PagedCache(graphs.pool, POSITIONS) for _ in "ab"])
         assert graphs.forward._graphs.keys() == {4}

@@ -9,8 +9,8 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.paged_cache import PagedCache
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import random_model
 from tests.verify.model.gpu.emulated_devices import emulated_devices
 from tests.verify.model.gpu.test_devices import FIRST, SECOND
@@ -22,7 +22,7 @@ def test_a_replay_computes_other_rows(tiny_config: LlamaConfig) -> None:
         torch.manual_seed(1)
         model = random_model(tiny_config, NAME)
         Placement(model, (FIRST, SECOND)).move()
-        runner = ModelRunner(model, started=False)
+        runner = TorchRunner(model, started=False)
         runner.tap_hidden((0, 1))
         graphs = Graphed(runner)
         graphs.forward.capture_rows(2, devices.capture)

@@ -13,7 +13,7 @@ from outrider.drafters.options import LookupOptions
 from outrider.verify.decode import decode
 from outrider.verify.model.cpu.trace import TracedForward
 from outrider.verify.model.invariant_range import InvariantRange
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -24,7 +24,7 @@ from tests.verify.draft_model.test_draft_model import PROMPT
 @pytest.mark.parametrize("backend", ["untraced", "traced", "in order"])
 def test_the_states_of_committed_tokens_are_kept(tiny_config: LlamaConfig, layers: tuple[int, ...], backend: str) -> None:
     torch.manual_seed(0)
-    runner = ModelRunner(LlamaForCausalLM(tiny_config), traced=backend != "untraced", started=False)
+    runner = TorchRunner(LlamaForCausalLM(tiny_config), traced=backend != "untraced", started=False)
     runner.tap_hidden(layers)
     runner.start(128, InvariantRange(2, 65, 4) if backend == "in order" else None)
     assert isinstance(runner.mode.backend, TracedForward) or backend != "traced"

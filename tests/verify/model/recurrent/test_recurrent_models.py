@@ -26,9 +26,9 @@ from outrider.verify.model.cpu.trace import TracedForward
 from outrider.verify.model.loading import LoadOptions, load_weights
 from outrider.verify.model.quantization import Quantization, Quantize, quantize_layers
 from outrider.verify.model.recurrent import states
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.self_check import check_model
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -47,12 +47,12 @@ TREE = DraftTree(TOKENS, PARENTS, DEPTHS, np.linspace(0.9, 0.1, 10, dtype=np.flo
 
 
 @functools.cache
-def runner_of(family: str) -> ModelRunner:
+def runner_of(family: str) -> TorchRunner:
     """A family's model, as it is served."""
-    return ModelRunner(build(family, NAME), pack=True, traced=True)
+    return TorchRunner(build(family, NAME), pack=True, traced=True)
 
 
-def read(runner: ModelRunner, text: torch.Tensor, pieces: int = 512) -> KVCache:
+def read(runner: TorchRunner, text: torch.Tensor, pieces: int = 512) -> KVCache:
     """A cache with a committed text."""
     cache = runner.new_cache()
     for start in range(0, len(text), pieces):
@@ -87,7 +87,7 @@ def test_logits_and_trees_equal_transformers(family: str) -> None:
 @pytest.mark.parametrize("family", [FAST, *(pytest.param(family, marks=pytest.mark.slow) for family in TRACED)])
 def test_traced_steps_have_the_bits_of_untraced_ones(family: str) -> None:
     """Trees at once and in two parts, committed paths, several streams, and a step beside a long part of a prompt."""
-    traced, plain = runner_of(family), ModelRunner(build(family, NAME), pack=True)
+    traced, plain = runner_of(family), TorchRunner(build(family, NAME), pack=True)
     assert isinstance(traced.mode.backend, TracedForward) and plain.mode.backend is None
     tree, found = ForwardBatch.tree(7, TREE), []
     for runner in (traced, plain):
@@ -109,7 +109,7 @@ def test_drafting_is_lossless(family: str, temperature: float) -> None:
     prompt = np.arange(3, 15, dtype=np.int32)
     options = DecodeOptions(SamplingParams(temperature, seed=5), 40)
     expected = decode(Verifier(runner, runner.new_cache()), NoDrafter(), prompt, options).tokens
-    again = ModelRunner(build(family, NAME))  # of its own: `fusion` drafts while the target runs
+    again = TorchRunner(build(family, NAME))  # of its own: `fusion` drafts while the target runs
     resources = Resources(vocabulary=97, model=DraftRunner(again, 97).session)
     drafters: list[Drafter] = [Oracle(expected, 6, 4), Chaos(97), make("fusion", resources), make("draft", resources)]
     for drafter in drafters:
@@ -198,7 +198,7 @@ def test_a_quantised_model_passes_the_check_by_any_text(
     model = build(family, NAME)
     quantize_layers(model, Quantization(quantize), torch.device("cpu"))
     monkeypatch.setattr(self_check, "ATTEMPTS", 1)
-    check_model(ModelRunner(model, pack=True), family)
+    check_model(TorchRunner(model, pack=True), family)
 
 
 @pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")
@@ -208,8 +208,8 @@ def test_loading_gives_the_bits_of_quantising_the_loaded_model(family: str, tmp_
     build(family, "eager").save_pretrained(tmp_path)
     model = build(family, NAME)
     quantize_layers(model, Quantization("int8"), torch.device("cpu"))
-    plain = ModelRunner(model)
-    loaded = load_weights(LoadOptions(str(tmp_path), device="cpu", pack=False, quantization=Quantization("int8")))
+    plain = TorchRunner(model)
+    loaded = load_weights(LoadOptions(str(tmp_path), device="cpu", backend="torch", quantization=Quantization("int8")))
     expected, found = (each.forward(each.new_cache(), ForwardBatch.chain(text_of(20))) for each in (plain, loaded))
     assert torch.equal(found, expected)
 
@@ -221,14 +221,14 @@ def test_a_layer_whose_weights_are_read_by_another_is_refused() -> None:
     layer.forward = lambda rows: torch.nn.functional.linear(rows, layer.up_proj.weight.clamp(-1, 1)[:32])
     quantize_layers(model, Quantization("int8"), torch.device("cpu"))
     with pytest.raises(ModelError, match="its forward fails"):
-        ModelRunner(model)
+        TorchRunner(model)
 
 
 @pytest.mark.parametrize("family", ["gemma4", "mamba2"])
 def test_a_gpu_is_refused_in_a_sentence(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ModelRunner, "in_pages", True)
+    monkeypatch.setattr(TorchRunner, "in_pages", True)
     with pytest.raises(ModelError, match=r"differ in shape, or without attention, are served on a CPU only; set model\.device"):
-        ModelRunner(build(family, NAME))
+        TorchRunner(build(family, NAME))
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "gemma4"])

@@ -15,8 +15,8 @@ from outrider.verify.model.cpu.native import compiled_library
 from outrider.verify.model.cpu.native.forward import NativeForward
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.quantization import Quantization, quantize_layers
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.trees import trees
 from tests.verify.model.test_architectures import WINDOW, make
 
@@ -26,7 +26,7 @@ FORMATS = ["float32", "bfloat16", "int8", "int4", "int8 cache", "fp8 cache"]
 EIGHT_BITS: tuple[KVDtype, ...] = ("int8", "fp8")
 
 
-def runner(name: str, form: str = "float32") -> ModelRunner:
+def runner(name: str, form: str = "float32") -> TorchRunner:
     model = make(name, NAME, head_dim=16)
     if form == "bfloat16":
         model.to(torch.bfloat16)
@@ -35,7 +35,7 @@ def runner(name: str, form: str = "float32") -> ModelRunner:
         quantize_layers(model, Quantization("int8" if form == "int8" else "int4"), torch.device("cpu"))
     prepare(model, None)
     kv_dtype: KVDtype = next((each for each in EIGHT_BITS if form == f"{each} cache"), "auto")
-    found = ModelRunner(model, pack=True, traced=True, kv_dtype=kv_dtype)
+    found = TorchRunner(model, pack=True, traced=True, kv_dtype=kv_dtype)
     assert isinstance(found.mode.backend, NativeForward)
     assert found.is_invariant
     return found
@@ -54,13 +54,13 @@ def test_logits_are_those_of_transformers(name: str) -> None:
 @pytest.fixture(
     scope="module", params=[(name, form) for name in NAMES for form in (FORMATS if name == "qwen3" else FORMATS[:1])]
 )
-def served(request: pytest.FixtureRequest) -> ModelRunner:
+def served(request: pytest.FixtureRequest) -> TorchRunner:
     return runner(*request.param)
 
 
 @settings(max_examples=12, deadline=None)
 @given(tree=trees(nodes=20), length=st.integers(0, 130))
-def test_a_path_of_a_tree_has_the_bits_of_single_steps(served: ModelRunner, tree: DraftTree, length: int) -> None:
+def test_a_path_of_a_tree_has_the_bits_of_single_steps(served: TorchRunner, tree: DraftTree, length: int) -> None:
     cache, other = served.new_cache(), served.new_cache()
     cache.fill(length, torch.Generator().manual_seed(length))
     other.fill(3, torch.Generator().manual_seed(1))
@@ -75,7 +75,7 @@ def test_a_path_of_a_tree_has_the_bits_of_single_steps(served: ModelRunner, tree
 
 
 @pytest.mark.parametrize("cuts", [(1,), (64,), (30, 31, 100)])
-def test_a_prompt_in_pieces_has_the_bits_of_the_whole(served: ModelRunner, cuts: tuple[int, ...]) -> None:
+def test_a_prompt_in_pieces_has_the_bits_of_the_whole(served: TorchRunner, cuts: tuple[int, ...]) -> None:
     tokens = torch.arange(150) % 90
     cache = served.new_cache()
     whole = served.forward(cache, ForwardBatch.chain(tokens)).clone()
@@ -109,7 +109,7 @@ def test_layers_with_a_window_read_no_earlier_rows() -> None:
         assert torch.equal(each.forward(cache, ForwardBatch.chain(torch.arange(rows))), expected)
 
 
-def test_a_segment_without_logits_gives_the_last_rows(served: ModelRunner) -> None:
+def test_a_segment_without_logits_gives_the_last_rows(served: TorchRunner) -> None:
     batch = ForwardBatch.chain(torch.arange(9))
     whole = served.forward(served.new_cache(), batch).clone()
     last = served.forward(served.new_cache(), batch, logits=False)

@@ -20,7 +20,7 @@ from outrider.verify.model.cpu.native.layers import NativeEmbedding, NativeLinea
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.weights import Kind
 from outrider.verify.model.loading import prepare
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.cpu.native.blocks import STORED, random_blocks
 
 pytestmark = pytest.mark.skipif(compiled_library() is None, reason="the library was not compiled")
@@ -73,11 +73,11 @@ def write(file: Path, kind: Kind, unpacked: bool) -> Path:
     return file
 
 
-def runner(file: Path) -> ModelRunner:
+def runner(file: Path) -> TorchRunner:
     model = load_gguf(file, Engine.shared())
     assert model is not None
     prepare(model, None)
-    found = ModelRunner(model, pack=True, traced=True)
+    found = TorchRunner(model, pack=True, traced=True)
     assert isinstance(found.mode.backend, NativeForward)
     return found
 

@@ -13,7 +13,7 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model import families, test_architectures
 from tests.verify.model.families import FAMILIES, REFUSED
 from tests.verify.model.test_architectures import ARCHITECTURES
@@ -32,7 +32,7 @@ def captured(name: str, devices: Sequence[torch.device]) -> Device:
     """What is captured of a small model of the family over these devices, for each of ROWS."""
     with fake_cuda() as device:
         config = test_architectures.config_of(name, NAME) if name in ARCHITECTURES else families.config_of(name, NAME)
-        runner = ModelRunner(fake_model(config, devices), CONTEXT, compile="off", started=False)
+        runner = TorchRunner(fake_model(config, devices), CONTEXT, compile="off", started=False)
         pool = PagePool(runner.cache_shape, 4)
         forward = GraphedForward(partial(runner._run, keep=0), pool, CONTEXT, None, runner._tap, runner._crossings)
         for count in ROWS:

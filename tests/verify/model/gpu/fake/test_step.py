@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 
 from outrider.drafters.interface import DraftTree
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.verifier import Verifier
 from tests.verify.model.families import random_model
@@ -33,16 +33,16 @@ PARAMS = {
 }
 
 
-def runner_on(device: torch.device, config: LlamaConfig) -> ModelRunner:
+def runner_on(device: torch.device, config: LlamaConfig) -> TorchRunner:
     """A tiny model of random weights, the same on each device."""
     torch.manual_seed(1)
-    runner = ModelRunner(random_model(config, NAME).to(device), CONTEXT, compile="off", started=False)
+    runner = TorchRunner(random_model(config, NAME).to(device), CONTEXT, compile="off", started=False)
     runner.pages = 16
     runner.start(CONTEXT)
     return runner
 
 
-def steps(runner: ModelRunner, params: SamplingParams, clock: Clock | None = None) -> list[Any]:
+def steps(runner: TorchRunner, params: SamplingParams, clock: Clock | None = None) -> list[Any]:
     """The tokens of some steps with masks of a grammar. On a GPU, checks that the host waits once in each."""
     verifier = Verifier(runner, runner.new_cache())
     verifier.begin(PROMPT, params, max_tokens=40, stop_ids=[2])

@@ -12,7 +12,7 @@ from bench.model.fake_cuda import CUDA, Device, fake_cuda, fake_model
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
-from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling.largest import likeliest
 from outrider.verify.sampling.sampler import Sampler
 from outrider.verify.sampling_params import SamplingParams
@@ -56,7 +56,7 @@ def prompt(layers: int) -> Device:
     """What a Llama with this number of layers launches for a chunk of a prompt."""
     with fake_cuda() as device:
         config = config_of("llama", NAME, num_hidden_layers=layers, max_position_embeddings=2 * CHUNK)
-        runner = ModelRunner(fake_model(config), 2 * CHUNK, compile="off", started=False)
+        runner = TorchRunner(fake_model(config), 2 * CHUNK, compile="off", started=False)
         runner.pages = 32
         runner._pool = PagePool(runner.cache_shape, 32)
         cache = PagedCache(runner._pool, 2 * CHUNK)
@@ -72,7 +72,7 @@ def test_a_chunk_of_a_prompt_stays_in_its_budget() -> None:
 
 def test_a_commit_moves_rows_in_few_launches() -> None:
     with fake_cuda() as device:
-        runner = ModelRunner(fake_model(config_of("llama", NAME)), 64, compile="off", started=False)
+        runner = TorchRunner(fake_model(config_of("llama", NAME)), 64, compile="off", started=False)
         cache = PagedCache(PagePool(runner.cache_shape, 4), 64)
         cache.reserve(9)
         device.launches = 0

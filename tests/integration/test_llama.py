@@ -1,0 +1,123 @@
+"""The server on a file that llama.cpp computes: everything above the forward is as with other backends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from outrider.models import smollm2
+from tests.integration.real.questions import QUESTIONS, chat, text
+from tests.requests import TOOL_SCHEMAS, TOOLS, events
+from tests.servers import Served, read_metrics, serving
+
+pytest.importorskip("llama_cpp")
+pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("llama"), pytest.mark.timeout(600)]
+FLAGS = ("--model", smollm2.NAME, "--model.backend", "llama.cpp", "--model.device", "cpu", "--model.context_tokens", "2048")
+FRUITS = "Name three fruits."
+COLOUR = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "green"]}, "reason": {"type": "string", "maxLength": 30}},
+    "required": ["colour", "reason"],
+    "additionalProperties": False,
+}
+
+
+def installed() -> None:
+    try:
+        smollm2.locate()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def llama() -> Iterator[Served]:
+    installed()
+    with serving(*FLAGS, "--speculation.max_nodes", "12") as server:
+        yield server
+
+
+def cached(answer: dict[str, Any]) -> int:
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_the_version_says_what_computes_and_what_it_does_not_promise(llama: Served) -> None:
+    version = llama.http.get("/version").json()
+    assert version["kernels"].startswith("llama.cpp (llama-cpp-python ") and version["kv_dtype"] == "float16"
+    assert version["invariant_rows"].startswith("off: the bits of llama.cpp's logits depend")
+
+
+def test_answers_streams_and_messages(llama: Served) -> None:
+    answer = chat(llama, FRUITS)
+    assert answer["choices"][0]["finish_reason"] == "stop" and "<|" not in text(answer)
+    assert text(answer).count("\n") >= 2
+    body = {"model": llama.model, "messages": [{"role": "user", "content": FRUITS}], "temperature": 0, "stream": True}
+    *chunks, done = events(llama, "/v1/chat/completions", body)
+    assert done == "[DONE]"
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == text(answer)
+    anthropic: Any = pytest.importorskip("anthropic")
+    with anthropic.Anthropic(base_url=llama.url, api_key="none", max_retries=0) as client:
+        messages = [{"role": "user", "content": FRUITS}]
+        message = client.messages.create(model=llama.model, messages=messages, max_tokens=40, extra_body={"temperature": 0})
+    assert message.content[0].text == text(answer)
+
+
+def test_drafts_are_accepted(llama: Served) -> None:
+    long = chat(llama, "Repeat this word for word: the quick brown fox jumps over the lazy dog. " * 4, max_tokens=120)
+    assert long["usage"]["completion_tokens"] > 20
+    accepted = [line for line in read_metrics(llama).splitlines() if line.startswith("outrider_accepted_tokens_total")]
+    assert sum(float(line.rsplit(" ", 1)[1]) for line in accepted) > 20
+
+
+def test_a_schema_and_a_tool_are_followed(llama: Served) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "colour", "strict": True, "schema": COLOUR}}
+    jsonschema.validate(json.loads(text(chat(llama, "Which colour is grass?", response_format=schema))), COLOUR)
+    fields: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    choice = chat(llama, "What is the weather in Paris?", **fields)["choices"][0]
+    [call] = choice["message"]["tool_calls"]
+    jsonschema.validate(json.loads(call["function"]["arguments"]), TOOL_SCHEMAS["weather"])
+
+
+def test_sessions_are_continued_and_forked(llama: Served) -> None:
+    first = chat(llama, FRUITS, session_id="one")
+    history = [{"role": "user", "content": FRUITS}, {"role": "assistant", "content": text(first)}]
+    second = chat(llama, "And three more?", session_id="one", messages=history, max_tokens=40)
+    assert cached(second) >= first["usage"]["prompt_tokens"]
+    shared = "You are given a long list. " + ", ".join(f"item {number}" for number in range(100))
+    fields: dict[str, Any] = {"messages": [{"role": "system", "content": shared}], "max_tokens": 8}
+    assert cached(chat(llama, FRUITS, **fields)) < 100
+    forked = chat(llama, "Name a colour.", **fields)
+    assert 200 < cached(forked) < forked["usage"]["prompt_tokens"] - 4
+
+
+def test_more_sessions_than_slots_are_swapped_and_go_on(llama: Served) -> None:
+    firsts = [chat(llama, f"Name {number} fruits.", session_id=f"swapped {number}", max_tokens=24) for number in range(3, 10)]
+    for number, first in zip(range(3, 10), firsts, strict=True):
+        history = [{"role": "user", "content": f"Name {number} fruits."}, {"role": "assistant", "content": text(first)}]
+        again = chat(llama, "Thank you.", session_id=f"swapped {number}", messages=history, max_tokens=8)
+        assert cached(again) >= first["usage"]["prompt_tokens"]
+
+
+def test_four_streams_at_once(llama: Served) -> None:
+    def ask(question: str) -> dict[str, Any]:
+        return chat(llama, question, max_tokens=48)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(ask, [FRUITS, *QUESTIONS[:3]]))
+    assert text(found[0]).count("\n") >= 2 and len({text(each) for each in found}) == 4
+
+
+def test_a_session_outlives_a_restart(tmp_path: Path) -> None:
+    installed()
+    flags = (*FLAGS, "--speculation.max_nodes", "12", "--sessions.folder", str(tmp_path))
+    with serving(*flags) as server:
+        first = chat(server, FRUITS, session_id="kept")
+    history = [{"role": "user", "content": FRUITS}, {"role": "assistant", "content": text(first)}]
+    with serving(*flags) as server:
+        again = chat(server, "And three more?", session_id="kept", messages=history, max_tokens=8)
+    assert cached(again) >= first["usage"]["prompt_tokens"]

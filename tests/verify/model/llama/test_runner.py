@@ -1,0 +1,220 @@
+"""Forwards by llama.cpp of the real model's file: trees, commits, forks, swaps, and the room that sessions share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.drafters.interface import DraftTree, Source
+from outrider.models import smollm2
+from outrider.verify.errors import ModelError
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.cache import paging
+from outrider.verify.model.cache.paging import OutOfPages
+from outrider.verify.model.segment import Segment
+
+pytest.importorskip("llama_cpp")
+from outrider.verify.model.llama.cache import LlamaCache
+from outrider.verify.model.llama.runner import LlamaRunner
+
+pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("llama")]
+CONTEXT = 1024
+# Logits spread over some 25 units. Forwards of other sizes add in another order, with activations rounded to 8 bits.
+ROUNDING = 2.0
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[LlamaRunner]:
+    try:
+        file = smollm2.locate()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    found = LlamaRunner(file, CONTEXT, on_gpu=False)
+    found.threads = 1
+    found.start(CONTEXT)
+    yield found
+
+
+@pytest.fixture
+def cache(runner: LlamaRunner) -> Iterator[LlamaCache]:
+    found = runner.new_cache()
+    assert isinstance(found, LlamaCache)
+    yield found
+
+
+def words(count: int, seed: int = 0) -> list[int]:
+    return Random(seed).choices(range(1000, 40000), k=count)
+
+
+def chain(tokens: list[int]) -> ForwardBatch:
+    return ForwardBatch.chain(torch.tensor(tokens))
+
+
+def read(runner: LlamaRunner, cache: LlamaCache, tokens: list[int]) -> None:
+    """Reads a part of a prompt."""
+    runner.forward(cache, chain(tokens), logits=False)
+    cache.length += len(tokens)
+
+
+def step(runner: LlamaRunner, cache: LlamaCache, token: int) -> torch.Tensor:
+    """The logits after one more token, which is committed."""
+    logits = runner.forward(cache, chain([token]))[0].clone()
+    cache.commit([0])
+    return logits
+
+
+def after(runner: LlamaRunner, text: list[int]) -> torch.Tensor:
+    """The logits after a text that is read token by token."""
+    cache = runner.new_cache()
+    assert isinstance(cache, LlamaCache)
+    return [step(runner, cache, token) for token in text][-1]
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether logits are equal but for rounding."""
+    return float((found - expected).abs().max()) < ROUNDING
+
+
+def tree(tokens: list[int], parents: list[int]) -> DraftTree:
+    depths = [0] * len(tokens)
+    for node, parent in enumerate(parents):
+        depths[node] = 1 if parent < 0 else depths[parent] + 1
+    ids, above, levels = (np.array(values, np.int32) for values in (tokens, parents, depths))
+    return DraftTree(ids, above, levels, np.ones(len(tokens), np.float32), np.full(len(tokens), Source.NONE, np.uint8))
+
+
+def test_logits_of_another_text_are_different(runner: LlamaRunner) -> None:
+    text = words(6)
+    assert same(after(runner, text), after(runner, text)) and not same(after(runner, text), after(runner, words(6, seed=1)))
+
+
+def test_every_node_of_a_tree_has_the_logits_of_its_path(runner: LlamaRunner, cache: LlamaCache) -> None:
+    prompt, root, nodes = words(5), words(1, seed=1)[0], words(40, seed=2)
+    random = Random(3)
+    parents = [-1, *(random.randrange(-1, node) for node in range(1, len(nodes)))]
+    read(runner, cache, prompt)
+    logits = runner.forward(cache, ForwardBatch.tree(root, tree(nodes, parents))).clone()
+    for node in range(0, len(nodes), 7):
+        path, place = [], node
+        while place >= 0:
+            path.append(nodes[place])
+            place = parents[place]
+        assert same(logits[node + 1], after(runner, [*prompt, root, *reversed(path)])), node
+
+
+@pytest.mark.parametrize(("rows", "path"), [([0], []), ([0, 1, 2], [0, 1]), ([0, 3, 4], [2, 3]), ([0, 3], [2])])
+def test_what_is_committed_is_the_text(runner: LlamaRunner, cache: LlamaCache, rows: list[int], path: list[int]) -> None:
+    prompt, root, nodes, last = words(5), words(1, seed=1)[0], words(4, seed=2), words(1, seed=4)[0]
+    read(runner, cache, prompt)
+    runner.forward(cache, ForwardBatch.tree(root, tree(nodes, [-1, 0, -1, 2])))
+    cache.commit(rows)
+    text = [*prompt, root, *(nodes[node] for node in path)]
+    assert cache.length == len(text)
+    assert same(step(runner, cache, last), after(runner, [*text, last]))
+
+
+def test_what_is_not_committed_leaves_nothing(runner: LlamaRunner, cache: LlamaCache) -> None:
+    prompt, last = words(5), words(1, seed=4)[0]
+    read(runner, cache, prompt)
+    for _ in range(3):
+        runner.forward(cache, ForwardBatch.tree(words(1)[0], tree(words(6), [-1, -1, 0, 0, 1, 1])))
+    assert same(step(runner, cache, last), after(runner, [*prompt, last]))
+    step(runner, cache, last)
+    cache.truncate(len(prompt))
+    assert same(step(runner, cache, last), after(runner, [*prompt, last]))
+
+
+def test_streams_in_one_forward_do_not_see_each_other(runner: LlamaRunner, cache: LlamaCache) -> None:
+    other = runner.new_cache()
+    assert isinstance(other, LlamaCache)
+    root = words(1, seed=1)[0]
+    drafted = tree(words(4, seed=2), [-1, -1, 0, 1])
+    for each, seed in ((cache, 5), (other, 6)):
+        read(runner, each, words(9, seed))
+    batch = ForwardBatch.tree(root, drafted)
+    found = [logits.clone() for logits in runner.forward_all([Segment(cache, batch), Segment(other, batch)])]
+    for logits, seed in zip(found, (5, 6), strict=True):
+        assert same(logits[4], after(runner, [*words(9, seed), root, int(drafted.tokens[1]), int(drafted.tokens[3])]))
+
+
+@pytest.mark.parametrize("length", [3, 300, paging.PAGE_TOKENS])
+def test_a_fork_and_a_swapped_out_session_go_on(runner: LlamaRunner, cache: LlamaCache, length: int) -> None:
+    text, last = words(length), words(1, seed=4)[0]
+    read(runner, cache, text)
+    expected = step(runner, cache, last)
+    cache.truncate(length)
+    forked = runner.new_cache()
+    forked.fork(cache, length)
+    assert forked.length == length and same(step(runner, forked, last), expected)  # type: ignore[arg-type]
+    rows = cache.swap_out()
+    assert (cache.length, rows.length) == (0, length)
+    cache.fork(rows, length)
+    assert cache.length == length and same(step(runner, cache, last), expected)
+
+
+def test_a_part_of_a_swapped_out_session_is_restored_in_whole_pages(runner: LlamaRunner, cache: LlamaCache) -> None:
+    text, last = words(300), words(1, seed=4)[0]
+    read(runner, cache, text)
+    rows = cache.swap_out()
+    cache.fork(rows, 290)
+    assert cache.length == paging.PAGE_TOKENS
+    cache.fork(rows, 100)
+    assert cache.length == 0
+    cache.fork(rows, 290)
+    read(runner, cache, text[paging.PAGE_TOKENS :])
+    fresh = runner.new_cache()
+    assert isinstance(fresh, LlamaCache)
+    read(runner, fresh, text)
+    assert same(step(runner, cache, last), step(runner, fresh, last))
+
+
+def test_sequences_and_pages_are_given_back(runner: LlamaRunner, cache: LlamaCache) -> None:
+    free, nodes = runner.free_pages, runner.draft_nodes
+    other = runner.new_cache()
+    assert isinstance(other, LlamaCache) and runner.draft_nodes <= nodes
+    read(runner, other, words(300))
+    assert free is not None and runner.free_pages == free - 2
+    for _ in range(4):  # more leaves than there are sequences
+        runner.forward(other, ForwardBatch.tree(1, tree(words(100), [-1] * 100)))
+        other.commit([0, 7])
+    assert other.length == 308
+    del other
+    assert (runner.free_pages, runner.draft_nodes) == (free, nodes)
+
+
+def test_a_forward_without_room_changes_nothing(runner: LlamaRunner, cache: LlamaCache) -> None:
+    read(runner, cache, words(30))
+    others = [runner.new_cache() for _ in range(3)]
+    with pytest.raises(OutOfPages):
+        for other in others:
+            assert isinstance(other, LlamaCache)
+            read(runner, other, words(900))
+    del other
+    others.clear()
+    last = words(1, seed=4)[0]
+    assert same(step(runner, cache, last), after(runner, [*words(30), last]))
+
+
+def test_an_8_bit_cache(runner: LlamaRunner) -> None:
+    small = LlamaRunner(smollm2.locate(), CONTEXT, "int8", on_gpu=False)
+    small.start(CONTEXT)
+    assert small.dtypes == ("float32", "int8")
+    assert small.cache_shape.bytes_for(1) < 0.6 * runner.cache_shape.bytes_for(1)
+    assert same(after(small, words(20)), after(runner, words(20)))
+
+
+def test_a_cache_of_fp8_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"model\.kv_dtype is fp8, which llama\.cpp's cache does not have"):
+        LlamaRunner(smollm2.locate(), kv_dtype="fp8")
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(b"GGUF" + bytes(64))
+    with pytest.raises(ModelError, match=r"llama\.cpp cannot load"):
+        LlamaRunner(file)

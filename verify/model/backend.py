@@ -1,0 +1,62 @@
+"""Which backend computes a model: transformers' code with our kernels, or llama.cpp."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import cached_file
+
+from outrider.verify.checkpoint import locate
+from outrider.verify.errors import ModelError
+from outrider.verify.model.invariance import Invariant
+from outrider.verify.model.llama import library
+from outrider.verify.model.llama.runner import LlamaRunner
+from outrider.verify.model.loading import LoadOptions, load_weights, resolve_device, start_model
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.torch_runner import TorchRunner
+
+
+def load(options: LoadOptions) -> ModelRunner:
+    """The model at `options.path`, to be started by `start`. Raises ModelError."""
+    return load_llama(options) if is_for_llama(options) else load_weights(options)
+
+
+def start(
+    runner: ModelRunner,
+    path: str,
+    context_tokens: int,
+    invariant: Invariant = "off",
+    finding: Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> None:
+    """As `outrider.verify.model.loading.start_model`, for the runner of any backend."""
+    if isinstance(runner, TorchRunner):
+        start_model(runner, path, context_tokens, invariant, finding, tokenizer)
+    elif invariant == "on":
+        raise ModelError("The bits of llama.cpp's logits depend on the rows beside them; set model.invariant to auto.")
+    else:
+        runner.start(context_tokens)
+
+
+def is_for_llama(options: LoadOptions) -> bool:
+    """Whether llama.cpp computes the model: as the options say, or where nothing else has a GPU for a GGUF file."""
+    if options.backend != "auto":
+        return options.backend == "llama.cpp"
+    has_gpu = resolve_device("auto").type != "cpu"
+    if has_gpu or options.device != "auto" or not options.reads_blocks or not library.is_installed():
+        return False
+    return locate(options.path, options.revision).gguf is not None and library.has_gpu()
+
+
+def load_llama(options: LoadOptions) -> LlamaRunner:
+    """A GGUF file by llama.cpp, to be started. Raises ModelError."""
+    location = locate(options.path, options.revision)
+    if location.gguf is None:
+        raise ModelError(f"model.backend is llama.cpp, but the model at {options.path!r} is no GGUF file; name one.")
+    if options.quantization or options.dtype != "auto":
+        raise ModelError(
+            "model.backend is llama.cpp, which serves a file's weights as they are; leave out model.quantize and model.dtype."
+        )
+    file = Path(str(cached_file(location.source, location.gguf, revision=options.revision)))
+    return LlamaRunner(file, options.context_tokens, options.kv_dtype, on_gpu=options.device != "cpu")

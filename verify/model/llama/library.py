@@ -1,0 +1,213 @@
+"""The part of llama.cpp's interface that a runner needs, by the package llama-cpp-python.
+
+Promises that calls of several threads come one after the other. Knows nothing about sessions or trees.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider.verify.errors import ModelError
+from outrider.verify.model.cache.paging import OutOfPages
+from outrider.verify.model.private_torch import has_amx
+
+log = logging.getLogger("outrider.worker")
+
+PACKAGE = "llama-cpp-python"
+# The most rows of a forward.
+MOST_ROWS = 1024
+# llama.cpp's numbers of the data types of keys and values, by `model.kv_dtype`.
+KV_TYPES = {"auto": 1, "int8": 8}  # float16, Q8_0
+KV_NAMES = {"auto": "float16", "int8": "int8"}
+ALL_LAYERS, FLASH_ATTENTION, ERROR_LEVEL = 1 << 30, 1, 4
+
+
+def is_installed() -> bool:
+    """Whether the package is installed."""
+    return find_spec("llama_cpp") is not None
+
+
+@cache
+def library() -> Any:
+    """The package's module, whose messages go to our log. Raises ModelError if it is not installed."""
+    if not is_installed():
+        raise ModelError(f"model.backend is llama.cpp, which needs {PACKAGE}; install it with pip install {PACKAGE}.")
+    from llama_cpp import llama_cpp
+
+    @llama_cpp.llama_log_callback
+    def log_message(level: int, text: bytes, _: object) -> None:
+        kind = logging.INFO if level == ERROR_LEVEL else logging.DEBUG
+        log.log(kind, "llama.cpp: %s", text.decode(errors="replace").rstrip())
+
+    llama_cpp.outrider_log = log_message  # the library keeps only its address
+    llama_cpp.llama_log_set(log_message, None)
+    llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
+def has_gpu() -> bool:
+    """Whether the package is installed and was built for a GPU."""
+    return is_installed() and bool(library().llama_supports_gpu_offload())
+
+
+class LlamaModel:
+    """The weights of a GGUF file."""
+
+    def __init__(self, file: Path, on_gpu: bool) -> None:
+        """With `on_gpu`, the layers are on the GPU as far as the library was built for one. Raises ModelError."""
+        self._api = library()
+        parameters = self._api.llama_model_default_params()
+        parameters.n_gpu_layers = ALL_LAYERS if on_gpu else 0
+        parameters.use_extra_bufts = not has_amx()  # llama.cpp's kernels for AMX crash on some CPUs
+        self.handle = self._api.llama_model_load_from_file(str(file).encode(), parameters)
+        if not self.handle:
+            raise ModelError(f"llama.cpp cannot load {str(file)!r}; set logging.level to debug to see why.")
+        self._vocabulary = self._api.llama_model_get_vocab(self.handle)
+        self.vocabulary = int(self._api.llama_vocab_n_tokens(self._vocabulary))
+        self.context_tokens = int(self._api.llama_model_n_ctx_train(self.handle))
+        self.weight_bytes = int(self._api.llama_model_size(self.handle))
+        self.weights = int(self._api.llama_model_n_params(self.handle))
+
+    def __del__(self) -> None:
+        if handle := getattr(self, "handle", None):
+            self._api.llama_model_free(handle)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether layers have a state that cannot return to an earlier token."""
+        return bool(self._api.llama_model_is_recurrent(self.handle) or self._api.llama_model_is_hybrid(self.handle))
+
+    @property
+    def is_decoder(self) -> bool:
+        """Whether the model continues a text."""
+        api = self._api
+        return bool(api.llama_model_has_decoder(self.handle) and not api.llama_model_has_encoder(self.handle))
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        return frozenset(id for id in range(self.vocabulary) if self._api.llama_vocab_is_eog(self._vocabulary, id))
+
+    @property
+    def description(self) -> str:
+        """The architecture, size and type of the weights."""
+        text = ctypes.create_string_buffer(256)
+        self._api.llama_model_desc(self.handle, text, len(text))
+        return text.value.decode(errors="replace")
+
+
+class LlamaContext:
+    """The cache of all sequences, and forwards over it."""
+
+    def __init__(self, model: LlamaModel, positions: int, threads: int, kv_dtype: str = "auto", sequences: int = 1) -> None:
+        """A cache for `positions` of all sequences together. Raises ModelError."""
+        self._model, self._api = model, library()
+        self._lock = RLock()
+        parameters = self._api.llama_context_default_params()
+        parameters.n_ctx, parameters.n_seq_max = positions, sequences
+        parameters.n_batch = parameters.n_ubatch = min(MOST_ROWS, positions)
+        parameters.n_threads = parameters.n_threads_batch = threads
+        parameters.type_k = parameters.type_v = KV_TYPES[kv_dtype]
+        if kv_dtype != "auto":
+            parameters.flash_attn_type = FLASH_ATTENTION
+        # One buffer, in which sequences share the positions that they have in common; windows keep what is before them.
+        parameters.kv_unified = parameters.swa_full = True
+        self.handle = self._api.llama_init_from_model(model.handle, parameters)
+        if not self.handle:
+            raise ModelError(
+                f"llama.cpp has no memory for a cache of {positions} tokens; lower model.context_tokens, or free memory."
+            )
+        self._memory = self._api.llama_get_memory(self.handle)
+
+    def __del__(self) -> None:
+        if handle := getattr(self, "handle", None):
+            self._api.llama_free(handle)
+
+    @staticmethod
+    def most_sequences() -> int:
+        """The most sequences of a cache."""
+        return int(library().llama_max_parallel_sequences())
+
+    def forward(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        sequences: Sequence[Sequence[int]],
+        kept: NDArray[np.bool_],
+    ) -> torch.Tensor:
+        """Computes rows of tokens [N] at positions [N], which belong to these sequences, and writes their keys and values.
+
+        Returns the logits of the rows in `kept` [N], float32 [M, V], valid until the next forward. Raises OutOfPages.
+        """
+        counts = np.array([len(each) for each in sequences], np.int32)
+        ids = np.concatenate([np.asarray(each, np.int32) for each in sequences])
+        starts = ids.ctypes.data + 4 * (np.cumsum(counts, dtype=np.uint64) - counts.astype(np.uint64))
+        batch = self._api.llama_batch()
+        batch.n_tokens = len(tokens)
+        outputs = kept.astype(np.int8)
+        rows: dict[str, NDArray[Any]] = {
+            "token": tokens,
+            "pos": positions,
+            "n_seq_id": counts,
+            "seq_id": starts,
+            "logits": outputs,
+        }
+        for name, kind in batch._fields_:
+            if name in rows:
+                setattr(batch, name, ctypes.cast(rows[name].ctypes.data, kind))
+        with self._lock:
+            result = self._api.llama_decode(self.handle, batch)
+            if result == 1:
+                raise OutOfPages("llama.cpp's cache has no room for the rows of this forward.")
+            if result:
+                raise RuntimeError(f"llama.cpp's forward failed with the code {result}.")
+            found = self._api.llama_get_logits(self.handle)
+        return torch.from_numpy(np.ctypeslib.as_array(found, (int(outputs.sum()), self._model.vocabulary)))
+
+    def copy(self, source: int, to: int, start: int, end: int) -> None:
+        """Makes the positions of a sequence from `start` to `end` those of another one, too."""
+        with self._lock:
+            self._api.llama_memory_seq_cp(self._memory, source, to, start, end)
+
+    def remove(self, sequence: int, start: int) -> None:
+        """Takes the positions from `start` on from a sequence."""
+        with self._lock:
+            self._api.llama_memory_seq_rm(self._memory, sequence, start, -1)
+
+    def save(self, sequence: int, scratch: int, start: int, end: int) -> NDArray[np.uint8]:
+        """The keys and values of a sequence's positions from `start` to `end`. The sequence `scratch` is empty."""
+        with self._lock:
+            self.copy(sequence, scratch, start, end)
+            found = np.empty(self._api.llama_state_seq_get_size(self.handle, scratch), np.uint8)
+            size = self._api.llama_state_seq_get_data(self.handle, _bytes(found), len(found), scratch)
+            self.remove(scratch, 0)
+        return found[:size]
+
+    def restore(self, sequence: int, scratch: int, start: int, end: int, saved: NDArray[np.uint8]) -> None:
+        """Adds what `save` has returned, and possibly bytes after it, to a sequence. Raises OutOfPages."""
+        with self._lock:
+            if not self._api.llama_state_seq_set_data(self.handle, _bytes(saved), len(saved), scratch):
+                raise OutOfPages("llama.cpp's cache has no room for the rows of a session.")
+            self.copy(scratch, sequence, start, end)
+            self.remove(scratch, 0)
+
+
+def name() -> str:
+    """The library and its version, for people."""
+    return f"llama.cpp ({PACKAGE} {version(PACKAGE)})"
+
+
+def _bytes(array: NDArray[np.uint8]) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))

@@ -1,0 +1,154 @@
+"""The model runner whose forwards llama.cpp computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+
+from outrider.drafters.interface import MAX_NODES
+from outrider.verify.errors import ModelError
+from outrider.verify.model.cache import paging
+from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
+from outrider.verify.model.cache.paging import page_count
+from outrider.verify.model.cache.shape import CacheShape, LayerShape
+from outrider.verify.model.invariant_range import InvariantRange
+from outrider.verify.model.llama import library
+from outrider.verify.model.llama.cache import LlamaCache, SequencePool
+from outrider.verify.model.llama.library import KV_NAMES, KV_TYPES, MOST_ROWS, LlamaContext, LlamaModel
+from outrider.verify.model.memory import keep_freed_memory
+from outrider.verify.model.runner import ModelRunner
+from outrider.verify.model.segment import Segment, kept_rows, positions_of, tokens_of
+
+# Sessions that are in the cache, unless settings ask for more: attention reads past the rows of all of them.
+MOST_CACHES = 4
+# The contexts that the cache of all sessions has room for. llama.cpp takes its memory at once.
+CONTEXTS = 2
+
+
+class LlamaRunner(ModelRunner):
+    """A GGUF file that llama.cpp has loaded. Has the interface of `ModelRunner`, without a model of transformers."""
+
+    can_assume, most_caches = False, MOST_CACHES
+    in_pages = True  # sessions share the positions of one cache
+
+    def __init__(self, file: Path, context_tokens: int | None = None, kv_dtype: str = "auto", on_gpu: bool = True) -> None:
+        """Call `start` before any other method. Raises ModelError."""
+        if kv_dtype not in KV_TYPES:
+            raise ModelError(f"model.kv_dtype is {kv_dtype}, which llama.cpp's cache does not have; set it to auto or int8.")
+        self.llama = LlamaModel(file, on_gpu)
+        if self.llama.keeps_states or not self.llama.is_decoder:
+            kind = "layers whose states cannot return to an earlier token" if self.llama.is_decoder else "an encoder"
+            raise ModelError(f"The model in {file.name!r} has {kind}, which llama.cpp cannot verify drafts with; leave"
+                             " model.backend out to serve it by PyTorch.")  # fmt: skip
+        self.device = torch.device("cpu")  # of the logits
+        self.vocabulary, self.weight_bytes = self.llama.vocabulary, self.llama.weight_bytes
+        self.weight_bits = round(8 * self.weight_bytes / max(1, self.llama.weights), 2)
+        self.model_tokens = self.llama.context_tokens
+        self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
+        self.stop_tokens = self.llama.ends
+        self.description = f"{file.name}, {self.llama.description}"
+        self._kv_dtype = kv_dtype
+        self.cache_shape = self._probe()
+        self.invariance = "off: the bits of llama.cpp's logits depend on the rows beside them"
+        self._sequences: SequencePool | None = None
+
+    def _probe(self) -> CacheShape:
+        """The bytes that llama.cpp saves of one position, its header included. Raises ModelError if logits are NaN."""
+        context = LlamaContext(self.llama, paging.PAGE_TOKENS, 1, self._kv_dtype, 2)
+        logits = context.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), [[0]], np.ones(1, np.bool_))
+        if not bool(logits.isfinite().any()):
+            raise ModelError(f"The model in {self.description} computes NaN in llama.cpp; check its weights.")
+        return CacheShape((LayerShape(1, len(context.save(0, 1, 0, 1)), 0),), torch.uint8, self.device)
+
+    def start(self, context_tokens: int, bounds: InvariantRange | None = None) -> None:
+        """As in `ModelRunner`, without an invariant range."""
+        assert bounds is None
+        self.context_tokens = min(self.model_tokens, context_tokens)
+        self._sequences = None  # frees its memory first
+        full = page_count(self._positions, paging.PAGE_TOKENS)
+        pages = full if self.pages is None else max(full, min(self.pages, CONTEXTS * full))
+        threads = self.threads or torch.get_num_threads()
+        positions, sequences = pages * paging.PAGE_TOKENS, LlamaContext.most_sequences()
+        context = LlamaContext(self.llama, positions, threads, self._kv_dtype, sequences)
+        self._sequences = SequencePool(context, self.cache_shape, pages)
+        keep_freed_memory()
+        # llama.cpp has threads of its own. Torch's would wait for work on the same cores.
+        torch.set_num_threads(1)
+
+    @property
+    def _positions(self) -> int:
+        return self.context_tokens + MARGIN_POSITIONS
+
+    @property
+    def free_pages(self) -> int | None:
+        """Pages of llama.cpp's cache that no session takes."""
+        return None if self._sequences is None else self._sequences.free
+
+    @property
+    def dtypes(self) -> tuple[str, str]:
+        """As in `ModelRunner`."""
+        return "float32", KV_NAMES[self._kv_dtype]
+
+    @property
+    def backends(self) -> str:
+        """As in `ModelRunner`."""
+        return f"{library.name()}, {self.weight_bytes} bytes"
+
+    @property
+    def kernels(self) -> str:
+        """As in `ModelRunner`."""
+        return library.name()
+
+    @property
+    def max_rows(self) -> int:
+        """As in `ModelRunner`."""
+        return MOST_ROWS
+
+    @property
+    def draft_nodes(self) -> int:
+        """As in `ModelRunner`: each session may have a sequence for every node."""
+        assert self._sequences is not None
+        return min(MAX_NODES, self._sequences.nodes)
+
+    def new_cache(self) -> KVCache:
+        """An empty cache for a full context."""
+        assert self._sequences is not None
+        return LlamaCache(self._sequences, self._positions)
+
+    def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """As `ModelRunner.forward_all`: several forwards if the rows are too many for one."""
+        caches = [cast(LlamaCache, each.cache) for each in segments]
+        for cache in caches:
+            cache.release()
+        assert self._sequences is not None
+        self._sequences.reserve([(cache, segment.rows) for cache, segment in zip(caches, segments, strict=True)])
+        groups = list(self._groups(segments))
+        found: list[torch.Tensor] = []
+        for group in groups:
+            logits = self._together(group)
+            found += (logits if len(groups) == 1 else logits.clone()).split([segment.kept for segment in group])
+        return found
+
+    def _groups(self, segments: Sequence[Segment]) -> Iterator[list[Segment]]:
+        """The segments that are computed at once."""
+        group: list[Segment] = []
+        rows = 0
+        for segment in segments:
+            if group and rows + segment.rows > MOST_ROWS:
+                yield group
+                group, rows = [], 0
+            group.append(segment)
+            rows += segment.rows
+        yield group
+
+    def _together(self, segments: Sequence[Segment]) -> torch.Tensor:
+        assert self._sequences is not None
+        sequences = [each for segment in segments for each in cast(LlamaCache, segment.cache).place(segment.batch)]
+        tokens, positions = tokens_of(segments).numpy().astype(np.int32), positions_of(segments).numpy().astype(np.int32)
+        kept = np.zeros(len(tokens), np.bool_)
+        kept[kept_rows(segments).numpy()] = True
+        return self._sequences.context.forward(tokens, positions, sequences, kept)
