@@ -7,7 +7,6 @@ update, for a reader that has just read the previous manifest.
 
 from __future__ import annotations
 
-import fcntl
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from pydantic import TypeAdapter
 from outrider.drafters.tables import datastore
 from outrider.drafters.tables.array_file import ArrayFileError
 from outrider.drafters.tables.splice import splice
+from outrider.server import system
 from outrider.server.batches import batches
 from outrider.server.datastore_builder import BLOCK_TOKENS, DatastoreError, open_tokenizer
 from outrider.server.datastore_tree import Stamp, WorkingTree, read_file
@@ -223,7 +223,7 @@ def _lock(folder: Path) -> IO[bytes]:
     except OSError as error:
         raise DatastoreError(f"{folder} cannot be written ({error.strerror}); give another folder with --out.") from None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        system.lock(lock, wait=False)
     except OSError:
         lock.close()
         raise DatastoreError(f"{folder} is updated by another `outrider datastore watch`; end that first.") from None

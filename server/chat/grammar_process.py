@@ -16,7 +16,7 @@ from collections import OrderedDict
 from typing import NamedTuple, TextIO
 
 from outrider.server.chat.grammar_job import GrammarJob
-from outrider.server.engine.worker_process import command, environment_without_settings
+from outrider.server.engine.program import start
 from outrider.server.fair_threads import FairThreads
 
 log = logging.getLogger("outrider")
@@ -41,16 +41,7 @@ class GrammarProcess:
 
     def __init__(self) -> None:
         """Starts the process; returns when it is ready. Raises OSError."""
-        end, theirs = socket.socketpair()
-        with theirs:
-            program = command("outrider.server.chat.grammar_validator", str(theirs.fileno()))
-            try:
-                self._process = subprocess.Popen(
-                    program, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment_without_settings()
-                )
-            except OSError:
-                end.close()
-                raise
+        self._process, end = start("outrider.server.chat.grammar_validator")
         end.settimeout(ANSWER_SECONDS)
         self._socket, self._answers = end, end.makefile(encoding="ascii")
         self.close = weakref.finalize(self, close, self._process, self._socket, self._answers)

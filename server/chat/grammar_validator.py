@@ -12,14 +12,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
-import signal
 import socket
 import threading
 
 from llguidance import LLMatcher, LLTokenizer
 
 from outrider.server.chat.grammar_job import TooDeep, build, decode
+from outrider.server.engine.program import connected
+from outrider.server.system import limit_memory, limit_processor_time, stack_limit
 from outrider.verify.constraints.limits import LIMITS, first_line
 
 # A grammar may take this long. LIMITS keeps the slowest known grammars below 1 s.
@@ -32,11 +32,11 @@ MAX_STACK_BYTES = 2 << 20
 STACK_SHARE = 4
 
 
-def main(file_descriptor: str) -> None:
-    """Validates grammars from the inherited socket with this number until the front end closes it."""
+def main(argument: str) -> None:
+    """Validates grammars from the socket until the front end closes it."""
     limit_process()
     threading.stack_size(stack_bytes())
-    wire = socket.socket(fileno=int(file_descriptor))
+    wire = connected(argument)
     thread = threading.Thread(target=serve, args=(wire,))
     thread.start()
     thread.join()
@@ -46,14 +46,13 @@ def limit_process() -> None:
     """Limits memory, and drops core dumps and panic messages, which contain text of clients."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with contextlib.suppress(OSError, ValueError):  # some systems have no such limit
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        limit_memory(MEMORY_BYTES)
 
 
 def stack_bytes() -> int:
     """The size of the validating thread's stack."""
-    limit = resource.getrlimit(resource.RLIMIT_STACK)[0]
-    return MAX_STACK_BYTES if limit == resource.RLIM_INFINITY else min(MAX_STACK_BYTES, limit // STACK_SHARE)
+    limit = stack_limit()
+    return MAX_STACK_BYTES if limit is None else min(MAX_STACK_BYTES, limit // STACK_SHARE)
 
 
 def serve(wire: socket.socket) -> None:
@@ -67,9 +66,9 @@ def serve(wire: socket.socket) -> None:
             line = lines.readline()
             if not line:
                 return
-            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # its signal ends the process
+            limit_processor_time(CPU_SECONDS)
             answer = answer_to(line, tokenizer)
-            signal.setitimer(signal.ITIMER_PROF, 0)
+            limit_processor_time(0)
 
 
 def answer_to(line: str, tokenizer: LLTokenizer) -> tuple[str, str, str]:

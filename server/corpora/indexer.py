@@ -37,9 +37,9 @@ NICENESS = 5
 SUFFIX = ".block"
 
 
-def main(file_descriptor: str) -> None:
-    """Answers changes from the inherited socket with this number until the front end closes it."""
-    answer_all(file_descriptor, lambda message: encode(answer(decode_change(message))), NICENESS)
+def main(argument: str) -> None:
+    """Answers changes from the socket until the front end closes it."""
+    answer_all(argument, lambda message: encode(answer(decode_change(message))), NICENESS)
 
 
 def answer(change: Change) -> Outcome:

@@ -37,8 +37,8 @@ class Model(Protocol):
         """The answer to a request of its kind."""
 
 
-def main(file_descriptor: str) -> None:
-    """Answers requests from the inherited socket with this number until the front end closes it."""
+def main(argument: str) -> None:
+    """Answers requests from the socket until the front end closes it."""
     model: list[Model] = []
 
     def answer(message: bytes) -> bytes:
@@ -52,7 +52,7 @@ def main(file_descriptor: str) -> None:
             first_line = str(error).strip().partition("\n")[0]
             return encode(Failed(f"{type(error).__name__}: {first_line.rstrip('.')}"))
 
-    answer_all(file_descriptor, answer, NICENESS)
+    answer_all(argument, answer, NICENESS)
 
 
 def load(request: Load) -> Model:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import subprocess
 from collections import deque
 from collections.abc import Callable
 
+from outrider.server.engine.program import connected, start
 from outrider.server.engine.transport import FrontSide, WorkerSide, connect
-from outrider.server.engine.worker_process import command, environment_without_settings
 
 WAIT_SECONDS = 60.0
 
@@ -49,13 +48,7 @@ class Helper:
         return await answer
 
     async def _start(self) -> FrontSide:
-        end, theirs = socket.socketpair()
-        try:
-            with theirs:
-                self._process = await asyncio.to_thread(launch, self._module, theirs)
-        except BaseException:
-            end.close()
-            raise
+        self._process, end = await asyncio.to_thread(start, self._module)
         self._side = await connect(end, self._on_message, self._on_end)
         return self._side
 
@@ -81,16 +74,11 @@ class Helper:
                 await asyncio.to_thread(self._process.wait)
 
 
-def launch(module: str, end: socket.socket) -> subprocess.Popen[bytes]:
-    """The process, with its end of the socket. Raises OSError."""
-    program = command(module, str(end.fileno()))
-    return subprocess.Popen(program, stdin=subprocess.DEVNULL, pass_fds=[end.fileno()], env=environment_without_settings())
-
-
-def answer_all(file_descriptor: str, answer: Callable[[bytes], bytes], niceness: int) -> None:
-    """The program's main loop: answers messages from the inherited socket until the front end closes it."""
-    os.nice(niceness)
-    wire = WorkerSide(socket.socket(fileno=int(file_descriptor)))
+def answer_all(argument: str, answer: Callable[[bytes], bytes], niceness: int) -> None:
+    """The program's main loop: answers messages from the socket until the front end closes it."""
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(niceness)
+    wire = WorkerSide(connected(argument))
     with contextlib.suppress(EOFError, OSError):
         while True:
             for message in wire.receive(WAIT_SECONDS):

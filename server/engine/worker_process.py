@@ -1,38 +1,16 @@
-"""The operating-system process of a worker: starts it, waits for it and kills it.
-
-The worker is a program of its own, not a multiprocessing child: the front end never imports the worker's modules, and the
-worker does not import the front end's main module. It ends by itself when its socket closes.
-"""
+"""The operating-system process of a worker: starts it, waits for it and kills it."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import subprocess
-import sys
 import time
 from typing import Any, ClassVar
 
-from outrider.server.engine import messages
+from outrider.server.engine import messages, program
 from outrider.server.engine.messages import Start
 from outrider.server.engine.transport import framed
 from outrider.server.settings import Settings
-
-# The program gets this process's module search path, so that both run the same code wherever it is installed. Ctrl-C reaches
-# the whole process group; only the front end handles it.
-PROGRAM = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-sys.path[:] = sys.argv[2:]
-from {module} import main
-main(sys.argv[1])
-"""
-
-
-def command(module: str, argument: str) -> list[str]:
-    """The command line that calls `main(argument)` of a module of this project in a new Python process."""
-    return [sys.executable, "-P", "-c", PROGRAM.format(module=module), argument, *sys.path]
 
 
 class WorkerProcess:
@@ -43,16 +21,7 @@ class WorkerProcess:
     def __init__(self, settings: Settings) -> None:
         """Starts the process; returns at once. The settings cross the socket without the API keys. Raises OSError."""
         started_at = time.monotonic()
-        self.socket, theirs = socket.socketpair()
-        with theirs:
-            program = command(self.module, str(theirs.fileno()))
-            try:
-                self._process = subprocess.Popen(
-                    program, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment_without_settings()
-                )
-            except BaseException:
-                self.socket.close()
-                raise
+        self._process, self.socket = program.start(self.module)
         with contextlib.suppress(ConnectionError):  # the closed socket reports a worker that has already ended
             self.socket.sendall(framed(messages.encode(Start(encode_settings(settings), started_at))))
 
@@ -80,11 +49,6 @@ class WorkerProcess:
         self._process.kill()
         self._process.wait()
         self.socket.close()
-
-
-def environment_without_settings() -> dict[str, str]:
-    """The environment without settings, which may contain API keys."""
-    return {name: value for name, value in os.environ.items() if not name.upper().startswith("OUTRIDER_")}
 
 
 def encode_settings(settings: Settings) -> dict[str, Any]:

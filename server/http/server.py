@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import socket
 from math import ceil
 from types import FrameType
@@ -16,6 +15,7 @@ from fastapi import FastAPI
 from outrider.server.http.exposition import create_metrics_app
 from outrider.server.http.protocol import Connections
 from outrider.server.settings import Settings
+from outrider.server.system import allow_open_files
 from outrider.server.telemetry.metrics import Metrics
 
 # The process needs this many open files in addition to its connections.
@@ -129,14 +129,6 @@ def new_config(app: FastAPI, settings: Settings, metrics: Metrics, grace_seconds
         proxy_headers=bool(settings.server.trusted_proxies),
         forwarded_allow_ips=list(settings.server.trusted_proxies),
     )
-
-
-def allow_open_files(count: int) -> None:
-    """Raises this process's limit of open files to `count` if the system allows it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def address(listener: socket.socket) -> str:

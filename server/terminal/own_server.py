@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from outrider.server.engine.worker_process import command
+from outrider.server.engine.program import command
 from outrider.server.settings import Settings, load_settings
 from outrider.server.settings.access import Auth
 from outrider.server.terminal.client import ChatError, Client

@@ -20,7 +20,8 @@ from dataclasses import asdict
 from outrider.drafters.kernel import NotCached, without_compiling
 from outrider.drafters.options import NAMES, DrafterName
 from outrider.drafters.registry import Resources, warm
-from outrider.server.engine.worker_process import command, decode_settings, encode_settings
+from outrider.server.engine.program import command
+from outrider.server.engine.worker_process import decode_settings, encode_settings
 from outrider.server.settings import Settings
 from outrider.server.worker.resources import Tables, distinct, load_resources
 

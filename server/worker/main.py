@@ -9,12 +9,12 @@ import contextlib
 import gc
 import logging
 import os
-import socket
 import threading
 import time
 
 from outrider.server.engine import messages
 from outrider.server.engine.messages import Ready, Refused, Start
+from outrider.server.engine.program import connected
 from outrider.server.engine.transport import WorkerSide
 from outrider.server.engine.worker_process import decode_settings
 from outrider.server.imports import frozen_imports
@@ -25,9 +25,9 @@ from outrider.server.telemetry.logs import configure
 START_SECONDS = 60.0
 
 
-def main(file_descriptor: str) -> None:
-    """Runs a worker over the inherited socket with this number, until the front end stops it or closes the socket."""
-    wire = WorkerSide(socket.socket(fileno=int(file_descriptor)))
+def main(argument: str) -> None:
+    """Runs a worker over the socket, until the front end stops it or closes the socket."""
+    wire = WorkerSide(connected(argument))
     threading.Thread(target=end_with_front_end, args=(wire,), daemon=True).start()
     try:
         start = receive_start(wire)

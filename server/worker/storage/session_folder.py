@@ -7,7 +7,6 @@ has its name is complete. Knows nothing about what the files hold.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import stat
@@ -16,6 +15,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
+
+from outrider.server import system
 
 LOCK = ".lock"
 SESSION, PAGE = ".session", ".page"
@@ -62,7 +63,7 @@ class SessionFolder:
     def locked(self) -> Iterator[None]:
         """Excludes the other processes. Raises OSError."""
         with open(self._path / LOCK, "ab", opener=private) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            system.lock(lock)
             yield
 
     def sizes(self, *suffixes: str) -> dict[Path, int]:
@@ -93,7 +94,7 @@ class SessionFolder:
         for path in self._path.glob("*/*"):
             if path.suffix not in (SESSION, PAGE):
                 with contextlib.suppress(OSError), open(path, "rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its writer would hold it
+                    system.lock(file, wait=False)  # its writer would hold it
                     path.unlink()
 
 
@@ -102,7 +103,7 @@ def partial_file(folder: Path) -> Iterator[BinaryIO]:
     """A new file, which is removed at the end unless it was renamed. Raises OSError."""
     path = folder / f"{uuid.uuid4().hex}{PARTIAL}"
     with open(path, "xb", opener=private) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the lock is held until the file is closed, or its process has ended
+        system.lock(file)  # the lock is held until the file is closed, or its process has ended
         try:
             yield file
         finally:

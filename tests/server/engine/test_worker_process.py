@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.server.engine.worker_process import WorkerProcess, command, decode_settings, encode_settings
+from outrider.server.engine.program import command
+from outrider.server.engine.worker_process import WorkerProcess, decode_settings, encode_settings
 from outrider.server.settings import load_settings
 
 

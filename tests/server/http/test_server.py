@@ -20,9 +20,10 @@ import uvicorn
 from outrider import models
 from outrider.server.engine.messages import Request, TokenEvent
 from outrider.server.http.exposition import create_metrics_app
-from outrider.server.http.server import DrainingServer, MetricsServer, allow_open_files, new_config
+from outrider.server.http.server import DrainingServer, MetricsServer, new_config
 from outrider.server.serve import listen
 from outrider.server.settings import load_settings
+from outrider.server.system import allow_open_files
 from tests.server.fakes import FakeEngine, app_with
 from tests.server.http.test_protocol import GET, UPLOAD
 from tests.servers import wait_until

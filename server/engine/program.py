@@ -1,0 +1,104 @@
+"""Programs beside the front end: new Python processes of this project, with a socket to each.
+
+They are no multiprocessing children: the front end never imports their modules, and they do not import its main module. A
+program ends by itself when its socket closes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+
+from outrider.server.system import is_posix
+
+# A program gets this process's module search path, so that both run the same code wherever it is installed. Ctrl-C reaches the
+# whole process group; only the front end handles it.
+PROGRAM = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.path[:] = sys.argv[2:]
+from {module} import main
+main(sys.argv[1])
+"""
+SECRET_BYTES = 32
+CONNECT_SECONDS = 60.0
+
+
+def command(module: str, argument: str) -> list[str]:
+    """The command line that calls `main(argument)` of a module of this project in a new Python process."""
+    return [sys.executable, "-P", "-c", PROGRAM.format(module=module), argument, *sys.path]
+
+
+def environment_without_settings() -> dict[str, str]:
+    """The environment without settings, which may contain API keys."""
+    return {name: value for name, value in os.environ.items() if not name.upper().startswith("OUTRIDER_")}
+
+
+def start(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Starts `main` of a module, which calls `connected` with its argument. Returns the process and the socket to it.
+
+    Raises OSError.
+    """
+    return start_with_descriptor(module) if is_posix() else start_with_port(module)
+
+
+def connected(argument: str) -> socket.socket:
+    """The program's end of the socket."""
+    if is_posix():
+        return socket.socket(fileno=int(argument))
+    end = socket.create_connection(("127.0.0.1", int(argument)))
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end.sendall(sys.stdin.buffer.read(SECRET_BYTES))
+    return end
+
+
+def start_with_descriptor(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """`start` where a process inherits sockets."""
+    end, theirs = socket.socketpair()
+    try:
+        with theirs:
+            program = command(module, str(theirs.fileno()))
+            environment = environment_without_settings()
+            process = subprocess.Popen(program, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment)
+    except BaseException:
+        end.close()
+        raise
+    return process, end
+
+
+def start_with_port(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """`start` elsewhere: the program connects to a port, and is the one that knows a secret."""
+    secret = secrets.token_bytes(SECRET_BYTES)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        program = command(module, str(listener.getsockname()[1]))
+        process = subprocess.Popen(program, stdin=subprocess.PIPE, env=environment_without_settings())
+        assert process.stdin is not None
+        try:
+            with process.stdin:
+                process.stdin.write(secret)
+            listener.settimeout(CONNECT_SECONDS)
+            while True:
+                end, _ = listener.accept()
+                end.settimeout(CONNECT_SECONDS)
+                if secrets.compare_digest(received(end, SECRET_BYTES), secret):
+                    end.settimeout(None)
+                    return process, end
+                end.close()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+
+
+def received(end: socket.socket, size: int) -> bytes:
+    """The first bytes from a socket; fewer if it is closed or silent."""
+    found = b""
+    try:
+        while len(found) < size and (part := end.recv(size - len(found))):
+            found += part
+    except OSError:
+        pass
+    return found
