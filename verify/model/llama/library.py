@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.verify.errors import ModelError
+from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.model.cache.paging import OutOfPages
 from outrider.verify.model.private_torch import has_amx
 
@@ -31,6 +32,8 @@ MOST_ROWS = 1024
 # llama.cpp's numbers of the data types of keys and values, by `model.kv_dtype`.
 KV_TYPES = {"auto": 1, "int8": 8}  # float16, Q8_0
 KV_NAMES = {"auto": "float16", "int8": "int8"}
+# The shares of a model's layers that are tried to be on the GPU.
+GPU_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
 ALL_LAYERS, FLASH_ATTENTION, ERROR_LEVEL = 1 << 30, 1, 4
 
 
@@ -68,17 +71,27 @@ class LlamaModel:
     def __init__(self, file: Path, on_gpu: bool) -> None:
         """With `on_gpu`, the layers are on the GPU as far as the library was built for one. Raises ModelError."""
         self._api = library()
-        parameters = self._api.llama_model_default_params()
-        parameters.n_gpu_layers = ALL_LAYERS if on_gpu else 0
-        parameters.use_extra_bufts = not has_amx()  # llama.cpp's kernels for AMX crash on some CPUs
-        self.handle = self._api.llama_model_load_from_file(str(file).encode(), parameters)
-        if not self.handle:
-            raise ModelError(f"llama.cpp cannot load {str(file)!r}; set logging.level to debug to see why.")
+        self.handle = self._load(file, on_gpu and bool(self._api.llama_supports_gpu_offload()))
         self._vocabulary = self._api.llama_model_get_vocab(self.handle)
         self.vocabulary = int(self._api.llama_vocab_n_tokens(self._vocabulary))
         self.context_tokens = int(self._api.llama_model_n_ctx_train(self.handle))
         self.weight_bytes = int(self._api.llama_model_size(self.handle))
         self.weights = int(self._api.llama_model_n_params(self.handle))
+
+    def _load(self, file: Path, on_gpu: bool) -> Any:
+        """Loads the file with as many layers on the GPU as it has memory for. Raises ModelError."""
+        parameters = self._api.llama_model_default_params()
+        parameters.use_extra_bufts = not has_amx()  # llama.cpp's kernels for AMX crash on some CPUs
+        layers = layer_count(file) if on_gpu else 0
+        for share in GPU_SHARES if on_gpu else (0.0,):
+            parameters.n_gpu_layers = ALL_LAYERS if share == 1 else int(share * layers)
+            if handle := self._api.llama_model_load_from_file(str(file).encode(), parameters):
+                if on_gpu and share < 1:
+                    log.warning(
+                        "%s: %d of %d layers are on the GPU, which has no memory for more", file.name, share * layers, layers
+                    )
+                return handle
+        raise ModelError(f"llama.cpp cannot load {str(file)!r}; set logging.level to debug to see why.")
 
     def __del__(self) -> None:
         if handle := getattr(self, "handle", None):
@@ -202,6 +215,12 @@ class LlamaContext:
                 raise OutOfPages("llama.cpp's cache has no room for the rows of a session.")
             self.copy(scratch, sequence, start, end)
             self.remove(scratch, 0)
+
+
+def layer_count(file: Path) -> int:
+    """The number of a model's layers. Raises ModelError."""
+    entries = read_metadata(str(file)).entries
+    return int(entries.get(f"{entries.get('general.architecture')}.block_count", 0))
 
 
 def name() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from outrider.verify.model.cache.paging import OutOfPages
 from outrider.verify.model.segment import Segment
 
 pytest.importorskip("llama_cpp")
+from outrider.verify.model.llama import library
 from outrider.verify.model.llama.cache import LlamaCache
+from outrider.verify.model.llama.library import LlamaModel
 from outrider.verify.model.llama.runner import LlamaRunner
 
 pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("llama")]
@@ -211,6 +214,24 @@ def test_an_8_bit_cache(runner: LlamaRunner) -> None:
 def test_a_cache_of_fp8_is_refused() -> None:
     with pytest.raises(ModelError, match=r"model\.kv_dtype is fp8, which llama\.cpp's cache does not have"):
         LlamaRunner(smollm2.locate(), kv_dtype="fp8")
+
+
+def test_as_many_layers_are_on_the_gpu_as_it_has_memory_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with a build for a GPU whose memory holds half of the 30 layers."""
+    api, tried = library.library(), list[int]()
+    load = api.llama_model_load_from_file
+
+    def load_half(path: bytes, parameters: Any) -> Any:
+        tried.append(parameters.n_gpu_layers)
+        return load(path, parameters) if parameters.n_gpu_layers <= 15 else None
+
+    monkeypatch.setattr(api, "llama_supports_gpu_offload", lambda: True)
+    monkeypatch.setattr(api, "llama_model_load_from_file", load_half)
+    LlamaModel(smollm2.locate(), on_gpu=True)
+    assert tried == [library.ALL_LAYERS, 22, 15]
+    assert "15 of 30 layers are on the GPU, which has no memory for more" in caplog.text
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
