@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.drafters.interface import MAX_NODES, Drafter, DraftTree, Ints, Logprobs, Verdict
+from outrider.drafters.interface import EMPTY, MAX_NODES, Drafter, DraftTree, Ints, Logprobs, Verdict
 from outrider.drafters.sequence import Finish
 from outrider.verify.budget import Budget, Choice, Draft
 from outrider.verify.constraints.reasoning import Constraint
@@ -160,6 +160,8 @@ class Stream:
         depth = min(self.remaining - 1, self._verifier.draft_depth)  # leaves room for the bonus token
         nodes = self.budget.nodes() if depth else 0
         tree = self._drafter.propose(nodes, self.budget.least(self.context) if nodes else 0.0).limit(depth)
+        if not self._verifier.takes_trees:
+            tree = tree.chain if self._drafter.prunable or tree.is_chain else EMPTY
         return Draft(tree, depth, time.perf_counter() - started, self.context, self._drafter.prunable, nodes)
 
     def rows(self, draft: Draft, choice: Choice) -> StepPart:

@@ -136,6 +136,11 @@ class Verifier:
         return self.runner.context_tokens
 
     @property
+    def takes_trees(self) -> bool:
+        """Whether drafts may have branches."""
+        return self.runner.takes_trees
+
+    @property
     def draft_depth(self) -> int:
         """The depth of the deepest node that the next draft may have."""
         return self.runner.draft_depth(self.committed_rows)

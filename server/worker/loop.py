@@ -315,7 +315,7 @@ def take(line: MutableSequence[E], request_id: str) -> E | None:
 def session_files(settings: Settings, runner: ModelRunner) -> SessionFiles | None:
     """The folder of saved sessions, if one is set and is the user's own."""
     folder, model = settings.sessions.folder, settings.model
-    if folder is None:
+    if folder is None or not runner.can_save:
         return None
     digest = model_digest(model.path, runner, model.revision)
     try:

@@ -35,6 +35,8 @@ class ModelRunner(ABC):
     findings: Path | None = None  # folder of choices that were made by timing
     can_assume = True  # whether caches have rows to `assume` that were never computed
     most_caches = sys.maxsize  # that are of use
+    takes_trees = True  # whether drafts may have branches
+    can_save = True  # whether rows of sessions can be saved
     in_pages = False  # whether caches are pages of a pool that they share
 
     @abstractmethod

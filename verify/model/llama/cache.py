@@ -20,7 +20,7 @@ class SequencePool:
 
     def __init__(self, context: LlamaContext, shape: CacheShape, pages: int) -> None:
         self.context, self.shape, self.pages = context, shape, pages
-        self.scratch, *self._free = range(context.most_sequences())
+        self.scratch, *self._free = range(context.sequences)
         self.used = 0  # pages of all sessions
         self.caches = 0
 
@@ -32,7 +32,7 @@ class SequencePool:
     @property
     def nodes(self) -> int:
         """The nodes that a tree of each session may have, so that sequences for all leaves are left."""
-        most = self.context.most_sequences() - 1
+        most = self.context.sequences - 1
         return (most - self.caches) // max(1, self.caches)
 
     def reserve(self, wanted: Sequence[tuple[LlamaCache, int]]) -> None:

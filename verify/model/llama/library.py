@@ -126,7 +126,7 @@ class LlamaContext:
 
     def __init__(self, model: LlamaModel, positions: int, threads: int, kv_dtype: str = "auto", sequences: int = 1) -> None:
         """A cache for `positions` of all sequences together. Raises ModelError."""
-        self._model, self._api = model, library()
+        self._model, self._api, self.sequences = model, library(), sequences
         self._lock = RLock()
         parameters = self._api.llama_context_default_params()
         parameters.n_ctx, parameters.n_seq_max = positions, sequences
@@ -147,11 +147,6 @@ class LlamaContext:
     def __del__(self) -> None:
         if handle := getattr(self, "handle", None):
             self._api.llama_free(handle)
-
-    @staticmethod
-    def most_sequences() -> int:
-        """The most sequences of a cache."""
-        return int(library().llama_max_parallel_sequences())
 
     def forward(
         self,
@@ -215,6 +210,11 @@ class LlamaContext:
                 raise OutOfPages("llama.cpp's cache has no room for the rows of a session.")
             self.copy(scratch, sequence, start, end)
             self.remove(scratch, 0)
+
+
+def most_sequences() -> int:
+    """The most sequences of a cache."""
+    return int(library().llama_max_parallel_sequences())
 
 
 def layer_count(file: Path) -> int:

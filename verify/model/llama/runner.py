@@ -19,14 +19,17 @@ from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.llama import library
 from outrider.verify.model.llama.cache import LlamaCache, SequencePool
 from outrider.verify.model.llama.library import KV_NAMES, KV_TYPES, MOST_ROWS, LlamaContext, LlamaModel
+from outrider.verify.model.llama.stateful import StatefulCache
 from outrider.verify.model.memory import keep_freed_memory
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment, kept_rows, positions_of, tokens_of
 
 # Sessions that are in the cache, unless settings ask for more: attention reads past the rows of all of them.
 MOST_CACHES = 4
+# The sequences of a model that keeps states: three for each session, with those of measurements.
+STATES = 32
 # The contexts that the cache of all sessions has room for. llama.cpp takes its memory at once.
-CONTEXTS = 2
+CONTEXTS, LEAST_PAGES = 2, 8
 
 
 class LlamaRunner(ModelRunner):
@@ -40,10 +43,9 @@ class LlamaRunner(ModelRunner):
         if kv_dtype not in KV_TYPES:
             raise ModelError(f"model.kv_dtype is {kv_dtype}, which llama.cpp's cache does not have; set it to auto or int8.")
         self.llama = LlamaModel(file, on_gpu)
-        if self.llama.keeps_states or not self.llama.is_decoder:
-            kind = "layers whose states cannot return to an earlier token" if self.llama.is_decoder else "an encoder"
-            raise ModelError(f"The model in {file.name!r} has {kind}, which llama.cpp cannot verify drafts with; leave"
-                             " model.backend out to serve it by PyTorch.")  # fmt: skip
+        if not self.llama.is_decoder:
+            raise ModelError(f"The model in {file.name!r} does not continue texts; name a causal language model.")
+        self.takes_trees = self.can_save = not self.llama.keeps_states
         self.device = torch.device("cpu")  # of the logits
         self.vocabulary, self.weight_bytes = self.llama.vocabulary, self.llama.weight_bytes
         self.weight_bits = round(8 * self.weight_bytes / max(1, self.llama.weights), 2)
@@ -70,10 +72,12 @@ class LlamaRunner(ModelRunner):
         self.context_tokens = min(self.model_tokens, context_tokens)
         self._sequences = None  # frees its memory first
         full = page_count(self._positions, paging.PAGE_TOKENS)
-        pages = full if self.pages is None else max(full, min(self.pages, CONTEXTS * full))
+        most = max(CONTEXTS * full, LEAST_PAGES)
+        pages = most if self.pages is None else max(full, min(self.pages, most))
         threads = self.threads or torch.get_num_threads()
-        positions, sequences = pages * paging.PAGE_TOKENS, LlamaContext.most_sequences()
-        context = LlamaContext(self.llama, positions, threads, self._kv_dtype, sequences)
+        # Each sequence takes the memory of its states.
+        sequences = library.most_sequences() if self.takes_trees else STATES
+        context = LlamaContext(self.llama, pages * paging.PAGE_TOKENS, threads, self._kv_dtype, sequences)
         self._sequences = SequencePool(context, self.cache_shape, pages)
         keep_freed_memory()
         # llama.cpp has threads of its own. Torch's would wait for work on the same cores.
@@ -112,12 +116,13 @@ class LlamaRunner(ModelRunner):
     def draft_nodes(self) -> int:
         """As in `ModelRunner`: each session may have a sequence for every node."""
         assert self._sequences is not None
-        return min(MAX_NODES, self._sequences.nodes)
+        return min(MAX_NODES, self._sequences.nodes) if self.takes_trees else MAX_NODES
 
     def new_cache(self) -> KVCache:
         """An empty cache for a full context."""
         assert self._sequences is not None
-        return LlamaCache(self._sequences, self._positions)
+        kind = LlamaCache if self.takes_trees else StatefulCache
+        return kind(self._sequences, self._positions)
 
     def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """As `ModelRunner.forward_all`: several forwards if the rows are too many for one."""

@@ -1,0 +1,131 @@
+"""Chains of drafts for a model whose layers keep states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.drafters.interface import Source, chain
+from outrider.verify.measurement import measure
+from outrider.verify.model.batch import ForwardBatch
+
+pytest.importorskip("llama_cpp")
+from outrider.verify.model.llama.runner import LlamaRunner
+from outrider.verify.model.llama.stateful import StatefulCache
+from tests.verify.model.llama.models import write_mamba
+
+pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("llama")]
+VOCABULARY, ROUNDING = 512, 1e-3
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaRunner]:
+    file = tmp_path_factory.mktemp("mamba") / "mamba.gguf"
+    write_mamba(file, vocabulary=VOCABULARY)
+    found = LlamaRunner(file, 512, on_gpu=False)
+    found.threads = 1
+    found.start(512)
+    yield found
+
+
+@pytest.fixture
+def cache(runner: LlamaRunner) -> Iterator[StatefulCache]:
+    found = runner.new_cache()
+    assert isinstance(found, StatefulCache)
+    yield found
+
+
+def words(count: int, seed: int = 0) -> list[int]:
+    return Random(seed).choices(range(VOCABULARY), k=count)
+
+
+def rows(tokens: list[int]) -> ForwardBatch:
+    return ForwardBatch.chain(torch.tensor(tokens))
+
+
+def drafted(tokens: list[int]) -> ForwardBatch:
+    """A root and a chain of drafts."""
+    tree = chain(np.array(tokens[1:], np.int32), np.ones(len(tokens) - 1, np.float32), Source.NONE)
+    return ForwardBatch.tree(tokens[0], tree)
+
+
+def read(runner: LlamaRunner, cache: StatefulCache, tokens: list[int]) -> None:
+    runner.forward(cache, rows(tokens), logits=False)
+    cache.length += len(tokens)
+
+
+def step(runner: LlamaRunner, cache: StatefulCache, batch: ForwardBatch) -> torch.Tensor:
+    """The logits of rows, [N, V], which are not committed."""
+    return runner.forward(cache, batch).clone()
+
+
+def after(runner: LlamaRunner, text: list[int]) -> torch.Tensor:
+    """The logits after a text."""
+    return runner.forward(runner.new_cache(), rows(text))[-1].clone()
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return float((found - expected).abs().max()) < ROUNDING
+
+
+def test_states_are_not_positions(runner: LlamaRunner) -> None:
+    assert not runner.takes_trees and not runner.can_save
+    assert not same(after(runner, words(20)), after(runner, words(1, seed=1) + words(20)[1:]))
+
+
+@pytest.mark.parametrize("accepted", range(1, 6))
+def test_what_is_accepted_of_a_chain_is_the_text(runner: LlamaRunner, cache: StatefulCache, accepted: int) -> None:
+    prompt, drafts, last = words(9), words(5, seed=1), words(1, seed=2)
+    read(runner, cache, prompt)
+    logits = step(runner, cache, drafted(drafts))
+    assert same(logits[accepted - 1], after(runner, [*prompt, *drafts[:accepted]]))
+    cache.commit(list(range(accepted)))
+    assert cache.length == len(prompt) + accepted
+    assert same(step(runner, cache, rows(last))[0], after(runner, [*prompt, *drafts[:accepted], *last]))
+
+
+def test_the_first_rows_of_a_text(runner: LlamaRunner, cache: StatefulCache) -> None:
+    drafts, last = words(4), words(1, seed=2)
+    runner.forward(cache, drafted(drafts))
+    cache.commit([0, 1])
+    assert same(step(runner, cache, rows(last))[0], after(runner, [*drafts[:2], *last]))
+
+
+def test_a_step_that_is_not_committed_leaves_nothing(runner: LlamaRunner, cache: StatefulCache) -> None:
+    prompt, last = words(9), words(1, seed=2)
+    read(runner, cache, prompt)
+    for seed in (3, 4):
+        runner.forward(cache, drafted(words(4, seed)))
+    logits = step(runner, cache, drafted([*last, 5]))
+    assert same(logits[0], after(runner, [*prompt, *last]))
+
+
+def test_a_session_is_copied_whole_or_begins_anew(runner: LlamaRunner, cache: StatefulCache) -> None:
+    text, last = words(300), words(1, seed=2)
+    read(runner, cache, text)
+    forked, cut = runner.new_cache(), runner.new_cache()
+    assert isinstance(forked, StatefulCache)
+    forked.fork(cache, 300)
+    cut.fork(cache, 299)
+    assert (forked.length, cut.length) == (300, 0)
+    assert same(step(runner, forked, rows(last))[0], after(runner, [*text, *last]))
+    cache.truncate(300)
+    assert cache.length == 300
+    assert cache.swap_out().length == cache.length == 0
+
+
+def test_sequences_are_given_back(runner: LlamaRunner) -> None:
+    for _ in range(40):
+        cache = runner.new_cache()
+        assert isinstance(cache, StatefulCache)
+        read(runner, cache, words(9))
+        runner.forward(cache, drafted(words(4)))
+
+
+def test_its_costs_are_measured(runner: LlamaRunner) -> None:
+    curve = measure(runner)
+    assert all(seconds > 0 for row in curve.seconds for seconds in row)
