@@ -52,7 +52,7 @@ class LlamaRunner(ModelRunner):
         self.model_tokens = self.llama.context_tokens
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
         self.stop_tokens = self.llama.ends
-        self.description = f"{file.name}, {self.llama.description}"
+        self.description = f"{file.name}, {self.llama.description}, {library.name()}"
         self._kv_dtype = kv_dtype
         self.cache_shape = self._probe()
         self.invariance = "off: the bits of llama.cpp's logits depend on the rows beside them"
@@ -63,7 +63,7 @@ class LlamaRunner(ModelRunner):
         context = LlamaContext(self.llama, paging.PAGE_TOKENS, 1, self._kv_dtype, 2)
         logits = context.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), [[0]], np.ones(1, np.bool_))
         if not bool(logits.isfinite().any()):
-            raise ModelError(f"The model in {self.description} computes NaN in llama.cpp; check its weights.")
+            raise ModelError(f"llama.cpp computes NaN for {self.description}; check its weights.")
         return CacheShape((LayerShape(1, len(context.save(0, 1, 0, 1)), 0),), torch.uint8, self.device)
 
     def start(self, context_tokens: int, bounds: InvariantRange | None = None) -> None:
