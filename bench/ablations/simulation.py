@@ -23,8 +23,8 @@ from outrider.verify.decode import finish
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
-from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling.acceptance import walk
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
@@ -97,10 +97,10 @@ class SleepingVerifier(Verifier):
 
     context_tokens = draft_depth = 1 << 30
     prompt_logprobs: Logprobs | None = None
-    unread_prompt = 0
+    unread_prompt, takes_trees = 0, True
 
     def __init__(self, answer: Ints, seconds: float) -> None:
-        self.runner = cast(TorchRunner, self)
+        self.runner = cast(ModelRunner, self)
         self.sequence = CachedText()
         self._answer = answer
         self._seconds = seconds
