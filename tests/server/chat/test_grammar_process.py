@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from outrider.server.chat import grammar_process
 from outrider.server.chat.grammar_job import GrammarJob, Structure
 from outrider.server.chat.grammar_process import CACHED_GRAMMARS, FATAL, GrammarProcess, GrammarValidator
+from outrider.server.engine import program
 from tests.grammars import reference_chain, rule_chain, terminal_chain
 
 VALID = 'start: "a"'
@@ -133,7 +133,7 @@ def test_a_process_that_cannot_start_is_an_error(validator: GrammarValidator, mo
         with pytest.raises(OSError):
             validate(validator, VALID)
         patch.undo()
-        patch.setattr(grammar_process, "command", lambda *_: ["false"])
+        patch.setattr(program, "command", lambda *_: ["false"])
         with pytest.raises(OSError):
             validate(validator, VALID)
     assert validate(validator, VALID) == ""

@@ -11,12 +11,13 @@ import llguidance
 import pytest
 from llguidance import LLMatcher
 
-from outrider.server.chat import grammar_job, grammar_process
+from outrider.server.chat import grammar_job
 from outrider.server.chat.grammar_job import InputGrammar, Structure, prefixed
 from outrider.server.chat.grammar_job import to_grammar as to_grammar_of
 from outrider.server.chat.reasoning_parser import REASONING_FORMATS, ReasoningFormat
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.tools import FORMATS, tool_parser
+from outrider.server.engine import program
 from outrider.server.http.errors import APIError
 from outrider.server.settings import Limits
 from tests.grammars import json_grammar, nested_grammars, reference_chain, rule_chain, terminal_chain
@@ -119,7 +120,7 @@ def test_a_chain_of_rules_does_not_end_the_server(structure: Structure) -> None:
 
 
 def test_without_a_process_the_error_is_temporary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_process, "command", lambda *_: ["false"])
+    monkeypatch.setattr(program, "command", lambda *_: ["false"])
     with pytest.raises(APIError) as raised:
         checked({"regex": Structure("regex", "a")})
     assert raised.value.status_code == 503
