@@ -195,11 +195,10 @@ def load_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase, runner: M
     draft, target = settings.draft_model, settings.model
     if draft.path is None:
         return None
-    if isinstance(runner, TorchRunner):
-        revision = target.revision if draft.path == MTP else draft.revision
-        head = load_head(draft.path, runner, revision, pack=target.backend != "torch")
-        if head is not None:
-            return head
+    revision = target.revision if draft.path == MTP else draft.revision
+    head = load_head(draft.path, runner, revision, pack=target.backend != "torch")
+    if head is not None:
+        return head
     check_pair(tokenizer, load_tokenizer(draft.path, draft.trust_remote_code, draft.revision))
     return load_weights(shared_options(settings, draft))
 

@@ -16,6 +16,7 @@ from outrider.verify.errors import ModelError, first_sentence
 from outrider.verify.heads.model import HeadModel
 from outrider.verify.heads.networks import Eagle3Head, EagleHead, Head, MtpHead
 from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 
 # As a path, this names the layer in the target's own checkpoint.
@@ -23,13 +24,14 @@ MTP = "mtp"
 FILES = ("model.safetensors", "pytorch_model.bin")
 
 
-def load_head(path: str, target: TorchRunner, revision: str = DEFAULT_REVISION, pack: bool = True) -> HeadModel | None:
+def load_head(path: str, target: ModelRunner, revision: str = DEFAULT_REVISION, pack: bool = True) -> HeadModel | None:
     """The head at `path` for a target that has not started; None if there is no head but a model. Raises ModelError.
 
     For MTP, `revision` is the target's.
     """
     if path == MTP:
-        return HeadModel(load_mtp(target, revision), target, pack)
+        known = with_hidden_states(target, path)
+        return HeadModel(load_mtp(known, revision), known, pack)
     location = locate(path, revision)
     if location.gguf is not None:
         return None
@@ -51,7 +53,8 @@ def load_head(path: str, target: TorchRunner, revision: str = DEFAULT_REVISION, 
         if config.get("num_hidden_layers") != 1:
             raise ModelError(f"The head at {path!r} has several layers; only heads with one layer are supported.")
         build: Callable[..., Head] = build_eagle3 if is_eagle3 else build_eagle
-        return HeadModel(build(config, weights, target, path), target, pack)
+        known = with_hidden_states(target, path)
+        return HeadModel(build(config, weights, known, path), known, pack)
     except ModelError:
         raise
     except Exception as error:  # whatever damaged files and unknown layouts raise
@@ -59,6 +62,15 @@ def load_head(path: str, target: TorchRunner, revision: str = DEFAULT_REVISION, 
             f"The head at {path!r} cannot be loaded ({type(error).__name__}: {first_sentence(error)});"
             " download it again, or use another head or a draft model."
         ) from None
+
+
+def with_hidden_states(target: ModelRunner, path: str) -> TorchRunner:
+    """The target, whose hidden states the head at `path` reads. Raises ModelError if it has none."""
+    if isinstance(target, TorchRunner):
+        return target
+    raise ModelError(
+        f"The head {path!r} reads hidden states, which llama.cpp does not give; use a draft model, or leave out model.backend."
+    )
 
 
 def read_weights(source: str, revision: str) -> dict[str, torch.Tensor]:

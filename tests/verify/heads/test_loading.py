@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from safetensors.torch import save_file
 
 from outrider import models
 from outrider.verify.errors import ModelError
-from outrider.verify.heads.loading import load_head
+from outrider.verify.heads.loading import MTP, load_head
 from outrider.verify.heads.networks import Eagle3Head, EagleHead, MtpHead
 from outrider.verify.model.loading import LoadOptions, load_weights
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.hub import MODEL, cache_models
 from tests.verify.heads.checkpoints import (
@@ -122,3 +124,10 @@ def test_what_cannot_be_loaded_is_named(target: TorchRunner, tmp_path: Path) -> 
     assert "drafts tokens that the target does not have" in refuse(folder)
     with pytest.raises(ModelError, match="No multi-token prediction layer"):
         load_head("mtp", target)
+
+
+def test_a_target_without_hidden_states_is_refused() -> None:
+    """As llama.cpp's."""
+    target = cast(ModelRunner, object())
+    with pytest.raises(ModelError, match=r"reads hidden states, which llama\.cpp does not give; use a draft model"):
+        load_head(MTP, target)
