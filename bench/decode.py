@@ -99,9 +99,9 @@ def collect(
     weight_bytes, bandwidth = runner.weight_bytes, read_bytes_per_second(runner)
     return {
         "model": settings.model.served_name,
-        "dtype": str(runner.cache_shape.dtype),
+        "dtype": runner.dtypes[0],
         "weight_bits": runner.weight_bits,
-        "kv_dtype": str(runner.cache_shape.stored_dtype),
+        "kv_dtype": runner.dtypes[1],
         "prompts": len(plan.prompts),
         "max_tokens": plan.max_tokens,
         "max_nodes": settings.speculation.max_nodes,

@@ -66,7 +66,7 @@ def run(settings: Settings, plan: Plan) -> list[Divergence]:
                         )
                 progress.advance(task)
     compared = len(prompts) * len(plan.temperatures) * len(plan.drafters)
-    show(divergences, compared, str(runtime.runner.cache_shape.dtype).removeprefix("torch."), runtime.runner.invariance)
+    show(divergences, compared, runtime.runner.dtypes[0], runtime.runner.invariance)
     return divergences
 
 
