@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections import deque
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
@@ -34,6 +35,8 @@ KV_TYPES = {"auto": 1, "int8": 8}  # float16, Q8_0
 KV_NAMES = {"auto": "float16", "int8": "int8"}
 # The shares of a model's layers that are tried to be on the GPU.
 GPU_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
+# The last errors of the library, which name the cause of a failure.
+ERRORS: deque[str] = deque(maxlen=8)
 ALL_LAYERS, FLASH_ATTENTION, ERROR_LEVEL = 1 << 30, 1, 4
 
 
@@ -51,8 +54,10 @@ def library() -> Any:
 
     @llama_cpp.llama_log_callback
     def log_message(level: int, text: bytes, _: object) -> None:
-        kind = logging.INFO if level == ERROR_LEVEL else logging.DEBUG
-        log.log(kind, "llama.cpp: %s", text.decode(errors="replace").rstrip())
+        line = text.decode(errors="replace").strip()
+        log.debug("llama.cpp: %s", line)
+        if level == ERROR_LEVEL:
+            ERRORS.append(line)
 
     llama_cpp.outrider_log = log_message  # the library keeps only its address
     llama_cpp.llama_log_set(log_message, None)
@@ -80,6 +85,7 @@ class LlamaModel:
 
     def _load(self, file: Path, on_gpu: bool) -> Any:
         """Loads the file with as many layers on the GPU as it has memory for. Raises ModelError."""
+        ERRORS.clear()
         parameters = self._api.llama_model_default_params()
         parameters.use_extra_bufts = not has_amx()  # llama.cpp's kernels for AMX crash on some CPUs
         layers = layer_count(file) if on_gpu else 0
@@ -91,7 +97,8 @@ class LlamaModel:
                         "%s: %d of %d layers are on the GPU, which has no memory for more", file.name, share * layers, layers
                     )
                 return handle
-        raise ModelError(f"llama.cpp cannot load {str(file)!r}; set logging.level to debug to see why.")
+        reason = ERRORS[0].rpartition(": ")[2].rstrip(".") if ERRORS else "it names no cause"
+        raise ModelError(f"llama.cpp cannot load {str(file)!r} ({reason}); download it again, or give another file.")
 
     def __del__(self) -> None:
         if handle := getattr(self, "handle", None):
@@ -180,7 +187,7 @@ class LlamaContext:
             if result == 1:
                 raise OutOfPages("llama.cpp's cache has no room for the rows of this forward.")
             if result:
-                raise RuntimeError(f"llama.cpp's forward failed with the code {result}.")
+                raise RuntimeError(f"llama.cpp's forward failed with the code {result}: {' '.join(ERRORS)}")
             found = self._api.llama_get_logits(self.handle)
         return torch.from_numpy(np.ctypeslib.as_array(found, (int(outputs.sum()), self._model.vocabulary)))
 
