@@ -5,7 +5,6 @@ All means are exponential moving averages (`ema`). Actions that do not pay are p
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,10 +25,6 @@ CALIBRATION_DECAY = 0.999
 OUTLIER = 3.0
 # Expected and accepted tokens per step start with the same small value: full trust that the first steps can change.
 TRUST_PRIOR = 0.2
-# Until a draft model is measured, it is assumed to add this many tokens to a step.
-GAIN_PRIOR = 0.3
-# Means are kept separately for steps between these numbers of tokens that the tables expect.
-LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 def ema(mean: float | None, value: float, decay: float = DECAY) -> float:
@@ -166,19 +161,3 @@ class Calibration:
 
 def _bin(probability: float) -> int:
     return min(CALIBRATION_BINS - 1, int(probability * CALIBRATION_BINS))
-
-
-class LevelMeans:
-    """Means (EMA) of a value, by the number of tokens that the tables expect in the step."""
-
-    def __init__(self, start: float | None = None) -> None:
-        self._means = [start] * (len(LEVELS) + 1)
-
-    def of(self, expected: float) -> float | None:
-        """The mean for steps in which the tables expect about `expected` tokens; None = no value yet."""
-        return self._means[bisect_left(LEVELS, expected)]
-
-    def record(self, expected: float, value: float) -> None:
-        """Records the value of one step."""
-        level = bisect_left(LEVELS, expected)
-        self._means[level] = ema(self._means[level], value)

@@ -2,9 +2,8 @@
 
 Drafts from tables are nearly free, a model's forwards are not. Drafting before a verification takes its own time. Drafting
 during it may slow it down, because both models share cores or a device, and the step waits for the model's last forward. Both
-are worth their time if the tokens that the model adds would take longer without it. These tokens are tracked by the number of
-tokens that the tables expect, because a model adds most where the tables know little. A model that does not pay is probed now
-and then, for a small share of the time.
+are worth their time if the tokens that the model adds would take longer without it. A model that does not pay is probed now and
+then, for a small share of the time.
 """
 
 from __future__ import annotations
@@ -12,8 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.drafters.policy import GAIN_PRIOR, CostBenefit, LevelMeans, Probe, bounded
+from outrider.drafters.policy import CostBenefit, Probe, bounded, ema
 
+# A draft is assumed to add this many tokens until it is measured. A first guess that is too high costs a few steps, one that is
+# too low costs the time until enough probes have corrected it.
+GAIN_PRIOR = 2.0
+# The tokens that a draft adds differ from step to step, so their mean changes slowly: chance seldom ends drafts that pay.
+GAIN_DECAY = 0.98
 # A probe takes several consecutive steps, because a chain needs some to grow.
 PROBE_STEPS = 4
 # Probes take at most this share of the time.
@@ -40,10 +44,10 @@ class Schedule:
 
     def __init__(self) -> None:
         self._before = CostBenefit()
-        self._before_gains = LevelMeans(GAIN_PRIOR)
-        self._during_gains = LevelMeans(GAIN_PRIOR)  # tokens that drafting during a verification adds to the next step
-        # Seconds of a step without drafting before it, by whether the model drafts during it.
-        self._seconds = {during: LevelMeans() for during in (False, True)}
+        self._before_gain = GAIN_PRIOR  # tokens that drafting before a verification adds to it (EMA)
+        self._during_gain = GAIN_PRIOR  # tokens that drafting during a verification adds to the next step (EMA)
+        # Seconds of a step without drafting before it, by whether the model drafts during it (EMA).
+        self._seconds: dict[bool, float | None] = {False: None, True: None}
         self._control = Probe(longest=LONGEST_CONTROL_INTERVAL)  # when to measure a step without drafting
         self._probing = 0  # remaining steps of a probe
         self._probe_seconds = 0.0  # seconds that the last probe added to its steps
@@ -64,10 +68,10 @@ class Schedule:
         """The time per emitted token; None if it has not been measured."""
         return self._before.token_seconds
 
-    def choose(self, expected: float, has_chain: bool) -> ModelWork:
-        """The choice for a step in which the tables expect `expected` tokens. Call once per step."""
-        before = not has_chain and self._before.is_worth(self._before_gains.of(expected) or 0.0)
-        during = self._is_worth_during(expected)
+    def choose(self, has_chain: bool) -> ModelWork:
+        """The choice for a step. Call once per step."""
+        before = not has_chain and self._before.is_worth(self._before_gain)
+        during = self._is_worth_during()
         if not during:
             self._control.reset()
         if before or during:
@@ -81,45 +85,45 @@ class Schedule:
         self._probing -= 1
         return ModelWork(not has_chain, True, is_probe=True)
 
-    def record_probe(self, expected: float, choice: ModelWork, seconds: float) -> None:
+    def record_probe(self, choice: ModelWork, seconds: float) -> None:
         """Records the whole time of a step. PROBE_SHARE of it is saved for probes, which spend what they add to a step."""
         if choice.is_probe:
-            extra = max(0.0, seconds - (self._seconds[False].of(expected) or 0.0))
+            extra = max(0.0, seconds - (self._seconds[False] or 0.0))
             self._probe_seconds += extra
             self._allowance -= extra
         elif not self._probing:
             self._allowance = min(self._allowance + PROBE_SHARE * seconds, self._probe_seconds)
 
-    def record_before(self, expected: float, tokens: int, seconds: float) -> None:
+    def record_before(self, tokens: int, seconds: float) -> None:
         """Records a draft before a verification: the tokens that it added, and its time."""
-        self._before_gains.record(expected, tokens)
+        self._before_gain = ema(self._before_gain, tokens, GAIN_DECAY)
         if seconds:
             self._before.record_action(bounded(self._before.seconds, seconds))
 
-    def record_during(self, expected: float, tokens: float) -> None:
+    def record_during(self, tokens: float) -> None:
         """Records the tokens that a draft during a verification added to the next step."""
-        self._during_gains.record(expected, tokens)
+        self._during_gain = ema(self._during_gain, tokens, GAIN_DECAY)
 
-    def record_step(self, expected: float, during: bool, seconds: float) -> None:
+    def record_step(self, during: bool, seconds: float) -> None:
         """Records the time of a step without drafting before it."""
-        means = self._seconds[during]
-        means.record(expected, bounded(means.of(expected), seconds))
+        mean = self._seconds[during]
+        self._seconds[during] = ema(mean, bounded(mean, seconds))
 
     def record_tokens(self, tokens: int, seconds: float) -> None:
         """Records the emitted tokens and the whole time of a step."""
         self._before.record_step(tokens, seconds)
 
-    def net_of_before(self, expected: float) -> float:
+    @property
+    def net_of_before(self) -> float:
         """What drafting before a verification is worth, in tokens."""
         seconds = self.token_seconds
-        return max(0.0, (self._before_gains.of(expected) or 0.0) - (self._before.seconds or 0.0) / seconds) if seconds else 0.0
+        return max(0.0, self._before_gain - (self._before.seconds or 0.0) / seconds) if seconds else 0.0
 
-    def _is_worth_during(self, expected: float) -> bool:
-        alone, both = self._seconds[False].of(expected), self._seconds[True].of(expected)
+    def _is_worth_during(self) -> bool:
+        alone, both = self._seconds[False], self._seconds[True]
         if alone is None or both is None:
             return both is None  # measures both, one after the other
-        gain = (self._during_gains.of(expected) or 0.0) * (self.token_seconds or 0.0)
-        return gain >= both - alone + MIN_GAIN * alone
+        return self._during_gain * (self.token_seconds or 0.0) >= both - alone + MIN_GAIN * alone
 
 
 class Schedules:

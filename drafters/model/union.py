@@ -43,8 +43,7 @@ class UnionDrafter:
         self._work = ModelWork()
         self._had_chain = False  # whether there was a chain at the start of the step
         self._table_tree = EMPTY
-        self._expected = 0.0  # tokens expected from the tables in this step
-        self._during_before: float | None = None  # `_expected` in the last step, if the model drafted during it
+        self._drafted_during = False  # whether the model drafted during the last step
         self._started = 0.0  # time.perf_counter() at the start of the step
         self._draft_seconds = 0.0  # seconds of drafting before this verification
 
@@ -58,14 +57,13 @@ class UnionDrafter:
         self._sequence, self._sampling = sequence, sampling
         self._schedule = self._schedules.of(sampling is None or sampling.greedy)
         self._has_begun = self._has_drafted = False
-        self._during_before = None
+        self._drafted_during = False
         if self._time != "auto" or self._schedule.was_worth_lately:
             self._begin_chain()
 
     def propose(self, budget: int, least: float = 0.0) -> DraftTree:
         self._started, self._draft_seconds = time.perf_counter(), 0.0
         tree = self._table_tree = self._tables.propose(budget)
-        self._expected = float(tree.probability.sum())
         self._had_chain = len(self._chain) > 0
         self._work = self._choose() if budget > 0 else ModelWork()
         if self._work.before or self._work.during:
@@ -109,7 +107,7 @@ class UnionDrafter:
 
     def _choose(self) -> ModelWork:
         if self._time == "auto":
-            return self._schedule.choose(self._expected, self._had_chain)
+            return self._schedule.choose(self._had_chain)
         return ModelWork(self._time == "before" and not self._had_chain, self._time == "during")
 
     def _draft_before(self, tree: DraftTree) -> None:
@@ -128,16 +126,16 @@ class UnionDrafter:
             schedule.record_tokens(tokens, seconds)
         if self._time != "auto":
             return
-        schedule.record_probe(self._expected, choice, seconds)
-        if self._during_before is not None:
+        schedule.record_probe(choice, seconds)
+        if self._drafted_during:
             # Without this chain, the model might have drafted another one before the verification.
-            saved = gain - schedule.net_of_before(self._expected) if self._had_chain else 0.0
-            schedule.record_during(self._during_before, saved)
+            saved = gain - schedule.net_of_before if self._had_chain else 0.0
+            schedule.record_during(saved)
         if choice.before:
-            schedule.record_before(self._expected, gain, 0.0 if is_first else self._draft_seconds)
+            schedule.record_before(gain, 0.0 if is_first else self._draft_seconds)
         if not is_first:
-            schedule.record_step(self._expected, choice.during, seconds - self._draft_seconds)
-        self._during_before = self._expected if choice.during else None
+            schedule.record_step(choice.during, seconds - self._draft_seconds)
+        self._drafted_during = choice.during
 
 
 def merge(left: DraftTree, right: DraftTree, budget: int) -> DraftTree:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.drafters.policy import PROBE_INTERVAL, Calibration, CostBenefit, LevelMeans, Probe, Trust, ema
+from outrider.drafters.policy import PROBE_INTERVAL, Calibration, CostBenefit, Probe, Trust, ema
 
 
 def test_a_mean_starts_with_its_first_value_and_then_decays() -> None:
@@ -70,15 +70,6 @@ def test_calibration_moves_from_the_models_probability_to_the_measured_one() -> 
     assert calibration.acceptance(0, 0.55) > 0.9
     assert calibration.acceptance(1, 0.2) < 0.1
     assert calibration.acceptance(0, 0.95) == pytest.approx(0.95)
-
-
-def test_means_are_kept_by_the_tokens_that_the_tables_expect() -> None:
-    means = LevelMeans(0.3)
-    for _ in range(50):
-        means.record(0.1, 4)
-    assert means.of(0.2) == pytest.approx(4.0, abs=0.1)
-    assert means.of(3.0) == 0.3
-    assert LevelMeans().of(9.0) is None
 
 
 def test_a_mean_without_a_value_is_restored_as_such() -> None:
