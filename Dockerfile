@@ -28,7 +28,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /
 # Dependencies come first, so that a code change reuses this layer. torch chooses the version of Triton.
 COPY pyproject.toml constraints.txt ./
 RUN python -m venv --without-pip /opt/outrider \
-    && python -c "import tomllib; print('\n'.join(tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']))" \
+    && python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+print('\n'.join(project['dependencies'] + project['optional-dependencies']['pictures']))" \
         > requirements.txt \
     && grep -v '^triton==' constraints.txt > pins.txt \
     && pip --python /opt/outrider/bin/python install -c pins.txt -r requirements.txt \

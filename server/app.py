@@ -49,6 +49,7 @@ from outrider.server.openai.responses.schema import ResponsesBody
 from outrider.server.openai.responses.store import CAPACITY, KEY_BYTES, ResponseStore
 from outrider.server.openai.sampling_defaults import load_sampling_defaults
 from outrider.server.openai.schema import ChatBody, CompletionBody
+from outrider.server.pictures.service import PictureService
 from outrider.server.settings import Settings
 from outrider.server.telemetry import tracing
 from outrider.server.telemetry.metrics import Metrics
@@ -69,6 +70,7 @@ class Endpoints:
     messages: MessagesEndpoint
     infill: InfillEndpoint
     prompts: PromptEncoder
+    pictures: PictureService
 
 
 def new_quotas(settings: Settings, metrics: Metrics, engine: EngineLike) -> QuotaKeeper:
@@ -101,6 +103,7 @@ def create_app(
         on_start()
         yield
         await engine.stop()
+        await endpoints.pictures.close()
         if corpora is not None:
             await corpora.close()
         await asyncio.to_thread(grammars.close)
@@ -113,7 +116,8 @@ def create_app(
     quotas = new_quotas(settings, metrics, engine)
     add_middleware(app, settings, metrics, quotas)
     corpora = new_corpora(settings, tokenizer, engine, metrics)
-    add_routes(app, create_endpoints(settings, tokenizer, engine, grammars, metrics, quotas, corpora), corpora)
+    endpoints = create_endpoints(settings, tokenizer, engine, grammars, metrics, quotas, corpora)
+    add_routes(app, endpoints, corpora)
     app.include_router(new_encoder_refusals(settings.model.served_name))
     add_status_routes(app, engine)
     if settings.server.page:
@@ -181,7 +185,8 @@ def create_endpoints(
     block = no_corpus if corpora is None else corpora.block
     requests = RequestBuilder(settings, prompts, engine.wait_started, quotas.charge, sampling_defaults, block)
     runner = GenerationRunner(engine, metrics, settings.server.coalesce_ms / 1e3)
-    chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner)
+    pictures = PictureService(settings)
+    chat = ChatEndpoint(settings, prompts, vocabulary, grammars, requests, runner, pictures)
     names = ModelNames(settings.model)
     budget_bytes = min(KEY_BYTES, settings.responses.total_bytes // max(1, len(settings.auth.keys)))
     store = ResponseStore(CAPACITY, settings.responses.ttl_seconds, budget_bytes)
@@ -193,6 +198,7 @@ def create_endpoints(
         messages=MessagesEndpoint(settings, prompts, chat, runner),
         infill=InfillEndpoint(settings.model.served_name, prompts, grammars, requests, runner),
         prompts=prompts,
+        pictures=pictures,
     )
 
 

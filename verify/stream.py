@@ -7,7 +7,7 @@ streams' steps at once. What one phase finds is a value that the next one gets. 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from outrider.verify.constraints.reasoning import Constraint
 from outrider.verify.cost import CostCurve
 from outrider.verify.model.adapter import Adapter
 from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.pictures import Picture
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
 from outrider.verify.sampling_params import SamplingParams
@@ -43,6 +44,7 @@ class DecodeOptions:
     prediction: tuple[int, ...] = ()  # token ids of the output that the client expects
     wants_prompt_logprobs: bool = False  # also compute the log-probabilities of the prompt's tokens
     adapter: Adapter | None = None  # of the target; the same for all requests of a session
+    pictures: Sequence[Picture] = ()  # in the prompt, in its order
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,8 @@ class Stream:
         self._drafter = drafter
         self._grammar = grammar
         self._sequence = verifier.sequence
-        scored = options.wants_prompt_logprobs
-        self.reused_tokens = verifier.begin(prompt, params, max_tokens, stop_ids, scored, options.adapter)
+        scored, pictures = options.wants_prompt_logprobs, options.pictures
+        self.reused_tokens = verifier.begin(prompt, params, max_tokens, stop_ids, scored, options.adapter, pictures)
         drafter.begin(self._sequence, np.array(options.prediction, np.int32), params)
 
     @property

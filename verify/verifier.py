@@ -6,6 +6,7 @@ The cache holds all committed tokens but the last, which is the root of the next
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as Listed
 from dataclasses import fields
 
 import numpy as np
@@ -18,6 +19,7 @@ from outrider.verify.model.adapter import Adapter
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.paging import Rows, SwappedRows
+from outrider.verify.model.pictures import Picture
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.transfer import Download, to_device
@@ -58,6 +60,7 @@ class Verifier:
         self._rule = rule_of(self._params)
         self._processor: LogitsProcessor | None = None
         self._adapter: Adapter | None = None
+        self._pictures: Listed[Picture] = ()  # of the request's prompt, in its order
         self._prompt_logprobs: list[Logprobs] | None = None  # one entry per prompt chunk; None if not requested
 
     @classmethod
@@ -153,19 +156,22 @@ class Verifier:
         stop_ids: Collection[int] = (),
         wants_prompt_logprobs: bool = False,
         adapter: Adapter | None = None,
+        pictures: Listed[Picture] = (),
     ) -> int:
         """Starts a request; returns the number of prompt tokens that are in the cache already.
 
         With `wants_prompt_logprobs`, the prompt's log-probabilities are computed, and therefore all of it is read. All requests
         of a session have the same adapter.
         """
-        self._params, self._adapter = params, adapter
+        self._params, self._adapter, self._pictures = params, adapter, pictures
         self._rule = self._rule_of(params)
-        self._processor = LogitsProcessor(params, prompt, stop_ids, self.runner.vocabulary, self.runner.device)
+        self._processor = LogitsProcessor(
+            params, self._as_model_reads(prompt), stop_ids, self.runner.vocabulary, self.runner.device
+        )
         self._prompt_logprobs = [] if wants_prompt_logprobs else None
         self.sequence.begin(prompt, max_tokens, stop_ids)
         known = self._reader.begin(self.sequence)
-        self.cache.truncate(0 if wants_prompt_logprobs else min(known, len(prompt) - 1))
+        self._truncate_cache(0 if wants_prompt_logprobs else min(known, len(prompt) - 1))
         return self.cache.length
 
     @property
@@ -177,13 +183,20 @@ class Verifier:
         return max(0, len(self.sequence) - 1 - self.cache.length)
 
     def chunk(self, tokens: int = PREFILL_CHUNK_TOKENS) -> Segment | None:
-        """The next chunk of the text, at most `tokens` long; None once all is read."""
+        """The next chunk of the text; None once all is read. It is at most `tokens` long, or one picture."""
         start, with_logits = self.cache.length, self._reads_for_logprobs
         end = self.sequence.prompt_length - 1 if with_logits else len(self.sequence) - 1
-        part = self.sequence.tokens[start:end][: min(tokens, SCORED_CHUNK_TOKENS) if with_logits else tokens]
+        tokens = min(tokens, SCORED_CHUNK_TOKENS) if with_logits else tokens
+        picture = next((each for each in self._pictures if each.end > start), None)
+        if picture is not None and picture.start == start:
+            return Segment(self.cache, ForwardBatch.chain(picture.tokens), False, self._adapter, self._shift, picture)
+        if picture is not None:
+            end = min(end, picture.start)
+        part = self.sequence.tokens[start:end][:tokens]
         if not len(part):
             return None
-        return Segment(self.cache, ForwardBatch.chain(torch.from_numpy(part.astype(np.int64))), with_logits, self._adapter)
+        batch = ForwardBatch.chain(torch.from_numpy(part.astype(np.int64)))
+        return Segment(self.cache, batch, with_logits, self._adapter, self._shift)
 
     def commit_chunk(self, chunk: Segment, logits: torch.Tensor) -> None:
         """Keeps the rows of a chunk after its forward, and the log-probabilities of its tokens if they are requested."""
@@ -216,7 +229,8 @@ class Verifier:
 
     def segment(self, tree: DraftTree) -> Segment:
         """The rows of a step: the root and the tree."""
-        return Segment(self.cache, ForwardBatch.tree(int(self.sequence.tokens[-1]), tree), adapter=self._adapter)
+        batch = ForwardBatch.tree(int(self.sequence.tokens[-1]), tree)
+        return Segment(self.cache, batch, adapter=self._adapter, shift=self._shift)
 
     def judge(
         self, tree: DraftTree, logits: torch.Tensor, feedback: int = 0, allowed: NDArray[np.bool_] | None = None
@@ -252,7 +266,28 @@ class Verifier:
     def truncate(self, length: int) -> None:
         """Drops the committed tokens from position `length` on."""
         self.sequence.truncate(length)
-        self.cache.truncate(max(0, length - 1))
+        self._truncate_cache(max(0, length - 1))
+
+    def _truncate_cache(self, length: int) -> None:
+        """Truncates the cache to at most this length, and to no part of a picture."""
+        self.cache.truncate(length)
+        for picture in reversed(self._pictures):
+            if picture.start < self.cache.length < picture.end:
+                self.cache.truncate(picture.start)
+
+    @property
+    def _shift(self) -> int:
+        """As in `Segment`, of the next rows."""
+        return sum(len(each.tokens) - each.advance for each in self._pictures if each.end <= self.cache.length)
+
+    def _as_model_reads(self, prompt: Ints) -> Ints:
+        """The prompt with the tokens of the model's processor where its pictures are."""
+        if not self._pictures:
+            return prompt
+        prompt = prompt.copy()
+        for picture in self._pictures:
+            prompt[picture.start : picture.end] = picture.tokens.numpy()
+        return prompt
 
 
 def _logprobs(logits: torch.Tensor, tokens: Ints, count: int) -> Logprobs:

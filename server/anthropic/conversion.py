@@ -6,7 +6,7 @@ Promises that the same beginning of a conversation gives the same beginning of a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, takewhile
 from typing import Any
 
@@ -17,6 +17,8 @@ from outrider.server.anthropic.schema import (
     CountTokensBody,
     MessageParam,
     MessagesBody,
+    PictureBlock,
+    ReadBlock,
     TextBlock,
     ThinkingBlock,
     ToolChoice,
@@ -27,12 +29,17 @@ from outrider.server.http.errors import APIError
 from outrider.server.openai.conversation import (
     AnyToolCall,
     CalledFunction,
+    Content,
     FunctionDefinition,
     FunctionName,
+    MediaPart,
     Message,
     NamedTool,
+    PicturePart,
+    TextPart,
     Tool,
     ToolCall,
+    content_text,
 )
 from outrider.server.openai.schema import ChatBody
 from outrider.server.openai.structures import JsonSchema, ResponseFormat
@@ -103,10 +110,28 @@ def merge(messages: Iterable[Message]) -> Iterator[Message]:
             continue
         yield Message(
             role=role,
-            content=("" if role == "assistant" else "\n").join(str(message.content) for message in run),
+            content=joined([message.content for message in run], "" if role == "assistant" else "\n"),
             reasoning_content="\n".join(message.reasoning_content for message in run if message.reasoning_content) or None,
             tool_calls=[call for message in run for call in message.tool_calls or ()] or None,
         )
+
+
+def joined(contents: Sequence[Content | None], separator: str) -> Content:
+    """Contents as one: a text, or with pictures among them, parts, where the texts between two pictures are one."""
+    parts = [
+        part
+        for content in contents
+        for part in ([TextPart(type="text", text=content)] if isinstance(content, str) else content or ())
+    ]
+    groups = [(kind, list(group)) for kind, group in groupby(parts, key=type)]
+    if all(kind is TextPart for kind, _ in groups):
+        return separator.join(content_text([part]) for part in parts)
+    found: list[TextPart | MediaPart] = []
+    for kind, group in groups:
+        found += (
+            [TextPart(type="text", text=separator.join(content_text([part]) for part in group))] if kind is TextPart else group
+        )
+    return found
 
 
 def to_turn(turn: MessageParam, system_anywhere: bool) -> Iterable[Message]:
@@ -135,15 +160,24 @@ def from_user(turn: MessageParam) -> Iterator[Message]:
     """A turn of the user: one message for each tool result and each other block."""
     for block in turn.blocks:
         if isinstance(block, ToolResultBlock):
-            yield Message(role="tool", tool_call_id=block.tool_use_id, content=result_text(block))
+            yield Message(role="tool", tool_call_id=block.tool_use_id, content=result_content(block))
         elif isinstance(block, READ_BLOCKS):
-            yield Message(role="user", content=block.text)
+            yield Message(role="user", content=content_of(block))
 
 
-def result_text(block: ToolResultBlock) -> str:
-    """The text of a tool result. Chat templates have no field for failures, so the text names them."""
-    text = "\n".join(part.text for part in block.blocks)
-    return f"Error: {text}" if block.is_error else text
+def content_of(block: ReadBlock) -> Content:
+    """A block as the content of a message: a picture, or a text."""
+    if isinstance(block, PictureBlock):
+        return [PicturePart(type=block.type, image_url=block.url)]
+    return block.text
+
+
+def result_content(block: ToolResultBlock) -> Content:
+    """The content of a tool result. Chat templates have no field for failures, so the text names them."""
+    content = joined(list(map(content_of, block.blocks)), "\n")
+    if not block.is_error:
+        return content
+    return f"Error: {content}" if isinstance(content, str) else [TextPart(type="text", text="Error:"), *content]
 
 
 def system_texts(blocks: Iterable[object]) -> list[str]:

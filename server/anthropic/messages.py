@@ -47,12 +47,14 @@ class MessagesEndpoint:
         message_id, prompt_tokens = f"msg_{request.id.rpartition('-')[0]}", len(request.prompt)
         formatter = MessageFormatter(body, message_id, http.state.request_id, prompt_tokens, usage, chat.new_parser)
         task = GenerationTask(chat.requests, formatter, arrived, keep_alive=PING.encode(), new_stop=chat.new_stop, usage=usage)
-        return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), body.ignored)
+        return report_ignored(
+            http, await self._runner.respond(http, task, bool(body.stream)), chat.prompt.ignored(body.ignored)
+        )
 
     async def count_tokens(self, http: HTTPRequest, body: CountTokensBody) -> Response:
         """The length of the prompt in tokens. Raises APIError, EngineError and RequestValidationError."""
         prompt = await self._chat.encode(http, await in_turn(http, lambda: self._to_chat(body)))
-        return report_ignored(http, JSONResponse({"input_tokens": len(prompt)}), body.ignored)
+        return report_ignored(http, JSONResponse({"input_tokens": len(prompt.tokens)}), prompt.ignored(body.ignored))
 
     def _to_chat(self, body: CountTokensBody) -> ChatBody:
         """The request as a chat. Raises APIError and RequestValidationError."""

@@ -43,6 +43,24 @@ class MediaBlock(Body):
         return placeholder(self.type)
 
 
+class PictureSource(Body):
+    type: str  # base64, url or file
+    media_type: str = ""
+    data: str | None = None  # in base64
+    url: str | None = None
+
+
+class PictureBlock(MediaBlock):
+    """A picture. Where the model cannot read it, it is content like the other media."""
+
+    source: PictureSource
+
+    @property
+    def url(self) -> str | None:
+        """Its URL; None if it is a stored file."""
+        return self.source.url if self.source.data is None else f"data:{self.source.media_type};base64,{self.source.data}"
+
+
 class TextSource(Body):
     type: Literal["text"]
     data: str
@@ -109,7 +127,9 @@ def block_type(block: Any) -> str:
     given = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
     if isinstance(block, TextDocument) or (given == "document" and is_text(block)):
         return "[document]"
-    return "[media]" if isinstance(given, str) and given in MEDIA else f"[{given}]" if isinstance(given, str) else ""
+    if isinstance(given, str) and given in MEDIA and given != "image":
+        return "[media]"
+    return f"[{given}]" if isinstance(given, str) else ""
 
 
 def is_text(document: Any) -> bool:
@@ -121,7 +141,7 @@ def is_text(document: Any) -> bool:
 def check_block(block: Any) -> Any:
     """The block, if this server supports its type. Raises ValueError."""
     given = block_type(block)[1:-1][:40]
-    if given not in (*BLOCK_TYPES, "media"):
+    if given not in (*BLOCK_TYPES, "image", "media"):
         raise ValueError(f"this server supports content of the types {', '.join(BLOCK_TYPES)} and media, not {given!r}")
     return block
 
@@ -151,6 +171,7 @@ ResultBlock = Annotated[
     | Annotated[ToolReferenceBlock, Tag("[tool_reference]")]
     | Annotated[TextDocument, Tag("[document]")]
     | Annotated[SearchResultBlock, Tag("[search_result]")]
+    | Annotated[PictureBlock, Tag("[image]")]
     | Annotated[MediaBlock, Tag("[media]")],
     BLOCK,
     CHECKED,
@@ -180,6 +201,7 @@ Block = Annotated[
     | Annotated[ToolResultBlock, Tag("[tool_result]")]
     | Annotated[TextDocument, Tag("[document]")]
     | Annotated[SearchResultBlock, Tag("[search_result]")]
+    | Annotated[PictureBlock, Tag("[image]")]
     | Annotated[MediaBlock, Tag("[media]")],
     BLOCK,
     CHECKED,
@@ -189,6 +211,7 @@ SystemBlock = Annotated[TextBlock, BeforeValidator(check_system_block)]
 SystemBlocks = Annotated[list[SystemBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 # These blocks of a user's turn are text, or a line stands for them.
+ReadBlock = TextBlock | TextDocument | SearchResultBlock | ToolReferenceBlock | MediaBlock
 READ_BLOCKS = (TextBlock, TextDocument, SearchResultBlock, MediaBlock)
 ALLOWED_BLOCKS = {
     "user": (*READ_BLOCKS, ToolResultBlock),

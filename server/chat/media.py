@@ -1,4 +1,4 @@
-"""The lines that stand for content which a model of text cannot read, such as images.
+"""Content that is not text, and the lines that stand for it where the model cannot read it.
 
 Promises that a line depends on the type of the content only, so that a conversation which repeats it has the same beginning.
 """
@@ -23,6 +23,7 @@ MEDIA = {
     "video": "A video",
     "video_url": "A video",
 }
+PICTURES = ("image", "image_url", "input_image")
 
 
 def placeholder(content_type: str) -> str:

@@ -21,6 +21,7 @@ from outrider.server.chat.fill_in import MARKER_COUNT, FillInText, FillInTokens,
 from outrider.server.chat.plain_text import PlainText, encode
 from outrider.server.fair_threads import FairThreads
 from outrider.server.http.errors import APIError, ContextExceeded
+from outrider.server.pictures.service import NO_PICTURES, RequestPictures
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,6 +49,23 @@ class TemplateOptions:
     add_generation_prompt: bool = True  # end with the opening of the assistant's turn
     continue_final_message: bool = False  # leave the last message open
     tools: Sequence[dict[str, Any]] = ()
+
+
+def in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with parts in the place of a text."""
+    content = message["content"]
+    return message | {"content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def with_pictures(text: str, pictures: RequestPictures) -> str:
+    """A rendered conversation with its pictures' text in the place of the template's placeholders. Raises APIError."""
+    if not pictures.prepared:
+        return text
+    between = text.split(pictures.placeholder)
+    if len(between) - 1 != len(pictures.prepared):
+        message = f"The chat template has {len(between) - 1} places for {len(pictures.prepared)} pictures; leave some out."
+        raise APIError(400, message, "messages", "template_error")
+    return "".join(part + picture.text for part, picture in zip(between, pictures.prepared, strict=False)) + between[-1]
 
 
 class PromptEncoder:
@@ -87,6 +105,30 @@ class PromptEncoder:
             return ""
 
     @cached_property
+    def picture_roles(self) -> frozenset[str]:
+        """The roles in whose messages the chat template has places for pictures."""
+        parts = [{"type": "text", "text": "a picture"}]
+        asked = {"role": "user", "content": parts}
+        before: dict[str, list[dict[str, Any]]] = {"user": [], "tool": [asked]}
+        return frozenset(
+            role
+            for role, messages in before.items()
+            if self.render([*messages, {"role": role, "content": parts}])
+            != self.render([*messages, {"role": role, "content": [*parts, {"type": "image"}]}])
+        )
+
+    @cached_property
+    def takes_parts_only(self) -> bool:
+        """Whether the chat template leaves out content that is not a list of parts."""
+        return bool(self.picture_roles) and "the text" not in self.render([{"role": "user", "content": "the text"}])
+
+    @cached_property
+    def ordinary_ids(self) -> list[int]:
+        """The ids of the tokens of texts."""
+        special = {id for text in self._special if (id := self.token(text)) is not None}
+        return sorted({*self._tokenizer.get_vocab().values()} - special)
+
+    @cached_property
     def takes_system_anywhere(self) -> bool:
         """Whether the chat template renders a system message in mid-conversation."""
         roles = ("user", "assistant", "system", "user")
@@ -107,13 +149,18 @@ class PromptEncoder:
         return str(self._tokenizer.decode(prompt[-16:])).rstrip().endswith(text)
 
     async def chat(
-        self, principal: str, messages: Sequence[dict[str, Any]], options: TemplateOptions, context_tokens: int
+        self,
+        principal: str,
+        messages: Sequence[dict[str, Any]],
+        options: TemplateOptions,
+        context_tokens: int,
+        pictures: RequestPictures = NO_PICTURES,
     ) -> list[int]:
-        """The ids of a conversation, rendered by the chat template. Raises APIError."""
+        """The ids of a conversation, rendered by the chat template. `pictures` are those in it, in order. Raises APIError."""
         if not self._tokenizer.chat_template:
             raise APIError(400, "This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
         characters = sum(len(str(each)) for each in (*messages, *options.tools, options.arguments))
-        return await self._run(principal, characters, partial(self._chat, messages, options, context_tokens))
+        return await self._run(principal, characters, partial(self._chat, messages, options, context_tokens, pictures))
 
     async def text(self, principal: str, prompt: str | list[int], context_tokens: int) -> list[int]:
         """The ids of a text, including the special tokens in it and around it; ids are only validated. Raises APIError."""
@@ -219,9 +266,12 @@ class PromptEncoder:
         messages: Sequence[dict[str, Any]],
         options: TemplateOptions,
         context_tokens: int,
+        pictures: RequestPictures,
         tokenizer: PreTrainedTokenizerBase,
     ) -> list[int]:
         marked = [message | self._mark_all({**message, "role": ""}) | {"role": message["role"]} for message in messages]
+        if self.takes_parts_only:
+            marked = list(map(in_parts, marked))
         tools = {"tools": self._mark_all(list(options.tools))} if options.tools else {}
         arguments: dict[str, Any] = self._mark_all(dict(options.arguments))
         try:
@@ -235,8 +285,9 @@ class PromptEncoder:
             )
         except TEMPLATE_ERRORS as error:
             raise APIError(400, f"The chat template rejects these messages: {error}.", "messages", "template_error") from None
-        self._check_length("messages", str(text), context_tokens)
-        pieces = MARK.split(str(text))  # the odd ones are the numbers of marks, each at least one token
+        text = with_pictures(str(text), pictures)
+        self._check_length("messages", text, context_tokens)
+        pieces = MARK.split(text)  # the odd ones are the numbers of marks, each at least one token
         if len(pieces) // 2 > context_tokens:
             raise ContextExceeded(len(pieces) // 2, context_tokens, "messages")
         ids: list[int] = []

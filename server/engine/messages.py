@@ -23,6 +23,22 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     started_at: float  # time.monotonic() of the process's start
 
 
+class Array(msgspec.Struct, frozen=True):
+    """An argument of the model's forward, such as pixel_values."""
+
+    dtype: str  # as numpy names it
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class PictureInput(msgspec.Struct, frozen=True):
+    """A picture in a prompt."""
+
+    start: int  # position of its first token
+    tokens: list[int]  # from its first token of pixels to its last one; the prompt has a digest's tokens in their place
+    arrays: dict[str, Array]
+
+
 class Request(msgspec.Struct, frozen=True, tag=True):
     """One request: one answer to one prompt."""
 
@@ -48,6 +64,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     reasoning: ReasoningLimit | None = None  # None = no limit
     trace: bool = False  # report the draft of each step
     adapter: str | None = None  # the name of the target's LoRA adapter
+    pictures: list[PictureInput] = []  # in the prompt, in its order
     affinity: str = ""  # requests with equal values go to one replica of a cluster
 
 
@@ -99,6 +116,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     weight_bits: float  # mean bits of a weight that a step reads
     kv_dtype: str  # data type of cached keys and values
     kernels: str = ""  # those that were chosen for this CPU; empty on a GPU
+    reads_pictures: bool = False  # whether prompts may have pictures
     drafting: bool | None = None  # whether the default drafter's kernels are loaded, by the last `Status`
 
 

@@ -179,7 +179,7 @@ class LogRequests:
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._settings.requests:
+        if scope["type"] != "http":
             return await self._app(scope, receive, send)
         started, body = time.monotonic(), bytearray()
         status: dict[str, Any] = {"status": 499}  # no response: the client disconnected

@@ -40,7 +40,7 @@ class InfillEndpoint:
         arrived = time.monotonic()
         body = body.model_copy(update={"model": body.model or self._served_name, "session_id": session_of(body)})
         self._requests.check(body)
-        context_tokens = await self._requests.context_tokens()
+        context_tokens = (await self._requests.ready()).context_tokens
         answer_tokens = ANSWER_TOKENS if body.token_limit is None else max(1, body.token_limit)
         room = max(context_tokens // 2, context_tokens - answer_tokens)
         prompt = await self._prompts.fill_in(http.state.principal, body.text, context_tokens, room)

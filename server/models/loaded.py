@@ -95,6 +95,7 @@ class LoadedModel:
     async def stop(self) -> None:
         """As `Loaded`."""
         await self.engine.stop()
+        await self.endpoints.pictures.close()
         if self.corpora is not None:
             await self.corpora.close()
         forget_routes()

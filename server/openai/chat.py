@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,13 +13,14 @@ from typing import Any
 from fastapi import Request as HTTPRequest
 from fastapi import Response
 
+from outrider.server.chat.media import PICTURES
 from outrider.server.chat.prompt import PromptEncoder, TemplateOptions
 from outrider.server.chat.reasoning_parser import THINK, ReasoningParser, detect_reasoning
 from outrider.server.chat.response_template import EXAMPLE, derive_reasoning, derive_tools
 from outrider.server.chat.structured_output import GrammarChecker
 from outrider.server.chat.tools import FORMATS, Part, ToolFormat, ToolParser, detect_format, tool_parser, with_model_ids
 from outrider.server.chat.vocabulary import Vocabulary
-from outrider.server.engine.messages import Request
+from outrider.server.engine.messages import PictureInput, Request
 from outrider.server.http.errors import APIError
 from outrider.server.http.ignored import report_ignored
 from outrider.server.http.json_route import in_turn
@@ -30,6 +31,7 @@ from outrider.server.openai.output_parser import OutputParser, SingleCallParser,
 from outrider.server.openai.requests import RequestBuilder, check_count
 from outrider.server.openai.schema import ChatBody
 from outrider.server.openai.tools.custom_input import CustomPart
+from outrider.server.pictures.service import NO_PICTURES, PictureService
 from outrider.server.settings import Settings
 from outrider.verify.sampling_params import ReasoningLimit
 
@@ -38,10 +40,24 @@ MAX_MESSAGES = 2048
 
 
 @dataclass(frozen=True)
+class EncodedChat:
+    """The prompt of a chat."""
+
+    tokens: list[int]
+    pictures: list[PictureInput]
+    reads_pictures: bool  # whether the model reads all pictures of the chat
+
+    def ignored(self, names: Sequence[str]) -> list[str]:
+        """What a request's body names as left out, without the pictures that the model reads."""
+        return [name for name in names if not (self.reads_pictures and name.rpartition(".")[2] in PICTURES)]
+
+
+@dataclass(frozen=True)
 class PreparedChat:
     """A chat that is ready to run."""
 
     requests: list[Request]
+    prompt: EncodedChat
     new_parser: Callable[[], ToolParser]  # a parser for one choice
     new_stop: Callable[[], Stop] | None = None  # what ends a choice early
 
@@ -57,7 +73,9 @@ class ChatEndpoint:
         grammars: GrammarChecker,
         requests: RequestBuilder,
         runner: GenerationRunner,
+        pictures: PictureService,
     ) -> None:
+        self._pictures = pictures
         self._limits = settings.limits
         self._prompts = prompts
         self._vocabulary = vocabulary
@@ -92,19 +110,23 @@ class ChatEndpoint:
         task = GenerationTask(
             chat.requests, formatter, arrived, choices=body.candidates, padded=body.pads_stream, new_stop=chat.new_stop
         )
-        return report_ignored(http, await self._runner.respond(http, task, bool(body.stream)), body.ignored)
+        return report_ignored(
+            http, await self._runner.respond(http, task, bool(body.stream)), chat.prompt.ignored(body.ignored)
+        )
 
     async def prepare(self, http: HTTPRequest, body: ChatBody) -> PreparedChat:
         """Checks the body, renders and encodes its prompt, and compiles its grammar. Raises APIError."""
         prompt = await self.encode(http, body)
-        opened = self._reasoning is not None and self._prompts.ends_with(prompt, self._reasoning.opening)
+        opened = self._reasoning is not None and self._prompts.ends_with(prompt.tokens, self._reasoning.opening)
         grammar = await self._grammar(http, body, opened)
         limit = self._reasoning_limit(body, opened)
-        requests = await self._requests.build(http, body, [prompt], grammar, limit, self._hides_markers(body))
+        hides = self._hides_markers(body)
+        requests = await self._requests.build(http, body, [prompt.tokens], grammar, limit, hides, prompt.pictures)
         new_parser = partial(self._new_parser, body, opened)
         if body.parallel_tool_calls is False and body.enabled_tools and not body.required_tools:  # else the grammar allows one
-            return PreparedChat(requests, lambda: SingleCallParser(new_parser()), lambda: SingleCallStop(new_parser()))
-        return PreparedChat(requests, new_parser)
+            parser, stop = lambda: SingleCallParser(new_parser()), lambda: SingleCallStop(new_parser())
+            return PreparedChat(requests, prompt, parser, stop)
+        return PreparedChat(requests, prompt, new_parser)
 
     def _new_parser(self, body: ChatBody, opened: bool) -> ReasoningParser:
         """A parser for one choice. `opened`: the prompt has opened the reasoning."""
@@ -120,19 +142,26 @@ class ChatEndpoint:
         """The format of the calls: the model's, or any that can be enforced if the model's is unknown."""
         return FORMATS["hermes"] if self._tool_format is None and body.required_tools else self._tool_format
 
-    async def encode(self, http: HTTPRequest, body: ChatBody) -> list[int]:
-        """Checks the body, and returns the token ids of its prompt. Raises APIError."""
+    async def encode(self, http: HTTPRequest, body: ChatBody) -> EncodedChat:
+        """Checks the body, and returns its prompt. Raises APIError and EngineError."""
         self._requests.check(body)
         check_count("messages", len(body.messages), MAX_MESSAGES, "messages")
         if body.top_logprobs is not None and not body.logprobs:
             raise APIError(400, "'top_logprobs' needs 'logprobs': true.", "top_logprobs", "invalid_value")
-        messages, options = await in_turn(http, lambda: (self._rendered(body), self._template_options(body)))
-        context_tokens = await self._requests.context_tokens()
-        return await self._prompts.chat(http.state.principal, messages, options, context_tokens)
+        ready = await self._requests.ready()
+        roles = self._prompts.picture_roles if ready.reads_pictures and self._pictures.is_installed else frozenset[str]()
+        urls = [url for message in body.messages if message.role in roles for url in message.picture_urls]
+        messages, options = await in_turn(http, lambda: (self._rendered(body, roles), self._template_options(body)))
+        pictures = await self._pictures.prepare(urls) if urls else NO_PICTURES
+        tokens = await self._prompts.chat(http.state.principal, messages, options, ready.context_tokens, pictures)
+        if not urls:
+            return EncodedChat(tokens, [], False)
+        placed = self._pictures.place(tokens, pictures.prepared, self._prompts.ordinary_ids)
+        return EncodedChat(*placed, len(urls) == sum(message.picture_count for message in body.messages))
 
-    def _rendered(self, body: ChatBody) -> list[dict[str, Any]]:
-        """The messages as the chat template takes them."""
-        messages = [message.rendered() for message in body.messages]
+    def _rendered(self, body: ChatBody, picture_roles: Collection[str]) -> list[dict[str, Any]]:
+        """The messages as the chat template takes them, with the pictures of these roles."""
+        messages = [message.rendered(message.role in picture_roles) for message in body.messages]
         return messages if self._tool_format is None else with_model_ids(messages, self._tool_format.call_id)
 
     def _reasoning_limit(self, body: ChatBody, is_open: bool) -> ReasoningLimit | None:

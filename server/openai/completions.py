@@ -53,7 +53,7 @@ class CompletionsEndpoint:
                 "best_of",
                 "invalid_value",
             )
-        principal, context_tokens = http.state.principal, await self._requests.context_tokens()
+        principal, context_tokens = http.state.principal, (await self._requests.ready()).context_tokens
         if body.suffix:
             texts = [FillInText(prompt, body.suffix) for prompt in body.prompts]
             prompts = [await self._prompts.fill_in(principal, text, context_tokens) for text in texts]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from outrider.server.chat.grammar_job import INPUT
-from outrider.server.chat.media import MEDIA, placeholder
+from outrider.server.chat.media import MEDIA, PICTURES, placeholder
 from outrider.server.http import json_body
 from outrider.server.openai.fields import MAX_ENTRIES, MAX_PARTS, TEXT_OR_LIST, Body, FreeForm, Name, Text
 
@@ -28,10 +29,23 @@ class MediaPart(Body):
     type: str
 
 
+def url_of(value: Any) -> Any:
+    """The URL in an `image_url`, which is an object in chats and a string in responses."""
+    return value.get("url") if isinstance(value, dict) else value
+
+
+class PicturePart(MediaPart):
+    """A picture. Where the model cannot read it, it is content like the other media."""
+
+    image_url: Annotated[str | None, BeforeValidator(url_of)] = None  # None: it is elsewhere, such as in a stored file
+
+
 def part_type(part: Any) -> str:
     """The tag of a part of content."""
     given = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return "[media]" if isinstance(given, str) and given in MEDIA else "[text]"
+    if isinstance(given, str) and given in MEDIA:
+        return "[picture]" if given in PICTURES else "[media]"
+    return "[text]"
 
 
 def known_parts_only(content: Any) -> Any:
@@ -43,7 +57,10 @@ def known_parts_only(content: Any) -> Any:
     return content
 
 
-ContentPart = Annotated[Annotated[TextPart, Tag("[text]")] | Annotated[MediaPart, Tag("[media]")], Discriminator(part_type)]
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("[text]")] | Annotated[PicturePart, Tag("[picture]")] | Annotated[MediaPart, Tag("[media]")],
+    Discriminator(part_type),
+]
 Parts = Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)]
 Content = Annotated[Text | Annotated[Parts, Tag("[array]")], TEXT_OR_LIST, BeforeValidator(known_parts_only)]
 
@@ -55,6 +72,22 @@ def content_text(content: str | Sequence[TextPart | MediaPart] | None) -> str:
     parts = content or ()
     texts = (placeholder(part.type) if isinstance(part, MediaPart) else part.text or part.refusal for part in parts)
     return ("\n" if any(isinstance(part, MediaPart) for part in parts) else "").join(texts)
+
+
+def picture_url(part: TextPart | MediaPart) -> str | None:
+    """The URL of a picture; None for other parts."""
+    return part.image_url if isinstance(part, PicturePart) else None
+
+
+def template_parts(content: Content | None) -> str | list[dict[str, str]]:
+    """Content for a model that reads pictures: a text, or parts of text and of pictures."""
+    if isinstance(content, str) or not any(map(picture_url, content or ())):
+        return content_text(content)
+    found: list[dict[str, str]] = []
+    for is_picture, group in groupby(content or (), key=lambda part: picture_url(part) is not None):
+        parts = list(group)
+        found += [{"type": "image"} for _ in parts] if is_picture else [{"type": "text", "text": content_text(parts)}]
+    return found
 
 
 def media_names(field: str, contents: Iterable[Content | None]) -> Iterator[str]:
@@ -159,10 +192,11 @@ class Message(Body):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
-    def rendered(self) -> dict[str, Any]:
-        """The message as chat templates expect it."""
+    def rendered(self, has_pictures: bool = False) -> dict[str, Any]:
+        """The message as chat templates expect it; with `has_pictures`, the model reads those in it."""
         role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": content_text(self.content)}
+        content = template_parts(self.content) if has_pictures else content_text(self.content)
+        message: dict[str, Any] = {"role": role, "content": content}
         for name in ("name", "tool_call_id", "reasoning_content"):
             if getattr(self, name) is not None:
                 message[name] = getattr(self, name)
@@ -176,6 +210,17 @@ class Message(Body):
                 for call in self.tool_calls
             ]
         return message
+
+    @property
+    def picture_count(self) -> int:
+        """The number of its pictures, also of those without a URL."""
+        return 0 if isinstance(self.content, str) else sum(isinstance(part, PicturePart) for part in self.content or ())
+
+    @property
+    def picture_urls(self) -> list[str]:
+        """The URLs of its pictures, in order."""
+        urls = map(picture_url, () if isinstance(self.content, str) else self.content or ())
+        return [url for url in urls if url is not None]
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_ENTRIES, fail_fast=True)]

@@ -123,7 +123,7 @@ class ModelEndpoint:
             "max_model_len": context_tokens,
             "context_length": context_tokens,
             "meta": {"n_ctx": context_tokens, "n_vocab": self._prompts.size},
-            "capabilities": self._capabilities,
+            "capabilities": [*self._capabilities, *(["vision"] if info and info.reads_pictures else [])],
             **({} if self._names.adapter(name) is None else {"parent": self._names.served_name}),
             "default_sampling_params": self._sampling_defaults,
         }

@@ -11,7 +11,7 @@ from fastapi import Request as HTTPRequest
 
 from outrider.drafters.options import NEED_A_MODEL
 from outrider.server.chat.prompt import PromptEncoder
-from outrider.server.engine.messages import Ready, Request
+from outrider.server.engine.messages import PictureInput, Ready, Request
 from outrider.server.http.auth import ANYONE
 from outrider.server.http.errors import APIError, ContextExceeded
 from outrider.server.http.json_route import turn_of
@@ -69,9 +69,9 @@ class RequestBuilder:
         self._rule = settings.speculation.rule
         self._corpus_block = corpus_block
 
-    async def context_tokens(self) -> int:
-        """The model's context length, once the worker has loaded. Raises EngineError."""
-        return (await self._wait_started()).context_tokens
+    async def ready(self) -> Ready:
+        """The properties of the worker, once it has loaded. Raises EngineError."""
+        return await self._wait_started()
 
     def check(self, body: GenerationBody) -> None:
         """Checks the fields that all endpoints share. Raises APIError."""
@@ -102,12 +102,13 @@ class RequestBuilder:
         grammar: str | None = None,
         reasoning: ReasoningLimit | None = None,
         keeps_special_tokens: bool = False,
+        pictures: Sequence[PictureInput] = (),
     ) -> list[Request]:
-        """One request per choice of each prompt (token ids). `grammar` is checked. Raises APIError.
+        """One request per choice of each prompt (token ids), which has these pictures. `grammar` is checked. Raises APIError.
 
         With `keeps_special_tokens`, the text has special tokens even if the body does not ask for them.
         """
-        context_tokens = await self.context_tokens()
+        context_tokens = (await self.ready()).context_tokens
         for prompt in prompts:
             check_prompt(prompt, context_tokens, "messages" if isinstance(body, ChatBody) else "prompt")
         principal, request_id, choices = http.state.principal, uuid.uuid4().hex, body.candidates
@@ -144,6 +145,7 @@ class RequestBuilder:
                 wants_prompt_logprobs=body.returns_prompt_logprobs and choice == 0,
                 trace=body.traces_steps,
                 adapter=adapter,
+                pictures=list(pictures),
                 affinity=affinity_of(principal, session, body, prompt),
             )
             for number, prompt in enumerate(prompts)

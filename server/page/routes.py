@@ -16,7 +16,7 @@ POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
     "style-src": "'self'",
-    "img-src": "'self'",
+    "img-src": "'self' data:",  # pasted pictures
     "connect-src": "'self'",
     "base-uri": "'none'",
     "form-action": "'none'",

@@ -58,7 +58,6 @@ class Logging(Section):
 
     format: Literal["human", "json"] = Field("human", description="Log format.")
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="Minimum level.")
-    requests: bool = Field(True, description="Log one line per request, without its text.")
     prompts: bool = Field(False, description="Also log request bodies, which contain the prompts.")
 
 
@@ -78,6 +77,7 @@ class Limits(Section):
         1 << 20, ge=1, description="Maximum log-probabilities of an answer: prompts x choices x tokens x (1 + logprobs)."
     )
     grammar_bytes: int = Field(1 << 16, ge=1, description="Maximum size of a JSON schema, regex or grammar.")
+    fetch_pictures: bool = Field(False, description="Fetch pictures from the public addresses that requests name.")
     template_arguments: tuple[str, ...] = Field(
         ("enable_thinking", "thinking", "reasoning_effort"), description="Allowed fields of chat_template_kwargs."
     )

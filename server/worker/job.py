@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import Logprobs, Source
 from outrider.drafters.registry import make_uncompiled
 from outrider.drafters.sequence import Finish
 from outrider.server.chat.vocabulary import Vocabulary
-from outrider.server.engine.messages import Request, StepReport, StepTrace, TokenEvent, TokenLogprobs
+from outrider.server.engine.messages import PictureInput, Request, StepReport, StepTrace, TokenEvent, TokenLogprobs
 from outrider.server.settings import Settings
 from outrider.server.worker.detokenizer import AnswerText, Detokenizer
 from outrider.server.worker.runtime import Runtime
 from outrider.server.worker.session import Session
 from outrider.verify.constraints.reasoning import Constraint, ReasoningBudget
+from outrider.verify.model.pictures import Picture
+from outrider.verify.model.runner import ModelRunner
 from outrider.verify.stream import DecodeOptions, Step, Stream
 
 LABELS = {int(source): source.label for source in Source}
@@ -36,6 +39,7 @@ class Job:
             prediction=tuple(request.prediction),
             wants_prompt_logprobs=request.wants_prompt_logprobs,
             adapter=None if request.adapter is None else runtime.adapters[request.adapter],
+            pictures=[placed(picture, runtime.runner) for picture in request.pictures],
             **runtime.budget(max_nodes),
         )
         resources = runtime.resources_of(request.principal, request.adapter)
@@ -98,6 +102,16 @@ class Job:
     def close(self) -> None:
         """Ends the request for the drafter; the session keeps the KV cache."""
         self.stream.close()
+
+
+def placed(picture: PictureInput, runner: ModelRunner) -> Picture:
+    """A picture of a request, as the target reads it."""
+    assert runner.pictures is not None
+    arguments = {
+        name: torch.frombuffer(bytearray(array.data), dtype=getattr(torch, array.dtype)).reshape(array.shape)
+        for name, array in picture.arrays.items()
+    }
+    return runner.pictures.place(picture.start, torch.tensor(picture.tokens), arguments)
 
 
 def make_detokenizer(request: Request, tokens: Vocabulary) -> Detokenizer:

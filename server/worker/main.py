@@ -84,6 +84,7 @@ def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
         weight_bits=runtime.runner.weight_bits,
         kv_dtype=kv_dtype,
         kernels=runtime.runner.kernels,
+        reads_pictures=runtime.runner.pictures is not None,
     )
     wire.send(messages.encode(ready))
     runtime.kernels.poll()  # loads cached kernels, while the front end reads the message

@@ -9,7 +9,13 @@ from typing import Any, Literal, cast
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import cached_file
 
@@ -24,6 +30,7 @@ from outrider.verify.model.download import download_progress
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.invariance import Invariant, start
 from outrider.verify.model.memory import free_bytes, return_freed_memory
+from outrider.verify.model.pictures import READERS
 from outrider.verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization, loading_arguments
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.self_check import SAMPLE, check_model
@@ -114,11 +121,11 @@ def read_model(options: LoadOptions, location: Location, device: torch.device) -
     prepare_architecture(config)
     arguments = loading_arguments(options.path, config, location, options.quantization, device)
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        return auto_class(config).from_pretrained(
             location.source,
             config=config,
             dtype=resolve_dtype(options.dtype, config, device),
-            attn_implementation=NAME,
+            attn_implementation={"": NAME, "text_config": NAME},  # what reads pictures keeps its own
             use_safetensors=True,
             tqdm_class=download_progress(options.path),
             **source,
@@ -133,6 +140,11 @@ def read_model(options: LoadOptions, location: Location, device: torch.device) -
             f"The model at {options.path!r} cannot be served: its attention layers are not written for transformers' attention"
             " interface; serve another model."
         ) from None
+
+
+def auto_class(config: Any) -> Any:
+    """The class of transformers that makes models of this configuration."""
+    return AutoModelForImageTextToText if config.model_type in READERS else AutoModelForCausalLM
 
 
 def check_layers(model: PreTrainedModel, path: str) -> None:

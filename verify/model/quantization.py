@@ -24,6 +24,7 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model.cpu import native
 from outrider.verify.model.cpu.packing import is_plain, packed_layers
 from outrider.verify.model.gpu.devices import Placement
+from outrider.verify.model.sizes import text_modules
 
 Quantize = Literal["none", "int8", "int4", "fp8"]
 # The name of the quantizer below in transformers' registry.
@@ -59,14 +60,14 @@ class Quantization:
                 "model.quantize needs Outrider's compiled library; install a C++ compiler, and then Outrider again."
             )
 
-    def bits(self, model: PreTrainedModel, name: str) -> int | None:
-        """The bits of a linear layer's weights on a CPU; None if the layer stays as it is."""
-        module = model.get_submodule(name)
-        if not is_plain(module) or module.in_features % native.BLOCK:
-            return None
-        if module is model.get_output_embeddings():
-            return HEAD_BITS
-        return BITS[self.layers]
+    def bits(self, model: PreTrainedModel) -> dict[str, int]:
+        """The bits of linear layers' weights on a CPU, by name. The others stay as they are, as do those that read pictures."""
+        texts, head = set(text_modules(model).modules()), model.get_output_embeddings()
+        return {
+            name: HEAD_BITS if module is head else BITS[self.layers]
+            for name, module in model.named_modules()
+            if is_plain(module) and module in texts and not module.in_features % native.BLOCK
+        }
 
 
 UNQUANTIZED = Quantization()
@@ -87,13 +88,13 @@ def quantize_layers(
     if device.type == "cuda":
         from outrider.verify.model.gpu.quantized import quantize_on_gpu
 
+        texts = set(text_modules(model).modules())
         among = model.modules() if modules is None else modules
-        quantize_on_gpu(model, quantization.layers, device, [module for module in among if is_plain(module)])
+        chosen = [module for module in among if is_plain(module) and module in texts]
+        quantize_on_gpu(model, quantization.layers, device, chosen)
         return
-    for name, _ in list(model.named_modules()):
-        bits = quantization.bits(model, name)
-        if bits is not None:
-            _replace(model, name, bits)
+    for name, bits in quantization.bits(model).items():
+        _replace(model, name, bits)
     if not packed_layers(model):
         raise ModelError("The checkpoint's layers are quantised already; set model.quantize to none.")
 
@@ -119,12 +120,12 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **_: Any) -> None:
         # A tied head's weights are the embedding table; it is quantised after loading.
         tied = {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()}
-        names = (name for name, _ in model.named_modules() if f"{name}.weight" not in tied)
         quantization: Quantization = self.quantization_config.quantization
-        self._bits = {f"{name}.weight": quantization.bits(model, name) for name in names}
+        weights = {f"{name}.weight": bits for name, bits in quantization.bits(model).items()}
+        self._bits = {name: bits for name, bits in weights.items() if name not in tied}
 
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_: Any) -> bool:
-        return self._bits.get(param_name) is not None
+        return param_name in self._bits
 
     def get_quantize_ops(self) -> ConversionOps:
         return _Convert(self._bits)
@@ -140,7 +141,7 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
 class _Convert(ConversionOps):  # type: ignore[misc]
     """Replaces the layer that a weight is read for."""
 
-    def __init__(self, bits: dict[str, int | None]) -> None:
+    def __init__(self, bits: dict[str, int]) -> None:
         self._bits = bits
 
     @torch.no_grad()
@@ -150,7 +151,7 @@ class _Convert(ConversionOps):  # type: ignore[misc]
         (weight,) = input_dict.values()
         name = full_layer_name.removesuffix(".weight")
         linear, bits = model.get_submodule(name), self._bits[full_layer_name]
-        assert isinstance(linear, torch.nn.Linear) and bits is not None
+        assert isinstance(linear, torch.nn.Linear)
         linear.weight = torch.nn.Parameter(weight[0] if isinstance(weight, list) else weight, requires_grad=False)
         _replace(model, name, bits)
         missing_keys.discard(full_layer_name)

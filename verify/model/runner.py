@@ -14,6 +14,7 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.invariant_range import InvariantRange
+from outrider.verify.model.pictures import PictureReader
 from outrider.verify.model.segment import Segment
 
 
@@ -37,6 +38,7 @@ class ModelRunner(ABC):
     most_caches = sys.maxsize  # that are of use
     takes_trees = True  # whether drafts may have branches
     can_save = True  # whether rows of sessions can be saved
+    pictures: PictureReader | None = None  # places pictures in texts; None = the model reads text only
     in_pages = False  # whether caches are pages of a pool that they share
 
     @abstractmethod

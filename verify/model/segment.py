@@ -11,6 +11,7 @@ from outrider.drafters.interface import MAX_NODES
 from outrider.verify.model.adapter import Adapter
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.pictures import Picture
 from outrider.verify.model.recurrent.rows import Recurrence, RecurrentRows
 
 
@@ -21,6 +22,8 @@ class Segment(NamedTuple):
     batch: ForwardBatch
     logits: bool = True  # whether all computed rows have logits, not only the last one; rows of padding have none
     adapter: Adapter | None = None
+    shift: int = 0  # positions that pictures before the rows do not take, though they have tokens
+    picture: Picture | None = None  # whose rows these are
 
     @property
     def rows(self) -> int:
@@ -53,7 +56,7 @@ def tokens_of(segments: Sequence[Segment]) -> torch.Tensor:
 
 def positions_of(segments: Sequence[Segment]) -> torch.Tensor:
     """The positions of the rows that are computed, int64 [N]."""
-    parts = [each.batch.positions(each.cache.length) for each in segments]
+    parts = [each.batch.positions(each.cache.length - each.shift) for each in segments]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -13,10 +13,15 @@ UNLIMITED_TOKENS = 1 << 17
 
 
 def context_limit(model: PreTrainedModel) -> int:
-    """The longest text that the model supports, in tokens; UNLIMITED_TOKENS if its configuration names no limit."""
+    """The longest text that the model supports, in tokens; UNLIMITED_TOKENS if its configuration names no limit.
+
+    Layers of Llama 4 attend within chunks of a text. Attention here does not end at chunks, so the first one is the limit.
+    """
     config = model.config.get_text_config()
+    chunk = config.attention_chunk_size if "chunked_attention" in (getattr(config, "layer_types", None) or ()) else None
     found = (getattr(config, name, None) for name in CONTEXT_NAMES)
-    return next((limit for limit in found if isinstance(limit, int) and limit > 0), UNLIMITED_TOKENS)
+    limit = next((limit for limit in found if isinstance(limit, int) and limit > 0), UNLIMITED_TOKENS)
+    return min(limit, chunk or limit)
 
 
 def end_tokens(model: PreTrainedModel) -> frozenset[int]:
@@ -25,13 +30,21 @@ def end_tokens(model: PreTrainedModel) -> frozenset[int]:
     return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
 
 
+def text_modules(model: PreTrainedModel) -> torch.nn.ModuleList:
+    """The modules that compute texts: all but those that read pictures."""
+    if getattr(model.config, "vision_config", None) is None:
+        return torch.nn.ModuleList([model])
+    return torch.nn.ModuleList(each for each in (model.get_decoder(), model.get_output_embeddings()) if each is not None)
+
+
 def weight_size(model: PreTrainedModel) -> tuple[int, int]:
     """Bytes and number of the weights that a step reads: all but the embedding table, unless the head shares it."""
-    parameters = list(model.parameters())  # without repetitions
+    modules = text_modules(model)
+    parameters = list(modules.parameters())  # without repetitions
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     if head is None or isinstance(head, PackedLayer) or table is not head.weight:
         parameters = [parameter for parameter in parameters if parameter is not table]
-    layers = packed_layers(model)
+    layers = packed_layers(modules)
     size = sum(map(stored_bytes, parameters)) + sum(layer.nbytes for layer in layers)
     return size, sum(map(torch.numel, parameters)) + sum(layer.in_features * layer.out_features for layer in layers)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from outrider.verify.errors import ModelError, first_sentence
 from outrider.verify.model.attention import dot_product
 from outrider.verify.model.attention.architectures import replace_attention
 from outrider.verify.model.attention.interface import Attention
+from outrider.verify.model.attention.picture_attention import PictureAttention
 from outrider.verify.model.attention.shape_probe import ShapeProbe, number_layers
 from outrider.verify.model.attention.torch_attention import JointAttention, TorchAttention
 from outrider.verify.model.batch import ForwardBatch
@@ -34,6 +35,7 @@ from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.kwarg_injector import KwargInjector, NotPassedOn, is_receiver
 from outrider.verify.model.memory import keep_freed_memory
 from outrider.verify.model.mode import Mode
+from outrider.verify.model.pictures import reader_of
 from outrider.verify.model.recurrent.mixers import swap_in
 from outrider.verify.model.recurrent.rows import Recurrence, StateProbe
 from outrider.verify.model.runner import ModelRunner
@@ -89,7 +91,7 @@ class TorchRunner(ModelRunner):
         self.products = dot_product.chosen(model.device, model.dtype, findings)
         self.vocabulary = int(model.config.get_text_config().vocab_size)
         self.description = str(model.config.to_json_string())
-        self.stop_tokens = end_tokens(model)  # of the model's own configuration
+        self.stop_tokens = end_tokens(model)
         self.model_tokens = context_limit(model)
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
         self._traced, self._compile = traced, compile
@@ -97,6 +99,7 @@ class TorchRunner(ModelRunner):
         replace_attention(self.model, self.model.config, kv_dtype)
         self._injector = KwargInjector()
         self._tap: HiddenTap | None = None
+        self.pictures = reader_of(model)
         self._crossings = Crossings(model)
         self._attention_probe = ShapeProbe()
         self.cache_shape = replace(self._probe(self._attention_probe), dtype=dtype, coded=STORED[kv_dtype])
@@ -264,6 +267,8 @@ class TorchRunner(ModelRunner):
         if self._pool is not None:
             self._pool.reserve([(cast(PagedCache, each.cache), len(each.batch)) for each in segments])
         mode = self.mode
+        if any(each.picture for each in segments):
+            return [self._read_picture(each) if each.picture else self.forward_all([each])[0].clone() for each in segments]
         if len(segments) == 1 and (mode.is_apart(segments[0]) or mode.is_untraced_chunk(segments[0])):
             return [self._untraced(segments, in_order=False)]
         if len(segments) == 1 and mode.bounds is None:
@@ -305,13 +310,23 @@ class TorchRunner(ModelRunner):
             )
             streams.append((attention, len(batch) - batch.known))
         joint = streams[0][0] if len(streams) == 1 else JointAttention(streams)
-        least = 1 if inputs is None else inputs.least_rows
         whole = all(each.logits and not each.batch.padding for each in segments)
-        kept = 0 if whole else kept_rows(segments, least).to(self.device)
+        kept = 0 if whole else kept_rows(segments, 1 if inputs is None else inputs.least_rows).to(self.device)
         rows = tokens_of(segments).to(self.device), positions_of(segments).to(self.device)
         logits = self._run(*rows, joint, kept, recurrence_of(segments))
         if self._tap is not None:
             keep_hidden(self._tap.states, segments)
+        return logits
+
+    def _read_picture(self, segment: Segment) -> torch.Tensor:
+        """The forward of a picture's rows, and of nothing else; logits of the last row."""
+        assert segment.picture and self.pictures
+        attention = PictureAttention(segment, self.products, self.pictures.both_ways)
+        rows = segment.picture.rows(segment.cache.length - segment.shift, self.device)
+        states, pixels = recurrence_of([segment]), segment.picture.pixels(self.device, self.cache_shape.dtype)
+        logits = self._run(*rows, attention, 1, states, pixels)
+        if self._tap is not None:
+            keep_hidden(self._tap.states, [segment])
         return logits
 
     @torch.inference_mode()
@@ -322,10 +337,14 @@ class TorchRunner(ModelRunner):
         attention: Attention,
         keep: int | torch.Tensor,
         recurrence: Recurrence | None = None,
+        pixels: Mapping[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """The model's forward; logits of the rows `keep`, of the last `keep` rows, or of all rows if it is 0."""
+        """The model's forward; logits of the rows `keep`, of the last `keep` rows, or of all rows if it is 0.
+
+        Positions are int64 [N], or [3, N] in a grid; `pixels` are further arguments.
+        """
         ours = {"attention": attention} | ({"recurrence": recurrence} if self._is_recurrent else {})
-        rows = {"input_ids": tokens[None], "position_ids": None if positions is None else positions[None]}
+        rows = {"input_ids": tokens[None], "position_ids": None if positions is None else positions[..., None, :]}
         with self._injector.inject(ours, positions) as handed:
-            output = self.model(**rows, use_cache=False, logits_to_keep=keep, **handed)
+            output = self.model(**rows, use_cache=False, logits_to_keep=keep, **(pixels or {}), **handed)
         return cast(torch.Tensor, output.logits[0])

@@ -69,7 +69,8 @@ export async function status() {
 export async function models() {
   const response = await request("v1/models");
   if (!response.ok) throw await problemOf(response);
-  return (await response.json()).data.map((model) => String(model.id));
+  const { data } = await response.json();
+  return data.map(({ id, capabilities }) => ({ name: String(id), sees: (capabilities ?? []).includes("vision") }));
 }
 
 // The text of /metrics, or null if this server does not show it here.

@@ -4,6 +4,7 @@ import { Answer, TreePanel, showLegend, showStats } from "./answer.js";
 import * as api from "./api.js";
 import { find, make } from "./dom.js";
 import { show as showMetrics } from "./metrics.js";
+import { Pictures, shown, textOf } from "./pictures.js";
 import { Race } from "./race.js";
 import { Run } from "./run.js";
 
@@ -17,12 +18,18 @@ let chart = null;
 let answers = []; // everything with tokens on the page
 let stopper = null; // an AbortController while something runs
 let state = "";
+const seeing = new Set(); // the names of models that read pictures
 
 const panel = new TreePanel(find("tree"), (run, step) => {
   for (const answer of [...answers, ...race.answers]) answer.mark(answer.run === run ? step : null);
 });
 const select = (run, step, pinned) => panel.show(run, step, pinned);
 const race = new Race(find("race"), select);
+const pictures = new Pictures(fields.prompt, find("pictures"), () => {
+  const accepted = fields.mode.value === "chat" && seeing.has(fields.model.value);
+  if (!accepted) say("The picture was left out: it needs a chat with a model that reads pictures.", "problem");
+  return accepted;
+});
 
 function say(words, kind = "") {
   find("words").textContent = words;
@@ -30,12 +37,12 @@ function say(words, kind = "") {
 }
 
 // The request that the form describes. `messages` are the chat so far.
-function requestOf(prompt, messages) {
+function requestOf(content, messages) {
   const number = (name) => (fields[name].value === "" ? undefined : Number(fields[name].value));
   const chat = fields.mode.value === "chat";
   const body = {
     model: fields.model.value,
-    ...(chat ? { messages: [...messages, { role: "user", content: prompt }] } : { prompt }),
+    ...(chat ? { messages: [...messages, { role: "user", content }] } : { prompt: textOf(content) }),
     max_tokens: number("max_tokens"),
     temperature: number("temperature"),
     seed: number("seed"),
@@ -47,16 +54,17 @@ function requestOf(prompt, messages) {
 }
 
 function messagesSoFar() {
-  return turns.flatMap(({ text, run }) => [
-    { role: "user", content: text },
+  return turns.flatMap(({ content, run }) => [
+    { role: "user", content },
     { role: "assistant", content: run.content },
   ]);
 }
 
 // Adds a prompt and its answer to the page.
-function addTurn(prompt, run) {
+function addTurn(content, run) {
   const place = make("div", { class: "answer" });
-  const turn = make("article", {}, make("p", { class: "prompt" }, prompt), place);
+  const seen = make("div", { class: "pictures" }, ...shown(content));
+  const turn = make("article", {}, seen, make("p", { class: "prompt" }, textOf(content)), place);
   find("transcript").append(turn);
   turn.scrollIntoView({ block: "nearest" });
   const answer = new Answer(place, run, select);
@@ -118,24 +126,27 @@ function openSettings() {
 }
 
 async function answerPrompt() {
-  const prompt = fields.prompt.value;
+  const content = pictures.content(fields.prompt.value);
   if (fields.mode.value !== "chat") clear();
   find("race").hidden = true;
-  const run = new Run(requestOf(prompt, messagesSoFar()));
+  const run = new Run(requestOf(content, messagesSoFar()));
   await busy(async (signal) => {
     say(state === "loading" ? "The server is loading its model; the answer follows." : "Answering.");
     let answer = null;
     try {
       await api.play(run, signal, () => {
         if (!run.events.length) return;
-        answer ??= addTurn(prompt, run);
+        answer ??= addTurn(content, run);
         answer.render();
         showFigures();
       });
     } finally {
       if (answer && answers.includes(answer)) {
-        turns.push({ text: prompt, run });
-        if (fields.mode.value === "chat") fields.prompt.value = "";
+        turns.push({ content, run });
+        if (fields.mode.value === "chat") {
+          fields.prompt.value = "";
+          pictures.clear();
+        }
       }
     }
     if (!run.steps.length) say("Done. This server does not show its drafts, so the tokens have no colours.");
@@ -145,7 +156,7 @@ async function answerPrompt() {
 
 async function startRace() {
   if (!form.reportValidity()) return;
-  const request = requestOf(fields.prompt.value, []);
+  const request = requestOf(pictures.content(fields.prompt.value), []);
   request.body.seed ??= crypto.getRandomValues(new Uint32Array(1))[0];
   panel.close();
   await busy(async (signal) => {
@@ -215,8 +226,9 @@ async function look() {
 
 async function loadModels() {
   try {
-    const names = await api.models();
-    fields.model.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
+    const models = await api.models();
+    fields.model.replaceChildren(...models.map(({ name }) => make("option", { value: name }, name)));
+    for (const { name, sees } of models) if (sees) seeing.add(name);
   } catch (error) {
     say(error.message, "problem");
     if (error.kind === "key") openSettings();

@@ -19,7 +19,7 @@ SLOTS, CAPACITY, CLIENTS, DISCONNECTS = 3, 2, 12, 1000
 def server() -> Iterator[Served]:
     flags = {"scheduling.max_active": SLOTS, "sessions.slots": SLOTS, "sessions.capacity": CAPACITY}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    with serving("--model.dtype", "float32", "--logging.requests", "false", *words) as server:
+    with serving("--model.dtype", "float32", "--logging.level", "warning", *words) as server:
         yield server
 
 

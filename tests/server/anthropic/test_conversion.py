@@ -11,7 +11,7 @@ import pytest
 from outrider.server.anthropic.conversion import to_chat, to_messages
 from outrider.server.anthropic.schema import CountTokensBody, MessagesBody
 from outrider.server.http.errors import APIError
-from outrider.server.openai.conversation import NamedTool, Tool
+from outrider.server.openai.conversation import NamedTool, Tool, content_text
 from outrider.server.openai.schema import ChatBody
 
 TOOL = {"name": "read", "description": "Reads.", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}
@@ -191,6 +191,21 @@ def test_a_line_stands_for_what_the_model_cannot_read() -> None:
     turns = [{"role": "user", "content": [result, IMAGE, {"type": "text", "text": "y"}, TEXT]}]
     body = CountTokensBody.model_validate({"model": "m", "messages": turns})
     tool, user = to_messages(body, True)
-    assert tool.content == f"x\n{IMAGE_LINE}\n{PDF_LINE}\na.txt\none\nt\ns\ntwo"
-    assert user.content == f"{IMAGE_LINE}\ny\na.txt\none"
+    assert content_text(tool.content) == f"x\n{IMAGE_LINE}\n{PDF_LINE}\na.txt\none\nt\ns\ntwo"
+    assert content_text(user.content) == f"{IMAGE_LINE}\ny\na.txt\none"
     assert body.ignored == ["messages.image", "messages.document"]
+
+
+def test_a_model_that_reads_pictures_gets_them_between_the_texts() -> None:
+    block = {"type": "image", "source": {"type": "url", "url": "https://a/b.png"}}
+    stored = {"type": "image", "source": {"type": "file", "file_id": "f"}}
+    result = {"type": "tool_result", "tool_use_id": "t", "is_error": True, "content": [IMAGE]}
+    texts = [{"type": "text", "text": text} for text in "abc"]
+    turns = [{"role": "user", "content": [result, *texts[:2], IMAGE, block, texts[2], stored]}]
+    tool, user = to_messages(CountTokensBody.model_validate({"model": "m", "messages": turns}), True)
+    picture = {"type": "image"}
+    assert tool.rendered(True)["content"] == [{"type": "text", "text": "Error:"}, picture]
+    first, last = {"type": "text", "text": "a\nb"}, {"type": "text", "text": f"c\n{IMAGE_LINE}"}
+    assert user.rendered(True)["content"] == [first, picture, picture, last]
+    assert user.picture_urls == ["data:image/png;base64,AAAA", "https://a/b.png"] and user.picture_count == 3
+    assert user.rendered()["content"] == f"a\nb\n{IMAGE_LINE}\n{IMAGE_LINE}\nc\n{IMAGE_LINE}"

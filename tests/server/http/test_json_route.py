@@ -69,9 +69,9 @@ def test_a_chat_of_messages_is_built_off_the_event_loop_and_validated_once(monke
     threads: list[str] = []
     rendered = Message.rendered
 
-    def record(message: Message) -> Any:
+    def record(message: Message, has_pictures: bool = False) -> Any:
         threads.append(threading.current_thread().name)
-        return rendered(message)
+        return rendered(message, has_pictures)
 
     monkeypatch.setattr(Message, "rendered", record)
     body = chat(INLINE_BYTES) | {"max_tokens": 1}

@@ -61,15 +61,19 @@ class TorchAttention:
             self._masks[window, like.device] = self._build(window, groups, like)
         return self._masks[window, like.device]
 
+    def visible(self, window: int | None) -> torch.Tensor:
+        """Which rows of the batch each of them attends to in layers with this window, bool [N, N]."""
+        return self._batch.ancestor_mask()
+
     def _build(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
         length, rows = self.reach(window), len(self._batch)
         if rows == 1 or (window is None and self._batch.is_chain_end):
             return None
-        ancestors = self._batch.ancestor_mask().to(like.device)
+        visible = self.visible(window).to(like.device)
         allowed = torch.ones(rows, length + rows, dtype=torch.bool, device=like.device)
-        allowed[:, length:] = ancestors
+        allowed[:, length:] = visible
         if window is not None:
-            position = length + ancestors.sum(1) - 1
+            position = length + self._batch.depths.to(like.device)
             first = position - window + 1  # of the row's window
             prefix = torch.arange(length, device=like.device)
             allowed[:, :length] &= prefix >= first[:, None]

@@ -30,10 +30,11 @@ class Piece(NamedTuple):
     """Rows of one stream, MAX_NODES + 1 at most."""
 
     cache: PagedCache
-    first: int  # position of the first row, which is also the number of rows of text before it
+    first: int  # the number of rows of text before the first row
     tokens: torch.Tensor  # int64 [N]
     depths: torch.Tensor  # int64 [N]
     ancestors: torch.Tensor  # bool [N, N], a row itself included; a row's ancestors precede it
+    shift: int = 0  # as in `Segment`
 
 
 class DeviceRows:
@@ -76,7 +77,8 @@ class DeviceRows:
             rows, on_path = fields[:ROW_FIELDS, start:end], piece.depths + 1
             places = torch.tensor(piece.cache.places(length, length + end - start))
             paths = places[piece.ancestors.nonzero()[:, 1]]  # row by row, and in a row by depth
-            rows[0], rows[1], rows[2], rows[3], rows[4] = piece.tokens, piece.depths + length, index, piece.depths, places
+            positions = piece.depths + length - piece.shift
+            rows[0], rows[1], rows[2], rows[3], rows[4] = piece.tokens, positions, index, piece.depths, places
             rows[5] = used + len(pages) + on_path.cumsum(0) - on_path
             fields[ROW_FIELDS:, index] = torch.tensor([length, start, end - start, used])
             tables += [torch.tensor(pages, dtype=torch.int64), paths]
@@ -84,16 +86,16 @@ class DeviceRows:
         return torch.cat([fields.flatten(), *tables])
 
 
-def pieces_of(cache: PagedCache, batch: ForwardBatch) -> Iterator[Piece]:
+def pieces_of(cache: PagedCache, batch: ForwardBatch, shift: int = 0) -> Iterator[Piece]:
     """The rows of one stream: a tree as it is, a chain cut where blocks of text end. Known rows are computed again."""
     length = cache.length
     if batch.ancestors is not None:
         assert len(batch) <= MAX_NODES + 1, "the tables have room for the paths of trees of this size"
-        yield Piece(cache, length, batch.tokens, batch.depths, batch.ancestors)
+        yield Piece(cache, length, batch.tokens, batch.depths, batch.ancestors, shift)
         return
     start = 0
     while start < len(batch):
         tokens = batch.tokens[start : start + 1 + depth_left(length + start)]
         chain = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()
-        yield Piece(cache, length + start, tokens, torch.arange(len(tokens)), chain)
+        yield Piece(cache, length + start, tokens, torch.arange(len(tokens)), chain, shift)
         start += len(tokens)

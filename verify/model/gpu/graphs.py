@@ -90,7 +90,7 @@ class GraphedForward:
             assert len(segments) > 1, "a segment must not have more rows than max_rows"
             half = len(segments) // 2
             return torch.cat([self(part).clone() for part in (segments[:half], segments[half:])])
-        pieces = [piece for cache, batch, *_ in segments for piece in pieces_of(cast(PagedCache, cache), batch)]
+        pieces = [piece for each in segments for piece in pieces_of(cast(PagedCache, each.cache), each.batch, each.shift)]
         count = self._counts[bisect_left(self._counts, rows)]
         with on_device(self._devices[0]):
             self._set(pieces)

@@ -55,3 +55,12 @@ def test_a_long_chain_is_cut_where_blocks_end() -> None:
     assert [(piece.first, len(piece.tokens)) for piece in pieces] == [(60, 4), (64, 64), (128, 64), (192, 8)]
     assert torch.cat([piece.tokens for piece in pieces]).tolist() == list(range(140))
     assert torch.equal(pieces[0].ancestors, torch.ones(4, 4, dtype=torch.bool).tril())
+
+
+def test_positions_leave_out_what_pictures_before_the_rows_do_not_take() -> None:
+    cache, inputs = PagedCache(PagePool(SHAPE, 4), 256), DeviceRows(DEVICE, 72, 4)
+    cache.fill(40)
+    cache.reserve(30)
+    inputs.set(list(pieces_of(cache, ForwardBatch.chain(torch.arange(30)), shift=12)))
+    assert inputs.positions[:30].tolist() == list(range(28, 58))
+    assert inputs.streams[0, :2].tolist() == [40, 64]  # places in the text

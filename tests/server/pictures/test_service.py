@@ -1,0 +1,117 @@
+"""The pictures of requests, prepared by a process that is a stand-in here."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from outrider.server.engine.engine import WorkerLost
+from outrider.server.engine.helper import HelperEnded
+from outrider.server.engine.messages import Array
+from outrider.server.http.errors import APIError
+from outrider.server.pictures import service as module
+from outrider.server.pictures.messages import Failed, Load, Loaded, Prepared, decode_request, encode
+from outrider.server.pictures.service import PictureService
+from outrider.server.settings import load_settings
+
+TOKENS = [9, 9, 8, 9]
+
+
+def prepared(data: bytes, size: int = 10) -> Prepared:
+    return Prepared("<p>", TOKENS, {"pixel_values": Array("uint8", (size,), bytes(size))}, data.ljust(32))
+
+
+class Program:
+    """The process: refuses "bad" pictures, and ends at a "fatal" one."""
+
+    def __init__(self) -> None:
+        self.alive, self.loads = False, 0
+        self.pictures: list[bytes] = []
+        self.fails_to_load = False
+
+    async def ask(self, message: bytes) -> bytes:
+        request = decode_request(message)
+        self.alive = True
+        if isinstance(request, Load):
+            self.loads += 1
+            return encode(Failed("cannot be prepared: no") if self.fails_to_load else Loaded("<p>"))
+        self.pictures.append(request.data)
+        if request.data == b"bad":
+            return encode(Failed("cannot be read"))
+        if request.data == b"fatal":
+            self.alive = False
+            raise HelperEnded
+        return encode(prepared(request.data))
+
+    async def close(self) -> None:
+        self.alive = False
+
+
+def run(test: Callable[[PictureService, Program], Awaitable[None]]) -> None:
+    async def main() -> None:
+        service, program = PictureService(load_settings(None, {})), Program()
+        service._helper = program  # type: ignore[assignment]
+        await test(service, program)
+
+    asyncio.run(main())
+
+
+def url(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def test_a_picture_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT_BYTES", 25)
+
+    async def test(service: PictureService, program: Program) -> None:
+        first = await service.prepare([url(b"a"), url(b"b"), url(b"a")])
+        assert first.placeholder == "<p>" and first.prepared == [prepared(name) for name in (b"a", b"b", b"a")]
+        await service.prepare([url(b"c"), url(b"a")])  # the third one makes the second one go
+        await service.prepare([url(b"b")])
+        assert program.pictures == [b"a", b"b", b"c", b"b"] and program.loads == 1
+
+    run(test)
+
+
+def test_failures() -> None:
+    async def test(service: PictureService, program: Program) -> None:
+        program.fails_to_load = True
+        with pytest.raises(WorkerLost, match="The model's pictures cannot be prepared: no"):
+            await service.prepare([url(b"a")])
+        program.fails_to_load = False
+        with pytest.raises(APIError, match=r"A picture cannot be read\."):
+            await service.prepare([url(b"bad")])
+        with pytest.raises(WorkerLost, match="has ended; try again"):
+            await service.prepare([url(b"fatal")])
+        assert (await service.prepare([url(b"a")])).prepared == [prepared(b"a")]
+        assert program.loads == 3
+
+    run(test)
+
+
+def test_prompts_are_equal_only_if_their_pictures_are() -> None:
+    async def test(service: PictureService, _: Program) -> None:
+        prompt, ordinary = [1, *TOKENS, 2, *TOKENS, 3], list(range(100, 200))
+        tokens, pictures = service.place(prompt, [prepared(b"a"), prepared(b"b")], ordinary)
+        assert [picture.start for picture in pictures] == [1, 6] and pictures[0].tokens == TOKENS
+        assert (tokens[0], tokens[5], tokens[10]) == (1, 2, 3) and set(tokens[1:5] + tokens[6:10]) <= set(ordinary)
+        same, _pictures = service.place(prompt, [prepared(b"a"), prepared(b"c")], ordinary)
+        assert same[:6] == tokens[:6] and same[6:10] != tokens[6:10]
+        elsewhere = PictureService(load_settings(None, {}))
+        assert elsewhere.place(prompt, [prepared(b"a"), prepared(b"b")], ordinary)[0] != tokens
+        with pytest.raises(APIError, match="does not find a picture's tokens"):
+            service.place([1, 2, 3], [prepared(b"a")], ordinary)
+
+    run(test)
+
+
+def test_the_number_of_pictures_is_limited() -> None:
+    async def test(service: PictureService, program: Program) -> None:
+        with pytest.raises(APIError, match="has 33 pictures, and 32 are allowed"):
+            await service.prepare([url(b"a")] * 33)
+        assert not program.pictures
+
+    run(test)

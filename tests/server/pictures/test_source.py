@@ -1,0 +1,142 @@
+"""Where pictures come from."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from outrider.server.http.errors import APIError
+from outrider.server.pictures import source
+from outrider.server.pictures.source import public_address, read_data_url, read_picture
+
+FILE = b"a picture"
+
+
+class Pages(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        pages: dict[str, tuple[int, dict[str, str], bytes]] = {
+            "/picture": (200, {}, FILE),
+            "/moved": (302, {"Location": "/picture"}, b""),
+            "/private": (302, {"Location": "http://10.0.0.1/picture"}, b""),
+            "/circle": (302, {"Location": "/circle"}, b""),
+            "/large": (200, {}, b"x" * 2000),
+        }
+        status, headers, body = pages.get(self.path, (404, {}, b"none"))
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def pages() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def fetch(url: str, fetches: bool = True) -> bytes:
+    return asyncio.run(read_picture(url, fetches))
+
+
+def refusal(url: str, fetches: bool = True) -> str:
+    with pytest.raises(APIError) as raised:
+        fetch(url, fetches)
+    assert raised.value.status_code == 400
+    return raised.value.message
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes the addresses of this machine for public ones, but no others."""
+
+    async def address(host: str, port: int) -> str:
+        return host if host == "127.0.0.1" else await public_address(host, port)
+
+    monkeypatch.setattr(source, "public_address", address)
+
+
+def test_data_urls() -> None:
+    encoded = base64.b64encode(FILE).decode()
+    assert fetch(f"data:image/png;base64,{encoded}", fetches=False) == FILE
+    for url in ("data:", "data:image/png,abc", f"data:image/png;base64,{encoded}!", "data:image/png;base64,é"):
+        with pytest.raises(APIError, match="must be data:image"):
+            read_data_url(url)
+
+
+def test_pictures_are_fetched_only_if_the_settings_allow_it() -> None:
+    assert "fetches no pictures" in refusal("http://127.0.0.1/picture", fetches=False)
+    assert "must begin with" in refusal("file:///etc/passwd")
+    assert "must begin with" in refusal("picture.png")
+
+
+@pytest.mark.usefixtures("local")
+def test_fetching(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pages() as address:
+        assert fetch(f"{address}/picture") == fetch(f"{address}/moved") == FILE
+        for path in ("/none", "/circle"):
+            assert "could not be fetched" in refusal(address + path)
+        assert "is not public" in refusal(f"{address}/private")
+        monkeypatch.setattr(source, "MAX_BYTES", 1000)
+        assert "more than 0 MiB" in refusal(f"{address}/large")
+    assert "could not be fetched" in refusal(f"{address}/picture")  # the server has ended
+    assert "could not be fetched" in refusal("http://")
+
+
+@pytest.mark.usefixtures("local")
+def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "FETCH_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert "could not be fetched within" in refusal(f"http://127.0.0.1:{silent.getsockname()[1]}/")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "localhost",
+        "10.1.2.3",
+        "192.168.0.1",
+        "169.254.169.254",
+        "0.0.0.0",
+        "[::1]",
+        "[fd00::1]",
+        "[::ffff:10.0.0.1]",
+    ],
+)
+def test_private_addresses_are_not_asked(host: str) -> None:
+    assert "is not public" in refusal(f"http://{host}/picture")
+
+
+def test_a_name_with_one_private_address_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolve(addresses: list[str]) -> str:
+        loop = asyncio.get_running_loop()
+
+        async def found(*_: Any, **__: Any) -> list[Any]:
+            return [(0, 0, 0, "", (address, 80)) for address in addresses]
+
+        monkeypatch.setattr(loop, "getaddrinfo", found)
+        return await public_address("name", 80)
+
+    assert asyncio.run(resolve(["93.184.215.14", "1.1.1.1"])) == "93.184.215.14"
+    with pytest.raises(APIError, match="is not public"):
+        asyncio.run(resolve(["93.184.215.14", "10.0.0.1"]))

@@ -1,0 +1,93 @@
+"""Pictures in prompts: rows that the model computes from pixels, by transformers' own forward, in one chunk.
+
+In a session's text, a picture's tokens are those that a digest of the picture gives, so a session is
+continued only if its pictures are the same. The forward takes the tokens of the model's own processor instead.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from outrider.verify.model.transfer import to_device
+
+# Types of models whose answers about pictures were compared with transformers' own.
+READERS = frozenset(
+    {
+        "gemma3",
+        "gemma4",
+        "idefics3",
+        "internvl",
+        "llama4",
+        "llava",
+        "mistral3",
+        "qwen2_5_vl",
+        "qwen2_vl",
+        "qwen3_vl",
+        "smolvlm",
+    }
+)
+# Layers in which a picture's rows attend to each other in both directions.
+BothWays = Literal["none", "windows", "all"]
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture in a prompt."""
+
+    start: int  # position of its first token in the text
+    tokens: torch.Tensor  # int64 [N]; as the model's processor gives them: those of pixels, and maybe separators
+    is_pixels: torch.Tensor  # bool [N]; which tokens stand for pixels
+    arguments: Mapping[str, torch.Tensor]  # further arguments of the model's forward, such as pixel_values
+    positions: torch.Tensor  # int64 [N], or [3, N] in a grid; relative to the first token's
+    advance: int  # the position of the first token behind it, relative to the first token's
+
+    @property
+    def end(self) -> int:
+        """The position in the text behind its last token."""
+        return self.start + len(self.tokens)
+
+    def rows(self, first: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and positions on a device; that of the first token is `first`."""
+        return to_device(self.tokens, device), to_device(self.positions + first, device)
+
+    def pixels(self, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """The further arguments on a device, floating-point numbers in this type."""
+        arguments = self.arguments.items()
+        return {name: to_device(each.to(dtype) if each.is_floating_point() else each, device) for name, each in arguments}
+
+
+class PictureReader:
+    """What a model that reads pictures needs to know of them."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config: Any = model.config
+        self._token = int(getattr(config, "image_token_id", None) or config.image_token_index)
+        self._index = getattr(model.base_model, "get_rope_index", None)
+        text = config.get_text_config()
+        self.both_ways: BothWays = "none"
+        if config.model_type == "gemma3":
+            self.both_ways = "all"
+        elif getattr(text, "use_bidirectional_attention", None) == "vision":
+            self.both_ways = "windows"
+
+    def place(self, start: int, tokens: torch.Tensor, arguments: Mapping[str, torch.Tensor]) -> Picture:
+        """A picture in a text, with its positions: in a grid where the model has such positions, else consecutive ones."""
+        is_pixels = tokens == self._token
+        if self._index is None:
+            return Picture(start, tokens, is_pixels, arguments, torch.arange(len(tokens)), len(tokens))
+        known = inspect.signature(self._index).parameters
+        given = {name: value for name, value in arguments.items() if name in known}
+        found, _ = self._index(tokens[None], mm_token_type_ids=is_pixels[None].int(), **given)
+        positions = found[-3:, 0].long()  # some models have those of texts in front of time, height and width
+        return Picture(start, tokens, is_pixels, arguments, positions, int(positions.max()) + 1)
+
+
+def reader_of(model: PreTrainedModel) -> PictureReader | None:
+    """The reader of a model's pictures; None if it reads none, or none that were tested."""
+    return PictureReader(model) if model.config.model_type in READERS else None
