@@ -45,7 +45,7 @@ def agents(url: str, model: str, context_tokens: int) -> list[Agent]:
         codex(url, model, context_tokens),
         opencode(url, model, context_tokens),
         cline(url, model),
-        continue_cli(url, model),
+        continue_cli(url, model, context_tokens),
     ]
 
 
@@ -113,8 +113,16 @@ def cline(url: str, model: str) -> Agent:
     )
 
 
-def continue_cli(url: str, model: str) -> Agent:
-    settings = {"name": model, "provider": "openai", "model": model, "apiBase": f"{url}/v1", "apiKey": KEY, "roles": ["chat"]}
+def continue_cli(url: str, model: str, context_tokens: int) -> Agent:
+    settings = {
+        "name": model,
+        "provider": "openai",
+        "model": model,
+        "apiBase": f"{url}/v1",
+        "apiKey": KEY,
+        "roles": ["chat"],
+        "defaultCompletionOptions": {"contextLength": context_tokens},
+    }
     return Agent(
         name="Continue",
         package="@continuedev/cli@1.5.47",

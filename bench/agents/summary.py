@@ -8,7 +8,18 @@ from typing import Any
 
 # At most this many tokens of a turn's prompt are read again by the next turn.
 REREAD_TOKENS = 32
-HEADERS = ("agent", "API", "chat", "tools", "streaming", "reuse", "tokens reused", "first token, s", "of the next turn, s")
+HEADERS = (
+    "agent",
+    "API",
+    "chat",
+    "tools",
+    "full context",
+    "streaming",
+    "reuse",
+    "tokens reused",
+    "first token, s",
+    "of the next turn, s",
+)
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -20,7 +31,8 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
 def row(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """One agent's row."""
     by_task = {run["task"]: run for run in runs}
-    requests = [request for run in runs for request in run["requests"] if "prompt_tokens" in request]
+    short = (by_task[name]["requests"] for name in ("chat", "tools"))
+    requests = [request for each in short for request in each if "prompt_tokens" in request]
     before, after = by_task["tools"]["requests"][-2:]  # the turn that calls the tool, and the next one
     slowest = max(request["first_token_ms"] for request in requests)
     reused = after["cached_tokens"] >= before["prompt_tokens"] - REREAD_TOKENS
@@ -29,6 +41,7 @@ def row(runs: Sequence[Mapping[str, Any]]) -> list[str]:
         f"`{after['route']}`",
         yes(by_task["chat"]["passed"]),
         yes(by_task["tools"]["passed"]),
+        yes(by_task["overflow"]["passed"]),
         yes(all(request["stream"] for request in requests)),
         yes(reused),
         f"{after['cached_tokens']:,} of {after['prompt_tokens']:,}",

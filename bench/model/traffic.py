@@ -21,6 +21,7 @@ from bench.model.counts import Counts
 from bench.model.fake_cuda import CUDA, Device, fake_cuda, fake_model
 from outrider.drafters.interface import Source, chain
 from outrider.verify.measurement import FEEDBACK
+from outrider.verify.model.gpu.compilation import layers_of
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.row_counts import ROWS
@@ -77,10 +78,8 @@ class Recorder(Device):
     def watch(self, model: PreTrainedModel) -> None:
         """Follows the layers that `compiled_layers` compiles, and the recurrent parts that it leaves out."""
         self._weights = set(storages(list(model.parameters())))
-        names = model._no_split_modules or ()
-        layers = [module for module in model.modules() if type(module).__name__ in names]
         mixers = [module for module in model.modules() if isinstance(module.forward, Mixer)]
-        for number, module in [*enumerate(layers), *((None, each) for each in mixers)]:
+        for number, module in [*enumerate(layers_of(model)), *((None, each) for each in mixers)]:
             module.register_forward_pre_hook(partial(self._enter, number))
             module.register_forward_hook(self._leave)
 
@@ -180,7 +179,7 @@ def fused_bytes(operations: Sequence[Operation]) -> Iterator[float]:
 
 
 def count_step(config: Any, nodes: int, context: int) -> Counts:
-    """A greedy step in bfloat16 that verifies a draft of `nodes`, with feedback, after a text of `context` tokens.
+    """A greedy step in bfloat16 that verifies a draft of `nodes`, if any with feedback, after a text of `context` tokens.
 
     Rows are padded to the next captured number. Experts are read as if rows chose them evenly and independently.
     """
@@ -202,7 +201,7 @@ def count_step(config: Any, nodes: int, context: int) -> Counts:
     with fake_cuda() as device, without_events():
         logits = torch.empty(nodes + 1, runner.vocabulary, dtype=torch.bfloat16, device=CUDA)
         tree = chain(np.zeros(nodes, np.int32), np.ones(nodes, np.float32), Source.NONE)
-        Keyed(SamplingParams(temperature=0)).decide(logits, tree, 0, likeliest(logits, FEEDBACK))
+        Keyed(SamplingParams(temperature=0)).decide(logits, tree, 0, likeliest(logits, FEEDBACK if nodes else 0))
     counts.add("sampling", device.bytes, device.launches)
     return counts
 

@@ -156,7 +156,7 @@ class ChatEndpoint:
         tokens = await self._prompts.chat(http.state.principal, messages, options, ready.context_tokens, pictures)
         if not urls:
             return EncodedChat(tokens, [], False)
-        placed = self._pictures.place(tokens, pictures.prepared, self._prompts.ordinary_ids)
+        placed = self._pictures.place(tokens, pictures.prepared, self._prompts.rare_ids)
         return EncodedChat(*placed, len(urls) == sum(message.picture_count for message in body.messages))
 
     def _rendered(self, body: ChatBody, picture_roles: Collection[str]) -> list[dict[str, Any]]:

@@ -105,20 +105,20 @@ class PictureService:
         return answer
 
     def place(
-        self, prompt: Sequence[int], pictures: Sequence[Prepared], ordinary: Sequence[int]
+        self, prompt: Sequence[int], pictures: Sequence[Prepared], rare: Sequence[int]
     ) -> tuple[list[int], list[PictureInput]]:
-        """The prompt with a digest's tokens, out of `ordinary` ones, in the place of its pictures; and the pictures.
+        """The prompt with a digest's tokens, out of `rare` ones, in the place of its pictures; and the pictures.
 
         So prompts have the same beginning only if their pictures are the same. The digest has a secret key: no text can be
-        chosen that has the tokens of a picture.
+        chosen that has the tokens of a picture. Drafts follow texts, which do not have what stands before a picture's tokens.
         """
         tokens, inputs, start = list(prompt), list[PictureInput](), 0
         for picture in pictures:
             start = find(tokens, picture.tokens, start)
             digest = hashlib.blake2b(picture.digest, digest_size=32, key=self._key).digest()
-            chosen = np.random.default_rng(np.frombuffer(digest, np.uint32)).integers(len(ordinary), size=len(picture.tokens))
+            chosen = np.random.default_rng(np.frombuffer(digest, np.uint32)).integers(len(rare), size=len(picture.tokens))
             inputs.append(PictureInput(start, picture.tokens, picture.arrays))
-            tokens[start : start + len(chosen)] = [ordinary[number] for number in chosen.tolist()]
+            tokens[start : start + len(chosen)] = [rare[number] for number in chosen.tolist()]
             start += len(chosen)
         return tokens, inputs
 

@@ -20,6 +20,12 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)  # from pageable memory, a copy waits for the stream
 
 
+def copy_to_device(tensor: torch.Tensor, target: torch.Tensor) -> None:
+    """Copies a tensor of the host into memory of a device, as `to_device`, without another tensor there in between."""
+    is_upload = target.device.type == "cuda" and tensor.device.type == "cpu"
+    target.copy_(tensor.pin_memory() if is_upload else tensor, non_blocking=is_upload)
+
+
 class Download:
     """Tensors of 32-bit numbers, [M] or [M, C] with the same M, on their way to the host in one copy.
 

@@ -22,11 +22,13 @@ def cells(*runs: dict[str, Any]) -> list[str]:
 
 def test_an_agent_that_can_do_everything() -> None:
     runs = [run("chat", {"route": "/v1/models"}, request(1500, 0)), run("tools", request(1600, 1400), request(1700, 1650))]
-    expected = ["A 1.2", "`/v1/messages`", "yes", "yes", "yes", "yes", "1,650 of 1,700", "17.0", "17.00"]
+    runs.append(run("overflow", request(9000, 0), passed=False))
+    expected = ["A 1.2", "`/v1/messages`", "yes", "yes", "no", "yes", "yes", "1,650 of 1,700", "17.0", "17.00"]
     assert cells(*runs) == expected
     assert len(table([*runs, *({**each, "agent": "B"} for each in runs)]).splitlines()) == 4
 
 
 def test_an_agent_that_cannot() -> None:
     chat, first = run("chat", request(1500, 0), passed=False), request(1600, 0)
-    assert cells(chat, run("tools", first, request(1700, 1500, stream=False), passed=False))[2:6] == ["no"] * 4
+    tools, overflow = run("tools", first, request(1700, 1500, stream=False), passed=False), run("overflow", passed=False)
+    assert cells(chat, tools, overflow)[2:7] == ["no"] * 5

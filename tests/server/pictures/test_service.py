@@ -94,16 +94,16 @@ def test_failures() -> None:
 
 def test_prompts_are_equal_only_if_their_pictures_are() -> None:
     async def test(service: PictureService, _: Program) -> None:
-        prompt, ordinary = [1, *TOKENS, 2, *TOKENS, 3], list(range(100, 200))
-        tokens, pictures = service.place(prompt, [prepared(b"a"), prepared(b"b")], ordinary)
+        prompt, rare = [1, *TOKENS, 2, *TOKENS, 3], list(range(100, 200))
+        tokens, pictures = service.place(prompt, [prepared(b"a"), prepared(b"b")], rare)
         assert [picture.start for picture in pictures] == [1, 6] and pictures[0].tokens == TOKENS
-        assert (tokens[0], tokens[5], tokens[10]) == (1, 2, 3) and set(tokens[1:5] + tokens[6:10]) <= set(ordinary)
-        same, _pictures = service.place(prompt, [prepared(b"a"), prepared(b"c")], ordinary)
+        assert (tokens[0], tokens[5], tokens[10]) == (1, 2, 3) and set(tokens[1:5] + tokens[6:10]) <= set(rare)
+        same, _pictures = service.place(prompt, [prepared(b"a"), prepared(b"c")], rare)
         assert same[:6] == tokens[:6] and same[6:10] != tokens[6:10]
         elsewhere = PictureService(load_settings(None, {}))
-        assert elsewhere.place(prompt, [prepared(b"a"), prepared(b"b")], ordinary)[0] != tokens
+        assert elsewhere.place(prompt, [prepared(b"a"), prepared(b"b")], rare)[0] != tokens
         with pytest.raises(APIError, match="does not find a picture's tokens"):
-            service.place([1, 2, 3], [prepared(b"a")], ordinary)
+            service.place([1, 2, 3], [prepared(b"a")], rare)
 
     run(test)
 

@@ -29,6 +29,14 @@ SETTINGS = {"allow_unspec_int_on_nn_module": True, "recompile_limit": RECOMPILE_
 CompileError = torch._dynamo.exc.TorchDynamoException
 
 
+def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """What is compiled: the layers, and the norms beside them, such as the last one."""
+    names = model._no_split_modules or ()
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    beside = [module for module in model.get_decoder().children() if "Norm" in type(module).__name__] if layers else []
+    return [*layers, *beside]
+
+
 @contextmanager
 def compiled_layers(model: PreTrainedModel, backend: Any = "inductor") -> Iterator[None]:
     """Runs the model's layers through torch.compile inside the context; fused kernels make a captured step faster.
@@ -39,8 +47,7 @@ def compiled_layers(model: PreTrainedModel, backend: Any = "inductor") -> Iterat
     """
     mixers = [module for module in model.modules() if isinstance(module.forward, Mixer)]
     forwards = [module.forward for module in mixers]
-    names = model._no_split_modules or ()
-    layers = [module for module in model.modules() if type(module).__name__ in names] or [model]
+    layers = layers_of(model) or [model]
     for module, forward in zip(mixers, forwards, strict=True):
         module.forward = torch.compiler.disable(forward)
     for layer in layers:
