@@ -50,10 +50,14 @@ OLDEST = $(shell sed -nE 's/^ *(gpu = \[)?"(torch|transformers|triton)>=([0-9.]+
 UNPINNED := ^(filelock|fsspec|hf-xet|huggingface_hub|numpy|setuptools|sympy|tokenizers|torch|transformers|triton)==
 
 # The tests of what computes with the oldest versions, in an environment of their own. Triton 3.6 cannot interpret with NumPy 2.4,
-# and transformers 5.17 does not read the MTP layers of Qwen, which the tests of heads need.
+# and warns with NumPy 2.3. transformers 5.17 does not read the MTP layers of Qwen, which the tests of heads need, and its Mamba and
+# Jamba fail before we can say why we refuse them.
 bounds: $(BOUNDS)/.installed
 	$(BOUNDS)/bin/pytest -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder \
-	    -m 'not slow and not browser and not ray and not llama' --ignore tests/verify/heads tests/verify tests/server/worker $(ARGS)
+	    -W 'ignore:Conversion of an array with ndim:DeprecationWarning' \
+	    -m 'not slow and not browser and not ray and not llama' --ignore tests/verify/heads \
+	    --deselect tests/verify/model/test_architectures.py::test_an_unsupported_state_is_refused \
+	    tests/verify tests/server/worker $(ARGS)
 
 $(BOUNDS)/.installed: pyproject.toml setup.py bench/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(BOUNDS)

@@ -17,6 +17,7 @@ import torch
 
 from outrider.verify.budget import Draft
 from outrider.verify.controller import Controller, Plan, Times
+from outrider.verify.model.transfer import one_copy
 from outrider.verify.stream import Part, Step, StepPart, Stream
 
 log = logging.getLogger("outrider.worker")
@@ -84,7 +85,8 @@ class Round:
         self._launch_seconds = self._launched_at - started
         if (logits := self._forward()) is not None:
             rows = dict(zip(self._parts, logits, strict=True))
-            self._ends = self._each(rows, lambda stream: self._end(stream, self._parts[stream], rows[stream]))
+            with one_copy():
+                self._ends = self._each(rows, lambda stream: self._end(stream, self._parts[stream], rows[stream]))
 
     def finish(self) -> list[Outcome]:
         """Waits for the forward and commits what it computed. Returns each stream's outcome. Raises torch.AcceleratorError."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -34,23 +36,69 @@ class Download:
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         self._tensors = tensors
-        self._joined: torch.Tensor | None = None  # int32 [M, C] on the host; None without a copy
-        devices = [tensor.device for tensor in tensors if tensor.device.type != "cpu"]
-        if not devices:
+        self._copy: _Copy | None = None  # None without a device
+        device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
+        if device is None:
             return
-        numbers = [tensor.view(torch.int32).reshape(len(tensor), -1) for tensor in tensors if tensor.numel()]
-        joined = torch.cat([to_device(each, devices[0]) for each in numbers], 1)
-        self._joined = torch.empty(joined.shape, dtype=torch.int32, pin_memory=True).copy_(joined, non_blocking=True)
-        self._done = torch.cuda.Event()
-        self._done.record(torch.cuda.current_stream(devices[0]))
+        together: _Copy | None = getattr(_thread, "copy", None)
+        self._copy = together or _Copy()
+        numbers = [tensor.reshape(-1).view(torch.int32) for tensor in tensors]
+        self._place = self._copy.add([to_device(each, device) for each in numbers if each.numel()])
+        if together is None:
+            self._copy.start()
 
     def arrays(self) -> list[Any]:
         """The tensors as numpy arrays, once they are there."""
-        if self._joined is None:
+        if self._copy is None:
             return [tensor.numpy() for tensor in self._tensors]
-        self._done.synchronize()
-        split = self._joined.split([tensor.numel() // len(tensor) for tensor in self._tensors], 1)
-        return [
-            part.contiguous().view(tensor.dtype).view(tensor.shape).numpy()
-            for part, tensor in zip(split, self._tensors, strict=True)
-        ]
+        sizes = [tensor.numel() for tensor in self._tensors]
+        numbers = self._copy.numbers()[self._place :][: sum(sizes)].split(sizes)
+        return [part.view(each.dtype).view(each.shape).numpy() for part, each in zip(numbers, self._tensors, strict=True)]
+
+
+@contextmanager
+def one_copy() -> Iterator[None]:
+    """Downloads that are made inside, by this thread and of one device, share a copy, which is queued at the end."""
+    _thread.copy = _Copy()
+    try:
+        yield
+    finally:
+        copy, _thread.copy = _thread.copy, None
+        copy.start()
+
+
+_thread = threading.local()
+
+
+class _Copy:
+    """A copy of int32 tensors, [N], from a device."""
+
+    def __init__(self) -> None:
+        self._parts: list[torch.Tensor] = []
+        self._length = 0
+        self._is_there = False
+
+    def add(self, parts: Sequence[torch.Tensor]) -> int:
+        """Adds tensors; returns where the first one begins in `numbers`."""
+        place = self._length
+        self._parts += parts
+        self._length += sum(map(len, parts))
+        return place
+
+    def start(self) -> None:
+        """Queues the copy."""
+        if not self._parts:
+            return
+        device = self._parts[0].device
+        joined = self._parts[0] if len(self._parts) == 1 else torch.cat([to_device(part, device) for part in self._parts])
+        self._parts = []
+        self._numbers = torch.empty(joined.shape, dtype=torch.int32, pin_memory=True).copy_(joined, non_blocking=True)
+        self._done = torch.cuda.Event()
+        self._done.record(torch.cuda.current_stream(device))
+
+    def numbers(self) -> torch.Tensor:
+        """All tensors, one after the other, once they are on the host."""
+        if not self._is_there:
+            self._done.synchronize()
+            self._is_there = True
+        return self._numbers

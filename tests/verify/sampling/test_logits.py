@@ -92,6 +92,7 @@ def test_stop_tokens_that_are_the_whole_vocabulary_leave_a_choice() -> None:
     assert torch.equal(ProcessedLogits(processor, logits, EMPTY, 0)[:], logits)
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # of PyTorch 2.11
 def test_thousands_of_stop_tokens_cost_no_operation_each() -> None:
     """Iterating a tensor takes an operation per element; the operations of a step are counted."""
     tree = chain(np.arange(40, dtype=np.int32), np.ones(40, np.float32), Source.LOOKUP)

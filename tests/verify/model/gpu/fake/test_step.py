@@ -10,9 +10,12 @@ import torch
 from transformers import LlamaConfig
 
 from outrider.drafters.interface import DraftTree
+from outrider.drafters.registry import Resources, make
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.round import run_round
 from outrider.verify.sampling_params import SamplingParams
+from outrider.verify.stream import DecodeOptions, Step, Stream
 from outrider.verify.verifier import Verifier
 from tests.verify.model.families import random_model
 from tests.verify.model.gpu.fake.emulated_cuda import CUDA, Clock, emulated_cuda
@@ -29,6 +32,7 @@ TREE = DraftTree(
 PARAMS = {
     "greedy": SamplingParams(temperature=0),
     "temperature": SamplingParams(temperature=1.0, seed=3),
+    "penalties": SamplingParams(temperature=0, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2),
     "filters": SamplingParams(temperature=1.0, seed=3, top_k=20, top_p=0.9, min_p=0.01),
 }
 
@@ -68,3 +72,35 @@ def test_a_step_waits_once(tiny_config: LlamaConfig, name: str) -> None:
     expected = steps(runner_on(torch.device("cpu"), tiny_config), PARAMS[name])
     with emulated_cuda() as clock:
         assert steps(runner_on(CUDA, tiny_config), PARAMS[name], clock) == expected
+
+
+def rounds(runner: TorchRunner, clock: Clock | None = None) -> list[list[int]]:
+    """The answers of streams that are computed together. On a GPU, checks that the host waits once in each round of steps."""
+    params = [*PARAMS.values()]
+    streams = [
+        Stream(
+            Verifier(runner, runner.new_cache()),
+            make("lookup", Resources()),
+            PROMPT + number,
+            DecodeOptions(each, 12, max_nodes=4),
+        )
+        for number, each in enumerate(params)
+    ]
+    answers: list[list[int]] = [[] for _ in streams]
+    while any(stream.remaining for stream in streams):
+        reads = any(stream.unread_prompt for stream in streams)
+        if clock is not None:
+            clock.waits.clear()
+        for answer, outcome in zip(answers, run_round(streams), strict=True):
+            assert isinstance(outcome, Step)
+            answer += outcome.tokens
+        assert clock is None or reads or clock.waits == ["event"]
+    return answers
+
+
+@pytest.mark.slow
+def test_a_round_of_several_streams_waits_once(tiny_config: LlamaConfig) -> None:
+    expected = rounds(runner_on(torch.device("cpu"), tiny_config))
+    assert all(len(answer) == 12 for answer in expected)
+    with emulated_cuda() as clock:
+        assert rounds(runner_on(CUDA, tiny_config), clock) == expected
