@@ -149,7 +149,9 @@ class ChatEndpoint:
         if body.top_logprobs is not None and not body.logprobs:
             raise APIError(400, "'top_logprobs' needs 'logprobs': true.", "top_logprobs", "invalid_value")
         ready = await self._requests.ready()
-        roles = self._prompts.picture_roles if ready.reads_pictures and self._pictures.is_installed else frozenset[str]()
+        has_pictures = any(message.picture_count for message in body.messages)
+        reads = has_pictures and ready.reads_pictures and await self._pictures.is_available()
+        roles = self._prompts.picture_roles if reads else frozenset[str]()
         urls = [url for message in body.messages if message.role in roles for url in message.picture_urls]
         messages, options = await in_turn(http, lambda: (self._rendered(body, roles), self._template_options(body)))
         pictures = await self._pictures.prepare(urls) if urls else NO_PICTURES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -26,9 +27,12 @@ from outrider.server.pictures.messages import (
 from outrider.server.pictures.source import invalid, read_picture
 from outrider.server.settings import Settings
 
+log = logging.getLogger("outrider")
 # Agents send a picture again in each later turn.
 KEPT_BYTES = 128 << 20
 MAX_PICTURES = 32
+# A small file can be a large picture, and the pixels of all pictures of a request are in memory together.
+REQUEST_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -48,21 +52,33 @@ class PictureService:
     def __init__(self, settings: Settings) -> None:
         self._model, self._fetches = settings.model, settings.limits.fetch_pictures
         self._helper = Helper("outrider.server.pictures.preparer")
+        self._available: bool | None = None  # None = not known yet
         self._placeholder = ""
         self._kept: OrderedDict[bytes, Prepared] = OrderedDict()  # by digest of the file; the latest last
         self._bytes = 0  # of what is kept
         self._key = secrets.token_bytes(16)
 
-    @property
-    def is_installed(self) -> bool:
-        """Whether the packages that pictures need are there."""
-        return importlib.util.find_spec("PIL") is not None
+    async def is_available(self) -> bool:
+        """Whether pictures can be prepared: the packages are there, and read the model's processor. Raises EngineError."""
+        if self._available is None:
+            self._available = importlib.util.find_spec("PIL") is not None
+            if not self._available:
+                log.warning("pictures are left out of prompts; they need an extra: pip install 'outrider[pictures]'")
+        if self._available and not self._helper.alive:
+            await self._load()
+        return self._available
 
     async def prepare(self, urls: Sequence[str]) -> RequestPictures:
         """The pictures at these URLs. Raises APIError and EngineError."""
         if len(urls) > MAX_PICTURES:
             raise invalid(f"The conversation has {len(urls)} pictures, and {MAX_PICTURES} are allowed; leave some out.")
-        prepared = [await self._prepare(await read_picture(url, self._fetches)) for url in urls]
+        prepared, size = list[Prepared](), 0
+        for url in urls:
+            prepared.append(await self._prepare(await read_picture(url, self._fetches)))
+            size += size_of(prepared[-1])
+            if size > REQUEST_BYTES:
+                message = f"The pictures take more than {REQUEST_BYTES >> 20} MiB as the model reads them; scale them down."
+                raise invalid(message)
         return RequestPictures(self._placeholder, prepared)
 
     async def close(self) -> None:
@@ -74,8 +90,8 @@ class PictureService:
         if digest in self._kept:
             self._kept.move_to_end(digest)
             return self._kept[digest]
-        if not self._helper.alive:
-            await self._load()
+        if not await self.is_available():
+            raise WorkerLost("The process that prepares pictures cannot be started again; leave the pictures out.")
         answer = await self._ask(encode(Prepare(data)))
         if isinstance(answer, Failed):
             raise invalid(f"A picture {answer.message}.")
@@ -90,8 +106,9 @@ class PictureService:
         """Starts the process, and waits until it has the model's processor."""
         answer = await self._ask(encode(Load(self._model.path, self._model.revision, self._model.trust_remote_code)))
         if isinstance(answer, Failed):
-            await self._helper.close()
-            raise WorkerLost(f"The model's pictures {answer.message}.")
+            self._available = False
+            log.warning("pictures are left out of prompts; they %s", answer.message)
+            return await self._helper.close()
         assert isinstance(answer, Loaded)
         self._placeholder = answer.placeholder
 

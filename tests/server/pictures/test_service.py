@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import importlib.util
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -78,18 +79,38 @@ def test_a_picture_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_failures() -> None:
     async def test(service: PictureService, program: Program) -> None:
-        program.fails_to_load = True
-        with pytest.raises(WorkerLost, match="The model's pictures cannot be prepared: no"):
-            await service.prepare([url(b"a")])
-        program.fails_to_load = False
         with pytest.raises(APIError, match=r"A picture cannot be read\."):
             await service.prepare([url(b"bad")])
         with pytest.raises(WorkerLost, match="has ended; try again"):
             await service.prepare([url(b"fatal")])
         assert (await service.prepare([url(b"a")])).prepared == [prepared(b"a")]
-        assert program.loads == 3
+        assert program.loads == 2
 
     run(test)
+
+
+def test_without_a_processor_pictures_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(service: PictureService, program: Program) -> None:
+        program.fails_to_load = True
+        assert not await service.is_available()
+        assert not await service.is_available()
+        assert program.loads == 1 and not program.alive
+        with pytest.raises(WorkerLost, match="leave the pictures out"):
+            await service.prepare([url(b"a")])
+
+    run(test)
+    assert "pictures are left out of prompts; they cannot be prepared: no" in caplog.text
+
+
+def test_without_pillow_pictures_are_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+
+    async def test(service: PictureService, program: Program) -> None:
+        assert not await service.is_available()
+        assert not program.loads
+
+    run(test)
+    assert "pip install 'outrider[pictures]'" in caplog.text
 
 
 def test_prompts_are_equal_only_if_their_pictures_are() -> None:
@@ -113,5 +134,17 @@ def test_the_number_of_pictures_is_limited() -> None:
         with pytest.raises(APIError, match="has 33 pictures, and 32 are allowed"):
             await service.prepare([url(b"a")] * 33)
         assert not program.pictures
+
+    run(test)
+
+
+def test_the_pixels_of_a_request_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REQUEST_BYTES", 25)
+
+    async def test(service: PictureService, program: Program) -> None:
+        assert len((await service.prepare([url(b"a"), url(b"a")])).prepared) == 2
+        with pytest.raises(APIError, match="take more than 0 MiB as the model reads them"):
+            await service.prepare([url(b"a"), url(b"b"), url(b"c"), url(b"d")])
+        assert program.pictures == [b"a", b"b", b"c"]
 
     run(test)
