@@ -5,6 +5,7 @@ the machine can run. Without a C++ compiler, the package is installed without it
 pyproject.toml.
 """
 
+import copy
 import os
 import platform
 import runpy
@@ -35,6 +36,12 @@ class BuildVariants(build_ext):
             runnable = {f"_{variant}" for variant, needed in library["VARIANTS"].items() if needed <= flags}
             self.extensions = [each for each in self.extensions if each.name.rpartition(".")[2] in runnable]
         super().build_extensions()
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compiles a variant in a folder of its own: all have the same sources, and several are compiled at a time."""
+        own = copy.copy(self)
+        own.build_temp = os.path.join(self.build_temp, ext.name.rpartition(".")[2])
+        super(BuildVariants, own).build_extension(ext)
 
 
 setup(
