@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.agents.script import CALLS, FINAL_TEXT, long_model
+from bench.agents.script import CALLS, COMMAND, FINAL_TEXT, long_model
 from tests.servers import Served, serving
 
 anthropic: Any = pytest.importorskip("anthropic")
@@ -55,7 +55,7 @@ def test_chat_completions(replaying: Served, stream: bool) -> None:
     message = first.choices[0].message
     [call] = message.tool_calls
     assert (first.choices[0].finish_reason, message.content, call.function.name) == ("tool_calls", TEXT, NAME)
-    assert json.loads(call.function.arguments) == CALLS[NAME]
+    assert json.loads(call.function.arguments) == CALLS[NAME](COMMAND)
     messages += [message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": RESULT}]
     second = ask()
     assert (second.choices[0].finish_reason, second.choices[0].message.content) == ("stop", FINAL_TEXT)
@@ -76,7 +76,7 @@ def test_responses(replaying: Served, stream: bool) -> None:
 
     first = ask()
     [call] = [item for item in first.output if item.type == "function_call"]
-    assert (first.output_text, call.name, json.loads(call.arguments)) == (TEXT, NAME, CALLS[NAME])
+    assert (first.output_text, call.name, json.loads(call.arguments)) == (TEXT, NAME, CALLS[NAME](COMMAND))
     kept = {"parsed_arguments"}  # the client's own field
     inputs += [item.model_dump(exclude=kept, exclude_none=True) for item in first.output]
     inputs.append({"type": "function_call_output", "call_id": call.call_id, "output": RESULT})
@@ -99,7 +99,7 @@ def test_messages(replaying: Served, stream: bool) -> None:
     with anthropic.Anthropic(base_url=replaying.url, api_key="none", max_retries=0) as client:
         first = ask(client)
         text, call = first.content
-        assert (first.stop_reason, text.text, call.name, call.input) == ("tool_use", TEXT, NAME, CALLS[NAME])
+        assert (first.stop_reason, text.text, call.name, call.input) == ("tool_use", TEXT, NAME, CALLS[NAME](COMMAND))
         turns.append({"role": "assistant", "content": first.content})
         turns.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": RESULT}]})
         second = ask(client)
