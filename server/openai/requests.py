@@ -115,9 +115,7 @@ class RequestBuilder:
         session, corpus = self._session_name(http, body), self._corpus_block(turn_of(http), body.corpus)
         adapter = self._names.adapter(body.model, body.lora)
         prediction = await self._prediction(principal, body, context_tokens)
-        scored_tokens = check_logprobs(body, prompts, context_tokens, self._limits.logprobs)
-        limits = (context_tokens, body.token_limit, self._limits.max_tokens, scored_tokens)
-        max_tokens = min(limit for limit in limits if limit is not None)
+        max_tokens = self._max_tokens(body, prompts, context_tokens)
         self._charge(principal, len(prompts) * choices - 1)
         params = [self._sampling_params(body) for _ in prompts]  # without a seed, each prompt gets its own
         return [
@@ -151,6 +149,12 @@ class RequestBuilder:
             for number, prompt in enumerate(prompts)
             for choice in range(choices)
         ]
+
+    def _max_tokens(self, body: GenerationBody, prompts: Sequence[Sequence[int]], context_tokens: int) -> int:
+        """The longest answer that the body, the settings and the context allow. Raises APIError."""
+        scored_tokens = check_logprobs(body, prompts, context_tokens, self._limits.logprobs)
+        limits = (context_tokens, body.token_limit, self._limits.max_tokens, scored_tokens)
+        return min(limit for limit in limits if limit is not None)
 
     def _sampling_params(self, body: GenerationBody) -> SamplingParams:
         """The sampling parameters of a body, with the acceptance rule."""

@@ -266,14 +266,13 @@ class TorchRunner(ModelRunner):
             segment.cache.release()
         if self._pool is not None:
             self._pool.reserve([(cast(PagedCache, each.cache), len(each.batch)) for each in segments])
-        mode = self.mode
         if any(each.picture for each in segments):
             return [self._read_picture(each) if each.picture else self.forward_all([each])[0].clone() for each in segments]
-        if len(segments) == 1 and (mode.is_apart(segments[0]) or mode.is_untraced_chunk(segments[0])):
+        if len(segments) == 1 and (self.mode.is_apart(segments[0]) or self.mode.is_untraced_chunk(segments[0])):
             return [self._untraced(segments, in_order=False)]
-        if len(segments) == 1 and mode.bounds is None:
+        if len(segments) == 1 and self.mode.bounds is None:
             return [self._together(segments)]
-        forwards = mode.forwards(segments)
+        forwards = self.mode.forwards(segments)
         found: list[list[torch.Tensor]] = [[] for _ in segments]
         for numbers, parts in forwards:
             counts = [part.kept for part in parts]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ import pytest
 from tests.requests import ENDLESS, PROMPT, streaming
 from tests.server.page.chromium import EXECUTABLE, PHONE, launched, said, shown_tokens, submit, visit
 from tests.server.page.screenshots import FOLDER, take
-from tests.server.pictures.models import picture, write_qwen
 from tests.servers import ALICE, Served, serving, start, wait_for_metric
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -96,44 +94,6 @@ def test_the_kind_of_request_cannot_change_while_an_answer_streams(browser: Any,
             submit(page, "Question", "Chat", max_tokens="5")
             said(page, "Done")
         assert [message["content"] for message in found.value.post_data_json["messages"]] == ["Question"]
-
-
-PASTE = """async (area, encoded) => {
-  const data = new DataTransfer();
-  const bytes = Uint8Array.from(atob(encoded), (letter) => letter.charCodeAt(0));
-  data.items.add(new File([bytes], "a.png", { type: "image/png" }));
-  area.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true }));
-}"""
-
-
-def test_a_pasted_picture_is_part_of_the_message(browser: Any, tmp_path: Path) -> None:
-    write_qwen(tmp_path / "seer")
-    encoded = base64.b64encode(picture(1)).decode()
-    with serving("--model", str(tmp_path / "seer")) as server, visit(browser, server.url) as page:
-        page.locator("option[value=seer]").wait_for(state="attached")
-        page.locator("textarea").evaluate(PASTE, encoded)
-        page.locator("#pictures img").wait_for()
-        with page.expect_request("**/v1/chat/completions") as found:
-            submit(page, "What is this?", "Chat", max_tokens="5")
-            said(page, "Done")
-        [message] = found.value.post_data_json["messages"]
-        url = f"data:image/png;base64,{encoded}"
-        assert message["content"] == [
-            {"type": "image_url", "image_url": {"url": url}},
-            {"type": "text", "text": "What is this?"},
-        ]
-        assert page.locator("#transcript img").get_attribute("src") == url
-        assert page.locator("#pictures img").count() == 0
-        page.locator("textarea").evaluate(PASTE, encoded)
-        page.locator("#pictures button").click()
-        assert page.locator("#pictures img").count() == 0
-
-
-def test_a_picture_for_a_model_of_texts_is_left_out_with_a_sentence(browser: Any, served: Served) -> None:
-    with visit(browser, served.url) as page:
-        page.locator("textarea").evaluate(PASTE, base64.b64encode(picture(1)).decode())
-        said(page, "The picture was left out")
-        assert page.locator("#pictures img").count() == 0
 
 
 def test_both_racers_end_with_the_same_text(browser: Any, served: Served) -> None:

@@ -101,6 +101,14 @@ def patches() -> dict[str, torch.Tensor]:
     return {"pixel_values": torch.rand(1, 32, 3 * PATCH * PATCH), "image_position_ids": places}
 
 
+def tiled(config: Any) -> Family:
+    """Idefics3 and its successor read a picture in tiles, those of several pictures in one list."""
+    vision = {**VISION, "image_size": 32}
+    text = {**TEXT, "model_type": "llama"}
+    shape = {"scale_factor": 2, "image_token_id": PIXELS, "pad_token_id": 0}
+    return Family(lambda: config(text_config=text, vision_config=vision, **shape), [PIXELS] * 16, tiles, joined=1)
+
+
 FAMILIES = {
     "gemma3": Family(
         lambda: Gemma3Config(
@@ -144,18 +152,7 @@ FAMILIES = {
         patches,
         "mm_token_type_ids",
     ),
-    "idefics3": Family(
-        lambda: Idefics3Config(
-            text_config={**TEXT, "model_type": "llama"},
-            vision_config={**VISION, "image_size": 32},
-            scale_factor=2,
-            image_token_id=PIXELS,
-            pad_token_id=0,
-        ),
-        [PIXELS] * 16,
-        tiles,
-        joined=1,
-    ),
+    "idefics3": tiled(Idefics3Config),
     "internvl": Family(
         lambda: InternVLConfig(
             text_config={**TEXT, "model_type": "qwen2"},
@@ -248,16 +245,5 @@ FAMILIES = {
         grid,
         "mm_token_type_ids",
     ),
-    "smolvlm": Family(
-        lambda: SmolVLMConfig(
-            text_config={**TEXT, "model_type": "llama"},
-            vision_config={**VISION, "image_size": 32},
-            scale_factor=2,
-            image_token_id=PIXELS,
-            pad_token_id=0,
-        ),
-        [PIXELS] * 16,
-        tiles,
-        joined=1,
-    ),
+    "smolvlm": tiled(SmolVLMConfig),
 }
