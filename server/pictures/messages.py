@@ -33,13 +33,13 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     text: str  # what stands for it in the rendered prompt, special tokens included
     tokens: list[int]  # from its first token of pixels to its last one, maybe with separators in between
     arrays: dict[str, Array]
-    digest: bytes  # of all of it
+    digest: bytes  # of the arrays
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The picture or the model's processor could not be read."""
 
-    message: str  # what continues "The picture ..." or "The model's pictures ..."
+    message: str  # continues a sentence about pictures, such as "cannot be read"
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -47,7 +47,7 @@ NO_PICTURES = RequestPictures("")
 
 
 class PictureService:
-    """Prepares pictures for one model. All methods are called on the event loop, which they never block."""
+    """Prepares pictures for one model. All methods are called on the event loop; pictures are decoded in a process."""
 
     def __init__(self, settings: Settings) -> None:
         self._model, self._fetches = settings.model, settings.limits.fetch_pictures
@@ -55,7 +55,6 @@ class PictureService:
         self._available: bool | None = None  # None = not known yet
         self._placeholder = ""
         self._kept: OrderedDict[bytes, Prepared] = OrderedDict()  # by digest of the file; the latest last
-        self._bytes = 0  # of what is kept
         self._key = secrets.token_bytes(16)
 
     async def is_available(self) -> bool:
@@ -97,9 +96,8 @@ class PictureService:
             raise invalid(f"A picture {answer.message}.")
         assert isinstance(answer, Prepared)
         self._kept[digest] = answer
-        self._bytes += size_of(answer)
-        while self._bytes > KEPT_BYTES and len(self._kept) > 1:
-            self._bytes -= size_of(self._kept.popitem(last=False)[1])
+        while sum(map(size_of, self._kept.values())) > KEPT_BYTES and len(self._kept) > 1:
+            self._kept.popitem(last=False)
         return answer
 
     async def _load(self) -> None:
@@ -127,7 +125,7 @@ class PictureService:
         """The prompt with a digest's tokens, out of `rare` ones, in the place of its pictures; and the pictures.
 
         So prompts have the same beginning only if their pictures are the same. The digest has a secret key: no text can be
-        chosen that has the tokens of a picture. Drafts follow texts, which do not have what stands before a picture's tokens.
+        chosen that has the tokens of a picture. Rare ones, since drafts follow what texts have.
         """
         tokens, inputs, start = list(prompt), list[PictureInput](), 0
         for picture in pictures:

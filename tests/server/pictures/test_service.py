@@ -148,3 +148,16 @@ def test_the_pixels_of_a_request_are_limited(monkeypatch: pytest.MonkeyPatch) ->
         assert program.pictures == [b"a", b"b", b"c"]
 
     run(test)
+
+
+def test_a_picture_of_two_requests_at_once_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT_BYTES", 25)
+
+    async def test(service: PictureService, program: Program) -> None:
+        await asyncio.gather(*(service.prepare([url(b"a")]) for _ in range(4)))
+        await service.prepare([url(b"b")])
+        program.pictures.clear()
+        await service.prepare([url(b"a"), url(b"b")])
+        assert not program.pictures
+
+    run(test)
