@@ -50,7 +50,7 @@ def main(argument: str) -> None:
         except UnreadablePicture as error:
             return encode(Failed(str(error)))
         except Exception as error:  # whatever a model's processor raises
-            return encode(Failed(f"cannot be prepared by its processor: {first_sentence(error)}"))
+            return encode(Failed(f"cannot be prepared by the model's processor: {first_sentence(error)}"))
 
     answer_all(argument, answer, NICENESS)
 
