@@ -92,7 +92,7 @@ $(RAY): $(INSTALLED)
 
 # Needs npm and a network.
 agents: install
-	$(BIN)/python -m bench.agents $(ARGS)
+	$(BIN)/python -m tests.agents $(ARGS)
 
 check: install $(LINKS)
 	$(BIN)/ruff format --check .

@@ -68,15 +68,6 @@ class Decoding:
                 found[min(MAX_RANK - 1, int(np.searchsorted(siblings, row)))] += 1
         return found
 
-    def recurring(self, size: int) -> float:
-        """The share of nodes that are part of an n-gram of this size that their tree has more than once (GSD's Figure 3)."""
-        nodes = repeated = 0
-        for step in self.steps:
-            tree = tree_of(step)
-            nodes += len(tree)
-            repeated += len(recurring_nodes(tree, size))
-        return repeated / max(1, nodes)
-
     def milliseconds(self, phase: str) -> float:
         """Of a step's phase, on average: draft, verify or commit."""
         seconds: float = sum(getattr(step, f"{phase}_seconds") for step in self.steps)
@@ -92,20 +83,6 @@ def tree_of(step: Step) -> DraftTree:
 def merged(step: Step) -> int:
     """The number of accepted merged nodes."""
     return int((tree_of(step).source[step.path] == Source.MERGED).sum())
-
-
-def recurring_nodes(tree: DraftTree, size: int) -> set[int]:
-    """The nodes on paths of `size` tokens whose tokens occur more than once in the tree."""
-    places: dict[tuple[int, ...], list[list[int]]] = {}
-    for row in range(len(tree)):
-        path: list[int] = []
-        node = row
-        while node >= 0 and len(path) < size:
-            path.append(node)
-            node = int(tree.parents[node])
-        if len(path) == size:
-            places.setdefault(tuple(tree.tokens[path].tolist()), []).append(path)
-    return {node for paths in places.values() if len(paths) > 1 for path in paths for node in path}
 
 
 def decode_all(

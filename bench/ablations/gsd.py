@@ -73,15 +73,6 @@ def pruned(method: str, greedy: str | None, sampled: str | None) -> Case:
     return Case({"method": method}, measure, {"paper, Tables 6 to 8": greedy, "paper, Table 9": sampled})
 
 
-def diverged(tau: int, published: str | None) -> Case:
-    """The draft model's KL divergence between a redundant node's own context and the one that it is merged with."""
-
-    def measure(material: Material) -> Row:
-        return {f"k = {children}": material.divergence(children, tau) for children in (3, 5)}
-
-    return Case({"tau": tau}, measure, {"paper": published})
-
-
 def rank_shares(decoding: Decoding) -> Row:
     """The share of the accepted nodes by their rank among their siblings."""
     ranks = decoding.ranks()
@@ -153,15 +144,6 @@ ABLATIONS = (
         ],
     ),
     Ablation(
-        "gsd-table-5",
-        "Table 5: KL divergence in the merged context",
-        "1.2e-4 to 1.8e-4 for tau = 0, under 5e-6 for tau = 1 and under 1.1e-6 above (k is 3, 5 and unlimited).",
-        [
-            diverged(tau, figures)
-            for tau, figures in enumerate(("2.7e-6, 4.7e-6", "5.8e-7, 4.2e-7", "3.3e-7, 7.6e-7", "5.1e-7, 8.5e-7"), 1)
-        ],
-    ),
-    Ablation(
         "gsd-tables-6-9",
         "Tables 6 to 9: acceptance with stricter pruning",
         "BLOOM-7b1, OPT-13b and LLaMA-2-7b on gsm8k: a graph accepts more than a tree, also when sampling (Table 9).",
@@ -170,13 +152,6 @@ ABLATIONS = (
             pruned("TSD", "0.741, 0.770, 0.775", None),
             pruned("GSD", "0.755, 0.793, 0.793", "0.836"),
         ],
-    ),
-    Ablation(
-        "gsd-figure-3",
-        "Figure 3: tokens in recurring n-grams of a tree",
-        "About 70 % of the tokens of a tree occur in several branches, and whole n-grams do.",
-        [Case({"n": n}, lambda material, n=n: {"share": run(material, "TSD").recurring(n)}) for n in (1, 2, 3, 4)],  # type: ignore[misc]
-        wide=True,
     ),
     Ablation(
         "gsd-figure-5a",
@@ -213,15 +188,6 @@ ABLATIONS = (
         [
             Case({"method": method}, lambda material, method=method: rank_shares(run(material, method)))  # type: ignore[misc]
             for method in METHODS
-        ],
-    ),
-    Ablation(
-        "gsd-figure-8",
-        "Figure 8: the same by theta_sib",
-        "Stricter pruning of siblings lowers the acceptance of later children.",
-        [
-            Case({"theta_sib": theta}, lambda material, theta=theta: rank_shares(run(material, "GSD", theta_sib=theta)))  # type: ignore[misc]
-            for theta in (0.1, 0.3, 0.5, 0.7)
         ],
     ),
 )

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.ablations.decoding import NODES, Decoding, decode_all
-from bench.ablations.merging import Merge, RecordingGraphs, divergence
 from bench.ablations.size import Row, Size
 from bench.decode import encode
 from bench.plan import PROMPTS, read_prompts
@@ -26,15 +25,11 @@ from bench.recordings import Encoder, Line, index_tokens, load_corpus, load_enco
 from bench.replay import Tally, replay
 from outrider import models
 from outrider.drafters.interface import Drafter, Ints
-from outrider.drafters.options import DrafterName, DraftGraphOptions, Options
+from outrider.drafters.options import DrafterName, Options
 from outrider.drafters.registry import Resources, make
 from outrider.server.settings import load_settings
 from outrider.server.worker.runtime import Runtime, load
-from outrider.verify.decode import decode
-from outrider.verify.model.runner import ModelRunner
 from outrider.verify.sampling_params import SamplingParams
-from outrider.verify.stream import DecodeOptions
-from outrider.verify.verifier import Verifier
 
 StreamName = Literal["chat", "code"]
 CorpusName = Literal["chat", "library", "none"]
@@ -131,22 +126,6 @@ class Material:
     def _runtime(self) -> Runtime:
         pair = {"model.dtype": "float32", "draft_model.dtype": "float32", "draft_model.path": str(models.DRAFT)}
         return load(load_settings(None, {**pair, "model.threads": "1", "speculation.max_nodes": "24"}))
-
-    def divergence(self, children: int, tau: int) -> float:
-        """The divergence of the draft model's distributions in merged contexts, while a graph drafts for the embedded pair."""
-        model, merges = self._runtime.resources.model, list[Merge]()
-        assert model is not None
-        options = DraftGraphOptions(children=children, tau=tau, only_if_worth=False)
-        limits = DecodeOptions(GREEDY, self.size.max_tokens, self._runtime.stop_ids, NODES)
-        for prompt in self._prompts:
-            verifier = Verifier(self._runtime.runner, self._runtime.runner.new_cache())
-            decode(verifier, RecordingGraphs(model(), options, merges), prompt, limits)
-        return divergence(self._draft_runner, merges) if merges else 0.0
-
-    @cached_property
-    def _draft_runner(self) -> ModelRunner:
-        flags = {"model.path": str(models.DRAFT), "model.dtype": "float32", "model.threads": "1", "speculation.max_nodes": "24"}
-        return load(load_settings(None, flags)).runner
 
     @cached_property
     def _prompts(self) -> list[Ints]:

@@ -1,4 +1,4 @@
-"""The tables of ablations in Markdown, for docs/papers.md and docs/draft-papers.md."""
+"""The tables of ablations in Markdown, for docs/papers.md."""
 
 from __future__ import annotations
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from bench.ablations.material import Material
 from bench.ablations.simulation import closed_form, simulate
@@ -56,26 +53,6 @@ def windows(values: Sequence[int], columns: dict[str, tuple[int, float]], publis
     return [case(window) for window in values]
 
 
-def optimal(low: int, high: int) -> Case:
-    """The share of the steps whose best draft length, the number of draft tokens accepted in a row, lies in this range."""
-
-    def measure(material: Material) -> Row:
-        decoding = material.decode("draft", draft=LONG_CHAIN)
-        lengths = Counter(len(step.path) for step in decoding.steps)
-        return {"share": sum(lengths[length] for length in range(low, high + 1)) / lengths.total()}
-
-    return Case({"length": str(low) if low == high else f"{low}-{high}"}, measure)
-
-
-def phases(material: Material) -> Row:
-    """Milliseconds in which one of the two models waits for the other."""
-    for _ in range(2):  # the first round warms up
-        decoding = material.decode_again("draft", draft={**LONG_CHAIN, "gamma": WINDOW})
-    drafting = float(np.median([step.draft_seconds for step in decoding.steps]))
-    verifying = float(np.median([step.verify_seconds for step in decoding.steps]))
-    return {"drafting, ms": 1e3 * drafting, "verification, ms": 1e3 * verifying}
-
-
 ABLATIONS = (
     Ablation(
         "pearl-table-3",
@@ -104,36 +81,6 @@ ABLATIONS = (
             {"c = 3": (3, 0.85), "c = 5": (5, 0.85)},
             {2: "48.67, 25.07", 3: "65.59, 38.57", 4: "63.25, 49.07", 5: "57.26, 58.10", 6: "58.64, 57.05"},
         ),
-        wide=True,
-    ),
-    Ablation(
-        "pearl-table-6",
-        "Table 6: the window, by the task",
-        "c is 5, and 5 is the best window for HumanEval, GSM8K and MT-Bench.",
-        windows(
-            (3, 4, 5, 6, 7),
-            {"a = 0.9": (5, 0.9), "a = 0.8": (5, 0.8), "a = 0.7": (5, 0.7)},
-            {
-                3: "31.22, 30.99, 29.71",
-                4: "40.43, 37.08, 34.62",
-                5: "46.03, 42.20, 37.96",
-                6: "40.91, 38.66, 33.75",
-                7: "39.60, 35.92, 30.76",
-            },
-        ),
-        wide=True,
-    ),
-    Ablation(
-        "pearl-figure-2a",
-        "Figure 2a: mutual waiting",
-        "CodeLlama 7B and 70B: the draft model waits 70 ms in each step, the target 140 ms.",
-        [Case({"pair": "embedded"}, phases)],
-    ),
-    Ablation(
-        "pearl-figure-2b",
-        "Figure 2b: the optimal draft length of each step",
-        "It changes from step to step, so a fixed length is too long or too short.",
-        [optimal(0, 0), optimal(1, 1), optimal(2, 2), optimal(3, 3), optimal(4, 7), optimal(8, 15), optimal(16, 16)],
         wide=True,
     ),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,8 +11,7 @@ import numpy as np
 from bench.ablations.material import GREEDY, CorpusName, Material, StreamName
 from bench.ablations.size import Row
 from bench.ablations.study import Ablation, Case
-from outrider.drafters.interface import DraftTree
-from outrider.drafters.options import MAX_MATCH, Options, RetrievalOptions
+from outrider.drafters.options import Options, RetrievalOptions
 from outrider.drafters.registry import Resources
 from outrider.drafters.retrieval import RetrievalDrafter, insert
 from outrider.drafters.tables.trie import restart
@@ -42,24 +40,6 @@ class RandomRetrieval(RetrievalDrafter):
             start = low + place
             size = insert(self._trie, size, self._blocks[0], start, start + 1, match, 1, RANDOM_TOKENS)
         return size
-
-
-class CountingRetrieval(RetrievalDrafter):
-    """Counts the lengths of the matches that it drafts from."""
-
-    def __init__(self, resources: Resources, lengths: Counter[int]) -> None:
-        super().__init__(resources.corpus, PAPER)
-        self._lengths = lengths
-        self._match = 0  # length of the last draft's match
-
-    def _collect(self, match: int) -> int:
-        self._match = match
-        return super()._collect(match)
-
-    def propose(self, budget: int, least: float = 0.0) -> DraftTree:
-        draft = super().propose(budget)
-        self._lengths[self._match if len(draft) else 0] += 1
-        return draft
 
 
 def stored(stream: StreamName, corpus: CorpusName, share: float = 1.0) -> Case:
@@ -108,24 +88,6 @@ def chains(length: int) -> Case:
         return {"M, greedy": greedy, "M, nucleus": sampled}
 
     return Case({"draft tokens": length}, measure)
-
-
-def match_lengths(material: Material, stream: StreamName, corpus: CorpusName) -> Counter[int]:
-    """The number of drafts by the length of the match that they are made from; 0 = no match."""
-    lengths: Counter[int] = Counter()
-    material.replay(stream, "retrieval", corpus=corpus, new=lambda resources: CountingRetrieval(resources, lengths))
-    return lengths
-
-
-def matched(length: int) -> Case:
-    """The share of the drafts that are made from matches of this length."""
-
-    def measure(material: Material) -> Row:
-        chat = material.once("matches, chat", lambda: match_lengths(material, "chat", "chat"))
-        code = material.once("matches, code", lambda: match_lengths(material, "code", "library"))
-        return {"share, chat": chat[length] / chat.total(), "share, code": code[length] / code.total()}
-
-    return Case({"match": length}, measure)
 
 
 ABLATIONS = (
@@ -179,14 +141,6 @@ ABLATIONS = (
         "Figure 12: number of draft tokens",
         "Faster up to 48 draft tokens, the same up to 200, slower beyond.",
         [Case({"draft tokens": nodes}, limited(nodes)) for nodes in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)],
-        needs_recordings=True,
-        wide=True,
-    ),
-    Ablation(
-        "rest-figure-13",
-        "Figure 13: lengths of the matched suffixes",
-        "Nearly every context has a match; 85 % of the matches have 2 to 9 tokens, 15 % 10 to 16.",
-        [matched(length) for length in (0, *range(2, MAX_MATCH + 1))],
         needs_recordings=True,
         wide=True,
     ),

@@ -161,7 +161,7 @@ def simulate(ratio: int, rate: float, tokens: int, token_seconds: float, window:
 def closed_form(ratio: int, rate: float, token_seconds: float, window: int) -> float:
     """Tokens per second of the same loop if drafting and verification wait for each other, as in the paper.
 
-    A cycle emits 1 / (1 - a) tokens in 1 + a / (1 - a^g) phases of max(g, c) draft tokens (docs/draft-papers.md).
+    A cycle emits 1 / (1 - a) tokens in 1 + a / (1 - a^g) phases of max(g, c) draft tokens (docs/papers.md).
     """
     phases = 1 + rate / (1 - rate**window)
     return 1 / (1 - rate) / (phases * max(window, ratio) * token_seconds)

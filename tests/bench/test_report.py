@@ -57,5 +57,6 @@ def test_a_folder_outside_a_checkout_has_no_commit(monkeypatch: pytest.MonkeyPat
 
 def test_a_module_is_named_as_it_is_run() -> None:
     assert (
-        report.command(["/usr/bin/python3", "-m", "bench.hostile", "--requests", "5"]) == "python -m bench.hostile --requests 5"
+        report.command(["/usr/bin/python3", "-m", "tests.soak.attacks", "--requests", "5"])
+        == "python -m tests.soak.attacks --requests 5"
     )

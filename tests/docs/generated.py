@@ -1,5 +1,5 @@
 """Generates configs/default.yaml and the tables of docs/settings.md from the settings tree, and those of docs/api.md,
-docs/agents.md, docs/papers.md, docs/draft-papers.md and docs/roofline.md.
+docs/agents.md, docs/papers.md and docs/roofline.md.
 
 After a change of a setting, of `outrider.server.openai.unsupported` or of agents.json, ablations.json or roofline.json in
 bench/results, run `python -m tests.docs.generated` to rewrite the files.
@@ -16,10 +16,10 @@ from typing import Any
 
 from bench import roofline as roofs
 from bench.ablations import page as ablations
-from bench.agents import summary
 from outrider.server.openai.responses import schema as responses
 from outrider.server.openai.unsupported import UNSUPPORTED, UNSUPPORTED_IN_CHATS, UNSUPPORTED_IN_COMPLETIONS, WITHOUT_EFFECT
 from outrider.server.settings.reference import Setting, SettingsSection, sections
+from tests.agents import summary
 
 ROOT = Path(__file__).parents[2]
 DEFAULT_YAML = ROOT / "configs" / "default.yaml"
@@ -27,7 +27,7 @@ SETTINGS = ROOT / "docs" / "settings.md"
 API = ROOT / "docs" / "api.md"
 AGENTS = ROOT / "docs" / "agents.md"
 AGENTS_RESULTS = ROOT / "bench" / "results" / "agents.json"
-PAPERS = (ROOT / "docs" / "papers.md", ROOT / "docs" / "draft-papers.md")
+PAPERS = ROOT / "docs" / "papers.md"
 ABLATIONS_RESULTS = ROOT / "bench" / "results" / "ablations.json"
 ROOFLINE = ROOT / "docs" / "roofline.md"
 
@@ -68,7 +68,7 @@ def agents(page: str) -> str:
 
 
 def papers(page: str) -> str:
-    """A page of the papers with the regenerated tables of its ablations."""
+    """docs/papers.md with the regenerated tables of its ablations."""
     results = json.loads(ABLATIONS_RESULTS.read_text())["ablations"]
     for paper in ("aded", "rest", "gsd", "pearl"):
         page = _replace(page, paper, f"\n{ablations.tables(results, paper)}")
@@ -146,5 +146,4 @@ if __name__ == "__main__":
     API.write_text(api(API.read_text()))
     AGENTS.write_text(agents(AGENTS.read_text()))
     ROOFLINE.write_text(roofline(ROOFLINE.read_text()))
-    for path in PAPERS:
-        path.write_text(papers(path.read_text()))
+    PAPERS.write_text(papers(PAPERS.read_text()))

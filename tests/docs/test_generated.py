@@ -36,9 +36,8 @@ def test_the_table_of_agents_is_up_to_date() -> None:
 
 
 def test_the_tables_of_the_papers_are_up_to_date() -> None:
-    for path in PAPERS:
-        page = path.read_text()
-        assert page == papers(page), "run python -m tests.docs.generated"
+    page = PAPERS.read_text()
+    assert page == papers(page), "run python -m tests.docs.generated"
 
 
 def test_the_tables_of_the_roofline_are_up_to_date() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.ablations.decoding import Decoding, recurring_nodes
+from bench.ablations.decoding import Decoding
 from outrider.drafters.interface import DraftTree, Source, arrange
 from outrider.verify.stream import Step
 
@@ -35,10 +35,3 @@ def test_acceptance_speed_and_merged_nodes() -> None:
 def test_ranks_are_those_among_siblings() -> None:
     assert TREE.tokens.tolist() == [1, 2, 3, 4, 2, 3]
     assert DECODING.ranks() == {0: 3, 1: 1}
-
-
-def test_n_grams_recur_in_other_branches() -> None:
-    assert recurring_nodes(TREE, 1) == {1, 2, 4, 5}
-    assert recurring_nodes(TREE, 2) == {1, 2, 4, 5}
-    assert recurring_nodes(TREE, 3) == set()
-    assert DECODING.recurring(2) == pytest.approx(4 / 6)

@@ -1,13 +1,10 @@
-"""REST's variants draft from the same matches."""
+"""REST's random continuations come from the same matches."""
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
-from bench.ablations.rest import CountingRetrieval, RandomRetrieval
-from outrider.drafters.interface import Verdict
+from bench.ablations.rest import RandomRetrieval
 from outrider.drafters.registry import Resources
 from outrider.drafters.sequence import Sequence
 from outrider.drafters.tables import suffix
@@ -21,16 +18,3 @@ def test_random_continuations_are_matches_of_eight_tokens() -> None:
     drafter.begin(Sequence(np.array([5, 6, 7], np.int32)))
     tree = drafter.propose(64)
     assert sorted(tree.tokens.tolist()) == [*range(8, 16), *range(40, 48)]  # both matches
-
-
-def test_the_lengths_of_matches_are_counted() -> None:
-    lengths: Counter[int] = Counter()
-    drafter, sequence = CountingRetrieval(RESOURCES, lengths), Sequence(np.array([5, 6, 7], np.int32))
-    drafter.begin(sequence)
-    for token in (8, 77):
-        tree = drafter.propose(64)
-        verdict = Verdict(tree, np.empty(0, np.int32), np.array([token], np.int32))
-        sequence.append(verdict.tokens)
-        drafter.observe(verdict)
-    drafter.propose(64)
-    assert lengths == {3: 1, 4: 1, 0: 1}

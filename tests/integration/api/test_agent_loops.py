@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.agents.script import CALLS, COMMAND, FINAL_TEXT, long_model
+from tests.agents.script import CALLS, COMMAND, FINAL_TEXT, long_model
 from tests.servers import Served, serving
 
 anthropic: Any = pytest.importorskip("anthropic")
@@ -30,7 +30,7 @@ def replaying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server with a long context that replays the recorded answers."""
     model = long_model(tmp_path_factory.mktemp("replaying"))
     flags = ["--model.path", str(model), "--model.dtype", "float32", "--speculation.max_nodes", "8"]  # no costs are measured
-    with serving(*flags, program="bench.agents.serve") as server:
+    with serving(*flags, program="tests.agents.serve") as server:
         yield server
 
 

@@ -1,1 +1,0 @@
-"""Attacks on a server, which `bench.soak` sends."""

@@ -1,1 +1,0 @@
-"""Throughput, affinity and added latency of a Ray cluster, with replicas that sleep instead of computing."""

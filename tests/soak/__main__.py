@@ -1,0 +1,123 @@
+"""`python -m tests.soak`: two servers of one folder of sessions answer mixed requests for fifteen minutes.
+
+Beside them, another client attacks, files of sessions are damaged, the disk is full at times, a worker is killed twice and a
+server is restarted twice. Only requests that run on a killed worker may fail. Names the criteria that the servers failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from bench import report
+from bench.http.client import metric, new_client
+from outrider.server.settings import load_settings
+from tests.soak.attacks.folder import FolderTrouble
+from tests.soak.attacks.prober import probing
+from tests.soak.attacks.target import survey
+from tests.soak.clients import Record, Soak, growth
+from tests.soak.intruder import Intruder
+from tests.soak.questions import make_questions
+from tests.soak.servers import Servers
+
+CONFIG = Path(__file__).with_name("soak.yaml")
+FLAGS = {"scheduling.max_active": "4", "scheduling.max_waiting": "8", "sessions.folder_bytes": "200000000"}
+QUESTIONS = 48
+DAMAGE_SECONDS = 10.0  # between two damaged files, so that most sessions are found on the disk
+LOSS_SECONDS = 5.0  # after a kill, in which its requests fail
+LOSS = re.compile(r"estarting it|^\w+Error\b|^  File ")  # lines of the log: a lost worker, and the tracebacks before
+MAX_HEALTH_MS = 200.0  # p99
+MAX_GROWTH = 1.1  # of memory: the last quarter's median over the first quarter's, once the stores are full
+
+
+async def attacked(soak: Soak, intruder: Intruder, trouble: FolderTrouble) -> None:
+    """Runs all that happens to the servers."""
+    async with new_client("") as client:
+        disturbing = asyncio.ensure_future(trouble.run())
+        try:
+            await asyncio.gather(soak.run(), intruder.run(client))
+        finally:
+            disturbing.cancel()
+            await asyncio.gather(disturbing, return_exceptions=True)
+
+
+async def worker_restarts(servers: Servers, key: str) -> list[float]:
+    """How often each server has replaced its worker."""
+    found = []
+    for url in servers.urls:
+        async with new_client(url) as client:
+            client.headers["Authorization"] = f"Bearer {key}"
+            found.append(await metric(client, "outrider_worker_restarts_total"))
+    return found
+
+
+def main(
+    minutes: Annotated[float, typer.Option(help="Duration.")] = 15.0,
+    out: Annotated[Path, typer.Option(help="Save the figures as JSON.")] = report.RESULTS / "soak.json",
+) -> None:
+    """Start the servers and run the soak test. Exit code 1 if they fail a criterion."""
+    settings = load_settings(CONFIG, FLAGS)
+    questions = make_questions(settings, QUESTIONS)
+    with tempfile.TemporaryDirectory(prefix="outrider-soak-") as folder:
+        given = {"config": str(CONFIG), "sessions.folder": folder, **FLAGS}
+        with closing(Servers([word for name, value in given.items() for word in (f"--{name}", value)], 2)) as servers:
+            target = asyncio.run(survey(servers.urls[0], settings))
+            soak = Soak(servers, target.bystanders_key, questions, 60 * minutes)
+            intruder = Intruder(target, 60 * minutes)
+            trouble = FolderTrouble(Path(folder), servers.ids, 0, DAMAGE_SECONDS)
+            with probing(target.url) as health:
+                asyncio.run(attacked(soak, intruder, trouble))
+            restarts = asyncio.run(worker_restarts(servers, target.bystanders_key))
+            losses = [line for line in servers.log if LOSS.search(line)]
+    record = soak.record
+    figures = {
+        "minutes": minutes,
+        "memory_limit_bytes": servers.memory_bytes,
+        "counts": dict(record.counts),
+        "intruder": dict(intruder.counts),
+        "folder": dict(trouble.counts),
+        "wrong_answers": record.wrong + intruder.bad,
+        "failed_at_seconds": [round(at, 1) for at in record.failed_at],
+        "killed_at_seconds": [round(at, 1) for at in record.killed_at],
+        "worker_restarts": restarts,
+        "worker_losses": losses,
+        "health_ms": report.quantiles(health["seconds"]),
+        "health_failures": health["failures"],
+        "all_attacks_sent_seconds": intruder.round_seconds,
+        # Until every attack has been sent once, stores and buffers are not full.
+        "memory": {name: growth(samples, intruder.round_seconds or 0.0) for name, samples in record.memory.items()},
+    }
+    figures["failed"] = failed = failed_criteria(figures, record)
+    Console().print(figures)
+    report.save(out, figures)
+    if failed:
+        print("\n".join(f"failed: {sentence}" for sentence in failed), file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def failed_criteria(figures: dict[str, Any], record: Record) -> list[str]:
+    """One sentence for each criterion that the run failed."""
+    failed = [f"wrong: {each}" for each in figures["wrong_answers"][:5]]
+    lost = [at for at in record.failed_at if not any(0 <= at - killed <= LOSS_SECONDS for killed in record.killed_at)]
+    if lost:
+        failed.append(f"{len(lost)} requests failed that ran on no killed worker.")
+    if figures["worker_restarts"] != [len(record.killed_at), 0]:
+        failed.append(f"Workers were replaced {figures['worker_restarts']} times, but {len(record.killed_at)} killed.")
+    if figures["health_ms"]["p99"] > MAX_HEALTH_MS or figures["health_failures"]:
+        failed.append(f"/health took {figures['health_ms']['p99']} ms at p99, and failed {figures['health_failures']} times.")
+    for name, memory in figures["memory"].items():
+        if memory["ratio"] > MAX_GROWTH:
+            failed.append(f"The memory of {name} grew from {memory['early_mb']} to {memory['late_mb']} MB.")
+    return failed
+
+
+if __name__ == "__main__":
+    typer.run(main)

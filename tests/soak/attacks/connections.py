@@ -1,0 +1,129 @@
+"""Connections that are used wrongly: raw bytes, uploads that never end, answers that nobody reads, clients that say nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from tests.soak.attacks.target import Target
+
+ANSWER_SECONDS = 1.0
+HELD = 64  # connections that stay open; the oldest is closed when another is opened
+SMALL_BUFFER = 4096  # bytes; the rest of an answer that nobody reads stays with the server
+NUMBERS = itertools.count()  # so that no session is used twice
+FOREIGN = "evil.example"
+ENDLESS: dict[str, Any] = {"temperature": 1.5, "ignore_eos": True, "stream": True}
+
+
+def head(target: Target, length: str, path: str = "/v1/completions", key: str | None = None) -> bytes:
+    """The head of a POST; `length` is the Content-Length or Transfer-Encoding line."""
+    lines = [f"POST {path} HTTP/1.1", f"Host: {target.host}", "Content-Type: application/json", length]
+    lines.append(f"Authorization: Bearer {key or target.keys[0]}")
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def whole(target: Target, key: str | None = None, **fields: Any) -> bytes:
+    """A complete completion request."""
+    body = json.dumps({"model": target.model, "prompt": "x", **fields}).encode()
+    return head(target, f"Content-Length: {len(body)}", key=key) + body
+
+
+HOLDS: dict[str, Callable[[Target], bytes]] = {
+    "silent": lambda target: b"",
+    "half a head": lambda target: head(target, "Content-Length: 9")[:60],
+    "half an upload": lambda target: head(target, f"Content-Length: {target.body_bytes}") + b'{"prompt": "' + b"x" * 1000,
+    "half a large upload": lambda target: (
+        head(target, f"Content-Length: {target.body_bytes}") + b"[" * (target.body_bytes // 2)
+    ),
+    "half an upload without a key": lambda target: head(target, f"Content-Length: {target.body_bytes}", key="wrong-key") + b"{",
+    "a chunk without end": lambda target: head(target, "Transfer-Encoding: chunked") + b'5\r\n{"a":\r\n',
+    "unread stream": lambda target: whole(target, **ENDLESS),
+    "unread stream of a long text": lambda target: whole(
+        target, prompt=[5] * (target.context_tokens // 2), logprobs=20, session_id=f"unread {next(NUMBERS)}", **ENDLESS
+    ),
+    "unread streams of many choices": lambda target: whole(target, n=16, **ENDLESS),
+    "unread answer": lambda target: whole(target, prompt=[5] * (target.context_tokens // 2), echo=True, logprobs=20, n=4),
+    "unread pipeline": lambda target: whole(target, max_tokens=1) * 50,
+}
+
+
+def broken_requests(target: Target) -> list[bytes]:
+    """Bytes that are not valid HTTP, or valid HTTP for another host."""
+    host = target.host
+    line = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {target.keys[0]}\r\n".encode()
+    foreign = f"Host: {FOREIGN}:8000\r\nOrigin: http://{FOREIGN}:8000\r\n\r\n".encode()
+    return [
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS hello
+        b"POST /v1/completions\r\n\r\n",
+        line + b"Content-Length: -5\r\n\r\n{}",
+        line + b"Content-Length: 5\r\nContent-Length: 50\r\n\r\n{}",
+        line + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
+        line + b"Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n",
+        line + b"Content-Length: 100000000000\r\n\r\n{}",
+        line + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n{}",
+        line + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
+        line + b"X: y\r\n" * 5000 + b"\r\n",
+        b"\0" * 500,
+        f"GET http://{FOREIGN}/v1/models HTTP/1.1\r\nHost: {FOREIGN}\r\n\r\n".encode(),
+        *(f"GET {path} HTTP/1.1\r\n".encode() + foreign for path in ("/health", "/health/", "/v1/models/", "/metrics")),
+        f"GET //v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n".encode(),
+        f"OPTIONS * HTTP/1.1\r\nHost: {host}\r\n\r\n".encode(),
+    ]
+
+
+async def send_raw(target: Target, content: bytes) -> tuple[str, bytes]:
+    """Sends bytes; returns the status code, "closed" or "waits" (no answer within ANSWER_SECONDS), and the answer's head."""
+    try:
+        reader, writer = await asyncio.open_connection(*target.address)
+    except OSError:
+        return "refused", b""
+    try:
+        writer.write(content)
+        await writer.drain()
+        received = await asyncio.wait_for(reader.read(SMALL_BUFFER), ANSWER_SECONDS)
+        words = received.split(b" ", 2)
+        return words[1].decode("latin-1") if len(words) > 1 else "closed", received
+    except TimeoutError:
+        return "waits", b""  # for the rest of the request
+    except OSError:
+        return "closed", b""
+    finally:
+        writer.close()
+
+
+class HeldConnections:
+    """Keeps connections open without reading from them."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._open: deque[socket.socket] = deque()
+
+    async def hold(self, content: bytes) -> str:
+        """Opens a connection and sends `content`. Returns "held", or "refused" if the server closes it."""
+        loop = asyncio.get_running_loop()
+        made = socket.socket()
+        self._open.append(made)
+        if len(self._open) > HELD:
+            self._open.popleft().close()
+        made.setblocking(False)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await loop.sock_connect(made, self._target.address)
+                await loop.sock_sendall(made, content)
+        except TimeoutError:
+            return "held"  # the server does not take all of it
+        except OSError:
+            return "refused"
+        return "held"
+
+    def close(self) -> None:
+        """Closes all connections."""
+        while self._open:
+            self._open.pop().close()
