@@ -22,11 +22,13 @@ def read_bytes_per_second(runner: ModelRunner) -> float:
     on_gpu = runner.device.type == "cuda"
     size = min(GPU_PROBE_BYTES, torch.cuda.mem_get_info(runner.device)[0] // 2) if on_gpu else CPU_PROBE_BYTES
     memory = torch.ones(size // 8, device=runner.device)
-    times = []
+    before, times = torch.get_num_threads(), []
+    torch.set_num_threads(runner.threads or before)
     for _ in range(REPEATS):
         started = time.perf_counter()
         memory.sum().item()
         times.append(time.perf_counter() - started)
+    torch.set_num_threads(before)
     return memory.nbytes / min(times)
 
 

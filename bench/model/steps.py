@@ -48,7 +48,11 @@ def make_runner(shape: str, settings: Settings) -> TorchRunner:
     dtype = torch.bfloat16 if chosen.dtype == "auto" else getattr(torch, chosen.dtype)
     how = (chosen.backend != "torch", True, chosen.compile, Quantization(chosen.quantize), chosen.kv_dtype)
     runner = random_runner(shape, dtype, chosen.device, chosen.context_tokens, *how)
-    torch.set_num_threads(chosen.threads or default_threads(runner))
+    runner.threads = chosen.threads or default_threads(runner)
+    torch.set_num_threads(runner.threads)
+    runner.start(runner.context_tokens)
+    if runner.is_invariant:  # as in `outrider.verify.model.loading.start_model`
+        torch.set_num_threads(1)
     return runner
 
 
@@ -70,7 +74,7 @@ def run_steps(shape: str, settings: Settings, out: Path | None) -> dict[str, Any
         "weight_bits": runner.weight_bits,
         "kv_dtype": str(runner.cache_shape.stored_dtype),
         "device": ", ".join(map(str, resolve_devices(settings.model.device))),
-        "threads": torch.get_num_threads(),
+        "threads": runner.threads,
         "weights_mb": round(weight_bytes / 1e6, 1),
         "measured_read_gb_per_second": round(bandwidth / 1e9, 2),
         "linear_layers_ms": round(1e3 * statistics.median(linear for linear, _ in rounds), 3),

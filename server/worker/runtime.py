@@ -216,7 +216,7 @@ def start_models(
     settings: Settings,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> int:
-    """Starts the models with the context that fits, and sets torch's thread count. Returns the number of KV caches.
+    """Starts the models with the context that fits and with their threads. Returns the number of KV caches.
 
     Raises ModelError if the settings do not fit.
     """
@@ -234,9 +234,6 @@ def start_models(
         if isinstance(each, ModelRunner) and each.in_pages:
             each.pages = pages
     backend.start(runner, settings.model.path, plan.context_tokens, settings.model.invariant, finding, tokenizer)
-    if runner.is_invariant:
-        # The library has threads of its own. Those of OpenMP would wait for work on the same cores after each small operation.
-        torch.set_num_threads(1)
     if isinstance(draft, HeadModel):
         draft.start(plan.context_tokens)
     elif draft is not None:

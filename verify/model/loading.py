@@ -166,17 +166,24 @@ def start_model(
 ) -> None:
     """Makes a loaded model ready for contexts of this length, and checks that it can be served. Raises ModelError.
 
+    Leaves torch one thread if the compiled library computes the model: the library has threads of its own, and those of OpenMP
+    would wait for work on the same cores after each small operation.
+
     `invariant` and `finding` as in `outrider.verify.model.invariance.start`. With `tokenizer`, the check reads real text.
     """
     sample = () if tokenizer is None else tokenizer.encode(SAMPLE)
     prepare(runner.model, context_tokens)
     start(runner, context_tokens, invariant, finding)
+    threads = torch.get_num_threads()
+    if runner.is_invariant:
+        torch.set_num_threads(1)
     try:
         check_model(runner, path, sample)
     except ModelError as error:
         if not runner.leave_library():
             raise
         log.warning("%s is computed by PyTorch, since the check of its compiled forward failed: %s", path, error)
+        torch.set_num_threads(threads)
         start(runner, context_tokens, invariant, finding)
         check_model(runner, path, sample)
     torch.cuda.empty_cache()  # returns the check's slot to the device

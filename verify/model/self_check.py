@@ -173,23 +173,26 @@ def sensitivity(runner: TorchRunner, cache: KVCache, tokens: Sequence[int], tole
 
 @contextmanager
 def rounded_differently(runner: TorchRunner, text: torch.Tensor, least: float) -> Iterator[None]:
-    """Multiplies the text's embeddings and the model's vectors of weights by 1 plus or minus their precision, or `least`."""
-    ids = text.unique()
+    """Multiplies the text's embeddings and the model's vectors of weights by 1 plus or minus their precision, or `least`.
+
+    Embeddings that are packed for the library stay as they are.
+    """
     embeddings = runner.model.get_input_embeddings().weight
+    ids = text.unique().to(embeddings.device) if len(embeddings) else text[:0]
     vectors = [each for each in runner.model.parameters() if each.ndim == 1 and each.is_floating_point()]
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
         saved = [each.clone() for each in vectors]
-        rows = embeddings[ids.to(embeddings.device)].clone()
+        rows = embeddings[ids].clone()
         try:
             for each in vectors:
                 each.mul_(_last_bits(each, generator, least))
-            embeddings[ids.to(embeddings.device)] = rows * _last_bits(rows, generator, least)
+            embeddings[ids] = rows * _last_bits(rows, generator, least)
             yield
         finally:
             for each, before in zip(vectors, saved, strict=True):
                 each.copy_(before)
-            embeddings[ids.to(embeddings.device)] = rows
+            embeddings[ids] = rows
 
 
 def _last_bits(values: torch.Tensor, generator: torch.Generator, least: float) -> torch.Tensor:

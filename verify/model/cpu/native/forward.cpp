@@ -105,16 +105,6 @@ class Buffer {
   size_t size_ = 0;
 };
 
-struct QuantizedBuffers {
-  Buffer<int16_t> integers;
-  Buffer<float> scales, sums;
-
-  Rows of(float* floats, int count, int inputs) {
-    const size_t values = (size_t)count * inputs, blocks = values / BLOCK;
-    return {inputs, floats, integers.of(values), scales.of(blocks), sums.of(blocks)};
-  }
-};
-
 // The rows of a stream that has an adapter.
 struct Adapted {
   const Adapter* adapter;
@@ -130,7 +120,7 @@ struct Engine {
   Habit habits[6];  // of forwards of fewer than FEW_ROWS, by the bits of their number of rows
   Buffer<float> residual, normed, queries, keys, values, attended, gated, angles, lowered, raised;
   std::vector<Adapted> adapted;
-  QuantizedBuffers quantized;
+  Buffer<RowBlock> blocks;
   std::vector<Text> texts;
 };
 
@@ -182,7 +172,7 @@ class Forward {
     find_adapted();
     // Sized for the widest input, so that no phase allocates.
     const int widest = std::max({model.hidden, model.heads * model.head_dim, model.intermediate});
-    engine.quantized.of(nullptr, rows, widest);
+    engine.blocks.of((size_t)rows * (widest / BLOCK));
   }
 
   void run(int thread, const int64_t* tokens, const int64_t* kept, int kept_count, float* logits, const Tap& tap) {
@@ -216,7 +206,7 @@ class Forward {
       normalize(residual_ + (size_t)kept[row] * model_.hidden, model_.norm, model_.hidden, model_.epsilon,
                 normed_ + (size_t)row * model_.hidden);
     });
-    product(model_.head, last, kept_count, logits, model_.head.matrix.outputs, model_.logit_scale);
+    product(model_.head, last, logits, model_.head.matrix.outputs, model_.logit_scale);
   }
 
  private:
@@ -264,8 +254,8 @@ class Forward {
       const int panel = task / streams % panels, number = task / streams / panels;
       const Matrix& down = (adapted.adapter->layer[layer].*parts[number]).down;
       if (panel >= down.panels()) return;
-      const Rows own = {rows.inputs, rows.floats + (size_t)adapted.first * rows.inputs, nullptr, nullptr, nullptr};
-      multiply_panel(down, panel, own, adapted.count, [&](int row, const float* sums) {
+      const Rows own = {rows.inputs, adapted.count, rows.floats + (size_t)adapted.first * rows.inputs, nullptr};
+      multiply_panel(down, panel, own, [&](int row, const float* sums) {
         std::memcpy(lowered(number, adapted.first + row) + panel * PANEL, sums, 4 * PANEL);
       });
     });
@@ -279,8 +269,8 @@ class Forward {
       const Matrix& up = (adapted.adapter->layer[layer].*part).up;
       if (panel >= up.panels()) continue;
       const int first = panel * PANEL, size = std::min(PANEL, up.outputs - first);
-      const Rows own = {lowered_width_, lowered(number, adapted.first), nullptr, nullptr, nullptr};
-      multiply_panel(up, panel, own, adapted.count, [&](int row, const float* sums) {
+      const Rows own = {lowered_width_, adapted.count, lowered(number, adapted.first), nullptr};
+      multiply_panel(up, panel, own, [&](int row, const float* sums) {
         float* to = out + (adapted.first + row) * stride + first;
         for (int i = 0; i < size; i++) to[i] += scale == 1 ? sums[i] : sums[i] * scale;
       });
@@ -313,7 +303,7 @@ class Forward {
   // Computes the rows of a product by `compute(row)`, and quantises them if the weights are quantised.
   template <class Compute>
   Rows prepare(float* floats, int count, int inputs, const Matrix& matrix, const Compute& compute) {
-    const Rows rows = engine_.quantized.of(floats, count, inputs);
+    const Rows rows{inputs, count, floats, engine_.blocks.of((size_t)count * (inputs / BLOCK))};
     team_.share(count, [&](int row) {
       compute(row);
       if (matrix.quantized()) quantize(rows, row);
@@ -330,15 +320,15 @@ class Forward {
     team_.share(second + layer.value.matrix.panels(), [&](int task) {
       const int part = task < first ? 0 : task < second ? 1 : 2;
       const int panel = task - (part == 0 ? 0 : part == 1 ? first : second), outputs = parts[part]->matrix.outputs;
-      write_panel(*parts[part], panel, rows, rows_, outs[part], outputs, 1);
+      write_panel(*parts[part], panel, rows, outs[part], outputs, 1);
       raise(adapters[part], part, index, panel, outs[part], outputs);
     });
   }
 
   // One panel of a product, with the bias.
-  static void write_panel(const Linear& linear, int panel, const Rows& rows, int count, float* out, int64_t stride, float scale) {
+  static void write_panel(const Linear& linear, int panel, const Rows& rows, float* out, int64_t stride, float scale) {
     const int first = panel * PANEL, size = std::min(PANEL, linear.matrix.outputs - first);
-    multiply_panel(linear.matrix, panel, rows, count, [&](int row, const float* sums) {
+    multiply_panel(linear.matrix, panel, rows, [&](int row, const float* sums) {
       float* to = out + row * stride + first;
       for (int i = 0; i < size; i++) {
         const float value = linear.bias ? sums[i] + linear.bias[first + i] : sums[i];
@@ -347,8 +337,8 @@ class Forward {
     });
   }
 
-  void product(const Linear& linear, const Rows& rows, int count, float* out, int64_t stride, float scale) {
-    team_.share(linear.matrix.panels(), [&](int panel) { write_panel(linear, panel, rows, count, out, stride, scale); });
+  void product(const Linear& linear, const Rows& rows, float* out, int64_t stride, float scale) {
+    team_.share(linear.matrix.panels(), [&](int panel) { write_panel(linear, panel, rows, out, stride, scale); });
   }
 
   template <LowRank AdapterLayer::*PART>
@@ -356,7 +346,7 @@ class Forward {
     lower<PART>(rows, index);
     team_.share(linear.matrix.panels(), [&](int panel) {
       const int first = panel * PANEL, size = std::min(PANEL, linear.matrix.outputs - first);
-      multiply_panel(linear.matrix, panel, rows, rows_, [&](int row, const float* sums) {
+      multiply_panel(linear.matrix, panel, rows, [&](int row, const float* sums) {
         float* to = residual_ + (size_t)row * model_.hidden + first;
         for (int i = 0; i < size; i++) {
           const float value = linear.bias ? sums[i] + linear.bias[first + i] : sums[i];
@@ -372,13 +362,13 @@ class Forward {
     const bool is_adapted = !engine_.adapted.empty();
     team_.share(layer.gate.matrix.panels(), [&](int panel) {
       const int first = panel * PANEL, size = std::min(PANEL, model_.intermediate - first);
-      write_panel(layer.gate, panel, rows, rows_, gated_, model_.intermediate, 1);
+      write_panel(layer.gate, panel, rows, gated_, model_.intermediate, 1);
       raise(&AdapterLayer::gate, 0, index, panel, gated_, model_.intermediate);
       if (is_adapted) {
         for (int row = 0; row < rows_; row++) std::fill_n(raised_ + (size_t)row * model_.intermediate + first, size, 0.0f);
         raise(&AdapterLayer::up, 1, index, panel, raised_, model_.intermediate);
       }
-      multiply_panel(layer.up.matrix, panel, rows, rows_, [&](int row, const float* sums) {
+      multiply_panel(layer.up.matrix, panel, rows, [&](int row, const float* sums) {
         float* to = gated_ + (size_t)row * model_.intermediate + first;
         alignas(64) float gates[PANEL] = {}, ups[PANEL];
         std::memcpy(gates, to, 4 * size);
@@ -491,12 +481,12 @@ void outrider_matrix_unpack(const Matrix* matrix, const int64_t* outputs, int32_
 // Products of rows, float32 [count, inputs], with the weights, and the bias: float32 [count, outputs].
 void outrider_multiply(Engine* engine, const Linear* linear, const float* rows, int32_t count, float* out) {
   const Matrix& matrix = linear->matrix;
-  const Rows prepared = engine->quantized.of((float*)rows, count, matrix.inputs);
+  const Rows prepared{matrix.inputs, count, (float*)rows, engine->blocks.of((size_t)count * (matrix.inputs / BLOCK))};
   engine->team.run(is_small(matrix.bytes(), count), [&](int) {
     if (matrix.quantized()) engine->team.share(count, [&](int row) { quantize(prepared, row); });
     engine->team.share(matrix.panels(), [&](int panel) {
       const int first = panel * PANEL, size = std::min(PANEL, matrix.outputs - first);
-      multiply_panel(matrix, panel, prepared, count, [&](int row, const float* sums) {
+      multiply_panel(matrix, panel, prepared, [&](int row, const float* sums) {
         float* to = out + (size_t)row * matrix.outputs + first;
         for (int i = 0; i < size; i++) to[i] = linear->bias ? sums[i] + linear->bias[first + i] : sums[i];
       });

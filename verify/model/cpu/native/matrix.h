@@ -84,16 +84,21 @@ struct Matrix {
 
 // The parts of a block.
 //
-// A pair of inputs is multiplied at once: the weights of an output are two 16-bit integers when they are multiplied. With 8 bits, a
-// pair lies in two bytes. Otherwise, the lower 4 bits of eight inputs lie in 32 bits, those of the even inputs in the lower half.
-// Further bits lie in 32 bits per group, in the same order.
-constexpr int PAIRS = BLOCK / 2;
+// As many inputs are multiplied at once as the instructions allow: four, whose weights are bytes when they are multiplied, or a pair
+// of 16-bit integers. With 8 bits, their bytes lie together. Otherwise, the lower 4 bits of eight inputs lie in 32 bits, and further
+// bits in 32 bits per group, so that a shift and a mask give the values of some inputs in their places.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define QUADS 1
+#else
+#define QUADS 0
+#endif
+constexpr int TOGETHER = QUADS ? 4 : 2;
 constexpr int NIBBLES = 8;  // in 32 bits
 
 struct PackedBlock {
   uint16_t *factors, *minimum_factors;  // float16 [PANEL]
   char *scales, *minimums;              // [groups, PANEL]: float16, or int8 with factors
-  int8_t* bytes;                        // [PAIRS, PANEL, 2]
+  int8_t* bytes;                        // [BLOCK / TOGETHER, PANEL, TOGETHER]
   uint32_t* nibbles;                    // [BLOCK / NIBBLES, PANEL]
   uint32_t* high;                       // [groups, PANEL]
 };
@@ -106,8 +111,10 @@ ALWAYS_INLINE PackedBlock block_of(const Format& format, char* panel, int index)
           (int8_t*)values,    (uint32_t*)values,          (uint32_t*)values + BLOCK / NIBBLES * PANEL};
 }
 
-inline int nibble_shift(int input) { return input % NIBBLES / 2 * 4 + input % 2 * 16; }
-inline int high_shift(const Format& format, int input) { return input % format.group / 2 * format.high() + input % 2 * 16; }
+inline int byte_place(int input, int lane) { return (input / TOGETHER * PANEL + lane) * TOGETHER + input % TOGETHER; }
+inline int bit_shift(int input, int bits) { return input / TOGETHER * bits + input % TOGETHER * (32 / TOGETHER); }
+inline int nibble_shift(int input) { return bit_shift(input % NIBBLES, 4); }
+inline int high_shift(const Format& format, int input) { return bit_shift(input % format.group, format.high()); }
 
 // One output's part of a block, as files have it.
 struct Values {
@@ -134,7 +141,7 @@ inline void put_block(const PackedBlock& block, int lane, const Values& from) {
   if (format.has_minimums) put_scale(format, block.minimums, lane, from.minimum);
   uint32_t nibbles[BLOCK / NIBBLES] = {}, high[2] = {};
   for (int i = 0; i < BLOCK; i++) {
-    if (format.bits == 8) block.bytes[(i / 2 * PANEL + lane) * 2 + i % 2] = (int8_t)from.values[i];
+    if (format.bits == 8) block.bytes[byte_place(i, lane)] = (int8_t)from.values[i];
     nibbles[i / NIBBLES] |= (from.values[i] & 15u) << nibble_shift(i);
     high[i / format.group] |= (uint32_t)(from.values[i] >> 4) << high_shift(format, i);
   }
@@ -154,7 +161,7 @@ inline void take_block(const Format& format, const PackedBlock& block, int lane,
   for (int i = 0; i < BLOCK; i++) {
     const int group = i / format.group;
     int value = block.nibbles[i / NIBBLES * PANEL + lane] >> nibble_shift(i) & 15;
-    if (format.bits == 8) value = block.bytes[(i / 2 * PANEL + lane) * 2 + i % 2];
+    if (format.bits == 8) value = block.bytes[byte_place(i, lane)];
     if (format.high()) value |= (block.high[group * PANEL + lane] >> high_shift(format, i) & ((1 << format.high()) - 1)) << 4;
     if (format.is_table) value = TABLE[value];
     weights[i] = (value - format.offset) * take_scale(format, block.scales, block.factors, group * PANEL + lane) + minimum;

@@ -42,6 +42,11 @@ inline Ints load_ints(const void* from) {
   return found;
 }
 
+inline void store_bytes(uint8_t* to, Ints values) {
+  typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+  const Bytes found = __builtin_convertvector(values, Bytes);
+  std::memcpy(to, &found, sizeof found);
+}
 inline void store_shorts(int16_t* to, Ints values) {
   typedef int16_t Shorts __attribute__((vector_size(2 * LANES)));
   const Shorts found = __builtin_convertvector(values, Shorts);
@@ -85,12 +90,12 @@ ALWAYS_INLINE void transpose(Floats (&square)[LANES]) {
 }
 
 // Lanes DISTANCE apart have changed places.
-template <int DISTANCE, int... LANE>
-inline Floats swapped(Floats values, std::integer_sequence<int, LANE...>) {
+template <int DISTANCE, class Vector, int... LANE>
+inline Vector swapped(Vector values, std::integer_sequence<int, LANE...>) {
   return __builtin_shufflevector(values, values, (LANE ^ DISTANCE)...);
 }
-template <int DISTANCE>
-inline Floats swapped(Floats values) {
+template <int DISTANCE, class Vector>
+inline Vector swapped(Vector values) {
   return swapped<DISTANCE>(values, std::make_integer_sequence<int, LANES>());
 }
 
@@ -113,6 +118,22 @@ inline float total(const Sums& sums) {
   found += swapped<4>(found);
   found += swapped<1>(found);
   return found[0] + found[2];
+}
+
+// `join` of all lanes, in any order.
+template <class Vector, class Join>
+inline auto reduced(Vector values, const Join& join) {
+  if constexpr (LANES == 16) values = join(values, swapped<8>(values));
+  values = join(values, swapped<4>(values));
+  values = join(values, swapped<2>(values));
+  values = join(values, swapped<1>(values));
+  return values[0];
+}
+inline int32_t total(Ints values) {
+  return reduced(values, [](Ints a, Ints b) { return a + b; });
+}
+inline int32_t largest(Ints values) {
+  return reduced(values, [](Ints a, Ints b) { return a > b ? a : b; });
 }
 
 // Whether any lane of a comparison holds.
@@ -153,12 +174,12 @@ inline uint16_t to_bfloat16(float value) {
   if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;  // NaN
   return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
-inline float from_bfloat16(uint16_t half) {
-  uint32_t bits = (uint32_t)half << 16;
+inline float from_bits(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, 4);
   return value;
 }
+inline float from_bfloat16(uint16_t half) { return from_bits((uint32_t)half << 16); }
 
 #if defined(__aarch64__)
 typedef __fp16 Half;  // GCC before 13 has no _Float16 there

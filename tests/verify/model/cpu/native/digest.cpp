@@ -66,11 +66,9 @@ uint64_t digest_of(int kind, Shape shape, Random& random) {
     put_floats(matrix, output, weights.data());
   }
   const size_t size = (size_t)MOST_COUNT * shape.inputs;
-  std::vector<float> floats(size), scales(size / BLOCK), sums(size / BLOCK);
-  std::vector<int16_t> integers(size);
+  std::vector<float> floats(size);
+  std::vector<RowBlock> blocks(size / BLOCK);
   for (float& value : floats) value = random.value();
-  Rows rows{shape.inputs, floats.data(), integers.data(), scales.data(), sums.data()};
-  for (int row = 0; row < MOST_COUNT && matrix.quantized(); row++) quantize(rows, row);
   uint64_t found = 0xcbf29ce484222325;
   for (int output = 0; output < shape.outputs; output++) {
     take(matrix, output, weights.data());
@@ -78,8 +76,10 @@ uint64_t digest_of(int kind, Shape shape, Random& random) {
   }
   std::vector<float> out((size_t)MOST_COUNT * shape.outputs);
   for (int count = 1; count <= MOST_COUNT; count++) {
+    const Rows rows{shape.inputs, count, floats.data(), blocks.data()};
+    for (int row = 0; row < count && matrix.quantized(); row++) quantize(rows, row);
     for (int panel = 0; panel < matrix.panels(); panel++)
-      multiply_panel(matrix, panel, rows, count, [&](int row, const float* products) {
+      multiply_panel(matrix, panel, rows, [&](int row, const float* products) {
         const int first = panel * PANEL;
         std::copy(products, products + std::min(PANEL, shape.outputs - first), out.begin() + (size_t)row * shape.outputs + first);
       });

@@ -91,7 +91,7 @@ def test_logits_are_those_of_the_unpacked_weights(kind: Kind, tmp_path: Path) ->
     assert {each.weights.kind for each in modules} == {kind}
     expected = plain.forward(plain.new_cache(), tokens)
     found = packed.forward(packed.new_cache(), tokens)
-    assert (found - expected).norm() < 2e-3 * expected.norm()
+    assert (found - expected).norm() < 0.05 * expected.norm()  # rows are rounded to 9 bits in every layer
 
 
 @pytest.mark.parametrize("kind", STORED)
