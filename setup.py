@@ -21,7 +21,11 @@ X86 = {
     "avxvnni": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
-VARIANTS = {"portable": []} | (X86 if platform.machine() in ("x86_64", "AMD64") else {})
+ARM = {
+    "i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
+    "dotprod": ["-march=armv8.2-a+dotprod"],
+}
+VARIANTS = {"portable": []} | {"x86_64": X86, "AMD64": X86, "aarch64": ARM}.get(platform.machine(), {})
 # Products are never contracted to sums of one rounding: each variant must compute the same bits.
 ARGUMENTS = ["-O3", "-std=c++20", "-ffp-contract=off", "-pthread"]
 

@@ -15,11 +15,13 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-# Flags of /proc/cpuinfo that a variant needs, the fastest variant first.
+# Flags of /proc/cpuinfo that a variant needs, the fastest variant of a machine first.
 VARIANTS = {
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
     "avxvnni": {"avx2", "fma", "f16c", "avx_vnni"},
     "avx2": {"avx2", "fma", "f16c"},
+    "i8mm": {"asimddp", "i8mm"},
+    "dotprod": {"asimddp"},
     "portable": set[str](),
 }
 
@@ -126,14 +128,13 @@ def load(file: Path) -> ctypes.CDLL:
 
 
 def processor_flags() -> set[str]:
-    """What the CPU has, by the names of /proc/cpuinfo; empty for other machines than x86."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return set()
+    """What the CPU has, by the names of /proc/cpuinfo; empty where there is no such file, and for machines of other kinds."""
+    name = {"x86_64": "flags", "AMD64": "flags", "aarch64": "Features"}.get(platform.machine())
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return set()
-    return next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
+    return next((set(line.split(":", 1)[1].split()) for line in lines if name and line.startswith(name)), set())
 
 
 class Engine:

@@ -13,7 +13,7 @@
 namespace outrider {
 
 // A block of a row for quantised weights: value / scale, rounded to 9 bits. With 8 bits, a real model's answers would be those of
-// another model: its activations have outliers. 9 bits are a byte and a sign.
+// another model: its activations have outliers. 9 bits are a byte and a sign, and each half of the byte fits a signed byte.
 struct RowBlock {
 #if QUADS
   uint8_t magnitudes[BLOCK], flips[BLOCK];  // flips: 255 where the value is negative, else 0
@@ -24,7 +24,7 @@ struct RowBlock {
   int32_t negatives[2];  // sums of the magnitudes of negative values, of each half
 };
 
-constexpr float LARGEST_INPUT = 255;
+constexpr float LARGEST_INPUT = 254;
 
 // Rows that are multiplied together: their sums, with a panel's weights, fill the registers.
 #if defined(__AVX512F__)
@@ -167,18 +167,41 @@ typedef int8_t Quads __attribute__((vector_size(4 * LANES)));
 inline Ints add_products(Ints sums, Ints x, Ints weights) {
 #if defined(__AVX512F__)
   return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)x, (__m512i)weights);
-#else
+#elif defined(__AVXVNNI__)
   return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)x, (__m256i)weights);
+#else
+  int32x4_t totals[LANES / 4];
+  uint8x16_t values[LANES / 4];
+  int8x16_t bytes[LANES / 4];
+  std::memcpy(totals, &sums, sizeof sums);
+  std::memcpy(values, &x, sizeof x);
+  std::memcpy(bytes, &weights, sizeof weights);
+  for (int part = 0; part < LANES / 4; part++) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    totals[part] = vusdotq_s32(totals[part], values[part], bytes[part]);
+#else
+    const uint8x16_t lower = vshrq_n_u8(values[part], 1), upper = vrhaddq_u8(values[part], vdupq_n_u8(0));
+    totals[part] = vdotq_s32(totals[part], vreinterpretq_s8_u8(lower), bytes[part]);
+    totals[part] = vdotq_s32(totals[part], vreinterpretq_s8_u8(upper), bytes[part]);
+#endif
+  }
+  return load_ints(totals);
 #endif
 }
 
 // The entries of TABLE that bytes name.
 inline Ints look_up(Ints places) {
-  const __m128i table = _mm_loadu_si128((const __m128i*)TABLE);
 #if defined(__AVX512F__)
+  const __m128i table = _mm_loadu_si128((const __m128i*)TABLE);
   return (Ints)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)places);
-#else
+#elif defined(__AVXVNNI__)
+  const __m128i table = _mm_loadu_si128((const __m128i*)TABLE);
   return (Ints)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)places);
+#else
+  uint8x16_t bytes[LANES / 4];
+  std::memcpy(bytes, &places, sizeof places);
+  for (auto& part : bytes) part = vreinterpretq_u8_s8(vqtbl1q_s8(vld1q_s8(TABLE), part));
+  return load_ints(bytes);
 #endif
 }
 

@@ -17,6 +17,8 @@ MACHINES = {
     "Haswell": (X86, ("-mavx2", "-mfma", "-mf16c"), ("qemu-x86_64", "-cpu", "Haswell")),
     "Nehalem": (X86, (), ("qemu-x86_64", "-cpu", "Nehalem")),
     "ARM": (ARM, (), ("qemu-aarch64",)),
+    "ARM with dot products": (ARM, ("-march=armv8.2-a+dotprod",), ("qemu-aarch64", "-cpu", "neoverse-n1")),
+    "ARM with i8mm": (ARM, ("-march=armv8.2-a+dotprod+i8mm",), ("qemu-aarch64", "-cpu", "max")),
 }
 SEEDS = ("1", "2")
 

@@ -57,9 +57,9 @@ def test_weights_are_rounded_within_their_block(engine: Engine, kind: Kind, outp
 
 
 def rounded(rows: torch.Tensor) -> torch.Tensor:
-    """Rows as quantised weights are multiplied with: in blocks of 32, whose largest value is 255 steps."""
+    """Rows as quantised weights are multiplied with: in blocks of 32, whose largest value is 254 steps."""
     blocks = rows.unflatten(1, (-1, 32))
-    scales = blocks.abs().amax(-1, keepdim=True) / 255
+    scales = blocks.abs().amax(-1, keepdim=True) / 254
     return ((blocks.double() * (1 / scales).double()).round() * scales.double()).flatten(1)
 
 
