@@ -6,6 +6,7 @@ pyproject.toml.
 """
 
 import copy
+import glob
 import os
 import platform
 import runpy
@@ -17,6 +18,7 @@ FOLDERS = ("server", "drafters", "engines", "verify", "models")
 FOLDER = "verify/model/cpu/native"
 # Instructions by variant, as `outrider.verify.model.cpu.native.library.VARIANTS` chooses among them.
 X86 = {
+    "amx": ["-march=x86-64-v4", "-mavx512vnni", "-mamx-tile", "-mamx-int8"],
     "avx512": ["-march=x86-64-v4", "-mavx512vnni"],
     "avxvnni": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
@@ -57,7 +59,7 @@ setup(
         Extension(
             f"outrider.verify.model.cpu.native._{variant}",
             sources=[f"{FOLDER}/{name}.cpp" for name in ("forward", "sampling")],
-            depends=[f"{FOLDER}/{name}.h" for name in ("attention", "matrix", "multiply", "stored", "team", "vector")],
+            depends=glob.glob(f"{FOLDER}/*.h"),
             extra_compile_args=[*ARGUMENTS, *arguments],
             language="c++",
             optional=True,

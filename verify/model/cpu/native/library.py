@@ -15,16 +15,13 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-# Flags of /proc/cpuinfo that a variant needs, the fastest variant of a machine first.
-VARIANTS = {
-    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
-    "avxvnni": {"avx2", "fma", "f16c", "avx_vnni"},
-    "avx2": {"avx2", "fma", "f16c"},
-    "i8mm": {"asimddp", "i8mm"},
-    "dotprod": {"asimddp"},
-    "portable": set[str](),
-}
-
+# Flags of /proc/cpuinfo that a variant needs, the fastest variant first.
+AVX2 = {"avx2", "fma", "f16c"}
+AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+X86 = {"amx": AVX512 | {"amx_tile", "amx_int8"}, "avx512": AVX512, "avxvnni": AVX2 | {"avx_vnni"}, "avx2": AVX2}
+ARM = {"i8mm": {"asimddp", "i8mm"}, "dotprod": {"asimddp"}}
+# Those of this machine.
+VARIANTS: dict[str, set[str]] = {"x86_64": X86, "AMD64": X86, "aarch64": ARM}.get(platform.machine(), {}) | {"portable": set()}
 
 # The linear layers of a decoder's layer.
 PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")
@@ -108,15 +105,44 @@ class Stream(Structure):
     )
 
 
+# arch_prctl of Linux: its number on x86, the request for a state that is not saved by default, and that of the tile registers.
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA = 158, 0x1023, 18
+
+
 @cache
 def compiled_library() -> ctypes.CDLL | None:
     """The fastest variant for this CPU; None if none was compiled."""
+    files = runnable()
+    # No CPU with tile registers has run the tests yet. So this variant must first compute what the next one does.
+    if len(files) > 1 and files[0].name.startswith("_amx."):
+        first, second = (sample_product(load(file)) for file in files[:2])
+        files = files if first == second else files[1:]
+    return load(files[0]) if files else None
+
+
+def runnable() -> list[Path]:
+    """The files of the compiled variants that run here, the fastest one first."""
     flags = processor_flags()
-    for variant, needed in VARIANTS.items():
-        files = sorted(FOLDER.glob(f"_{variant}.*"))
-        if files and needed <= flags:
-            return load(files[0])
-    return None
+    if "amx_tile" in flags and ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA):
+        flags.discard("amx_tile")  # the system does not let us use them
+    return [file for name, needed in VARIANTS.items() if needed <= flags for file in sorted(FOLDER.glob(f"_{name}.*"))]
+
+
+def sample_product(code: ctypes.CDLL) -> bytes:
+    """The bits of 17 rows' products with weights of 4 and of 8 bits."""
+    engine, outputs, inputs, rows = c_void_p(code.outrider_engine_new(1)), 40, 128, 17
+    values = (c_float * (outputs * inputs))(*(number * 7919 % 4093 / 4093 - 0.5 for number in range(outputs * inputs)))
+    found = b""
+    for kind in (2, 3):  # INT8 and INT4 in matrix.h
+        matrix = Matrix(kind, outputs, inputs, None)
+        data = ctypes.create_string_buffer(code.outrider_matrix_bytes(ctypes.byref(matrix)))
+        matrix.data = ctypes.addressof(data)
+        code.outrider_matrix_pack(engine, ctypes.byref(matrix), 0, outputs, values)
+        products = (c_float * (rows * outputs))()
+        code.outrider_multiply(engine, ctypes.byref(Linear(matrix, None)), values, rows, products)
+        found += bytes(products)
+    code.outrider_engine_delete(engine)
+    return found
 
 
 def load(file: Path) -> ctypes.CDLL:

@@ -87,7 +87,12 @@ struct Matrix {
 // As many inputs are multiplied at once as the instructions allow: four, whose weights are bytes when they are multiplied, or a pair
 // of 16-bit integers. With 8 bits, their bytes lie together. Otherwise, the lower 4 bits of eight inputs lie in 32 bits, and further
 // bits in 32 bits per group, so that a shift and a mask give the values of some inputs in their places.
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
+#if defined(__AMX_INT8__) || EMULATED_TILES
+#define TILES 1
+#else
+#define TILES 0
+#endif
+#if TILES || defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
 #define QUADS 1
 #else
 #define QUADS 0

@@ -42,7 +42,7 @@ inline Ints load_ints(const void* from) {
   return found;
 }
 
-inline void store_bytes(uint8_t* to, Ints values) {
+inline void store_bytes(void* to, Ints values) {
   typedef uint8_t Bytes __attribute__((vector_size(LANES)));
   const Bytes found = __builtin_convertvector(values, Bytes);
   std::memcpy(to, &found, sizeof found);

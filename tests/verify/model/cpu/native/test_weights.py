@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,8 @@ from gguf import quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.verify.model.cpu.native import compiled_library
-from outrider.verify.model.cpu.native.library import FOLDER, VARIANTS, Engine, load, processor_flags
+from outrider.verify.model.cpu.native import compiled_library, library
+from outrider.verify.model.cpu.native.library import Engine, load, runnable
 from outrider.verify.model.cpu.native.weights import Kind, Weights, product
 from tests.verify.model.cpu.native.blocks import STORED, random_blocks
 
@@ -60,7 +61,8 @@ def rounded(rows: torch.Tensor) -> torch.Tensor:
     """Rows as quantised weights are multiplied with: in blocks of 32, whose largest value is 254 steps."""
     blocks = rows.unflatten(1, (-1, 32))
     scales = blocks.abs().amax(-1, keepdim=True) / 254
-    return ((blocks.double() * (1 / scales).double()).round() * scales.double()).flatten(1)
+    values: torch.Tensor = (blocks.double() * (1 / scales).double()).round() * scales.double()
+    return values.flatten(1)
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -89,19 +91,30 @@ def test_threads_change_no_bit(engine: Engine, kind: Kind, threads: int) -> None
     assert torch.equal(*found)
 
 
-def variants() -> list[Path]:
-    """The libraries that run on this CPU."""
-    flags = processor_flags()
-    return [file for name, needed in VARIANTS.items() if needed <= flags for file in FOLDER.glob(f"_{name}.*")]
-
-
 @pytest.mark.parametrize("kind", Kind)
 def test_every_variant_computes_the_same_bits(kind: Kind) -> None:
-    engines = [Engine(1, load(file)) for file in variants()]
+    engines = [Engine(1, load(file)) for file in runnable()]
     assert engines
     rows = torch.cat([matrix(20, 768, seed=4), torch.zeros(1, 768)])
     products = [multiply(weights_of(engine, kind, 90, 768), rows) for engine in engines]
     assert all(torch.equal(each, products[0]) for each in products)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_tile_registers_are_used_if_they_compute_the_same(
+    is_right: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (usual, *_), tiles = library.runnable(), tmp_path / "_amx.so"
+    shutil.copy(usual, tiles)
+    monkeypatch.setattr(library, "runnable", lambda: [tiles, usual])
+    if not is_right:
+        monkeypatch.setattr(library, "sample_product", lambda code: code._name.encode())
+    library.compiled_library.cache_clear()
+    try:
+        found = library.compiled_library()
+    finally:
+        library.compiled_library.cache_clear()
+    assert found is not None and found._name == str(tiles if is_right else usual)
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -1,0 +1,115 @@
+// Four products at once, of bytes. The bytes of a row are magnitudes; where a value is negative, its weights change their sign.
+#pragma once
+#include "rows.h"
+
+namespace outrider {
+
+typedef int8_t Quads __attribute__((vector_size(4 * LANES)));
+
+// The entries of TABLE that bytes name.
+inline Ints look_up(Ints places) {
+#if defined(__AVX512F__)
+  const __m128i table = _mm_loadu_si128((const __m128i*)TABLE);
+  return (Ints)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)places);
+#elif defined(__AVXVNNI__)
+  const __m128i table = _mm_loadu_si128((const __m128i*)TABLE);
+  return (Ints)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)places);
+#else
+  uint8x16_t bytes[LANES / 4];
+  std::memcpy(bytes, &places, sizeof places);
+  for (auto& part : bytes) part = vreinterpretq_u8_s8(vqtbl1q_s8(vld1q_s8(TABLE), part));
+  return load_ints(bytes);
+#endif
+}
+
+// The values of four inputs. `low` has the lower bits of eight of them, and `high` begins with the others.
+template <const Format& FORMAT>
+inline Ints values_of(Ints low, Ints high, int quad) {
+  Ints values = low >> 4 * quad & 0x0f0f0f0f;
+  if constexpr (FORMAT.high() > 0) {
+    const int shift = quad * FORMAT.high() - 4;
+    values |= (shift < 0 ? high << -shift : high >> shift) & ((1 << FORMAT.high()) - 1) * 0x10101010;
+  }
+  if constexpr (FORMAT.is_table) values = look_up(values);
+  if constexpr (FORMAT.offset > 0) values = (Ints)((Quads)values - (int8_t)FORMAT.offset);
+  return values;
+}
+
+#if !TILES
+
+// Adds the products of four bytes, the first ones without a sign, to each lane.
+inline Ints add_products(Ints sums, Ints x, Ints weights) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)x, (__m512i)weights);
+#elif defined(__AVXVNNI__)
+  return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)x, (__m256i)weights);
+#else
+  int32x4_t totals[LANES / 4];
+  uint8x16_t values[LANES / 4];
+  int8x16_t bytes[LANES / 4];
+  std::memcpy(totals, &sums, sizeof sums);
+  std::memcpy(values, &x, sizeof x);
+  std::memcpy(bytes, &weights, sizeof weights);
+  for (int part = 0; part < LANES / 4; part++) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    totals[part] = vusdotq_s32(totals[part], values[part], bytes[part]);
+#else
+    const uint8x16_t lower = vshrq_n_u8(values[part], 1), upper = vrhaddq_u8(values[part], vdupq_n_u8(0));
+    totals[part] = vdotq_s32(totals[part], vreinterpretq_s8_u8(lower), bytes[part]);
+    totals[part] = vdotq_s32(totals[part], vreinterpretq_s8_u8(upper), bytes[part]);
+#endif
+  }
+  return load_ints(totals);
+#endif
+}
+
+inline Ints quad_of(const uint8_t* from) {
+  int32_t quad;
+  std::memcpy(&quad, from, 4);
+  return all_ints(quad);
+}
+
+// Adds the products of four inputs of R rows, the first of which is `input`, with their weights, of both halves of a panel. Where a
+// row is negative, its weights w become -1 - w: `negatives`, at which the sums begin, is what is then missing.
+template <int R>
+inline void add_quad(Ints w0, Ints w1, const RowBlock* x, int input, Ints (&sums)[R][2]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) {
+    const Ints values = quad_of(x[r].magnitudes + input), flips = quad_of(x[r].flips + input);
+    sums[r][0] = add_products(sums[r][0], values, w0 ^ flips);
+    sums[r][1] = add_products(sums[r][1], values, w1 ^ flips);
+  }
+}
+
+// Sums of products of a group's weights with R rows.
+template <const Format& FORMAT, int R>
+inline void sum_group(const PackedBlock& block, int group, const RowBlock* x, Ints (&sums)[R][2]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) {
+    const int32_t negatives = FORMAT.groups() == 2 ? x[r].negatives[group] : x[r].negatives[0] + x[r].negatives[1];
+    sums[r][0] = sums[r][1] = all_ints(negatives);
+  }
+  if constexpr (FORMAT.bits == 8) {
+    const int8_t* weights = block.bytes;
+#pragma GCC unroll 2
+    for (int input = 0; input < BLOCK; input += 4, weights += 4 * PANEL)
+      add_quad<R>(load_ints(weights), load_ints(weights + 4 * LANES), x, input, sums);
+  } else {
+    const uint32_t* weights = block.nibbles + group * FORMAT.group / NIBBLES * PANEL;
+    Ints high[2] = {};
+    if constexpr (FORMAT.high() > 0)
+      for (int part = 0; part < 2; part++) high[part] = load_ints(block.high + group * PANEL + part * LANES);
+    const int first = group * FORMAT.group;
+    for (int input = first; input < first + FORMAT.group; input += NIBBLES, weights += PANEL) {
+      const Ints low[2] = {load_ints(weights), load_ints(weights + LANES)};
+#pragma GCC unroll 2
+      for (int quad = 0; quad < 2; quad++)
+        add_quad<R>(values_of<FORMAT>(low[0], high[0], quad), values_of<FORMAT>(low[1], high[1], quad), x, input + 4 * quad, sums);
+      for (int part = 0; part < 2; part++) high[part] >>= 2 * FORMAT.high();
+    }
+  }
+}
+
+#endif
+
+}  // namespace outrider

@@ -1,0 +1,100 @@
+// Rows of a product, and how they are rounded for quantised weights.
+#pragma once
+#include "matrix.h"
+
+namespace outrider {
+
+// A block of a row for quantised weights: value / scale, rounded to 9 bits. With 8 bits, a real model's answers would be those of
+// another model: its activations have outliers. 9 bits are a byte and a sign, and each half of the byte fits a signed byte.
+struct RowBlock {
+#if TILES
+  int8_t lower[BLOCK], upper[BLOCK];  // halves of the values, whose sum they are
+#elif QUADS
+  uint8_t magnitudes[BLOCK], flips[BLOCK];  // flips: 255 where the value is negative, else 0
+#else
+  int16_t integers[BLOCK];
+#endif
+  float scale, sum;      // sum: of the values, as they were rounded
+  int32_t negatives[2];  // sums of the magnitudes of negative values, of each half
+};
+
+constexpr float LARGEST_INPUT = 254;
+
+// Rows that are multiplied together: their sums, with a panel's weights, fill the registers.
+#if TILES
+constexpr int MOST = 16;
+constexpr int MOST_ROWS[] = {12, 12, 16};  // float32, bfloat16, quantised
+#elif defined(__AVX512F__)
+constexpr int MOST = 12;
+constexpr int MOST_ROWS[] = {12, 12, 12};
+#else
+constexpr int MOST = 6;
+constexpr int MOST_ROWS[] = {6, 5, 5};
+#endif
+
+// Parts of nearly equal size of `count` rows, each of which is multiplied together.
+struct Parts {
+  int count, number;
+
+  Parts(int count, int kind) : count(count) {
+    const int most = MOST_ROWS[std::min<int>(kind, INT8)];
+    number = (count + most - 1) / most;
+  }
+  int larger() const { return count % number; }  // parts that have one row more, the first ones
+  int first(int part) const { return part * (count / number) + std::min(part, larger()); }
+  int size(int part) const { return count / number + (part < larger()); }
+  int part_of(int row) const {
+    const int most = count / number + 1;
+    return row < larger() * most ? row / most : larger() + (row - larger() * most) / (count / number);
+  }
+};
+
+// The rows of a product, float32 [count, inputs], and their blocks, which lie in the order in which they are multiplied:
+// [parts, inputs / BLOCK, rows of the part].
+struct Rows {
+  int inputs, count;
+  float* floats;
+  RowBlock* blocks;
+};
+
+// Rounds a block of a row.
+inline void quantize(const float* from, RowBlock& to) {
+  Ints most{};  // as integers, the bits of absolute values are in their order, and NaN is the largest
+  for (int i = 0; i < BLOCK; i += LANES) {
+    const Ints bits = load_ints(from + i) & 0x7fffffff;
+    most = most > bits ? most : bits;
+  }
+  const float largest = from_bits(outrider::largest(most));
+  // NaN where a value is NaN or infinite, which no integer can say.
+  const float scale = largest / LARGEST_INPUT + largest * 0, inverse = scale > 0 ? 1 / scale : 0;
+  Ints totals{}, negatives[2] = {};
+  for (int i = 0; i < BLOCK; i += LANES) {
+    // Adding 1.5 * 2^23 rounds to the nearest integer, which is then in the lower bits.
+    const Ints rounded = (Ints)fma(load(from + i), all(inverse), all(12582912.0f)) - all_ints(0x4b400000);
+    totals += rounded;
+#if TILES
+    const Ints lower = rounded >> 1;
+    store_bytes(to.lower + i, lower);
+    store_bytes(to.upper + i, rounded - lower);
+#elif QUADS
+    const Ints flips = rounded >> 31;
+    store_bytes(to.magnitudes + i, (rounded ^ flips) - flips);
+    store_bytes(to.flips + i, flips);
+    negatives[i / (BLOCK / 2)] -= rounded & flips;
+#else
+    store_shorts(to.integers + i, rounded);
+#endif
+  }
+  to.scale = scale;
+  to.sum = scale * (float)total(totals);
+  for (int half = 0; half < 2; half++) to.negatives[half] = total(negatives[half]);
+}
+
+inline void quantize(const Rows& rows, int row) {
+  const Parts parts(rows.count, INT8);
+  const int part = parts.part_of(row), first = parts.first(part), blocks = rows.inputs / BLOCK;
+  RowBlock* to = rows.blocks + (size_t)first * blocks + row - first;
+  for (int b = 0; b < blocks; b++) quantize(rows.floats + (size_t)row * rows.inputs + b * BLOCK, to[(size_t)b * parts.size(part)]);
+}
+
+}  // namespace outrider
