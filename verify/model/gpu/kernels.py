@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from outrider.verify.model.gpu.pool_rows import load_rows, row_width, store_row
+from outrider.verify.model.gpu.precision import PRECISION
 
 # Fields of a row (`DeviceRows.rows`) and of a stream (`DeviceRows.streams`), which have `size` columns.
 STREAM, DEPTH, PLACE, PATH = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
@@ -50,7 +51,7 @@ def _split_count(positions, split_keys: tl.constexpr, splits_per_size: tl.conste
 @triton.jit
 def _scores(q, k, scaling, softcap, capped: tl.constexpr):
     """Scaled scores of rows by keys, float32; soft-capped if `capped`."""
-    scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scaling
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scaling
     if capped:
         scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))  # tanh(x) = 1 - 2 / (exp(2x) + 1)
     return scores
@@ -64,7 +65,7 @@ def _add_block(scores, v, largest, total, summed):
     weights = tl.exp(scores - base[:, None])
     rescale = tl.exp(largest - base)
     total = total * rescale + tl.sum(weights, 1)
-    summed = summed * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="tf32x3")
+    summed = summed * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
     return maximum, total, summed
 
 

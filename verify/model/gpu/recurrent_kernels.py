@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from outrider.verify.model.gpu.precision import PRECISION
+
 # Fields of a stream (`DeviceStates.streams`); tables have `size` columns. The last five are addresses of `RecurrentStates`.
 FIRST_ROW, COUNT, FOLDED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 MATRICES, KEYS, WRITES = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
@@ -89,11 +91,11 @@ def _read_state(
         q = _tile(queries, row, query_row, key_at, real, in_key)
         k = _tile(keys, row, key_row, key_at, real, in_key)
         state = _tile(matrix, key_at, value_dim, value_at, in_key, in_value)
-        read = tl.dot(q, state, read, input_precision="tf32x3")
-        by_query = tl.dot(q, tl.trans(k), by_query, input_precision="tf32x3")
+        read = tl.dot(q, state, read, input_precision=PRECISION)
+        by_query = tl.dot(q, tl.trans(k), by_query, input_precision=PRECISION)
         if is_delta:
-            removed = tl.dot(k, state, removed, input_precision="tf32x3")
-            by_key = tl.dot(k, tl.trans(k), by_key, input_precision="tf32x3")
+            removed = tl.dot(k, state, removed, input_precision=PRECISION)
+            by_key = tl.dot(k, tl.trans(k), by_key, input_precision=PRECISION)
         if tl.program_id(2) == 0:
             tl.store(kept_keys + place[:, None] * key_dim + key_at[None, :], k, real[:, None] & in_key[None, :])
     return read, removed, by_query, by_key
@@ -112,10 +114,10 @@ def _products(
         in_key = key_at < key_dim
         k_before = tl.trans(_tile(keys, row_before, key_row, key_at, real_before, in_key))
         q = _tile(queries, row, query_row, key_at, real, in_key)
-        by_query = tl.dot(q, k_before, by_query, input_precision="tf32x3")
+        by_query = tl.dot(q, k_before, by_query, input_precision=PRECISION)
         if is_delta:
             k = _tile(keys, row, key_row, key_at, real, in_key)
-            by_key = tl.dot(k, k_before, by_key, input_precision="tf32x3")
+            by_key = tl.dot(k, k_before, by_key, input_precision=PRECISION)
     return by_query, by_key
 
 
@@ -136,9 +138,9 @@ def _read_earlier(
         u_before = _tile(kept_writes, member, value_dim, value_at, member < count, in_value)
         others = _path_decays(decays, decay_row, rows, first, member, count, size, padded_rows)
         weights = _weights(rows, first, place, member, count, total, others, size)
-        read = tl.dot(by_query * weights, u_before, read, input_precision="tf32x3")
+        read = tl.dot(by_query * weights, u_before, read, input_precision=PRECISION)
         if is_delta:
-            u -= tl.dot(by_key * weights, u_before, input_precision="tf32x3")
+            u -= tl.dot(by_key * weights, u_before, input_precision=PRECISION)
     return read, u
 
 
@@ -191,7 +193,7 @@ def scan(
             if is_delta:
                 b = tl.load(beta + head * beta_head + row * beta_row, real, 0.0)[:, None]
                 u = _solved(u * b, by_key * weights * b, block_rows)
-            read = tl.dot(by_query * weights, u, read, input_precision="tf32x3")
+            read = tl.dot(by_query * weights, u, read, input_precision=PRECISION)
             to_values = real[:, None] & in_value[None, :]
             tl.store(out + (row[:, None] * heads + head) * value_dim + value_at[None, :], read, to_values)
             tl.store(kept_writes + place[:, None] * value_dim + value_at[None, :], u, to_values)

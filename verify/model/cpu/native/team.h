@@ -21,38 +21,39 @@ inline void pause() {
 
 // How jobs of one kind end sooner: in all threads, or in the caller's alone. Where one core reads nearly as fast as the memory can be
 // read, or where other programs use the cores, so that threads wait for each other's turn at every barrier, more threads only
-// disturb. The other way is tried now and then, the less often the more it loses. Threads must gain more than they take from what
-// else the cores have to do between two jobs, such as sending tokens.
+// disturb. The other way is tried now and then, the less often the more it loses, and in turns with the usual one: jobs that follow
+// each other have about the same size. Threads must gain more than they take from what else the cores have to do between two jobs,
+// such as sending tokens.
 class Habit {
  public:
   explicit Habit(bool is_alone = false) : is_alone_(is_alone) {}
 
-  bool is_alone() const { return is_alone_ != (trials_ > 0); }
+  bool is_alone() const { return is_alone_ != is_trial(); }
 
   void record(double seconds) {
-    if (trials_ == 0) {
-      usual_ += (seconds - usual_) / (usual_ ? 8 : 1);
-      if (--left_ == 0) trials_ = TRIALS;
+    if (turns_ == 0) {
+      if (--left_ == 0) turns_ = TURNS;
       return;
     }
-    tried_ += seconds / TRIALS;
-    if (--trials_) return;
+    (is_trial() ? tried_ : usual_) += seconds;
+    if (--turns_) return;
     if (is_alone_ ? tried_ * GAIN < usual_ : tried_ < usual_ * GAIN) {
       is_alone_ = !is_alone_;
-      usual_ = tried_;
       wait_ = LEAST;
     } else {
       wait_ = std::min(2 * wait_, MOST);
     }
     left_ = wait_;
-    tried_ = 0;
+    usual_ = tried_ = 0;
   }
 
  private:
-  static constexpr int TRIALS = 3, LEAST = 8, MOST = 256;  // jobs
+  bool is_trial() const { return turns_ % 2; }
+
+  static constexpr int TURNS = 6, LEAST = 8, MOST = 256;  // jobs
   static constexpr double GAIN = 1.2;
   bool is_alone_;
-  int wait_ = LEAST, left_ = LEAST, trials_ = 0;
+  int wait_ = LEAST, left_ = LEAST, turns_ = 0;
   double usual_ = 0, tried_ = 0;
 };
 

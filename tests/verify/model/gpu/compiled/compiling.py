@@ -20,6 +20,8 @@ from typing import Any
 
 # Bytes of shared memory that a program may have, by compute capability.
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+# AMD's MI300, the bytes of its local memory, and its matrix instructions.
+GFX942, LOCAL_BYTES, MATRIX_INSTRUCTIONS = 942, 64 << 10, r"\bv_mfma_"
 # Matrix instructions of Ampere to Ada and Blackwell for workstations, of Hopper, and of Blackwell for data centres.
 TENSOR_CORE_INSTRUCTIONS = r"\b(?:HMMA|HGMMA|UTC\w*MMA)"
 
@@ -28,7 +30,7 @@ TENSOR_CORE_INSTRUCTIONS = r"\b(?:HMMA|HGMMA|UTC\w*MMA)"
 class Variant:
     """A kernel of `outrider.verify.model.gpu` with types and sizes."""
 
-    capability: int  # such as 90 for sm_90
+    capability: int  # such as 90 for sm_90, or GFX942
     module: str
     kernel: str
     kinds: Mapping[str, str]  # types of arguments that are not i32
@@ -57,10 +59,13 @@ def usages(variants: Sequence[Variant]) -> list[Usage]:
 
 
 def usage(variant: Variant) -> Usage:
+    import torch
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    on_amd = variant.capability == GFX942
+    torch.version.hip = "7" if on_amd else None  # what PyTorch for AMD's GPUs says, before kernels are imported
     kernel = getattr(import_module(f"outrider.verify.model.gpu.{variant.module}"), variant.kernel)
     constants, names = variant.constants, kernel.arg_names
     kinds = {name: "constexpr" if name in constants else variant.kinds.get(name, "i32") for name in names}
@@ -71,6 +76,13 @@ def usage(variant: Variant) -> Usage:
         attrs={(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if is_aligned(name, kinds[name])},
     )
     options = {"num_warps": variant.warps}
+    if on_amd:
+        compiled = triton.compile(source, target=GPUTarget("hip", "gfx942", 64), options=options)
+        code = compiled.asm["amdgcn"]
+        registers, spilled = (re.search(rf"\.vgpr_{name}:\s+(\d+)", code) for name in ("count", "spill_count"))
+        assert registers is not None and spilled is not None
+        matrix = len(re.findall(MATRIX_INSTRUCTIONS, code))
+        return Usage(int(registers[1]), 4 * int(spilled[1]), compiled.metadata.shared, matrix)
     compiled = triton.compile(source, target=GPUTarget("cuda", variant.capability, 32), options=options)
     folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
