@@ -80,7 +80,8 @@ struct Stream {
 
 namespace {
 
-constexpr int ROW_BLOCK = 16, LEAST_ROW_BLOCK = 4;  // rows of a task of attention, which read keys and values together
+constexpr int ROW_BLOCK = 16;         // most rows of a task of attention, which read keys and values together
+constexpr float READING_ROWS = 1.6f;  // whose products take as long as reading the keys and values does
 constexpr int MOST_TOGETHER = 3;  // products of the same rows: queries, keys and values
 constexpr int FEW_ROWS = 32;   // from which on more threads always gain: arithmetic takes the time
 
@@ -176,6 +177,7 @@ class Forward {
   }
 
   void run(int thread, const int64_t* tokens, const int64_t* kept, int kept_count, float* logits, const Tap& tap) {
+    const int block = attention_block();
     team_.share(rows_, [&](int row) { embed(row, tokens[row]); });
     for (int index = 0; index < model_.layers; index++) {
       const Layer& layer = model_.layer[index];
@@ -186,7 +188,7 @@ class Forward {
       });
       project(layer, normed, index);
       team_.share(rows_, [&](int row) { place(layer, row); });
-      attend_all(thread, layer);
+      attend_all(thread, layer, block);
       const Rows attended = prepare(attended_, rows_, model_.heads * model_.head_dim, layer.output.matrix, [](int) {});
       add_product<&AdapterLayer::output>(layer.output, attended, index);
       const Rows again = prepare(normed_, rows_, model_.hidden, layer.gate.matrix, [&](int row) {
@@ -415,12 +417,21 @@ class Forward {
     return tasks;
   }
 
-  void attend_all(int thread, const Layer& layer) {
+  // The rows of a task of attention with which all threads end first: fewer divide the tasks more evenly, but read more.
+  int attention_block() const {
+    const int most = std::max(1, std::min(ROW_BLOCK, MOST_QUERIES / (model_.heads / model_.kv_heads))), threads = team_.working();
+    int best = most;
+    float least = INFINITY;
+    for (int block = most; block > 0; block--) {
+      const float time = (float)((count_attention_tasks(block) + threads - 1) / threads) * (READING_ROWS + (float)std::min(block, rows_));
+      if (time < least) least = time, best = block;
+    }
+    return best;
+  }
+
+  void attend_all(int thread, const Layer& layer, int block) {
     const int width = model_.head_dim, groups = model_.heads / model_.kv_heads;
-    int block = std::max(1, std::min(ROW_BLOCK, MOST_QUERIES / groups)), tasks = count_attention_tasks(block);
-    // Few tasks are seldom divided evenly among the threads.
-    while (tasks < 3 * team_.working() && block > LEAST_ROW_BLOCK) tasks = count_attention_tasks(block /= 2);
-    team_.share(tasks, [&](int task) {
+    team_.share(count_attention_tasks(block), [&](int task) {
       int first = 0, s = 0;
       for (int count; task >= (count = (streams_[s].rows + block - 1) / block * model_.kv_heads); s++) {
         task -= count;
