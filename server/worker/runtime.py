@@ -266,7 +266,8 @@ def memory_figures(
 
     The longest context is the model's unless `model_tokens` is given. On a CPU, `stores` bytes are reserved.
     """
-    models = [runner] if draft is None else [runner, draft]
+    whole = [draft] if isinstance(draft, HeadModel) and runner.in_pages else []
+    models = [runner] if draft is None or whole else [runner, draft]
     shapes = [part for model in models for part in model.cache_shape.parts]
     found = []
     for device in dict.fromkeys(part.device for part in runner.cache_shape.parts):
@@ -277,6 +278,7 @@ def memory_figures(
                 token_bytes=sum(shape.bytes_for(1) for shape in shared),
                 model_tokens=model_tokens or runner.model_tokens,
                 slot_bytes=sum(shape.slot_bytes for shape in shared),
+                whole_token_bytes=sum(head.cache_shape.bytes_for(1) for head in whole if head.device == device),
                 device=str(device),
                 is_lazy=not runner.in_pages,
                 windowed=[(each.window, each.windowed_bytes_for(1)) for each in shared if each.window and each.releases],

@@ -17,6 +17,7 @@ from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cpu.choose import can_pack, pack_layers
 from outrider.verify.model.hidden.ring import StateRing
 from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.model.transfer import to_device
 
 # The head's own states cover the rows that are being drafted and as many rows before them.
 OWN_POSITIONS = 2 * (MAX_NODES + 1)
@@ -108,13 +109,13 @@ class HeadModel:
         return self.head.logits(own[None] if logits else own[None, -1:], self._lm_head)[0]
 
     def _fused(self, states: torch.Tensor) -> torch.Tensor:
-        return self.head.fuse(states.to(self.device, self._embed.weight.dtype)[None])[0]
+        return self.head.fuse(to_device(states, self.device).to(self._embed.weight.dtype)[None])[0]
 
     def _advance(self, tokens: torch.Tensor, positions: torch.Tensor, states: torch.Tensor, attention: Any) -> torch.Tensor:
         """The own states of rows with these tokens, positions and states before them, [N, size]."""
-        embedded = self._embed(tokens.to(self.device)[None])
+        embedded = self._embed(to_device(tokens, self.device)[None])
         others = {"attention": attention, "attention_mask": None}
-        return self.head.advance(embedded, states[None], positions.to(self.device)[None], **others)[0]
+        return self.head.advance(embedded, states[None], to_device(positions, self.device)[None], **others)[0]
 
 
 def parents(batch: ForwardBatch) -> torch.Tensor:

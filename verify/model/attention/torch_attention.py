@@ -13,6 +13,7 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import decode
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.private_torch import attend_flash
+from outrider.verify.model.transfer import to_device
 
 # The rows of a step. With more rows, it is faster to expand all latents.
 ABSORBED_ROWS = MAX_NODES + 1
@@ -69,11 +70,11 @@ class TorchAttention:
         length, rows = self.reach(window), len(self._batch)
         if rows == 1 or (window is None and self._batch.is_chain_end):
             return None
-        visible = self.visible(window).to(like.device)
+        visible = to_device(self.visible(window), like.device)
         allowed = torch.ones(rows, length + rows, dtype=torch.bool, device=like.device)
         allowed[:, length:] = visible
         if window is not None:
-            position = length + self._batch.depths.to(like.device)
+            position = length + to_device(self._batch.depths, like.device)
             first = position - window + 1  # of the row's window
             prefix = torch.arange(length, device=like.device)
             allowed[:, :length] &= prefix >= first[:, None]
