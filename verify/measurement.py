@@ -167,6 +167,6 @@ def machine_key(runner: ModelRunner) -> str:
         f"{shape.dtype} {shape.stored_dtype}",
         machine,
         torch.__version__,
-        str(torch.get_num_threads()),
+        str(runner.threads or torch.get_num_threads()),
     ]
     return digest([*parts, str(runner.context_tokens)])

@@ -10,7 +10,17 @@ import pytest
 
 from outrider.verify import measurement
 from outrider.verify.cost import CostCurve, parse
-from outrider.verify.measurement import MOST_ROUNDS, NODES, POINT_SECONDS, ROUNDS, Point, load_or_measure, measure, smallest
+from outrider.verify.measurement import (
+    MOST_ROUNDS,
+    NODES,
+    POINT_SECONDS,
+    ROUNDS,
+    Point,
+    cost_file,
+    load_or_measure,
+    measure,
+    smallest,
+)
 from outrider.verify.model.torch_runner import TorchRunner
 
 CURVE = CostCurve(NODES, (64,), [[0.1] * len(NODES)], 0.01, 0.02)
@@ -25,6 +35,17 @@ def test_a_curve_is_measured_once_and_saved(tiny_runner: TorchRunner, tmp_path: 
     with monkeypatch.context() as patched:
         patched.setattr(measurement, "measure", lambda _: pytest.fail("measured again"))
         assert load_or_measure(tiny_runner, folder).state() == curve.state()
+
+
+def test_other_threads_of_the_library_have_costs_of_their_own(
+    tiny_runner: TorchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch has one thread beside the library, whatever `model.threads` is."""
+    files = set()
+    for threads in (1, 2):
+        monkeypatch.setattr(tiny_runner, "threads", threads)
+        files.add(cost_file(tiny_runner, tmp_path))
+    assert len(files) == 2
 
 
 def test_a_step_that_was_disturbed_does_not_count() -> None:

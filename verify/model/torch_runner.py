@@ -169,7 +169,7 @@ class TorchRunner(ModelRunner):
         if self.device.type != "cpu":
             return ""
         if self._is_native:
-            return "compiled library"
+            return f"compiled library for {native.variant()}"
         layers = sorted({layer.kernel for layer in packed_layers(self.model)}) or ["PyTorch"]
         attention = "PyTorch" if self.products is dot_product.dot_product_attention else "products of bfloat16"
         return f"linear layers: {', '.join(layers)}; attention: {attention}"

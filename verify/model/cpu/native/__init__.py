@@ -11,7 +11,7 @@ from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cpu.native.decoder import Decoder, is_supported
 from outrider.verify.model.cpu.native.forward import STORED, NativeForward
 from outrider.verify.model.cpu.native.layers import NativeLinear, pack_model
-from outrider.verify.model.cpu.native.library import Engine, compiled_library
+from outrider.verify.model.cpu.native.library import Engine, compiled_library, variant
 from outrider.verify.model.cpu.native.sampling import can_read, contenders, likeliest
 from outrider.verify.model.cpu.native.weights import BLOCK, Kind, Weights
 from outrider.verify.model.hidden.tap import HiddenTap
@@ -30,6 +30,7 @@ __all__ = [
     "quantized",
     "read_gguf",
     "supports",
+    "variant",
 ]
 
 

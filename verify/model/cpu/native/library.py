@@ -120,6 +120,12 @@ def compiled_library() -> ctypes.CDLL | None:
     return load(files[0]) if files else None
 
 
+def variant() -> str:
+    """The name of `compiled_library`'s variant; empty if none was compiled."""
+    found = compiled_library()
+    return "" if found is None else Path(found._name).name.partition(".")[0].removeprefix("_")
+
+
 def runnable() -> list[Path]:
     """The files of the compiled variants that run here, the fastest one first."""
     flags = processor_flags()
