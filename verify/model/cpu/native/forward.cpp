@@ -80,8 +80,10 @@ struct Stream {
 
 namespace {
 
-constexpr int ROW_BLOCK = 16;         // most rows of a task of attention, which read keys and values together
-constexpr float READING_ROWS = 1.6f;  // whose products take as long as reading the keys and values does
+// The most rows of a task of attention, which read keys and values together.
+constexpr int ROW_BLOCK = 16;
+// Reading the keys and values of a task takes as long as the products of this many rows (measured with AVX-512).
+constexpr float READING_ROWS = 1.6f;
 constexpr int MOST_TOGETHER = 3;  // products of the same rows: queries, keys and values
 constexpr int FEW_ROWS = 32;   // from which on more threads always gain: arithmetic takes the time
 

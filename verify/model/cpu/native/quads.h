@@ -1,4 +1,4 @@
-// Four products at once, of bytes. The bytes of a row are magnitudes; where a value is negative, its weights change their sign.
+// Four products at once, of bytes. The bytes of a row are magnitudes; the weights of a negative value are inverted before the product.
 #pragma once
 #include "rows.h"
 
@@ -70,7 +70,7 @@ inline Ints quad_of(const uint8_t* from) {
 }
 
 // Adds the products of four inputs of R rows, the first of which is `input`, with their weights, of both halves of a panel. Where a
-// row is negative, its weights w become -1 - w: `negatives`, at which the sums begin, is what is then missing.
+// value is negative, its weight w is inverted to -1 - w. The sums begin at `negatives`, which makes up for the -1.
 template <int R>
 inline void add_quad(Ints w0, Ints w1, const RowBlock* x, int input, Ints (&sums)[R][2]) {
 #pragma GCC unroll 16

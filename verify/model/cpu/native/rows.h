@@ -34,7 +34,7 @@ constexpr int MOST_ROWS[] = {6, 5, 5};
 
 // Parts of nearly equal size of `count` rows, each of which is multiplied together.
 struct Parts {
-  int count, number;
+  int count, number;  // of rows, and of parts
 
   Parts(int count, int kind) : count(count) {
     const int most = MOST_ROWS[std::min<int>(kind, INT8)];
