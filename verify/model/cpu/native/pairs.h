@@ -1,6 +1,6 @@
 // Two products at once, of 16-bit integers: for CPUs that do not multiply bytes, or whose sums of them saturate.
 #pragma once
-#include "rows.h"
+#include "values.h"
 
 namespace outrider {
 
@@ -41,35 +41,6 @@ inline Ints load_pairs(const int8_t* from) {
   for (int lane = 0; lane < LANES; lane++) pairs[lane] = (from[2 * lane] & 0xffff) | (int32_t)((uint32_t)from[2 * lane + 1] << 16);
   return pairs;
 #endif
-}
-
-// The entries of TABLE that 16-bit integers name.
-inline Ints look_up(Ints places) {
-#if defined(__AVX2__)
-  const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)TABLE));
-  const __m256i found = _mm256_shuffle_epi8(table, (__m256i)places);  // in the lower byte of 16 bits
-  return (Ints)_mm256_srai_epi16(_mm256_slli_epi16(found, 8), 8);
-#else
-  for (int lane = 0; lane < LANES; lane++)
-    places[lane] = (TABLE[places[lane] & 15] & 0xffff) | (int32_t)((uint32_t)TABLE[places[lane] >> 16] << 16);
-  return places;
-#endif
-}
-
-// The values of a pair of inputs as 16-bit integers. `low` has the lower bits of four pairs, and `high` begins with the others.
-template <const Format& FORMAT>
-inline Ints values_of(Ints low, Ints high, int pair) {
-  Ints values = low >> 4 * pair & 0x000f000f;
-  if constexpr (FORMAT.high() > 0) {
-    const int shift = pair * FORMAT.high() - 4;
-    values |= (shift < 0 ? high << -shift : high >> shift) & ((1 << FORMAT.high()) - 1) * 0x00100010;
-  }
-  if constexpr (FORMAT.is_table) values = look_up(values);
-  if constexpr (FORMAT.offset > 0) {
-    typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
-    values = (Ints)((Shorts)values - (int16_t)FORMAT.offset);
-  }
-  return values;
 }
 
 inline Ints pair_of(const int16_t* from) {

@@ -1,39 +1,8 @@
-// Four products at once, of bytes. The bytes of a row are magnitudes; the weights of a negative value are inverted before the product.
+// Four products at once, of bytes. The bytes of a row are magnitudes; the weights of a negative value are inverted before.
 #pragma once
-#include "rows.h"
+#include "values.h"
 
 namespace outrider {
-
-typedef int8_t Quads __attribute__((vector_size(4 * LANES)));
-
-// The entries of TABLE that bytes name.
-inline Ints look_up(Ints places) {
-#if defined(__AVX512F__)
-  const __m128i table = _mm_loadu_si128((const __m128i*)TABLE);
-  return (Ints)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)places);
-#elif defined(__AVXVNNI__)
-  const __m128i table = _mm_loadu_si128((const __m128i*)TABLE);
-  return (Ints)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)places);
-#else
-  uint8x16_t bytes[LANES / 4];
-  std::memcpy(bytes, &places, sizeof places);
-  for (auto& part : bytes) part = vreinterpretq_u8_s8(vqtbl1q_s8(vld1q_s8(TABLE), part));
-  return load_ints(bytes);
-#endif
-}
-
-// The values of four inputs. `low` has the lower bits of eight of them, and `high` begins with the others.
-template <const Format& FORMAT>
-inline Ints values_of(Ints low, Ints high, int quad) {
-  Ints values = low >> 4 * quad & 0x0f0f0f0f;
-  if constexpr (FORMAT.high() > 0) {
-    const int shift = quad * FORMAT.high() - 4;
-    values |= (shift < 0 ? high << -shift : high >> shift) & ((1 << FORMAT.high()) - 1) * 0x10101010;
-  }
-  if constexpr (FORMAT.is_table) values = look_up(values);
-  if constexpr (FORMAT.offset > 0) values = (Ints)((Quads)values - (int8_t)FORMAT.offset);
-  return values;
-}
 
 #if !TILES
 

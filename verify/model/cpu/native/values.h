@@ -1,0 +1,63 @@
+// Values of packed weights, as they are multiplied: TOGETHER inputs of an output lie in 32 bits.
+#pragma once
+#include "rows.h"
+
+namespace outrider {
+
+#if QUADS
+
+// The entries of TABLE that bytes name.
+inline Ints look_up(Ints places) {
+#if defined(__AVX512F__)
+  const __m128i table = _mm_loadu_si128((const __m128i*)TABLE);
+  return (Ints)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)places);
+#elif defined(__AVXVNNI__)
+  const __m128i table = _mm_loadu_si128((const __m128i*)TABLE);
+  return (Ints)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)places);
+#else
+  uint8x16_t bytes[LANES / 4];
+  std::memcpy(bytes, &places, sizeof places);
+  for (auto& part : bytes) part = vreinterpretq_u8_s8(vqtbl1q_s8(vld1q_s8(TABLE), part));
+  return load_ints(bytes);
+#endif
+}
+
+typedef int8_t Value;
+typedef Value ValueLanes __attribute__((vector_size(4 * LANES)));
+constexpr int32_t LOWEST = 0x01010101;  // the lowest bit of each value
+
+#else
+
+// The entries of TABLE that 16-bit integers name.
+inline Ints look_up(Ints places) {
+#if defined(__AVX2__)
+  const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)TABLE));
+  const __m256i found = _mm256_shuffle_epi8(table, (__m256i)places);  // in the lower byte of 16 bits
+  return (Ints)_mm256_srai_epi16(_mm256_slli_epi16(found, 8), 8);
+#else
+  for (int lane = 0; lane < LANES; lane++)
+    places[lane] = (TABLE[places[lane] & 15] & 0xffff) | (int32_t)((uint32_t)TABLE[places[lane] >> 16] << 16);
+  return places;
+#endif
+}
+
+typedef int16_t Value;
+typedef Value ValueLanes __attribute__((vector_size(4 * LANES)));
+constexpr int32_t LOWEST = 0x00010001;
+
+#endif
+
+// The values of TOGETHER inputs, of number `part`. `low` has the lower bits of NIBBLES inputs, and `high` begins with the others.
+template <const Format& FORMAT>
+inline Ints values_of(Ints low, Ints high, int part) {
+  Ints values = low >> 4 * part & 15 * LOWEST;
+  if constexpr (FORMAT.high() > 0) {
+    const int shift = part * FORMAT.high() - 4;
+    values |= (shift < 0 ? high << -shift : high >> shift) & ((1 << FORMAT.high()) - 1) * 16 * LOWEST;
+  }
+  if constexpr (FORMAT.is_table) values = look_up(values);
+  if constexpr (FORMAT.offset > 0) values = (Ints)((ValueLanes)values - (ValueLanes{} + (Value)FORMAT.offset));
+  return values;
+}
+
+}  // namespace outrider
