@@ -112,12 +112,7 @@ ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA = 158, 0x1023, 18
 @cache
 def compiled_library() -> ctypes.CDLL | None:
     """The fastest variant for this CPU; None if none was compiled."""
-    files = runnable()
-    # No CPU with tile registers has run the tests yet. So this variant must first compute what the next one does.
-    if len(files) > 1 and files[0].name.startswith("_amx."):
-        first, second = (sample_product(load(file)) for file in files[:2])
-        files = files if first == second else files[1:]
-    return load(files[0]) if files else None
+    return next(map(load, runnable()), None)
 
 
 def variant() -> str:
@@ -132,23 +127,6 @@ def runnable() -> list[Path]:
     if "amx_tile" in flags and ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA):
         flags.discard("amx_tile")  # the system does not let us use them
     return [file for name, needed in VARIANTS.items() if needed <= flags for file in sorted(FOLDER.glob(f"_{name}.*"))]
-
-
-def sample_product(code: ctypes.CDLL) -> bytes:
-    """The bits of 17 rows' products with weights of 4 and of 8 bits."""
-    engine, outputs, inputs, rows = c_void_p(code.outrider_engine_new(1)), 40, 128, 17
-    values = (c_float * (outputs * inputs))(*(number * 7919 % 4093 / 4093 - 0.5 for number in range(outputs * inputs)))
-    found = b""
-    for kind in (2, 3):  # INT8 and INT4 in matrix.h
-        matrix = Matrix(kind, outputs, inputs, None)
-        data = ctypes.create_string_buffer(code.outrider_matrix_bytes(ctypes.byref(matrix)))
-        matrix.data = ctypes.addressof(data)
-        code.outrider_matrix_pack(engine, ctypes.byref(matrix), 0, outputs, values)
-        products = (c_float * (rows * outputs))()
-        code.outrider_multiply(engine, ctypes.byref(Linear(matrix, None)), values, rows, products)
-        found += bytes(products)
-    code.outrider_engine_delete(engine)
-    return found
 
 
 def load(file: Path) -> ctypes.CDLL:

@@ -10,7 +10,7 @@
 
 #include "rows.h"
 #if TILES
-#include "tiles.h"
+#include "tiles.h"  // and quads.h
 #elif QUADS
 #include "quads.h"
 #else
@@ -96,7 +96,7 @@ template <const Format& FORMAT, int R>
 void multiply_blocks(const Matrix& matrix, const char* panel, const Rows& rows, int first, float* out) {
   for (int i = 0; i < R * PANEL; i += LANES) store(out + i, Floats{});
 #if TILES
-  begin_products<FORMAT, R>();
+  if constexpr (R >= TILED_ROWS) begin_products<FORMAT, R>();
 #endif
   const int blocks = matrix.inputs / BLOCK;
   const RowBlock* x = rows.blocks + (size_t)first * blocks;
@@ -106,7 +106,12 @@ void multiply_blocks(const Matrix& matrix, const char* panel, const Rows& rows, 
     for (int group = 0; group < FORMAT.groups(); group++) {
       asm volatile("" ::: "memory");  // keeps totals in `out`: registers are for the sums
       Ints sums[R][2];
-      sum_group<FORMAT, R>(block, group, x, sums);
+#if TILES
+      if constexpr (R >= TILED_ROWS)
+        sum_tiles<FORMAT, R>(block, group, x, sums);
+      else
+#endif
+        sum_group<FORMAT, R>(block, group, x, sums);
 #pragma GCC unroll 2
       for (int part = 0; part < 2; part++) {
         const Floats scales = load_scales<FORMAT>(block.scales, block.factors, group * PANEL + part * LANES);
@@ -124,7 +129,7 @@ void multiply_blocks(const Matrix& matrix, const char* panel, const Rows& rows, 
     }
   }
 #if TILES
-  end_products();
+  if constexpr (R >= TILED_ROWS) end_products();
 #endif
 }
 

@@ -4,8 +4,6 @@
 
 namespace outrider {
 
-#if !TILES
-
 // Adds the products of four bytes, the first ones without a sign, to each lane.
 inline Ints add_products(Ints sums, Ints x, Ints weights) {
 #if defined(__AVX512F__)
@@ -44,7 +42,7 @@ template <int R>
 inline void add_quad(Ints w0, Ints w1, const RowBlock* x, int input, Ints (&sums)[R][2]) {
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) {
-    const Ints values = quad_of(x[r].magnitudes + input), flips = quad_of(x[r].flips + input);
+    const Ints values = quad_of(x[r].first + input), flips = quad_of(x[r].second + input);
     sums[r][0] = add_products(sums[r][0], values, w0 ^ flips);
     sums[r][1] = add_products(sums[r][1], values, w1 ^ flips);
   }
@@ -78,7 +76,5 @@ inline void sum_group(const PackedBlock& block, int group, const RowBlock* x, In
     }
   }
 }
-
-#endif
 
 }  // namespace outrider

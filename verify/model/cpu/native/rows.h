@@ -7,10 +7,9 @@ namespace outrider {
 // A block of a row for quantised weights: value / scale, rounded to 9 bits. With 8 bits, a real model's answers would be those of
 // another model: its activations have outliers. 9 bits are a byte and a sign, and each half of the byte fits a signed byte.
 struct RowBlock {
-#if TILES
-  int8_t lower[BLOCK], upper[BLOCK];  // halves of the values, whose sum they are
-#elif QUADS
-  uint8_t magnitudes[BLOCK], flips[BLOCK];  // flips: 255 where the value is negative, else 0
+#if QUADS
+  // For tiles: halves of the values, whose sum they are. Else magnitudes, and 255 where the value is negative, else 0.
+  uint8_t first[BLOCK], second[BLOCK];
 #else
   int16_t integers[BLOCK];
 #endif
@@ -19,6 +18,10 @@ struct RowBlock {
 };
 
 constexpr float LARGEST_INPUT = 254;
+
+// Tile registers pay from this many rows on: with fewer, loading and storing them takes longer than the products (measured on an
+// Intel Xeon with AMX).
+constexpr int TILED_ROWS = TILES ? 8 : 1 << 30;
 
 // Rows that are multiplied together: their sums, with a panel's weights, fill the registers.
 #if TILES
@@ -57,8 +60,8 @@ struct Rows {
   RowBlock* blocks;
 };
 
-// Rounds a block of a row.
-inline void quantize(const float* from, RowBlock& to) {
+// Rounds a block of a row, for tiles or without them.
+inline void quantize(const float* from, RowBlock& to, [[maybe_unused]] bool is_tiled) {
   Ints most{};  // as integers, the bits of absolute values are in their order, and NaN is the largest
   for (int i = 0; i < BLOCK; i += LANES) {
     const Ints bits = load_ints(from + i) & 0x7fffffff;
@@ -72,14 +75,16 @@ inline void quantize(const float* from, RowBlock& to) {
     // Adding 1.5 * 2^23 rounds to the nearest integer, which is then in the lower bits.
     const Ints rounded = (Ints)fma(load(from + i), all(inverse), all(12582912.0f)) - all_ints(0x4b400000);
     totals += rounded;
-#if TILES
-    const Ints lower = rounded >> 1;
-    store_bytes(to.lower + i, lower);
-    store_bytes(to.upper + i, rounded - lower);
-#elif QUADS
+#if QUADS
+    if (is_tiled) {
+      const Ints lower = rounded >> 1;
+      store_bytes(to.first + i, lower);
+      store_bytes(to.second + i, rounded - lower);
+      continue;
+    }
     const Ints flips = rounded >> 31;
-    store_bytes(to.magnitudes + i, (rounded ^ flips) - flips);
-    store_bytes(to.flips + i, flips);
+    store_bytes(to.first + i, (rounded ^ flips) - flips);
+    store_bytes(to.second + i, flips);
     negatives[i / (BLOCK / 2)] -= rounded & flips;
 #else
     store_shorts(to.integers + i, rounded);
@@ -93,8 +98,10 @@ inline void quantize(const float* from, RowBlock& to) {
 inline void quantize(const Rows& rows, int row) {
   const Parts parts(rows.count, INT8);
   const int part = parts.part_of(row), first = parts.first(part), blocks = rows.inputs / BLOCK;
+  const int size = parts.size(part);
+  const float* from = rows.floats + (size_t)row * rows.inputs;
   RowBlock* to = rows.blocks + (size_t)first * blocks + row - first;
-  for (int b = 0; b < blocks; b++) quantize(rows.floats + (size_t)row * rows.inputs + b * BLOCK, to[(size_t)b * parts.size(part)]);
+  for (int b = 0; b < blocks; b++) quantize(from + b * BLOCK, to[(size_t)b * size], size >= TILED_ROWS);
 }
 
 }  // namespace outrider

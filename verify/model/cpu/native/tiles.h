@@ -1,4 +1,4 @@
-// Products of up to 16 rows at once, by the tile registers of AMX. `EMULATED_TILES` computes them in C++, for tests on other CPUs.
+// Products of TILED_ROWS to 16 rows at once, by the tile registers of AMX. `EMULATED_TILES` computes them in C++, for tests on other CPUs.
 #pragma once
 #include "quads.h"
 
@@ -77,9 +77,9 @@ inline void begin_products() {
 
 // Sums of products of a group's weights with R rows.
 template <const Format& FORMAT, int R>
-inline void sum_group(const PackedBlock& block, int group, const RowBlock* x, Ints (&sums)[R][2]) {
-  load_tile<LOWER>(x->lower + group * FORMAT.group, sizeof(RowBlock));
-  load_tile<UPPER>(x->upper + group * FORMAT.group, sizeof(RowBlock));
+inline void sum_tiles(const PackedBlock& block, int group, const RowBlock* x, Ints (&sums)[R][2]) {
+  load_tile<LOWER>(x->first + group * FORMAT.group, sizeof(RowBlock));
+  load_tile<UPPER>(x->second + group * FORMAT.group, sizeof(RowBlock));
   clear_tile<SUMS0>();
   clear_tile<SUMS1>();
   if constexpr (FORMAT.bits == 8) {

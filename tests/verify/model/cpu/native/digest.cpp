@@ -4,6 +4,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
+#ifdef __AMX_TILE__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "../../../../../verify/model/cpu/native/attention.h"
 #include "../../../../../verify/model/cpu/native/stored.h"
@@ -130,6 +134,9 @@ uint64_t digest_of_attention(int stored, Heads heads, Random& random) {
 }  // namespace
 
 int main(int count, char** arguments) {
+#ifdef __AMX_TILE__
+  if (syscall(SYS_arch_prctl, 0x1023, 18)) return 1;  // as in library.py: the system must permit tile registers
+#endif
   for (int i = 1; i < count; i++) {
     const uint64_t seed = 0x9e3779b97f4a7c15 * (std::strtoull(arguments[i], nullptr, 10) + 1);
     for (const Shape shape : SHAPES)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +9,7 @@ from gguf import quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.verify.model.cpu.native import compiled_library, library
+from outrider.verify.model.cpu.native import compiled_library
 from outrider.verify.model.cpu.native.library import Engine, load, runnable
 from outrider.verify.model.cpu.native.weights import Kind, Weights, product
 from tests.verify.model.cpu.native.blocks import STORED, random_blocks
@@ -98,23 +95,6 @@ def test_every_variant_computes_the_same_bits(kind: Kind) -> None:
     rows = torch.cat([matrix(20, 768, seed=4), torch.zeros(1, 768)])
     products = [multiply(weights_of(engine, kind, 90, 768), rows) for engine in engines]
     assert all(torch.equal(each, products[0]) for each in products)
-
-
-@pytest.mark.parametrize("is_right", [True, False])
-def test_tile_registers_are_used_if_they_compute_the_same(
-    is_right: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (usual, *_), tiles = library.runnable(), tmp_path / "_amx.so"
-    shutil.copy(usual, tiles)
-    monkeypatch.setattr(library, "runnable", lambda: [tiles, usual])
-    if not is_right:
-        monkeypatch.setattr(library, "sample_product", lambda code: code._name.encode())
-    library.compiled_library.cache_clear()
-    try:
-        found = library.compiled_library()
-    finally:
-        library.compiled_library.cache_clear()
-    assert found is not None and found._name == str(tiles if is_right else usual)
 
 
 @pytest.mark.parametrize("kind", Kind)
