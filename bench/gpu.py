@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -221,7 +222,7 @@ def measure_parts(parts: dict[str, Callable[[], dict[str, Any]]], out: Path) -> 
         try:
             figures[name] = part()
         except Exception as error:  # the other parts must still run
-            figures[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
+            figures[name] = {"error": f"{type(error).__name__}: {error}"[:500], "where": traceback.format_exc()[-2000:]}
         figures[name]["seconds"] = round(time.perf_counter() - started, 1)
         console.print(name, figures[name])
         results = claims(figures)

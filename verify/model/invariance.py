@@ -25,7 +25,7 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cpu.ordered_attention import UnorderedError
 from outrider.verify.model.cpu.packing import PackedLinear, packed_layers
-from outrider.verify.model.gpu.row_counts import ROWS, invariant_ranges, without_split_k
+from outrider.verify.model.gpu.row_counts import FEW_ROWS, ROWS, invariant_ranges
 from outrider.verify.model.invariant_range import PROMPT_ROWS, QUERY_BLOCK, InvariantRange, depth_left
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
@@ -33,7 +33,7 @@ from outrider.verify.model.torch_runner import TorchRunner
 # auto = where it costs at most MAX_COST; on = refuses to start where it cannot hold.
 Invariant = Literal["auto", "on", "off"]
 # The version of saved findings. It changes with the attention.
-VERSION = 6
+VERSION = 7
 # The share of a step's time that invariance may cost.
 MAX_COST = 0.05
 PROBED_ROWS = (*range(1, 18), 24, 31, 32, 33, 34, 40, 47, 48, 49, 63, 64, 65, 66, 128, 256, 257, PROMPT_ROWS)
@@ -73,12 +73,11 @@ def start(runner: TorchRunner, context_tokens: int, invariant: Invariant, file: 
 
     The finding is saved in `file`, and read from it at the next start.
     """
-    runner.start(context_tokens)
-    if runner.is_invariant:
-        runner.invariance = "on, by construction"
-        return
-    if invariant == "off":
-        runner.invariance = "off"
+    probes = runner.in_pages and invariant != "off"  # capturing graphs takes long, so only those of a range are
+    if not probes:
+        runner.start(context_tokens)
+    if not probes and (runner.is_invariant or invariant == "off"):
+        runner.invariance = "on, by construction" if runner.is_invariant else "off"
         return
     found = _saved(file)
     if found is None:
@@ -87,7 +86,8 @@ def start(runner: TorchRunner, context_tokens: int, invariant: Invariant, file: 
     if invariant == "on" and found.bounds is None:
         raise ModelError("On this machine, this model's logits depend on the draft's size; set model.invariant to auto.")
     chosen = found.bounds if invariant == "on" or found.cost <= MAX_COST else None
-    runner.start(context_tokens, chosen)
+    if runner.mode.backend is None or runner.invariant_range != chosen:
+        runner.start(context_tokens, chosen)
     if chosen is not None and not holds(runner, TREES[:1]):
         raise ModelError("Rows are not invariant any more on this machine; remove the folder speculation.cost_folder.")
     runner.invariance = describe(found, chosen)
@@ -107,7 +107,8 @@ def find(runner: TorchRunner, context_tokens: int) -> ProbeResult:
     for bounds in ranges(runner):
         runner.start(context_tokens, bounds)
         if holds(runner, TREES):
-            return ProbeResult(bounds, cost(runner, context_tokens, bounds))
+            is_free = runner.in_pages and bounds.low <= FEW_ROWS
+            return ProbeResult(bounds, 0.0 if is_free else cost(runner, context_tokens, bounds))
     return ProbeResult(None, 0.0)
 
 
@@ -117,8 +118,7 @@ def ranges(runner: TorchRunner) -> list[InvariantRange]:
         return []
     shapes = linear_layers(runner.model)
     if runner.in_pages:
-        with without_split_k():
-            return invariant_ranges([_products(shape, ROWS, runner.device) for shape in shapes])
+        return invariant_ranges([_products(shape, ROWS, runner.device) for shape in shapes])
     bounds = common_range(shapes)
     return [] if bounds is None else [InvariantRange(*bounds, queries) for queries in (4, 8, 16, QUERY_BLOCK)]
 

@@ -30,7 +30,7 @@ from outrider.verify.model.cpu.packing import packed_layers
 from outrider.verify.model.cpu.trace import has_experts, trace
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
-from outrider.verify.model.gpu.projections import merge_projections
+from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.hidden.tap import HiddenTap
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.kwarg_injector import KwargInjector, NotPassedOn, is_receiver
@@ -78,7 +78,7 @@ class TorchRunner(ModelRunner):
         if compile == "on" and model.device.type != "cuda":
             raise ModelError("model.compile is for GPUs; on a CPU, set it to auto: packed layers and tracing replace it.")
         self.model = model.eval()
-        (keep_latents if model.device.type == "cpu" else merge_projections)(model)
+        (keep_latents if model.device.type == "cpu" else use_kernels)(model)
         dtype = cache_dtype(model)
         self._is_native = pack and native.can_pack(model)
         if self._is_native:

@@ -41,7 +41,8 @@ def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
 def compiled_layers(model: PreTrainedModel, backend: Any = "inductor") -> Iterator[None]:
     """Runs the model's layers through torch.compile inside the context; fused kernels make a captured step faster.
 
-    Compiles layer by layer: the layers of a model are alike, so the code for one serves the others and any number of rows.
+    Compiles layer by layer: the layers of a model are alike, so the code for one serves the others and any number of rows but
+    one. The numbers are `dynamic` from the first on, since code of its own for one of them may compute rows with other bits.
     Recurrent parts of layers, which count their calls, are left out. The first forward raises CompileError if the model cannot
     be compiled.
     """
@@ -51,7 +52,7 @@ def compiled_layers(model: PreTrainedModel, backend: Any = "inductor") -> Iterat
     for module, forward in zip(mixers, forwards, strict=True):
         module.forward = torch.compiler.disable(forward)
     for layer in layers:
-        layer.forward = torch.compile(layer.forward, backend=backend)
+        layer.forward = torch.compile(layer.forward, backend=backend, dynamic=True)
     try:
         with torch._dynamo.config.patch(SETTINGS):
             yield

@@ -25,7 +25,7 @@ from outrider.verify.model.gpu.device_rows import DeviceRows, Piece, pieces_of
 from outrider.verify.model.gpu.device_states import DeviceStates
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
-from outrider.verify.model.gpu.row_counts import ROWS, without_split_k
+from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.gpu.staged_graph import Capture, CudaCapture, StagedGraph
 from outrider.verify.model.gpu.triton_attention import KernelAttention
 from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
@@ -76,7 +76,6 @@ class GraphedForward:
         self._attention = KernelAttention(pool, self._rows, positions)
         recurrent = pool.shape.recurrent
         self._recurrent = None if recurrent is None else DeviceStates(recurrent, self.max_rows)
-        self._is_invariant = bounds is not None
         self._graphs: dict[int, StagedGraph] = {}
         self._logits: dict[int, torch.Tensor] = {}
 
@@ -119,7 +118,7 @@ class GraphedForward:
 
     def capture(self) -> None:
         """Captures all graphs, the largest first so that the others reuse its memory."""
-        with on_device(self._devices[0]), without_split_k() if self._is_invariant else nullcontext():
+        with on_device(self._devices[0]):
             self._set([])
             capture = CudaCapture(self._devices)
             for count in reversed(self._counts):
@@ -163,9 +162,9 @@ class GraphedForward:
 def can_capture_experts(model: PreTrainedModel) -> bool:
     """Whether the model's experts are computed without the host, so that a graph can repeat them.
 
-    transformers does so by PyTorch's grouped products, whose kernels need compute capability 9.0.
+    transformers does so by PyTorch's grouped products, whose kernels need bfloat16 and compute capability 9.0.
     """
-    is_grouped = model.config.get_text_config()._experts_implementation == "grouped_mm"
+    is_grouped = model.config.get_text_config()._experts_implementation == "grouped_mm" and model.dtype == torch.bfloat16
     return is_grouped and torch.cuda.get_device_capability(model.device) >= (9, 0)
 
 

@@ -1,4 +1,7 @@
-"""Linear layers that read the same rows, such as q, k and v, merged into one product: fewer and larger kernels."""
+"""The linear layers of a model on a GPU: those that read the same rows, such as q, k and v, are merged into one product.
+
+So there are fewer and larger kernels. Plain layers are computed by a kernel of our own.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,30 @@ class MergedLinear(torch.nn.Module):
 
     def __init__(self, layers: Sequence[torch.nn.Linear]) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.cat([layer.weight.data for layer in layers]), requires_grad=False)
-        biases = [layer.bias.data for layer in layers if layer.bias is not None]
-        self.bias = torch.nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
         self.sizes = [layer.out_features for layer in layers]
+        with torch.device("meta"):
+            self.product = torch.nn.Linear(layers[0].in_features, sum(self.sizes), bias=False)
+        self.product.weight = torch.nn.Parameter(torch.cat([layer.weight.data for layer in layers]), requires_grad=False)
+        biases = [layer.bias.data for layer in layers if layer.bias is not None]
+        if biases:
+            self.product.bias = torch.nn.Parameter(torch.cat(biases), requires_grad=False)
         self.rows: torch.Tensor | None = None  # of the last product
         self.parts: tuple[torch.Tensor, ...] = ()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """The first layer's output, a view of the product."""
-        self.rows, self.parts = rows, torch.nn.functional.linear(rows, self.weight, self.bias).split(self.sizes, -1)
+        self.rows, self.parts = rows, self.product(rows).split(self.sizes, -1)
         return self.parts[0]
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Those of all layers, [outputs, inputs]."""
+        return self.product.weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """Those of all layers, [outputs]."""
+        return self.product.bias
 
 
 class MergedPart(torch.nn.Module):
@@ -45,6 +61,14 @@ class MergedPart(torch.nn.Module):
         weight = merged.weight.split(merged.sizes)[self._number]
         bias = None if merged.bias is None else merged.bias.split(merged.sizes)[self._number]
         return torch.nn.functional.linear(rows, weight, bias)
+
+
+def use_kernels(model: torch.nn.Module) -> None:
+    """Prepares the model's linear layers for forwards on its GPU, in place. They keep their weights."""
+    from outrider.verify.model.gpu.triton_products import use_kernel  # Triton is only needed on a GPU
+
+    merge_projections(model)
+    use_kernel(module for module in model.modules() if is_plain(module))
 
 
 def merge_projections(model: torch.nn.Module) -> None:

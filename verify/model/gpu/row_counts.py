@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -13,6 +13,8 @@ from outrider.verify.model.invariant_range import InvariantRange
 RANGE_ROWS = 72
 # 72 and 136: a root and 64 or 128 nodes, and more up to a multiple of the tensor cores' tiles.
 ROWS = (1, 2, 4, 8, 16, 32, 64, RANGE_ROWS, 128, 136, 256)
+# Torch.compile makes a kernel of its own for one row, so a range that begins with two is tried as well. It costs nothing.
+FEW_ROWS = 2
 
 
 def invariant_ranges(products: Sequence[Mapping[int, torch.Tensor]]) -> list[InvariantRange]:
@@ -30,19 +32,5 @@ def invariant_ranges(products: Sequence[Mapping[int, torch.Tensor]]) -> list[Inv
             low = count
         ranges.append(InvariantRange(low, high, 1))
     ranges.sort(key=lambda bounds: (bounds.low, -bounds.high))
-    return [*ranges[:1], InvariantRange(RANGE_ROWS, RANGE_ROWS, 1)]
-
-
-@contextmanager
-def without_split_k() -> Iterator[None]:
-    """Matrix products inside sum along their inner dimension in one go: how it is split would depend on the number of rows."""
-    settings = torch.backends.cuda.matmul
-    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
-    before = {name: (getattr(settings, name), getattr(settings, f"{name}_split_k")) for name in names}
-    for name in names:
-        setattr(settings, name, (False, False))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(settings, name, value)
+    few = [replace(each, low=FEW_ROWS) for each in ranges[:1] if each.low < FEW_ROWS]
+    return [*ranges[:1], *few, InvariantRange(RANGE_ROWS, RANGE_ROWS, 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from outrider.drafters.interface import MAX_NODES
-from outrider.verify.model.gpu.row_counts import RANGE_ROWS, ROWS, invariant_ranges, without_split_k
+from outrider.verify.model.gpu.row_counts import RANGE_ROWS, ROWS, invariant_ranges
 from outrider.verify.model.invariant_range import InvariantRange
 
 
@@ -30,15 +30,10 @@ def test_a_class_has_the_numbers_for_which_all_layers_agree() -> None:
     assert invariant_ranges([outputs({count: count for count in ROWS})])[-1] == one_number
 
 
+def test_a_range_without_one_row_is_tried_too() -> None:
+    assert invariant_ranges([])[:2] == [InvariantRange(1, 256, 1), InvariantRange(2, 256, 1)]
+
+
 def test_a_layer_in_which_the_place_of_a_row_matters_agrees_with_nothing() -> None:
     changing = {count: torch.full((count, 2), torch.nan) for count in ROWS}
     assert all(rows.low == rows.high for rows in invariant_ranges([changing]))
-
-
-def test_split_products_are_forbidden_for_a_while() -> None:
-    settings = torch.backends.cuda.matmul
-    before = settings.allow_bf16_reduced_precision_reduction_split_k
-    with without_split_k():
-        assert not settings.allow_bf16_reduced_precision_reduction_split_k
-        assert not settings.allow_fp16_reduced_precision_reduction_split_k
-    assert settings.allow_bf16_reduced_precision_reduction_split_k == before

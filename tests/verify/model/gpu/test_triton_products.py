@@ -1,0 +1,99 @@
+"""The kernel of linear layers against PyTorch's products, on a GPU if there is one, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.verify.model.gpu import triton_products
+from outrider.verify.model.gpu.projections import use_kernels
+from outrider.verify.model.gpu.row_counts import ROWS
+from outrider.verify.model.gpu.triton_products import KernelLinear, Tile, splits_of, use_kernel
+from tests.verify.model.gpu.conftest import DEVICE
+from tests.verify.model.test_architectures import make
+
+
+def layer(inputs: int, outputs: int, bias: bool = False, dtype: torch.dtype = torch.bfloat16) -> KernelLinear:
+    torch.manual_seed(inputs)
+    found = torch.nn.Linear(inputs, outputs, bias, DEVICE, dtype)
+    use_kernel([found])
+    assert isinstance(found, KernelLinear)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "bias", "dtype", "splits"),
+    [
+        (64, 6200, False, torch.bfloat16, 1),
+        (304, 3300, True, torch.float16, 2),  # neither whole blocks of inputs nor whole tiles of outputs
+        (640, 1, True, torch.bfloat16, 4),  # five blocks, so the last split is empty
+    ],
+)
+def test_products_are_pytorchs(inputs: int, outputs: int, bias: bool, dtype: torch.dtype, splits: int) -> None:
+    product = layer(inputs, outputs, bias, dtype)
+    assert splits_of(inputs, outputs) == splits
+    weight, added = product.weight.double(), 0 if not bias else product.bias.double()
+    for rows in (1, 20, 72):
+        given = torch.randn(1, rows, inputs, device=DEVICE).to(dtype)
+        found, expected = product(given), given.double() @ weight.T + added
+        assert found.shape == (1, rows, outputs) and found.dtype == dtype
+        assert (found - expected).norm() < 1e-2 * expected.norm()
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(320, 400), pytest.param(64, 16_500, marks=pytest.mark.slow)])
+def test_a_row_has_the_same_bits_in_any_number_of_rows(inputs: int, outputs: int) -> None:
+    """Half of the inputs cancel the others, so another order of the sums shows."""
+    product = layer(inputs, outputs)
+    with torch.no_grad():
+        product.weight[:, inputs // 2 :] = -product.weight[:, : inputs // 2].flip(1)
+        rows = torch.randn(ROWS[-1], inputs // 2, device=DEVICE).bfloat16()
+    rows = torch.cat([rows, rows.flip(1)], 1)
+    whole = product(rows)
+    for count in (*ROWS[:-1], 3, 20, 200):
+        assert torch.equal(product(rows[:count]), whole[:count]), count
+        assert torch.equal(product(rows[:count].flip(0)), whole[:count].flip(0)), count
+    assert not product.arrived.any()
+
+
+def test_rows_need_not_be_contiguous() -> None:
+    product = layer(64, 40)
+    given = torch.randn(3, 128, device=DEVICE).bfloat16()
+    assert torch.equal(product(given[:, 64:]), product(given[:, 64:].contiguous()))
+    given = torch.randn(64, 3, device=DEVICE).bfloat16().T
+    assert torch.equal(product(given), product(given.contiguous()))
+
+
+def test_more_rows_than_the_layer_has_counters_for() -> None:
+    product = layer(64, 40)
+    given = torch.randn(520, 64, device=DEVICE).bfloat16()
+    assert torch.equal(product(given)[:9], product(given[:9]))
+
+
+def test_a_tile_is_hardly_larger_than_the_rows() -> None:
+    covered = {count: Tile.of(count, 4096) for count in (1, 16, 17, 64, 65, 72, 100, 129, 136, 200, 256)}
+    assert {count: (tile.rows, tile.more_rows) for count, tile in covered.items()} == {
+        1: (16, 0), 16: (16, 0), 17: (32, 0), 64: (64, 0), 65: (64, 16), 72: (64, 16), 100: (128, 0), 129: (128, 16),
+        136: (128, 16), 200: (128, 0), 256: (128, 0),
+    }  # fmt: skip
+
+
+def test_blocks_fit_the_shared_memory() -> None:
+    for shared in (99 << 10, 163 << 10, 227 << 10):
+        for count in ROWS:
+            for outputs in (4096, 1 << 17):
+                tile = Tile.of(count, outputs)
+                assert 2 * tile.inputs * (tile.outputs + tile.rows + tile.more_rows) * tile.stages(shared) <= shared
+
+
+def test_which_layers_of_a_model_are_computed_by_it() -> None:
+    model = make("qwen2", "eager").bfloat16()
+    expected = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    model.model.layers[0].mlp.down_proj.float()
+    use_kernels(model)
+    plain = [module for module in model.modules() if type(module) is torch.nn.Linear]
+    assert plain == [model.model.layers[0].mlp.down_proj]
+    assert isinstance(model.lm_head, KernelLinear)
+    assert torch.equal(
+        model.lm_head.weight, expected["lm_head.weight" if "lm_head.weight" in expected else "model.embed_tokens.weight"]
+    )
+    assert model.lm_head.arrived.numel() >= -(-model.lm_head.out_features // triton_products.OUTPUTS)

@@ -1,0 +1,136 @@
+"""Linear layers of 16-bit weights as one operation, whose rows have the same bits in any number of rows.
+
+PyTorch's products choose a kernel by the number of rows, so a row's bits depend on it. Triton is an optional dependency: import
+this module lazily.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, NamedTuple, cast
+
+import torch
+import triton
+
+from outrider.verify.model.gpu import product_kernels as kernels
+from outrider.verify.model.gpu.row_counts import ROWS
+from outrider.verify.model.transfer import on_device
+
+TYPES = (torch.bfloat16, torch.float16)
+# The tile size of the tensor cores, and the most rows of one tile: with more, registers do not suffice.
+LEAST_ROWS, MOST_ROWS = 16, 128
+# With fewer programs, too few multiprocessors of a large GPU read weights.
+PROGRAMS = 96
+# Tiles of so many outputs, if there are so many of them, read many rows less often.
+WIDE_OUTPUTS, WIDE_TILES = 128, 128
+OUTPUTS, INPUTS = 64, 128
+MOST_STAGES = 4
+
+
+class Tile(NamedTuple):
+    """The sizes of a program's work; none of them changes a row's bits."""
+
+    rows: int
+    more_rows: int  # of the second block
+    outputs: int
+    inputs: int
+    warps: int
+
+    @staticmethod
+    def of(count: int, outputs: int) -> Tile:
+        """The fastest that was found for this number of rows, on an H200."""
+        rows, more_rows = min(MOST_ROWS, max(LEAST_ROWS, triton.next_power_of_2(count))), 0
+        if 0 < count - rows // 2 <= LEAST_ROWS < rows // 2:
+            rows, more_rows = rows // 2, LEAST_ROWS
+        elif 0 < count - MOST_ROWS <= LEAST_ROWS:
+            more_rows = LEAST_ROWS
+        if rows > LEAST_ROWS and outputs >= WIDE_OUTPUTS * WIDE_TILES:
+            return Tile(rows, more_rows, WIDE_OUTPUTS, INPUTS // 2, 8)
+        return Tile(rows, more_rows, OUTPUTS, INPUTS if rows < MOST_ROWS else INPUTS // 2, 4)
+
+    def stages(self, shared_bytes: int) -> int:
+        """How many blocks of 16-bit inputs are read ahead."""
+        block = 2 * self.inputs * (self.outputs + self.rows + self.more_rows)
+        return max(2, min(MOST_STAGES, shared_bytes // block))
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """The shared memory of a program, without what the compiler adds."""
+    if device.type != "cuda":
+        return MOST_STAGES << 20
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin) - 1024
+
+
+def splits_of(inputs: int, outputs: int) -> int:
+    """Into how many parts a layer's inputs are cut; this depends on nothing else, because it decides the order of sums."""
+    splits = 1
+    while triton.cdiv(outputs, OUTPUTS) * splits < PROGRAMS and 2 * splits * INPUTS <= inputs:
+        splits *= 2
+    return splits
+
+
+@torch.library.custom_op("outrider::linear", mutates_args=())  # `arrived` is as before once the kernel ends
+def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, arrived: torch.Tensor) -> torch.Tensor:
+    """Rows, [..., inputs], to outputs, [..., outputs]. `arrived` is the layer's, as `KernelLinear` has it."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    flat = flat if flat.stride(1) == 1 else flat.contiguous()
+    count, inputs = flat.shape
+    outputs = len(weight)
+    splits = splits_of(inputs, outputs)
+    tile = Tile.of(count, outputs)
+    out = torch.empty(*rows.shape[:-1], outputs, dtype=rows.dtype, device=rows.device)
+    partial = torch.empty(splits * count * outputs if splits > 1 else 0, dtype=torch.float32, device=rows.device)
+    grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(count, tile.rows + tile.more_rows), splits)
+    if splits > 1 and len(arrived) < grid[0] * grid[1]:  # a picture in one forward
+        arrived = arrived.new_zeros(grid[0] * grid[1])
+    with on_device(rows.device):
+        kernels.multiply[grid](
+            rows=flat,
+            row_stride=flat.stride(0),
+            weight=weight,
+            bias=weight if bias is None else bias,
+            out=out,
+            partial=partial,
+            arrived=arrived,
+            count=count,
+            outputs=outputs,
+            inputs=inputs,
+            has_bias=bias is not None,
+            block_rows=tile.rows,
+            more_rows=tile.more_rows,
+            block_outputs=tile.outputs,
+            block_inputs=tile.inputs,
+            splits=splits,
+            split_inputs=INPUTS * triton.cdiv(triton.cdiv(inputs, INPUTS), splits),
+            num_warps=tile.warps,
+            num_stages=tile.stages(shared_bytes(rows.device)),
+        )
+    return out
+
+
+@linear.register_fake
+def _(rows: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor | None) -> torch.Tensor:
+    return rows.new_empty(*rows.shape[:-1], len(weight))
+
+
+class KernelLinear(torch.nn.Linear):
+    """A linear layer that the kernel computes."""
+
+    # int32 zeros, a counter for each tile of a forward's outputs. A layer has its own, since another model's forward may run
+    # at the same time.
+    arrived: torch.Tensor
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, linear(rows, self.weight, self.bias, self.arrived))
+
+
+def use_kernel(layers: Iterable[torch.nn.Linear]) -> None:
+    """The layers whose weights have 16 bits are computed by the kernel from now on; they keep their weights."""
+    for layer in layers:
+        if layer.weight.dtype in TYPES:
+            tiles = triton.cdiv(layer.out_features, OUTPUTS) * triton.cdiv(ROWS[-1], MOST_ROWS)
+            layer.__class__ = KernelLinear
+            cast(KernelLinear, layer).arrived = torch.zeros(tiles, dtype=torch.int32, device=layer.weight.device)
