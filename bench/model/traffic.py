@@ -26,6 +26,7 @@ from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.gpu.triton_attention import SPLIT_KEYS, split_count
+from outrider.verify.model.gpu.triton_products import splits_of
 from outrider.verify.model.invariant_range import BLOCK
 from outrider.verify.model.recurrent.mixers import Mixer
 from outrider.verify.model.torch_runner import TorchRunner
@@ -35,7 +36,7 @@ from outrider.verify.sampling_params import SamplingParams
 
 PRODUCTS = {"linear", "matmul", "mm", "addmm", "bmm", "_grouped_mm", "grouped_mm"}
 # The kernels behind one operation of ours.
-KERNELS = {"tree_attention": 3, "recurrent_scan": 2, "recurrent_convolution": 1}
+KERNELS = {"tree_attention": 3, "recurrent_scan": 2, "recurrent_convolution": 1, "likeliest_tokens": 2}
 # These, too, are kernels of their own in code that torch.compile fuses.
 UNFUSED = {"sort", "topk", "histc", "cumsum"}
 # Operations that read as much of their first tensor as they return.
@@ -114,15 +115,18 @@ class Recorder(Device):
             return
         weights = max(stored, key=torch.Tensor.numel)
         read = weights.nbytes * (self._experts if name.endswith("grouped_mm") else 1.0)
-        self.counts.add("linear", read + out.nbytes + sum(each.nbytes for each in inputs if each is not weights), 1)
+        moved = out.nbytes + sum(each.nbytes for each in inputs if each is not weights and each.is_floating_point())
+        if name == "linear" and (splits := splits_of(weights.shape[1], len(weights))) > 1:
+            moved += 2 * splits * out.numel() * 4  # each part is written and read
+        self.counts.add("linear", read + moved, 1)
         self.counts.weight_bytes += read
         self.counts.flops += 2 * out.numel() * weights.numel() / (out.shape[-1] * (len(weights) if weights.dim() == 3 else 1))
 
     def _attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pool: torch.Tensor) -> None:
-        """The text's keys and values; the new rows; the parts of each row, float32, which are written and read."""
+        """The text's keys and values; the new rows; each row's parts of the text, float32, which are written and read."""
         heads, rows, head_dim = query.shape
         text = 2 * self._context * key.shape[0] * pool.shape[-1] * pool.itemsize
-        parts = 1 + split_count(self._context // BLOCK * BLOCK, SPLIT_KEYS)
+        parts = split_count(self._context // BLOCK * BLOCK, SPLIT_KEYS)
         own = 2 * (query.nbytes + key.nbytes + value.nbytes)  # queries and outputs are alike
         self.counts.text_bytes += text
         self.counts.add("attention", text + own + 2 * rows * heads * parts * (head_dim + 1) * 4, KERNELS["tree_attention"])

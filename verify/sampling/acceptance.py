@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import DraftTree, Ints
-from outrider.verify.model.transfer import Download, to_device
+from outrider.verify.model.transfer import Download
+from outrider.verify.sampling.largest import likeliest
 from outrider.verify.sampling.sampler import Sampler, check_finite, uniform, warp_logits
 from outrider.verify.sampling_params import SamplingParams
 
@@ -56,7 +57,7 @@ class Keyed:
     """Accepts the nodes that the target itself chooses. Implements `Rule`."""
 
     def __init__(self, params: SamplingParams) -> None:
-        self._sampler = Sampler(params)
+        self._params, self._sampler = params, Sampler(params)
 
     def decide(
         self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[torch.Tensor] = ()
@@ -66,31 +67,17 @@ class Keyed:
             others = Download(*extra)
             return lambda: (*walk(tree, lambda row: self._sampler.choose(logits[row], positions[row])), others.arrays())
         processed = logits[:]
-        choices = self._sampler.sample(processed, positions)
-        download = Download(choices.int(), on_accepted_path(choices, tree).int(), processed.amax(-1).float(), *extra)
-        return lambda: _along(*download.arrays())
+        likely, probability = likeliest(processed, 1)
+        chosen = likely[:, 0] if self._params.greedy else self._sampler.sample(processed, positions).int()
+        download = Download(chosen, probability[:, 0], *extra)
 
+        def decision() -> Decision:
+            choices, probabilities, *others = download.arrays()
+            path, tokens = walk(tree, choices.tolist().__getitem__)
+            check_finite(probabilities[[0, *(path + 1)]])  # not a number if the largest logit is not finite
+            return path, tokens, others
 
-def _along(chosen: Ints, accepted: Ints, largest: NDArray[np.float32], *others: Any) -> Decision:
-    """The decision, from each row's choice, whether it is accepted, and its largest logit."""
-    path = np.flatnonzero(accepted[1:]).astype(np.int32)
-    rows = [0, *(path + 1).tolist()]
-    check_finite(largest[rows])
-    return path, chosen[rows], list(others)
-
-
-def on_accepted_path(chosen: torch.Tensor, tree: DraftTree) -> torch.Tensor:
-    """`walk` on the device of the choices (int64 [N+1]), without host synchronisation: bool [N+1], true on the accepted path.
-
-    A node is accepted if it and all its ancestors equal the target's choices at their parents. Siblings differ, so these
-    nodes form one path, in row order.
-    """
-    if not len(tree):
-        return torch.ones_like(chosen, dtype=torch.bool)
-    tokens, parents = to_device(torch.from_numpy(np.stack([tree.tokens, tree.parents + 1]).astype(np.int64)), chosen.device)
-    wrong = torch.nn.functional.pad(tokens != chosen[parents], (1, 0))
-    ancestors = to_device(torch.from_numpy(tree.ancestors), chosen.device)
-    return ~(ancestors & wrong).any(1)
+        return decision
 
 
 def walk(tree: DraftTree, choose: Callable[[int], int]) -> tuple[Ints, Ints]:

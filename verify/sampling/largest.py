@@ -46,6 +46,10 @@ def likeliest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Ten
         return torch.empty(len(logits), 0, dtype=torch.int32), torch.empty(len(logits), 0)
     if native.can_read(logits):
         return native.likeliest(logits, count)
+    if logits.device.type == "cuda":
+        from outrider.verify.model.gpu import triton_sampling  # Triton is only needed on a GPU
+
+        return triton_sampling.likeliest(logits, min(count, logits.shape[1]))
     values, ids = _top(logits, count)
     top = values[:, :1]
     mass = (logits - top).exp_().sum(-1, keepdim=True, dtype=torch.float32)

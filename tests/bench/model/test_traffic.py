@@ -35,8 +35,15 @@ def test_linear_layers_also_read_and_write_their_row(plain: Counts) -> None:
     assert plain.launches["linear"] == 4 * LAYERS + 1
 
 
+def test_products_that_are_split_also_write_and_read_their_parts() -> None:
+    counts = count_step(llama(256, 1, 4, 4, 96, vocab_size=VOCABULARY), 0, CONTEXT)
+    split = 3 * 256 + 256 + 2 * 96 + VOCABULARY  # two splits of 128 inputs; the inputs of the last layer, 96, are not split
+    weights, rows = 4 * 256**2 + 3 * 256 * 96 + 256 * VOCABULARY, split + 256 + 4 * 256 + 96
+    assert counts.bytes["linear"] == 2 * (weights + rows) + 2 * 2 * split * 4
+
+
 def test_attention_moves_the_text_the_row_and_its_parts(plain: Counts) -> None:
-    parts = 1 + 2  # the row's own block, and two splits of 256 positions
+    parts = 2  # splits of 256 positions
     rows = 2 * (HIDDEN + 2 * KV_HEADS * HEAD_DIM)
     assert plain.bytes["attention"] == 2 * TEXT + LAYERS * (2 * rows + 2 * HEADS * parts * (HEAD_DIM + 1) * 4)
     assert plain.launches["attention"] == 3 * LAYERS

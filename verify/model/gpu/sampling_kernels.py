@@ -1,8 +1,9 @@
-"""A Triton kernel that chooses a token of each row: top-k, top-p, min-p and the keyed draw, in one launch.
+"""Triton kernels over logits: the likeliest tokens of each row, and a choice among them by filters and the keyed draw.
 
-The rules are those of `outrider.verify.sampling.sampler`, which is the reference. A program has one row. Filters keep a row's
-largest logits, so each is a border: tokens above it are kept, and of those at it the first ones. A border is found bit by bit,
-by sums over the row, which the caches hold after the first time. Triton is an optional dependency: import this module lazily.
+The rules are those of `outrider.verify.sampling.largest` and `outrider.verify.sampling.sampler`, which are the references. To
+choose, a program has one row. Filters keep a row's largest logits, so each is a border: tokens above it are kept, and of those
+at it the first ones. A border is found bit by bit, by sums over the row, which the caches hold after the first time. Triton is
+an optional dependency: import this module lazily.
 """
 
 from __future__ import annotations
@@ -164,3 +165,68 @@ def choose(
     key = tl.load(keys + index)
     choice = _draw(row, vocabulary, key, border, ties, largest, temperature, least_weight, low_bits, block)
     tl.store(chosen + index, choice.to(tl.int64))
+
+
+@triton.jit
+def _top(values, index, count: tl.constexpr, most: tl.constexpr):
+    """The `count` largest of `values` [N], the largest first and the first of equal ones: values and `index`, [most] each."""
+    place = tl.arange(0, most)
+    largest, found = tl.full([most], -float("inf"), tl.float32), tl.zeros([most], tl.int32)
+    at = tl.arange(0, values.shape[0])
+    for number in tl.static_range(count):
+        value, first = tl.max(values, 0, return_indices=True, return_indices_tie_break_left=True)
+        largest = tl.where(place == number, value, largest)
+        found = tl.where(place == number, tl.sum(tl.where(at == first, index, 0), 0), found)
+        values = tl.where(at == first, -float("inf"), values)
+    return largest, found
+
+
+@triton.jit
+def likeliest_of_block(
+    logits,  # [M, V]
+    row_stride,
+    values,  # float32 [M, blocks, most]; the block's largest
+    ids,  # int32 [M, blocks, most]
+    masses,  # float32 [M, blocks]; the sum of exp(logit - the block's largest)
+    vocabulary,
+    count: tl.constexpr,
+    most: tl.constexpr,  # `count` at least, a power of two
+    block: tl.constexpr,
+):
+    """The likeliest tokens of one block of one row."""
+    row, number = tl.program_id(0), tl.program_id(1)
+    found, token = _logits(logits + row.to(tl.int64) * row_stride, number * block, vocabulary, block)
+    largest, chosen = _top(found, token, count, most)
+    place = row * tl.num_programs(1) + number
+    base = tl.max(largest, 0)
+    mass = tl.sum(tl.exp(found - tl.where(base == -float("inf"), 0.0, base)), 0)
+    tl.store(masses + place, mass)
+    tl.store(values + place * most + tl.arange(0, most), largest)
+    tl.store(ids + place * most + tl.arange(0, most), chosen)
+
+
+@triton.jit
+def likeliest(
+    values,  # as of `likeliest_of_block`
+    ids,
+    masses,
+    chosen,  # int32 [M, count]
+    probabilities,  # float32 [M, count]
+    blocks,
+    count: tl.constexpr,
+    most: tl.constexpr,
+    most_blocks: tl.constexpr,  # a power of two
+):
+    """The likeliest tokens of one row among those of its blocks."""
+    row = tl.program_id(0)
+    at = tl.arange(0, most_blocks * most)
+    inside = at < blocks * most
+    candidates = tl.load(values + row * blocks * most + at, inside, -float("inf"))
+    largest, found = _top(candidates, tl.load(ids + row * blocks * most + at, inside, 0), count, most)
+    base = tl.max(largest, 0)
+    number = tl.arange(0, most_blocks)
+    bases = tl.load(values + (row * blocks + number) * most, number < blocks, -float("inf"))
+    mass = tl.sum(tl.load(masses + row * blocks + number, number < blocks, 0.0) * tl.exp(bases - base), 0)
+    place = tl.arange(0, most)
+    tl.store(chosen + row * count + place, found, place < count)
+    tl.store(probabilities + row * count + place, tl.exp(largest - base) / mass, place < count)

@@ -8,6 +8,7 @@ module lazily.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -24,16 +25,20 @@ from outrider.verify.model.transfer import on_device
 SPLIT_KEYS = 256
 # After each SPLITS_PER_SIZE splits, the size doubles. A text of 4,096 positions has 16 splits, one of 131,072 has 81.
 SPLITS_PER_SIZE = 16
-# This many parts of a row are combined at once.
-BLOCK_PARTS = 64
+# So many parts of a row are read at once.
+PARTS_AHEAD = 2
 # The target number of programs: several for each multiprocessor of a large GPU.
 PROGRAMS = 512
-# Rows and keys of a block, by the largest head dimension for which they fit into the registers and the shared memory of each
-# GPU (float32 with 256 fits into few). A warp group's product on Hopper has 64 rows; with fewer, keys are read more often.
-BLOCKS = {128: (BLOCK, BLOCK), 256: (32, 32)}
+# The most rows, and the keys, of a block by the largest head dimension for which they fit into the registers and the shared
+# memory of each GPU (float32 with 256 fits into few).
+BLOCKS = {128: (32, BLOCK), 256: (32, 32)}
 FLOAT32_BLOCKS = {64: (32, 32), 128: (16, 32), 256: (16, 16)}
-# With 4 warps, a thread has more values than registers.
-WARPS = 8
+# With more rows, keys are read less often. A product on Hopper takes its inputs from shared memory, which leaves registers.
+HOPPER, HOPPER_BLOCKS = 90, {128: (64, BLOCK), 256: (32, 32)}
+# The warps of a program. A row's own block is mostly one block of keys, so nothing is read ahead.
+WARPS, OWN_STAGES = 4, 1
+# The numbers of streams for which kernels are compiled; there are at most as many as rows.
+STREAMS = (1, 16)
 # The tile size of the tensor cores.
 MIN_BLOCK_ROWS = 16
 
@@ -58,7 +63,7 @@ def tree_attention(
     tables: torch.Tensor,
     layer: int,
     split: int,  # positions of the first splits
-    parts: int,  # the splits of the longest context, and one more
+    parts: int,  # the splits of the longest context
     scaling: float,
     window: int,  # 0 = none
     softcap: float,  # 0 = none
@@ -75,7 +80,7 @@ def tree_attention(
         "value_offset": pool.stride(2),
         "page_tokens": pool.shape[4],
     }
-    inputs = {"rows": rows, "size": rows.shape[1], **_sizes(head_dim)}
+    inputs = {"rows": rows, "size": rows.shape[1], "head_dim": head_dim, "padded_dim": _padded(head_dim)}
     keys = {"key": key, "key_head": key.stride(0), "key_row": key.stride(1)}
     values = {"value": value, "value_head": value.stride(0), "value_row": value.stride(1)}
     splits = {"split_keys": split, "splits_per_size": SPLITS_PER_SIZE, "parts": parts}
@@ -83,8 +88,7 @@ def tree_attention(
     scores = {"scaling": scaling, "softcap": softcap or 1.0, "capped": softcap > 0.0, "window": window}
     with on_device(query.device):
         kernels.write[kv_heads, count](**keys, **values, **page, **inputs)
-        outputs = _attend(query, kv_heads, tables=tables, **page, **shared, **scores)
-        return _combine(query, *outputs, sinks, **shared)
+        return _attend(query, kv_heads, sinks, tables=tables, **page, **shared, **scores)
 
 
 @tree_attention.register_fake
@@ -92,55 +96,57 @@ def _(query: torch.Tensor, *_: Any) -> torch.Tensor:
     return rows_first(query)
 
 
-def _sizes(head_dim: int) -> dict[str, int]:
-    """The kernels' sizes of a row."""
-    return {"head_dim": head_dim, "padded_dim": max(16, triton.next_power_of_2(head_dim))}
+def _padded(head_dim: int) -> int:
+    return int(max(16, triton.next_power_of_2(head_dim)))
 
 
-def attend_blocks(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Rows and keys of the blocks of a split."""
-    blocks = FLOAT32_BLOCKS if dtype == torch.float32 else BLOCKS
-    return blocks[min((most for most in blocks if most >= head_dim), default=max(blocks))]
+def attend_blocks(rows: int, head_dim: int, dtype: torch.dtype, stored_bytes: int, capability: int) -> tuple[int, int]:
+    """Rows and keys of the blocks of a split, if a stream has up to `rows` rows times query heads per key head.
+
+    The number of rows does not change their bits. There are two, so that few variants of the kernel are compiled.
+    `stored_bytes` is the size of a number in the cache.
+    """
+    is_roomy = capability == HOPPER and stored_bytes > 1
+    blocks = FLOAT32_BLOCKS if dtype == torch.float32 else HOPPER_BLOCKS if is_roomy else BLOCKS
+    most, keys = blocks[min((most for most in blocks if most >= head_dim), default=max(blocks))]
+    return MIN_BLOCK_ROWS if rows <= MIN_BLOCK_ROWS else most, keys
 
 
-def _attend(query: torch.Tensor, kv_heads: int, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launches `kernels.attend`; returns its `out` and `lse`."""
+@cache
+def capability(device: torch.device) -> int:
+    """The GPU's compute capability, such as 90; 0 without one."""
+    major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    return 10 * major + minor
+
+
+def _attend(query: torch.Tensor, kv_heads: int, sinks: torch.Tensor | None, **inputs: Any) -> torch.Tensor:
+    """Launches `kernels.attend_text` and `kernels.attend_own`; returns the attention, shaped as the query."""
     heads, count, head_dim = query.shape
-    block_rows, block_keys = attend_blocks(head_dim, query.dtype)
-    out = torch.empty(count, heads, inputs["parts"], head_dim, dtype=torch.float32, device=query.device)
+    groups = heads // kv_heads
+    stored, gpu = inputs["pool"].itemsize, capability(query.device)
+    block_rows, block_keys = attend_blocks(count * groups, head_dim, query.dtype, stored, gpu)
+    parts_out = torch.empty(count, heads, inputs["parts"], head_dim, dtype=torch.float32, device=query.device)
     lse = torch.empty(count, heads, inputs["parts"], dtype=torch.float32, device=query.device)
-    kernels.attend[kv_heads, max(1, PROGRAMS // kv_heads)](
-        query=query,
-        query_head=query.stride(0),
-        query_row=query.stride(1),
-        out=out,
-        lse=lse,
-        count=count,
-        groups=heads // kv_heads,
-        padded_size=triton.next_power_of_2(inputs["size"]),
+    out = rows_first(query)
+    queries = {"query": query, "query_head": query.stride(0), "query_row": query.stride(1)}
+    shared = {**queries, "parts_out": parts_out, "lse": lse, "groups": groups, **inputs}
+    kernels.attend_text[kv_heads, max(1, PROGRAMS // kv_heads)](
+        **shared,
+        most_streams=next((most for most in STREAMS if count <= most), triton.next_power_of_2(inputs["size"])),
         block_rows=block_rows,
         block_keys=block_keys,
         num_warps=WARPS,
-        own_rows=max(MIN_BLOCK_ROWS, triton.next_power_of_2(heads // kv_heads)),
-        **inputs,
     )
-    return out, lse
-
-
-def _combine(
-    query: torch.Tensor, parts_out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None, **inputs: Any
-) -> torch.Tensor:
-    """Launches `kernels.combine` for every row and head; returns the attention, shaped as the query."""
-    heads, count, _ = query.shape
-    out = rows_first(query)
-    kernels.combine[count, heads](
-        parts_out=parts_out,
-        lse=lse,
+    kernels.attend_own[kv_heads, count](
+        **shared,
         sinks=query if sinks is None else sinks,
         out=out,
         has_sinks=sinks is not None,
-        block_parts=min(BLOCK_PARTS, triton.next_power_of_2(inputs["parts"])),
-        **inputs,
+        own_rows=max(MIN_BLOCK_ROWS, triton.next_power_of_2(groups)),
+        own_keys=block_keys,
+        parts_ahead=PARTS_AHEAD,
+        num_warps=WARPS,
+        num_stages=OWN_STAGES,
     )
     return out
 
@@ -162,7 +168,7 @@ class KernelAttention:
             )
             for part, own in zip(pool.parts, rows, strict=True)
         }
-        self._splits = {"split": SPLIT_KEYS, "parts": 1 + split_count(positions, SPLIT_KEYS)}
+        self._splits = {"split": SPLIT_KEYS, "parts": max(1, split_count(positions, SPLIT_KEYS))}
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         first, tensors = self._by_device[query.device]

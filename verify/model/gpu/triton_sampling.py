@@ -1,4 +1,4 @@
-"""Launches the kernel that chooses tokens, as one operation. Triton is an optional dependency: import this module lazily."""
+"""Launches the kernels over logits. Triton is an optional dependency: import this module lazily."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
+import triton
 
 from outrider.drafters.noise import position_key
 from outrider.verify.model.gpu import sampling_kernels as kernels
@@ -16,6 +17,8 @@ from outrider.verify.sampling_params import SamplingParams
 
 BLOCK = 4096
 WARPS = 16
+# Of a program that finds the likeliest tokens of a block.
+LIKELIEST_WARPS = 4
 # The low bits of a float32 that are zero if it was converted from another type.
 LOW_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 
@@ -64,3 +67,44 @@ def choose(logits: torch.Tensor, params: SamplingParams, positions: Sequence[int
     keys = to_device(torch.tensor([key - (1 << 64) if key >> 63 else key for key in unsigned]), logits.device)
     found = choose_tokens(logits, keys, params.temperature, params.top_k, params.top_p, params.min_p)
     return cast(torch.Tensor, found)
+
+
+@torch.library.custom_op("outrider::likeliest_tokens", mutates_args=())
+def likeliest_tokens(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids, int32 [M, count], and probabilities, float32 [M, count], of the likeliest tokens of logits [M, V]."""
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    rows, vocabulary = logits.shape
+    blocks, most = triton.cdiv(vocabulary, BLOCK), triton.next_power_of_2(count)
+    values, masses, probabilities = (
+        torch.empty(rows, *sizes, device=logits.device) for sizes in ((blocks, most), (blocks,), (count,))
+    )
+    ids, chosen = (torch.empty(rows, *sizes, dtype=torch.int32, device=logits.device) for sizes in ((blocks, most), (count,)))
+    found = {"values": values, "ids": ids, "masses": masses, "count": count, "most": most}
+    with on_device(logits.device):
+        kernels.likeliest_of_block[rows, blocks](
+            logits=logits,
+            row_stride=logits.stride(0),
+            vocabulary=vocabulary,
+            block=BLOCK,
+            num_warps=LIKELIEST_WARPS,
+            **found,
+        )
+        kernels.likeliest[rows,](
+            chosen=chosen,
+            probabilities=probabilities,
+            blocks=blocks,
+            most_blocks=triton.next_power_of_2(blocks),
+            **found,
+        )
+    return chosen, probabilities
+
+
+@likeliest_tokens.register_fake
+def _(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = len(logits), count
+    return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape, dtype=torch.float32)
+
+
+def likeliest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `outrider.verify.sampling.largest.likeliest`; of equal logits, the smaller id is first."""
+    return cast(tuple[torch.Tensor, torch.Tensor], likeliest_tokens(logits, count))

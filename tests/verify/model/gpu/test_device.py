@@ -1,4 +1,4 @@
-"""Tests that need a GPU: captured graphs are lossless, synchronise once per step and allocate no memory."""
+"""Tests that need a GPU: captured graphs are lossless, a step waits for one event alone, and no memory is allocated."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_greedy_text_equals_transformers(runner: TorchRunner) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_step_synchronises_once(runner: TorchRunner, temperature: float) -> None:
+def test_a_step_waits_for_one_event_alone(runner: TorchRunner, temperature: float) -> None:
     chain = np.arange(5, dtype=np.int32)
     tree = DraftTree(chain, chain - 1, chain + 1, np.ones(5, np.float32), np.zeros(5, np.uint8))
     verifier = Verifier(runner, runner.new_cache())
@@ -62,7 +62,7 @@ def test_a_step_synchronises_once(runner: TorchRunner, temperature: float) -> No
             verifier.verify(tree, feedback=4)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert sum("called a synchronizing" in str(warning.message) for warning in caught) == 1
+    assert not [warning for warning in caught if "called a synchronizing" in str(warning.message)]
 
 
 def test_steps_allocate_no_memory(runner: TorchRunner) -> None:

@@ -189,7 +189,7 @@ def cut(starts, counts, positions, size: tl.constexpr, splits_per_size: tl.const
 def test_kernels_cut_a_text_where_the_host_counts_splits(positions: int) -> None:
     """In a context of 131,072 tokens: the text ends in its last split, and each split begins at the end of the one before."""
     starts, counts = torch.zeros(128, dtype=torch.int32, device=DEVICE), torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    cut[1,](starts, counts, positions, SPLIT_KEYS, SPLITS_PER_SIZE, 1 + split_count(131_072, SPLIT_KEYS))
+    cut[1,](starts, counts, positions, SPLIT_KEYS, SPLITS_PER_SIZE, split_count(131_072, SPLIT_KEYS))
     ends = [*starts.tolist(), starts[-1].item() + 1]
     count = int(counts)
     assert count == split_count(positions, SPLIT_KEYS)

@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.verify.model.gpu import triton_sampling
 from outrider.verify.model.gpu.triton_sampling import choose
+from outrider.verify.sampling.largest import likeliest
 from outrider.verify.sampling.sampler import Sampler
 from outrider.verify.sampling_params import SamplingParams
 from tests.verify.model.gpu.conftest import DEVICE
@@ -64,3 +66,21 @@ def test_rows_need_not_be_contiguous() -> None:
     assert choose(logits.T.contiguous().T.to(DEVICE), params, [1, 2, 3]).tolist() == (
         Sampler(params).sample(logits, [1, 2, 3]).tolist()
     )
+
+
+@settings(max_examples=12)
+@given(
+    size=st.sampled_from([1, 5, 97, 4096, 9000]),
+    step=st.sampled_from([0.0, 2.0]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    count=st.sampled_from([1, 5, 8]),
+    seed=st.integers(0, 99),
+)
+def test_the_likeliest_tokens(size: int, step: float, dtype: torch.dtype, count: int, seed: int) -> None:
+    logits, count = logits_of(size, step, dtype, seed), min(count, size)
+    ids, probabilities = (each.cpu() for each in triton_sampling.likeliest(logits.to(DEVICE), count))
+    expected = logits.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
+    finite = expected.values[:, :count] > 0
+    assert torch.equal(ids[finite], expected.indices[:, :count][finite].int())
+    assert torch.allclose(probabilities.double(), expected.values[:, :count], atol=1e-5)
+    assert torch.allclose(likeliest(logits.float(), count)[1], probabilities, atol=1e-5)

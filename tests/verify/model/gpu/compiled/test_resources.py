@@ -5,14 +5,22 @@ A spilled register costs a trip to memory for each block of keys, and a kernel w
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from outrider.verify.model.gpu.triton_attention import SPLIT_KEYS, SPLITS_PER_SIZE, attend_blocks, split_count
-from outrider.verify.model.gpu.triton_attention import WARPS as ATTEND_WARPS
-from outrider.verify.model.gpu.triton_sampling import BLOCK, LOW_BITS, WARPS
+from outrider.verify.model.gpu.triton_attention import (
+    OWN_STAGES,
+    PARTS_AHEAD,
+    SPLIT_KEYS,
+    SPLITS_PER_SIZE,
+    attend_blocks,
+    split_count,
+)
+from outrider.verify.model.gpu.triton_products import Tile, splits_of
+from outrider.verify.model.gpu.triton_sampling import BLOCK, LIKELIEST_WARPS, LOW_BITS, WARPS
 from tests.verify.model.gpu.compiled.compiling import GFX942, LOCAL_BYTES, SHARED_BYTES, Usage, Variant, usages
 
 pytestmark = pytest.mark.slow
@@ -20,39 +28,49 @@ TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 CACHES = {"auto": None, "int8": "i8", "fp8": "u8"}
 ROWS = 256
 GROUPS = 4
-# Bytes of a thread that kernels may spill which decode keys of 8 bits, have windows, or choose tokens.
-FEW_BYTES = 16
+# Bytes of a thread that kernels may spill: a number outside loops; more in float32, with keys of 8 bits, windows, or filters.
+NUMBER_BYTES, FEW_BYTES = 8, 24
 
 
-def attention(capability: int, dtype: torch.dtype, head_dim: int, cache: str = "auto", window: int = 0) -> list[Variant]:
+def attention(
+    capability: int, dtype: torch.dtype, head_dim: int, cache: str = "auto", window: int = 0, rows: int = ROWS
+) -> list[Variant]:
     """The kernels of tree attention of a model of GROUPS query heads for each key head, and 131,072 positions."""
     kind = TYPES[dtype]
     kinds = {name: "*i64" for name in ("rows", "streams", "tables")} | {"scaling": "fp32", "softcap": "fp32"}
-    kinds |= dict.fromkeys(("query", "key", "value", "sinks"), f"*{kind}") | dict.fromkeys(("parts_out", "lse"), "*fp32")
-    kinds |= {"pool": f"*{CACHES[cache] or kind}"}
-    sizes = {"head_dim": head_dim, "padded_dim": head_dim, "size": ROWS}
-    parts = 1 + split_count(131_072, SPLIT_KEYS)
+    kinds |= dict.fromkeys(("query", "key", "value", "sinks", "out"), f"*{kind}")
+    kinds |= dict.fromkeys(("parts_out", "lse"), "*fp32") | {"pool": f"*{CACHES[cache] or kind}"}
+    sizes = {"head_dim": head_dim, "padded_dim": head_dim, "size": ROWS, "page_tokens": 256}
+    parts = split_count(131_072, SPLIT_KEYS)
     splits = {"block": 64, "split_keys": SPLIT_KEYS, "splits_per_size": SPLITS_PER_SIZE, "parts": parts}
-    scores = {"groups": GROUPS, "padded_size": ROWS, "window": window, "capped": window > 0, "own_rows": 16}
-    blocks = attend_blocks(head_dim, dtype)
+    scores = {"groups": GROUPS, "window": window, "capped": window > 0}
+    blocks = attend_blocks(GROUPS * rows, head_dim, dtype, 1 if CACHES[cache] else dtype.itemsize, capability)
+    text = {"most_streams": rows, "block_rows": blocks[0], "block_keys": blocks[1]}
+    own = {"own_rows": 16, "own_keys": blocks[1], "parts_ahead": PARTS_AHEAD, "has_sinks": window > 0}
     return [
-        Variant(
-            capability,
-            "kernels",
-            "attend",
-            kinds | {"out": "*fp32"},
-            {**scores, **sizes, **splits, "page_tokens": 256, "block_rows": blocks[0], "block_keys": blocks[1]},
-            ATTEND_WARPS,
-        ),
-        Variant(capability, "kernels", "write", kinds, {**sizes, "page_tokens": 256}),
-        Variant(
-            capability,
-            "kernels",
-            "combine",
-            kinds | {"out": f"*{kind}"},
-            {**sizes, **splits, "has_sinks": window > 0, "block_parts": 64},
-        ),
+        Variant(capability, "kernels", "attend_text", kinds, {**scores, **sizes, **splits, **text}),
+        Variant(capability, "kernels", "attend_own", kinds, {**scores, **sizes, **splits, **own}, stages=OWN_STAGES),
+        Variant(capability, "kernels", "write", kinds, sizes),
     ]
+
+
+def products(capability: int, dtype: torch.dtype) -> list[Variant]:
+    """The kernel of linear layers, for few and many rows and outputs."""
+    kinds = dict.fromkeys(("rows", "weight", "bias", "out"), f"*{TYPES[dtype]}") | {"partial": "*fp32", "arrived": "*i32"}
+    variants = []
+    for count, outputs in ((1, 4096), (64, 4096), (136, 4096), (72, 128_256), (256, 128_256)):
+        tile = Tile.of(count, outputs)
+        sizes = {"block_rows": tile.rows, "more_rows": tile.more_rows, "block_outputs": tile.outputs}
+        sizes |= {
+            "inputs": 4096,
+            "block_inputs": tile.inputs,
+            "splits": splits_of(4096, outputs),
+            "split_inputs": 4096,
+            "has_bias": True,
+        }
+        stages = tile.stages(SHARED_BYTES.get(capability, LOCAL_BYTES))
+        variants.append(Variant(capability, "product_kernels", "multiply", kinds, sizes, tile.warps, stages))
+    return variants
 
 
 def recurrence(capability: int, key_dim: int, value_dim: int, is_delta: bool) -> list[Variant]:
@@ -70,6 +88,17 @@ def recurrence(capability: int, key_dim: int, value_dim: int, is_delta: bool) ->
         "shift": {"itemsize": 2, **channels},
     }
     return [Variant(capability, "recurrent_kernels", name, kinds, each) for name, each in constants.items()]
+
+
+def likeliest(capability: int, dtype: torch.dtype) -> list[Variant]:
+    """The kernels that find the likeliest tokens."""
+    kinds = {"logits": f"*{TYPES[dtype]}"} | dict.fromkeys(("values", "masses", "probabilities"), "*fp32")
+    kinds |= dict.fromkeys(("ids", "chosen"), "*i32")
+    sizes = {"count": 8, "most": 8}
+    return [
+        Variant(capability, "sampling_kernels", "likeliest_of_block", kinds, {**sizes, "block": BLOCK}, LIKELIEST_WARPS),
+        Variant(capability, "sampling_kernels", "likeliest", kinds, {**sizes, "most_blocks": 32}),
+    ]
 
 
 def sampling(capability: int, dtype: torch.dtype, has_filters: bool) -> Variant:
@@ -93,21 +122,31 @@ def checked(variants: list[Variant], stack_bytes: int = 0) -> dict[str, Usage]:
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 def test_attention_spills_nothing(capability: int, cache: str, dtype: torch.dtype) -> None:
-    stack_bytes = 0 if cache == "auto" else FEW_BYTES
-    assert checked(attention(capability, dtype, 128, cache), stack_bytes)["attend"].tensor_core_instructions > 0
+    stack_bytes = NUMBER_BYTES if cache == "auto" else FEW_BYTES
+    assert checked(attention(capability, dtype, 128, cache), stack_bytes)["attend_text"].tensor_core_instructions > 0
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_other_heads_with_windows_spill_little(capability: int, head_dim: int) -> None:
-    assert checked(attention(capability, torch.bfloat16, head_dim, window=32), FEW_BYTES)["attend"].tensor_core_instructions > 0
+    assert (
+        checked(attention(capability, torch.bfloat16, head_dim, window=32), FEW_BYTES)["attend_text"].tensor_core_instructions
+        > 0
+    )
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_float32_launches_on_any_gpu(capability: int, head_dim: int) -> None:
     """Heads of 256 need more shared memory than most GPUs have, and are refused at the start there."""
-    assert checked(attention(capability, torch.float32, head_dim))["attend"].tensor_core_instructions > 0
+    assert checked(attention(capability, torch.float32, head_dim), FEW_BYTES)["attend_text"].tensor_core_instructions > 0
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_products_spill_nothing(capability: int, dtype: torch.dtype) -> None:
+    for variant in products(capability, dtype):
+        assert checked([variant])["multiply"].tensor_core_instructions > 0
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
@@ -121,6 +160,7 @@ def test_recurrent_layers_launch(capability: int, key_dim: int, value_dim: int, 
 def test_choosing_tokens_spills_little(capability: int, dtype: torch.dtype) -> None:
     for has_filters in (False, True):
         checked([sampling(capability, dtype, has_filters)], FEW_BYTES)
+    checked(likeliest(capability, dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
@@ -128,6 +168,8 @@ def test_kernels_compile_for_amd(dtype: torch.dtype) -> None:
     """In float32 only for heads of 64: those of 128 need more local memory than a program may have."""
     variants = [*attention(GFX942, dtype, 128 if dtype == torch.bfloat16 else 64), *recurrence(GFX942, 128, 128, True)]
     found = dict(zip((each.kernel for each in variants), usages(variants), strict=True))
-    assert found["attend"].tensor_core_instructions > 0 and found["scan"].tensor_core_instructions > 0
+    assert found["attend_text"].tensor_core_instructions > 0 and found["scan"].tensor_core_instructions > 0
     assert all(usage.shared_bytes <= LOCAL_BYTES for usage in found.values())
-    usages([sampling(GFX942, dtype, has_filters=True)])
+    usages([sampling(GFX942, dtype, has_filters=True), *likeliest(GFX942, dtype)])
+    if dtype == torch.bfloat16:
+        usages([replace(each, stages=2) for each in products(GFX942, dtype)])
