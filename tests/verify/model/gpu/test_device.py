@@ -13,12 +13,22 @@ from outrider import models
 from outrider.drafters.interface import DraftTree
 from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import decode
+from outrider.verify.model.attention.interface import Layer
+from outrider.verify.model.attention.torch_attention import TorchAttention
+from outrider.verify.model.cache import paging
+from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.gpu import triton_attention
+from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
+from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
+from outrider.verify.model.gpu.triton_attention import KernelAttention
 from outrider.verify.model.loading import LoadOptions, load_model
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
 from tests.drafts import Oracle
+from tests.verify.model.gpu.test_triton_attention import random_tree
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 PROMPT = np.arange(5, 60, dtype=np.int32)
@@ -73,3 +83,34 @@ def test_steps_allocate_no_memory(runner: TorchRunner) -> None:
         decode(verifier, NoDrafter(), PROMPT, options)
         segments.append(torch.cuda.memory_stats()["segment.all.allocated"])
     assert segments[-1] == segments[1]
+
+
+@pytest.mark.parametrize("context", [1, 63, 4096, 32_768])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 32, 128), (32, 8, 128), (32, 1, 64), (16, 2, 256)])
+@torch.inference_mode()
+def test_attention_in_bfloat16_is_that_in_float32(
+    context: int, heads: int, kv_heads: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the sizes that are served. Outputs reach 4, where bfloat16 has steps of 2^-6."""
+    monkeypatch.setattr(paging, "PAGE_TOKENS", 256)
+    monkeypatch.setattr(triton_attention, "SPLIT_KEYS", 256)
+    monkeypatch.setattr(triton_attention, "PROGRAMS", 512)
+    device, generator = torch.device("cuda"), torch.Generator("cuda").manual_seed(context + heads)
+    shape = CacheShape.uniform(1, kv_heads, head_dim, torch.bfloat16, device)
+    for rows in (1, 9, 129):
+        pool = PagePool(shape, paging.page_count(context + rows, paging.PAGE_TOKENS))
+        paged = PagedCache(pool, context + rows)
+        paged.fill(context, generator)
+        paged.reserve(rows)
+        exact = KVCache(CacheShape.uniform(1, kv_heads, head_dim, torch.float32, device), context + rows)
+        exact.fork(paged, context)
+        batch = random_tree(rows, torch.Generator().manual_seed(rows))
+        query, key, value = (
+            torch.randn(count, rows, head_dim, generator=generator, device=device).bfloat16()
+            for count in (heads, kv_heads, kv_heads)
+        )
+        layer, device_rows = Layer(0, head_dim**-0.5), DeviceRows(device, 256, len(pool))
+        device_rows.set(list(pieces_of(paged, batch)))
+        found = KernelAttention(pool, [device_rows], context + rows).attend(layer, query, key, value)
+        expected = TorchAttention(exact, batch).attend(layer, query.float(), key.float(), value.float())
+        assert (found.float() - expected).abs().max() < 0.03

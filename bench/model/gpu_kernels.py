@@ -1,0 +1,53 @@
+"""The kernels of a step on a GPU by time: what a step is made of, when its whole time is not as predicted."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from bench.model.shapes import random_runner
+from outrider.drafters.interface import Source, chain
+from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.torch_runner import TorchRunner
+
+CONTEXTS, NODES = (64, 4096), (0, 16, 63)
+STEPS, SHOWN, NAME = 4, 12, 60  # profiled; kernels with the longest times; characters of a kernel's name
+
+
+def kernels_of_steps(shape: str) -> dict[str, Any]:
+    """Of steps of this shape in bfloat16: launches, milliseconds in kernels, and the kernels' microseconds and launches."""
+    runner = random_runner(shape, torch.bfloat16, "cuda", max(CONTEXTS) + 256)
+    figures = {
+        f"{nodes} nodes after {context} tokens": _kernels_of_step(runner, context, nodes)
+        for context in CONTEXTS
+        for nodes in NODES
+    }
+    torch.cuda.empty_cache()
+    return figures
+
+
+def _kernels_of_step(runner: TorchRunner, context: int, nodes: int) -> dict[str, Any]:
+    cache = runner.new_cache()
+    cache.fill(context)
+    batch = ForwardBatch.tree(1, chain(np.arange(nodes, dtype=np.int32), np.ones(nodes, np.float32), Source.NONE))
+    runner.forward(cache, batch)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(STEPS):
+            runner.forward(cache, batch)
+        torch.cuda.synchronize()
+    seconds, launches = defaultdict[str, float](float), defaultdict[str, int](int)
+    for event in found.events() or ():
+        if event.device_type.name == "CUDA":
+            seconds[event.name[:NAME]] += event.time_range.elapsed_us() / STEPS
+            launches[event.name[:NAME]] += 1
+    longest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:SHOWN]
+    return {
+        "launches": sum(launches.values()) // STEPS,
+        "kernels_ms": round(sum(seconds.values()) / 1e3, 3),
+        "kernels_us": {name: [round(seconds[name], 1), launches[name] // STEPS] for name in longest},
+    }
