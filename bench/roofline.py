@@ -1,6 +1,7 @@
 """`python -m bench.roofline`: predicts the steps of GPUs from the bytes and launches that are counted without one.
 
-docs/roofline.md shows the tables, and says where each assumption comes from. Nothing here is a measurement.
+docs/roofline.md shows the tables, says where each assumption comes from, and compares them with what a GPU took. Nothing here
+is a measurement.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class GPU(NamedTuple):
 
 GPUS = {
     "H100 SXM": GPU(3.35e12, 989e12, 80),
+    "H200": GPU(4.8e12, 989e12, 141),
     "RTX 4090": GPU(1.008e12, 165e12, 24),
     "L4": GPU(0.3e12, 121e12, 24),
 }
@@ -149,7 +151,7 @@ def run(models: Mapping[str, Model], gpus: Mapping[str, GPU]) -> dict[str, Any]:
         for name, model in models.items()
     }
     return {
-        "kind": "a prediction; no GPU has run this",
+        "kind": "a prediction, which docs/roofline.md compares with a measurement",
         "assumptions": asdict(ASSUMED),
         "counts": {
             name: {"context": models[name].context} | {str(nodes): asdict(each) for nodes, each in by.items()}
