@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from outrider.verify.model.cpu.packing import PackedLayer
+from outrider.verify.model.packed import PackedLayer
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 

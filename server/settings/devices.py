@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-Quantize = Literal["none", "int8", "int4", "fp8"]
+Quantize = Literal["none", "int8", "int4"]
 KVDtype = Literal["auto", "int8", "fp8"]
 
 

@@ -42,7 +42,7 @@ class Model(Section):
     )
     quantize: Quantize = Field(
         "none",
-        description="Format to which the linear layers' weights are quantised while they load: int8, int4, or fp8 on a GPU.",
+        description="Format to which the linear layers' weights are quantised while they load.",
     )
     kv_dtype: KVDtype = Field(
         "auto", description="Data type of cached keys and values: auto uses the model's; int8 and fp8 take 1 byte per value."

@@ -24,9 +24,10 @@ from outrider.verify.findings import save_finding
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cpu.ordered_attention import UnorderedError
-from outrider.verify.model.cpu.packing import PackedLinear, packed_layers
+from outrider.verify.model.cpu.packing import PackedLinear
 from outrider.verify.model.gpu.row_counts import FEW_ROWS, ROWS, invariant_ranges
 from outrider.verify.model.invariant_range import PROMPT_ROWS, QUERY_BLOCK, InvariantRange, depth_left
+from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 

@@ -1,9 +1,10 @@
 """Weights of fewer bits: which layers are quantised, to what, and how, one by one, while a model loads.
 
-On a CPU, the layers of `outrider.verify.model.cpu.native`; on a GPU, torchao's. transformers documents how a quantizer is
-registered, but not the conversion of weights while they are read (`ConversionOps`) and the mark `_is_hf_initialized`. Tested
-with transformers 5.23, by `tests/verify/model/test_quantization.py`. Without them, a model is quantised after it was loaded,
-by `quantize_layers`, and has to fit into memory unquantised.
+On a CPU, the layers of `outrider.verify.model.cpu.native`; on a GPU, those of `outrider.verify.model.gpu.quantized`, which have
+the same weights, and are quantised after loading. transformers documents how a quantizer is registered, but not the conversion
+of weights while they are read (`ConversionOps`) and the mark `_is_hf_initialized`. Tested with transformers 5.23, by
+`tests/verify/model/test_quantization.py`. Without them, a model is quantised after it was loaded, by `quantize_layers`, and has
+to fit into memory unquantised.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from transformers.utils.quantization_config import GgufConfig, QuantizationConfi
 from outrider.verify.checkpoint import Location, check_packages, quantization_method
 from outrider.verify.errors import ModelError
 from outrider.verify.model.cpu import native
-from outrider.verify.model.cpu.packing import is_plain, packed_layers
 from outrider.verify.model.gpu.devices import Placement
+from outrider.verify.model.gpu.quantized import quantized
+from outrider.verify.model.packed import is_plain, packed_layers
 from outrider.verify.model.sizes import text_modules
 
-Quantize = Literal["none", "int8", "int4", "fp8"]
+Quantize = Literal["none", "int8", "int4"]
 # The name of the quantizer below in transformers' registry.
 METHOD = "outrider"
-# The bits of a weight on a CPU.
+# The bits of a weight.
 BITS: dict[Quantize, int] = {"int8": 8, "int4": 4}
 HEAD_BITS = 8
+CPU = torch.device("cpu")
 # Formats that have no kernels for CPUs, and that transformers can unpack.
 DEQUANTIZED = ("compressed-tensors", "fp8")
 
@@ -47,21 +50,13 @@ class Quantization:
 
     def check(self, device: torch.device) -> None:
         """Raises ModelError if the device cannot compute with such weights."""
-        if not self:
-            return
-        if device.type == "cuda":
-            from outrider.verify.model.gpu.quantized import check_installed
-
-            check_installed()
-        elif self.layers not in BITS:
-            raise ModelError(f"model.quantize: {self.layers} is for GPUs; on a CPU, set it to int8 or int4.")
-        elif native.compiled_library() is None:
+        if self and device.type == "cpu" and native.compiled_library() is None:
             raise ModelError(
                 "model.quantize needs Outrider's compiled library; install a C++ compiler, and then Outrider again."
             )
 
     def bits(self, model: PreTrainedModel) -> dict[str, int]:
-        """The bits of linear layers' weights on a CPU, by name. The others stay as they are, as do those that read pictures."""
+        """The bits of linear layers' weights by name. The others stay as they are, as do those that read pictures."""
         texts, head = set(text_modules(model).modules()), model.get_output_embeddings()
         return {
             name: HEAD_BITS if module is head else BITS[self.layers]
@@ -81,28 +76,22 @@ def quantize_layers(
 ) -> None:
     """Quantises the linear layers in place that are not quantised yet. Raises ModelError if the model has none.
 
-    On a GPU, with `modules`, only those.
+    With `modules`, only those.
     """
     if not quantization:
         return
-    if device.type == "cuda":
-        from outrider.verify.model.gpu.quantized import quantize_on_gpu
-
-        texts = set(text_modules(model).modules())
-        among = model.modules() if modules is None else modules
-        chosen = [module for module in among if is_plain(module) and module in texts]
-        quantize_on_gpu(model, quantization.layers, device, chosen)
-        return
+    among = None if modules is None else set(modules)
     for name, bits in quantization.bits(model).items():
-        _replace(model, name, bits)
+        if among is None or model.get_submodule(name) in among:
+            _replace(model, name, bits, device)
     if not packed_layers(model):
         raise ModelError("The checkpoint's layers are quantised already; set model.quantize to none.")
 
 
-def _replace(model: PreTrainedModel, name: str, bits: int) -> None:
+def _replace(model: PreTrainedModel, name: str, bits: int, device: torch.device = CPU) -> None:
     linear = model.get_submodule(name)
     assert isinstance(linear, torch.nn.Linear)
-    layer = native.quantized(linear, bits)
+    layer = native.quantized(linear, bits) if device.type == "cpu" else quantized(linear, bits, device)
     layer.weight._is_hf_initialized = True  # type: ignore[attr-defined]  # no model initialises it after loading
     model.set_submodule(name, layer)
 

@@ -27,7 +27,7 @@ from outrider.drafters.interface import DraftTree, Source
 from outrider.verify.errors import ModelError
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.cpu.packing import packed_layers
+from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.recurrent.states import ROWS
 from outrider.verify.model.torch_runner import TorchRunner
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from outrider.verify.model.cpu.packing import PackedLayer, packed_layers
+from outrider.verify.model.packed import PackedLayer, packed_layers
 
 # The names of the context's limit in configurations.
 CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")

@@ -26,7 +26,6 @@ from outrider.verify.model.cpu import native
 from outrider.verify.model.cpu.choose import can_pack, pack_layers
 from outrider.verify.model.cpu.latent import keep_latents
 from outrider.verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention
-from outrider.verify.model.cpu.packing import packed_layers
 from outrider.verify.model.cpu.trace import has_experts, trace
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, pages_for, unplanned_pages
@@ -36,6 +35,7 @@ from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.kwarg_injector import KwargInjector, NotPassedOn, is_receiver
 from outrider.verify.model.memory import keep_freed_memory
 from outrider.verify.model.mode import Mode
+from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.pictures import reader_of
 from outrider.verify.model.recurrent.mixers import swap_in
 from outrider.verify.model.recurrent.rows import Recurrence, StateProbe

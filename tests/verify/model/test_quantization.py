@@ -92,11 +92,11 @@ def test_the_head_has_eight_bits(saved: Path, quantize: Quantize) -> None:
 def test_one_layer_at_a_time_has_full_weights(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace, most = quantization._replace, 0
 
-    def watched(model: PreTrainedModel, name: str, bits: int) -> None:
+    def watched(model: PreTrainedModel, name: str, *arguments: Any) -> None:
         nonlocal most
         linear = [module for module in model.modules() if type(module) is torch.nn.Linear and module is not model.lm_head]
         most = max(most, sum(not module.weight.is_meta for module in linear))
-        replace(model, name, bits)
+        replace(model, name, *arguments)
 
     monkeypatch.setattr(quantization, "_replace", watched)
     load(saved, "int4")
@@ -136,18 +136,6 @@ def test_bits_and_measurements_tell_models_apart(saved: Path) -> None:
     bits = [runner.weight_bits for runner in runners]
     assert bits[0] == 32 and 8 < bits[1] < 10 and bits[2] < bits[1]
     assert len({runner.backends for runner in runners}) == 3
-
-
-def test_fp8_on_a_cpu_is_reported() -> None:
-    with pytest.raises(ModelError, match="fp8 is for GPUs; on a CPU, set it to int8 or int4"):
-        load(models.TARGET, "fp8")
-
-
-def test_torchao_is_named_where_a_gpu_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("outrider.verify.model.gpu.quantized.find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r"pip install 'outrider\[torchao\]'"):
-        Quantization("int8").check(torch.device("cuda"))
 
 
 def test_a_model_without_full_weights_is_reported(tiny_config: LlamaConfig) -> None:

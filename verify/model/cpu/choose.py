@@ -14,9 +14,10 @@ import torch
 
 from outrider.verify.findings import choice_file, load_choice, save_choice
 from outrider.verify.model.cpu import llvm
-from outrider.verify.model.cpu.packing import PackedLinear, is_plain
+from outrider.verify.model.cpu.packing import PackedLinear
 from outrider.verify.model.cpu.panel_kernel import Arithmetic
 from outrider.verify.model.cpu.panels import PanelLinear, fits, kernel
+from outrider.verify.model.packed import is_plain
 from outrider.verify.model.private_torch import multiplies_bfloat16
 
 ARITHMETIC = {torch.float32: (Arithmetic.FLOAT32,), torch.bfloat16: (Arithmetic.TILES, Arithmetic.PAIRS, Arithmetic.WIDENED)}

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from outrider.verify.model.cpu.packing import is_plain
+from outrider.verify.model.packed import is_plain
 
 # The name in transformers of the layer that expands latents.
 EXPANSION = "kv_b_proj"

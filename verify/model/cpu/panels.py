@@ -11,9 +11,9 @@ from functools import cache
 import torch
 
 from outrider.verify.model.cpu import llvm
-from outrider.verify.model.cpu.packing import PackedLayer
 from outrider.verify.model.cpu.panel_kernel import Arithmetic, Kernel
 from outrider.verify.model.cpu.tile_kernel import TileKernel
+from outrider.verify.model.packed import PackedLayer
 from outrider.verify.model.private_torch import enable_amx
 
 # Lanes of a vector, and rows of a block: with 32 registers of 512 bits, and with 16 of 256 bits.

@@ -24,10 +24,10 @@ from outrider.verify.model.cache.codec import encode
 from outrider.verify.model.cache.kv_cache import SPARE_POSITIONS, KVCache
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
-from outrider.verify.model.cpu.packing import packed_layers
 from outrider.verify.model.cpu.torchscript import ScriptList, run, script, traced, without_warnings
 from outrider.verify.model.hidden.tap import HiddenTap
 from outrider.verify.model.kwarg_injector import KwargInjector
+from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.recurrent.rows import RecurrentRows, Scan
 from outrider.verify.model.recurrent.step import TENSORS, convolve_streams, scan_streams
 from outrider.verify.model.segment import Segment, keep_hidden, kept_rows, positions_of, tokens_of

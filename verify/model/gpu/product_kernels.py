@@ -2,13 +2,39 @@
 
 The weights take the place of a product's rows, and the rows that of its columns. So whatever the number of rows is, the same
 instructions sum the inputs in the same order, and tiles that are as small as the rows cost nothing: reading the weights takes
-the time. Triton is an optional dependency: import this module lazily.
+the time.
+
+Weights of 8 and 4 bits become numbers of the rows' type in registers, so their outputs are those of a layer with these weights.
+Triton is an optional dependency: import this module lazily.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from outrider.verify.model.gpu.precision import PRECISION
+
+# The inputs that share a scale, as `outrider.verify.model.gpu.quantized.BLOCK`.
+BLOCK = tl.constexpr(32)
+
+
+@triton.jit
+def _scaled(
+    values, scales, minimums, output, first, outputs, inputs: tl.constexpr, dtype: tl.constexpr,
+    has_minimums: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
+):  # fmt: skip
+    """Weights, [block_outputs, block_inputs] of `dtype`, from whole numbers and their blocks' scales; 0 beyond `inputs`."""
+    count: tl.constexpr = block_inputs // BLOCK
+    blocks: tl.constexpr = (inputs + BLOCK - 1) // BLOCK
+    block = first // BLOCK + tl.arange(0, count)
+    place = output.to(tl.int64)[:, None] * blocks + block[None, :]
+    mask = (output < outputs)[:, None] & (block < blocks)[None, :]
+    factors = tl.load(scales + place, mask, 0.0).to(tl.float32)
+    weights = tl.reshape(values.to(tl.float32), [block_outputs, count, BLOCK]) * factors[:, :, None]
+    if has_minimums:
+        weights += tl.load(minimums + place, mask, 0.0).to(tl.float32)[:, :, None]
+    return tl.reshape(weights, [block_outputs, block_inputs]).to(dtype)
 
 
 @triton.jit
@@ -39,7 +65,9 @@ def _finish(
 def multiply(
     rows,  # [N, inputs]
     row_stride,
-    weight,  # [outputs, inputs], contiguous
+    weight,  # [outputs, inputs]; int8 with 8 bits; uint8 [outputs, inputs / 2, up to whole blocks] with 4
+    scales,  # [outputs, inputs / BLOCK]; unused with 16 bits
+    minimums,  # the same; used with 4 bits
     bias,  # [outputs]; unused without has_bias
     out,  # [N, outputs], contiguous
     partial,  # float32 [splits, N, outputs]; unused with one split
@@ -47,6 +75,7 @@ def multiply(
     count,  # N
     outputs,
     inputs: tl.constexpr,
+    bits: tl.constexpr,  # 16, 8, or 4: the lower halves of a block's bytes are the first half of its inputs
     has_bias: tl.constexpr,
     block_rows: tl.constexpr,
     more_rows: tl.constexpr,  # of a second block, so that slightly more rows than a power of two cost little; 0 = none
@@ -62,14 +91,33 @@ def multiply(
     output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     found = tl.zeros([block_outputs, block_rows], tl.float32)
     found_more = tl.zeros([block_outputs, max(1, more_rows)], tl.float32)
-    of_weight = weight + output.to(tl.int64)[:, None] * inputs
+    real = (output < outputs)[:, None]
+    dtype: tl.constexpr = rows.dtype.element_ty
+    parts: tl.constexpr = 2 if bits == 4 else 1  # of a block of inputs, which are multiplied one after the other
+    part_inputs: tl.constexpr = block_inputs // parts
+    row_bytes: tl.constexpr = (inputs + block_inputs - 1) // block_inputs * part_inputs
+    of_weight = weight + output.to(tl.int64)[:, None] * (row_bytes if bits == 4 else inputs)
     for begin in range(split * split_inputs, tl.minimum((split + 1) * split_inputs, inputs), block_inputs):
-        at = begin + tl.arange(0, block_inputs)
-        inside = at < inputs
-        weights = tl.load(of_weight + at[None, :], (output < outputs)[:, None] & inside[None, :], 0.0)
-        found = tl.dot(weights, tl.trans(_load_rows(rows, row, at, count, row_stride, inside)), found)
-        if more_rows:
-            found_more = tl.dot(weights, tl.trans(_load_rows(rows, more, at, count, row_stride, inside)), found_more)
+        if bits == 4:
+            stored = tl.load(of_weight + begin // parts + tl.arange(0, part_inputs)[None, :], real, 0)
+        for part in tl.static_range(parts):
+            at = begin + part * part_inputs + tl.arange(0, part_inputs)
+            inside = at < inputs
+            if bits == 16:
+                weights = tl.load(of_weight + at[None, :], real & inside[None, :], 0.0)
+            else:
+                values = (
+                    (stored >> (4 * part)) & 15 if bits == 4 else tl.load(of_weight + at[None, :], real & inside[None, :], 0)
+                )
+                weights = _scaled(
+                    values, scales, minimums, output, begin + part * part_inputs, outputs, inputs, dtype,
+                    bits == 4, block_outputs, part_inputs,
+                )  # fmt: skip
+            block = tl.trans(_load_rows(rows, row, at, count, row_stride, inside))
+            found = tl.dot(weights, block, found, input_precision=PRECISION)
+            if more_rows:
+                block = tl.trans(_load_rows(rows, more, at, count, row_stride, inside))
+                found_more = tl.dot(weights, block, found_more, input_precision=PRECISION)
     is_last = True
     if splits > 1:
         part = partial + split * count * outputs

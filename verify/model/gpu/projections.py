@@ -6,9 +6,11 @@ So there are fewer and larger kernels. Plain layers are computed by a kernel of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import TypeGuard, cast
 
 import torch
+
+from outrider.verify.model.gpu.quantized import BlockLinear
 
 # The names of such layers in transformers' models, in the order in which they are called.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -17,15 +19,10 @@ GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 class MergedLinear(torch.nn.Module):
     """The first layer of a group, which computes the product of all. The others give their parts of it."""
 
-    def __init__(self, layers: Sequence[torch.nn.Linear]) -> None:
+    def __init__(self, product: torch.nn.Module, sizes: Sequence[int]) -> None:
+        """`product` is the layer that has all outputs, `sizes` of each layer."""
         super().__init__()
-        self.sizes = [layer.out_features for layer in layers]
-        with torch.device("meta"):
-            self.product = torch.nn.Linear(layers[0].in_features, sum(self.sizes), bias=False)
-        self.product.weight = torch.nn.Parameter(torch.cat([layer.weight.data for layer in layers]), requires_grad=False)
-        biases = [layer.bias.data for layer in layers if layer.bias is not None]
-        if biases:
-            self.product.bias = torch.nn.Parameter(torch.cat(biases), requires_grad=False)
+        self.product, self.sizes = product, list(sizes)
         self.rows: torch.Tensor | None = None  # of the last product
         self.parts: tuple[torch.Tensor, ...] = ()
 
@@ -36,13 +33,13 @@ class MergedLinear(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """Those of all layers, [outputs, inputs]."""
-        return self.product.weight
+        """The product's; models ask for its data type."""
+        return cast(torch.Tensor, self.product.weight)
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """Those of all layers, [outputs]."""
-        return self.product.bias
+        """The product's; some models ask for it."""
+        return cast(torch.Tensor | None, self.product.bias)
 
 
 class MergedPart(torch.nn.Module):
@@ -54,13 +51,10 @@ class MergedPart(torch.nn.Module):
         self._number = number
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """The layer's output: a view of the product if these rows were the first layer's, too, else a product of its own."""
+        """The layer's output: a view of the product if these rows were the first layer's, too, else of another one."""
         [merged] = self._merged
-        if merged.rows is rows:
-            return merged.parts[self._number]
-        weight = merged.weight.split(merged.sizes)[self._number]
-        bias = None if merged.bias is None else merged.bias.split(merged.sizes)[self._number]
-        return torch.nn.functional.linear(rows, weight, bias)
+        parts = merged.parts if merged.rows is rows else merged.product(rows).split(merged.sizes, -1)
+        return cast(torch.Tensor, parts[self._number])
 
 
 def use_kernels(model: torch.nn.Module) -> None:
@@ -72,22 +66,34 @@ def use_kernels(model: torch.nn.Module) -> None:
 
 
 def merge_projections(model: torch.nn.Module) -> None:
-    """Merges the groups of the model's plain linear layers, in place."""
+    """Merges the groups of the model's linear layers, in place."""
     for parent in list(model.modules()):
         for names in GROUPS:
-            layers = [each for name in names if is_plain(each := getattr(parent, name, None))]
-            if len(layers) == len(names) and are_alike(layers):
-                merged = MergedLinear(layers)
+            layers = [getattr(parent, name, None) for name in names]
+            if (product := joined(layers)) is not None:
+                merged = MergedLinear(product, [layer.out_features for layer in layers if layer is not None])
                 for number, name in enumerate(names):
                     setattr(parent, name, MergedPart(merged, number) if number else merged)
+
+
+def joined(layers: Sequence[torch.nn.Module | None]) -> torch.nn.Module | None:
+    """One layer with the outputs of all; None unless they are alike: inputs, biases, kind of weights, and device."""
+    blocks = [layer for layer in layers if isinstance(layer, BlockLinear)]
+    if len(blocks) == len(layers):
+        kinds = {(each.in_features, each.bias is None, each.dtype, each.blocks.bits, each.packed.device) for each in blocks}
+        return BlockLinear.joined(blocks) if len(kinds) == 1 else None
+    plain = [layer for layer in layers if is_plain(layer)]
+    alike = {(each.in_features, each.bias is None, each.weight.dtype, each.weight.device) for each in plain}
+    if len(plain) < len(layers) or len(alike) > 1:
+        return None
+    with torch.device("meta"):
+        product = torch.nn.Linear(plain[0].in_features, sum(layer.out_features for layer in plain), bias=False)
+    product.weight = torch.nn.Parameter(torch.cat([layer.weight.data for layer in plain]), requires_grad=False)
+    if biases := [layer.bias.data for layer in plain if layer.bias is not None]:
+        product.bias = torch.nn.Parameter(torch.cat(biases), requires_grad=False)
+    return product
 
 
 def is_plain(module: torch.nn.Module | None) -> TypeGuard[torch.nn.Linear]:
     """Whether the module is a linear layer whose weights are plain numbers; quantised ones are of several tensors."""
     return type(module) is torch.nn.Linear and not hasattr(module.weight, "__tensor_flatten__")
-
-
-def are_alike(layers: Sequence[torch.nn.Linear]) -> bool:
-    """Whether the layers can be one: they have inputs of one width, and biases, type and device in common."""
-    kinds = {(each.in_features, each.bias is None, each.weight.dtype, each.weight.device) for each in layers}
-    return len(kinds) == 1

@@ -1,44 +1,125 @@
-"""Weights of 8 or 4 bits on a GPU, by torchao, the optional extra `torchao`."""
+"""Weights of 8 or 4 bits on a GPU: blocks of inputs with a scale, and with 4 bits a minimum. They are those of a CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
-from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.model.packed import PackedLayer
 
-# With 4 bits, this many inputs share a scale.
-GROUP = 32
-# The format of 4 bits for which PyTorch itself has kernels; torchao's default needs another package.
-INT4_FORMAT = "tile_packed_to_4d"
+# Inputs that share a scale.
+BLOCK = 32
+# With 4 bits, a byte holds an input and the one HALF behind it.
+HALF = 64
+LARGEST = 127  # of 8 bits
+# With 4 bits, narrower ranges round finer, but clip; the one with the smallest squared error is chosen.
+SHARES = (1.0, 0.94, 0.88, 0.82)
+# The outputs that are quantised at once.
+CHUNK = 4096
 
 
-def check_installed() -> None:
-    """Raises ModelError if torchao is not installed."""
-    if find_spec("torchao") is None:
-        raise ModelError("model.quantize needs torchao on a GPU; install it with pip install 'outrider[torchao]'.")
+class Blocks(NamedTuple):
+    """The weights of a layer."""
+
+    values: torch.Tensor  # int8 [outputs, inputs]; with 4 bits uint8 [outputs, HALF * ceil(inputs / (2 * HALF))]
+    scales: torch.Tensor  # float16 [outputs, inputs / BLOCK]
+    minimums: torch.Tensor | None = None  # the same; with 4 bits
+
+    @staticmethod
+    def of(weight: torch.Tensor, bits: int) -> Blocks:
+        """A weight [outputs, inputs], rounded as by `outrider.verify.model.cpu.native`; inputs are whole blocks."""
+        parts = [_rounded(part.float().unflatten(1, (-1, BLOCK)), bits) for part in weight.split(CHUNK)]
+        values, scales, minimums = (torch.cat(each) for each in zip(*parts, strict=True))
+        if bits == 8:
+            return Blocks(values.flatten(1).to(torch.int8), scales)
+        missing = -weight.shape[1] % (2 * HALF)
+        lower, upper = (
+            torch.nn.functional.pad(values.flatten(1).to(torch.uint8), (0, missing)).unflatten(1, (-1, 2, HALF)).unbind(2)
+        )
+        return Blocks((lower | upper << 4).flatten(1), scales, minimums)
+
+    @property
+    def bits(self) -> int:
+        return 8 if self.minimums is None else 4
+
+    def weights(self) -> torch.Tensor:
+        """Float32 [outputs, inputs]."""
+        values, count = self.values, self.scales.shape[1]
+        if self.minimums is not None:
+            pairs = values.unflatten(1, (-1, 1, HALF))
+            values = torch.cat([pairs & 15, pairs >> 4], 2).flatten(1)[:, : count * BLOCK]
+        found: torch.Tensor = values.float().unflatten(1, (-1, BLOCK)) * self.scales.float()[..., None]
+        if self.minimums is not None:
+            found += self.minimums.float()[..., None]
+        return found.flatten(1)
 
 
-def quantize_on_gpu(model: torch.nn.Module, name: str, device: torch.device, layers: Sequence[torch.nn.Module]) -> None:
-    """Moves these layers of the model to the device one by one, and keeps their weights in fewer bits there.
+def _rounded(blocks: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values, scales and minimums, float16 [..., blocks], of weights float32 [..., blocks, BLOCK]."""
+    low, high = blocks.amin(-1), blocks.amax(-1)
+    if bits == 8:
+        scales = (torch.maximum(-low, high) / LARGEST).half()
+        values = _divided(blocks, scales).clamp(-LARGEST, LARGEST)
+        return values, scales, torch.zeros_like(scales)
+    values, scales, minimums, least = _of_range(blocks, low, high, SHARES[0])
+    for share in SHARES[1:]:
+        *tried, error = _of_range(blocks, low, high, share)
+        better = error < least
+        values = torch.where(better[..., None], tried[0], values)
+        scales, minimums = torch.where(better, tried[1], scales), torch.where(better, tried[2], minimums)
+        least = torch.minimum(least, error)
+    return values, scales, minimums
 
-    Raises ModelError if torchao cannot do so for this type of weights or this device.
-    """
-    from torchao import quantization as ao
 
-    configs: dict[str, Any] = {
-        "int8": ao.Int8WeightOnlyConfig,
-        "int4": lambda: ao.Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format=INT4_FORMAT),
-        "fp8": ao.Float8WeightOnlyConfig,
-    }
-    chosen = set(map(id, layers))
-    try:
-        ao.quantize_(model, configs[name](), lambda module, _: id(module) in chosen, device=device)
-    except (ImportError, AssertionError, ValueError, NotImplementedError) as error:
-        raise ModelError(
-            f"torchao cannot quantise this model to {name} on {device}; choose another model.quantize or model.dtype:"
-            f" {first_sentence(error)}"
-        ) from None
+def _of_range(
+    blocks: torch.Tensor, low: torch.Tensor, high: torch.Tensor, share: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values, scales, minimums and squared errors of blocks that are rounded to a share of their range."""
+    scales = ((high - low) * share / 15).half()
+    minimums = ((high + low) / 2 - 7.5 * scales.float()).half()
+    least = minimums.float()[..., None]
+    values = _divided(blocks - least, scales).clamp(0, 15)
+    return values, scales, minimums, (values * scales.float()[..., None] + least - blocks).square().sum(-1)
+
+
+def _divided(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The nearest whole numbers of scales; 0 where the scale is 0."""
+    divisors = scales.float()[..., None]
+    return torch.where(divisors > 0, blocks / divisors, 0.0).round()
+
+
+class BlockLinear(PackedLayer):
+    """A linear layer whose weights are blocks."""
+
+    kernel, is_quantized = "Triton", True
+
+    def __init__(self, linear: torch.nn.Linear, blocks: Blocks) -> None:
+        from outrider.verify.model.gpu.triton_products import counters, linear_4_bits, linear_8_bits  # only needed on a GPU
+
+        super().__init__(linear_8_bits if blocks.bits == 8 else linear_4_bits, linear, blocks.values)
+        self.blocks, parts = blocks, [each for each in blocks[1:] if each is not None]
+        self.constants = (*parts, counters(len(blocks.values), blocks.values.device))
+        self.nbytes = sum(each.nbytes for each in (blocks.values, *parts))
+
+    @staticmethod
+    def joined(layers: Sequence[BlockLinear]) -> BlockLinear:
+        """One layer with the outputs of all, which have the same inputs and number of bits."""
+        first, outputs = layers[0], sum(layer.out_features for layer in layers)
+        with torch.device("meta"):
+            linear = torch.nn.Linear(first.in_features, outputs, bias=False, dtype=first.dtype)
+        if biases := [layer.bias.data for layer in layers if layer.bias is not None]:
+            linear.bias = torch.nn.Parameter(torch.cat(biases), requires_grad=False)
+        values = torch.cat([layer.blocks.values for layer in layers])
+        scales = torch.cat([layer.blocks.scales for layer in layers])
+        minimums = [layer.blocks.minimums for layer in layers if layer.blocks.minimums is not None]
+        return BlockLinear(linear, Blocks(values, scales, torch.cat(minimums) if minimums else None))
+
+
+def quantized(linear: torch.nn.Linear, bits: int, device: torch.device) -> BlockLinear:
+    """The layer on this device, with weights of so many bits. Takes the weights of the given one."""
+    linear.to(device)
+    found = BlockLinear(linear, Blocks.of(linear.weight.detach(), bits))
+    linear.weight = torch.nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
+    return found

@@ -1,4 +1,4 @@
-"""Linear layers of 16-bit weights as one operation, whose rows have the same bits in any number of rows.
+"""Linear layers of weights of 16 bits and fewer, each as one operation, whose rows have the same bits in any number of rows.
 
 PyTorch's products choose a kernel by the number of rows, so a row's bits depend on it. Triton is an optional dependency: import
 this module lazily.
@@ -49,9 +49,9 @@ class Tile(NamedTuple):
             return Tile(rows, more_rows, WIDE_OUTPUTS, INPUTS // 2, 8)
         return Tile(rows, more_rows, OUTPUTS, INPUTS if rows < MOST_ROWS else INPUTS // 2, 4)
 
-    def stages(self, shared_bytes: int) -> int:
-        """How many blocks of 16-bit inputs are read ahead."""
-        block = 2 * self.inputs * (self.outputs + self.rows + self.more_rows)
+    def stages(self, shared_bytes: int, itemsize: int = 2) -> int:
+        """How many blocks of inputs are read ahead; `itemsize` is the bytes of an input."""
+        block = itemsize * self.inputs * (self.outputs + self.rows + self.more_rows)
         return max(2, min(MOST_STAGES, shared_bytes // block))
 
 
@@ -72,15 +72,20 @@ def splits_of(inputs: int, outputs: int) -> int:
     return splits
 
 
-@torch.library.custom_op("outrider::linear", mutates_args=())  # `arrived` is as before once the kernel ends
-def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, arrived: torch.Tensor) -> torch.Tensor:
-    """Rows, [..., inputs], to outputs, [..., outputs]. `arrived` is the layer's, as `KernelLinear` has it."""
+def _multiply(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    bits: int,
+    bias: torch.Tensor | None,
+    arrived: torch.Tensor,
+    **scales: torch.Tensor,
+) -> torch.Tensor:
+    """Launches the kernel."""
     flat = rows.reshape(-1, rows.shape[-1])
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
     count, inputs = flat.shape
     outputs = len(weight)
-    splits = splits_of(inputs, outputs)
-    tile = Tile.of(count, outputs)
+    splits, tile = splits_of(inputs, outputs), Tile.of(count, outputs)
     out = torch.empty(*rows.shape[:-1], outputs, dtype=rows.dtype, device=rows.device)
     partial = torch.empty(splits * count * outputs if splits > 1 else 0, dtype=torch.float32, device=rows.device)
     grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(count, tile.rows + tile.more_rows), splits)
@@ -91,6 +96,7 @@ def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, 
             rows=flat,
             row_stride=flat.stride(0),
             weight=weight,
+            **({"scales": weight, "minimums": weight} | scales),
             bias=weight if bias is None else bias,
             out=out,
             partial=partial,
@@ -98,30 +104,66 @@ def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, 
             count=count,
             outputs=outputs,
             inputs=inputs,
+            bits=bits,
             has_bias=bias is not None,
             block_rows=tile.rows,
             more_rows=tile.more_rows,
             block_outputs=tile.outputs,
-            block_inputs=tile.inputs,
+            block_inputs=INPUTS if bits == 4 else tile.inputs,
             splits=splits,
             split_inputs=INPUTS * triton.cdiv(triton.cdiv(inputs, INPUTS), splits),
             num_warps=tile.warps,
-            num_stages=tile.stages(shared_bytes(rows.device)),
+            num_stages=tile.stages(shared_bytes(rows.device), rows.itemsize),
         )
     return out
 
 
+@torch.library.custom_op("outrider::linear", mutates_args=())  # `arrived` is as before once the kernel ends
+def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, arrived: torch.Tensor) -> torch.Tensor:
+    """Rows, [..., inputs], to outputs, [..., outputs]. `arrived` is the layer's, from `counters`."""
+    return _multiply(rows, weight, 16, bias, arrived)
+
+
+@torch.library.custom_op("outrider::linear_8_bits", mutates_args=())
+def linear_8_bits(
+    rows: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, arrived: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """`linear` with the weights of `outrider.verify.model.gpu.quantized.Blocks` of 8 bits."""
+    return _multiply(rows, values, 8, bias, arrived, scales=scales)
+
+
+@torch.library.custom_op("outrider::linear_4_bits", mutates_args=())
+def linear_4_bits(
+    rows: torch.Tensor,
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    minimums: torch.Tensor,
+    arrived: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """The same of 4 bits."""
+    return _multiply(rows, values, 4, bias, arrived, scales=scales, minimums=minimums)
+
+
 @linear.register_fake
+@linear_8_bits.register_fake
+@linear_4_bits.register_fake
 def _(rows: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor | None) -> torch.Tensor:
     return rows.new_empty(*rows.shape[:-1], len(weight))
+
+
+def counters(outputs: int, device: torch.device) -> torch.Tensor:
+    """Int32 zeros, one for each tile of a forward's outputs: how many splits have been computed.
+
+    A layer has its own, since another model's forward may run at the same time.
+    """
+    return torch.zeros(triton.cdiv(outputs, OUTPUTS) * triton.cdiv(ROWS[-1], MOST_ROWS), dtype=torch.int32, device=device)
 
 
 class KernelLinear(torch.nn.Linear):
     """A linear layer that the kernel computes."""
 
-    # int32 zeros, a counter for each tile of a forward's outputs. A layer has its own, since another model's forward may run
-    # at the same time.
-    arrived: torch.Tensor
+    arrived: torch.Tensor  # from `counters`
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return cast(torch.Tensor, linear(rows, self.weight, self.bias, self.arrived))
@@ -131,6 +173,5 @@ def use_kernel(layers: Iterable[torch.nn.Linear]) -> None:
     """The layers whose weights have 16 bits are computed by the kernel from now on; they keep their weights."""
     for layer in layers:
         if layer.weight.dtype in TYPES:
-            tiles = triton.cdiv(layer.out_features, OUTPUTS) * triton.cdiv(ROWS[-1], MOST_ROWS)
             layer.__class__ = KernelLinear
-            cast(KernelLinear, layer).arrived = torch.zeros(tiles, dtype=torch.int32, device=layer.weight.device)
+            cast(KernelLinear, layer).arrived = counters(layer.out_features, layer.weight.device)

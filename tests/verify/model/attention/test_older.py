@@ -14,8 +14,8 @@ from outrider.verify.model.attention.dot_product import dot_product_attention
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.attention.older import Alibi, Heads, split
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cpu.packing import packed_layers
 from outrider.verify.model.loading import LoadOptions, load_model
+from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import build, text_of, tolerance
 

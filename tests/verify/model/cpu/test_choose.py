@@ -15,9 +15,10 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cpu import choose
 from outrider.verify.model.cpu.choose import ARITHMETIC, ONEDNN, can_pack, chosen, fastest, mean_times, pack_layers
-from outrider.verify.model.cpu.packing import PackedLayer, PackedLinear
+from outrider.verify.model.cpu.packing import PackedLinear
 from outrider.verify.model.cpu.panel_kernel import Arithmetic
 from outrider.verify.model.cpu.panels import PanelLinear, kernel
+from outrider.verify.model.packed import PackedLayer
 from outrider.verify.model.private_torch import multiplies_bfloat16
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.test_architectures import make

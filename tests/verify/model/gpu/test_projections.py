@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.gpu.projections import MergedLinear, MergedPart, merge_projections
+from outrider.verify.model.gpu.projections import MergedLinear, MergedPart, joined, merge_projections
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import FAMILIES, REFUSED, build
 from tests.verify.model.test_architectures import ARCHITECTURES, make
@@ -80,7 +80,9 @@ def test_layers_that_differ_stay_apart() -> None:
 
 def test_a_part_of_other_rows_is_a_product_of_its_own() -> None:
     first, second = torch.nn.Linear(8, 4), torch.nn.Linear(8, 6)
-    merged = MergedLinear([first, second])
+    product = joined([first, second])
+    assert product is not None
+    merged = MergedLinear(product, [4, 6])
     part, rows, others = MergedPart(merged, 1), torch.randn(3, 8), torch.randn(3, 8)
     assert torch.allclose(part(others), second(others), atol=1e-6)
     assert torch.allclose(merged(rows), first(rows), atol=1e-6)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.weights import Kind, Weights, product
-from outrider.verify.model.cpu.packing import PackedLayer, is_plain
+from outrider.verify.model.packed import PackedLayer, is_plain
 
 # The kind by the data type of the checkpoint. Other types are converted to float32.
 KINDS = {torch.bfloat16: Kind.BFLOAT16}

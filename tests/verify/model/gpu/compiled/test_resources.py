@@ -19,7 +19,7 @@ from outrider.verify.model.gpu.triton_attention import (
     attend_blocks,
     split_count,
 )
-from outrider.verify.model.gpu.triton_products import Tile, splits_of
+from outrider.verify.model.gpu.triton_products import INPUTS, Tile, splits_of
 from outrider.verify.model.gpu.triton_sampling import BLOCK, LIKELIEST_WARPS, LOW_BITS, WARPS
 from tests.verify.model.gpu.compiled.compiling import GFX942, LOCAL_BYTES, SHARED_BYTES, Usage, Variant, usages
 
@@ -54,16 +54,18 @@ def attention(
     ]
 
 
-def products(capability: int, dtype: torch.dtype) -> list[Variant]:
+def products(capability: int, dtype: torch.dtype, bits: int = 16) -> list[Variant]:
     """The kernel of linear layers, for few and many rows and outputs."""
     kinds = dict.fromkeys(("rows", "weight", "bias", "out"), f"*{TYPES[dtype]}") | {"partial": "*fp32", "arrived": "*i32"}
+    kinds |= {"scales": "*fp16", "minimums": "*fp16"} | ({} if bits == 16 else {"weight": "*i8" if bits == 8 else "*u8"})
     variants = []
     for count, outputs in ((1, 4096), (64, 4096), (136, 4096), (72, 128_256), (256, 128_256)):
         tile = Tile.of(count, outputs)
         sizes = {"block_rows": tile.rows, "more_rows": tile.more_rows, "block_outputs": tile.outputs}
         sizes |= {
             "inputs": 4096,
-            "block_inputs": tile.inputs,
+            "bits": bits,
+            "block_inputs": INPUTS if bits == 4 else tile.inputs,
             "splits": splits_of(4096, outputs),
             "split_inputs": 4096,
             "has_bias": True,
@@ -143,10 +145,10 @@ def test_float32_launches_on_any_gpu(capability: int, head_dim: int) -> None:
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-def test_products_spill_nothing(capability: int, dtype: torch.dtype) -> None:
-    for variant in products(capability, dtype):
-        assert checked([variant])["multiply"].tensor_core_instructions > 0
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_products_spill_nothing(capability: int, bits: int) -> None:
+    for variant in products(capability, torch.bfloat16, bits):
+        assert checked([variant], NUMBER_BYTES)["multiply"].tensor_core_instructions > 0
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
