@@ -206,7 +206,8 @@ def count_step(config: Any, nodes: int, context: int) -> Counts:
         logits = torch.empty(nodes + 1, runner.vocabulary, dtype=torch.bfloat16, device=CUDA)
         tree = chain(np.zeros(nodes, np.int32), np.ones(nodes, np.float32), Source.NONE)
         Keyed(SamplingParams(temperature=0)).decide(logits, tree, 0, likeliest(logits, FEEDBACK if nodes else 0))
-    counts.add("sampling", device.bytes, device.launches)
+    more = sum(count * (KERNELS.get(name.split(".")[1], 1) - 1) for name, count in device.operations.items())
+    counts.add("sampling", device.bytes, device.launches + more)
     return counts
 
 

@@ -73,7 +73,8 @@ class HeadModel:
         self.context_tokens = target.context_tokens
         self._products = target.products
         self._embed = target.model.get_input_embeddings()
-        self._lm_head = cast(torch.nn.Module, target.model.get_output_embeddings())
+        lm_head = cast(Any, target.model.get_output_embeddings())
+        self._lm_head = lm_head.apart() if hasattr(lm_head, "apart") else lm_head  # the head may run beside the target
         self._width = target.tap_hidden(head.layers_read)
         probe, token = ShapeProbe(), torch.zeros(1, dtype=torch.int64)
         with torch.inference_mode():

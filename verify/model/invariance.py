@@ -1,9 +1,9 @@
 """Finds out whether this machine's kernels can give a row the same bits in every step, and what that costs.
 
 A kernel may compute one row differently than several, or thirty-three differently than thirty-two. Each distinct linear layer
-is run over growing numbers of rows to find a range in which all agree bit for bit; on a GPU, over those that are captured, and
-with the rows in another order. Then the model is run over draft trees, beside another stream, and over their paths one token at
-a time, which must give the same bits.
+of PyTorch or oneDNN is run over growing numbers of rows to find a range in which all agree bit for bit; on a GPU, over those
+that are captured, and with the rows in another order. Layers of our own kernels agree by construction. Then the model is run
+over draft trees, beside another stream, and over their paths one token at a time, which must give the same bits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from outrider.verify.model.torch_runner import TorchRunner
 
 # auto = where it costs at most MAX_COST; on = refuses to start where it cannot hold.
 Invariant = Literal["auto", "on", "off"]
-# The version of saved findings. It changes with the attention.
+# The version of saved findings. It changes with the attention and the products.
 VERSION = 7
 # The share of a step's time that invariance may cost.
 MAX_COST = 0.05
@@ -56,7 +56,7 @@ class ProbeResult:
     """What was found for a model on this machine."""
 
     bounds: InvariantRange | None  # None = no invariant range was found
-    cost: float  # share of a step's time that computing in the range adds; 0 without one
+    cost: float  # share of a step's time that padding and splitting add; 0 without a range, or if nothing is padded
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,8 @@ def describe(found: ProbeResult, chosen: InvariantRange | None) -> str:
     """What was found and chosen, in a few words."""
     if found.bounds is None:
         return "impossible with this machine's kernels"
-    return (
-        f"{'off' if chosen is None else 'on'}, {found.bounds.low} to {found.bounds.high} rows, costs {found.cost:.1%} of a step"
-    )
+    cost = f", costs {found.cost:.1%} of a step" if found.cost else ""
+    return f"{'off' if chosen is None else 'on'}, {found.bounds.low} to {found.bounds.high} rows{cost}"
 
 
 def find(runner: TorchRunner, context_tokens: int) -> ProbeResult:

@@ -23,7 +23,8 @@ class PackedLayer(torch.nn.Module):
     def __init__(self, multiply: Callable[..., torch.Tensor], linear: torch.nn.Linear, packed: torch.Tensor) -> None:
         super().__init__()
         self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, linear.weight.dtype
-        self.weight = torch.empty(0, dtype=self.dtype)  # some models ask for its dtype; one that computes with it is refused
+        # Some models ask for its data type and device; one that computes with it is refused.
+        self.weight = torch.empty(0, dtype=self.dtype, device=packed.device)
         self.bias, self.packed, self.multiply = linear.bias, packed, multiply
         self.constants: tuple[torch.Tensor, ...] = ()
         self.nbytes = 0  # bytes of the weights

@@ -1,8 +1,8 @@
 """Weights of fewer bits: which layers are quantised, to what, and how, one by one, while a model loads.
 
 On a CPU, the layers of `outrider.verify.model.cpu.native`; on a GPU, those of `outrider.verify.model.gpu.quantized`, which have
-the same weights, and are quantised after loading. transformers documents how a quantizer is registered, but not the conversion
-of weights while they are read (`ConversionOps`) and the mark `_is_hf_initialized`. Tested with transformers 5.23, by
+the same weights up to ties, and are quantised after loading. transformers documents how a quantizer is registered, but not the
+conversion of weights while they are read (`ConversionOps`) and the mark `_is_hf_initialized`. Tested with transformers 5.23, by
 `tests/verify/model/test_quantization.py`. Without them, a model is quantised after it was loaded, by `quantize_layers`, and has
 to fit into memory unquantised.
 """

@@ -118,6 +118,7 @@ class GraphedForward:
 
     def capture(self) -> None:
         """Captures all graphs, the largest first so that the others reuse its memory."""
+        log.info("capturing CUDA graphs; the first start of a model also compiles its kernels, which may take minutes")
         with on_device(self._devices[0]):
             self._set([])
             capture = CudaCapture(self._devices)

@@ -124,7 +124,7 @@ def _attend_split(
             scores = tl.where(at[:, None] > position[None, :] - window, scores, -float("inf"))
         largest, totals, summed = _add_block(scores, v, largest, totals, summed)
     total = tl.max(totals, 0)
-    attends = total > 0.0
+    attends = total != 0.0  # NaN goes on to the row's output
     divisor = tl.where(attends, total, 1.0)
     place = (row * tl.num_programs(0) * groups + query_heads) * parts + split
     target = out + place.to(tl.int64)[None, :] * head_dim + dim[:, None]

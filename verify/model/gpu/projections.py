@@ -62,7 +62,7 @@ def use_kernels(model: torch.nn.Module) -> None:
     from outrider.verify.model.gpu.triton_products import use_kernel  # Triton is only needed on a GPU
 
     merge_projections(model)
-    use_kernel(module for module in model.modules() if is_plain(module))
+    use_kernel(module for module in model.modules() if has_plain_weights(module))
 
 
 def merge_projections(model: torch.nn.Module) -> None:
@@ -82,7 +82,7 @@ def joined(layers: Sequence[torch.nn.Module | None]) -> torch.nn.Module | None:
     if len(blocks) == len(layers):
         kinds = {(each.in_features, each.bias is None, each.dtype, each.blocks.bits, each.packed.device) for each in blocks}
         return BlockLinear.joined(blocks) if len(kinds) == 1 else None
-    plain = [layer for layer in layers if is_plain(layer)]
+    plain = [layer for layer in layers if has_plain_weights(layer)]
     alike = {(each.in_features, each.bias is None, each.weight.dtype, each.weight.device) for each in plain}
     if len(plain) < len(layers) or len(alike) > 1:
         return None
@@ -94,6 +94,6 @@ def joined(layers: Sequence[torch.nn.Module | None]) -> torch.nn.Module | None:
     return product
 
 
-def is_plain(module: torch.nn.Module | None) -> TypeGuard[torch.nn.Linear]:
+def has_plain_weights(module: torch.nn.Module | None) -> TypeGuard[torch.nn.Linear]:
     """Whether the module is a linear layer whose weights are plain numbers; quantised ones are of several tensors."""
     return type(module) is torch.nn.Linear and not hasattr(module.weight, "__tensor_flatten__")

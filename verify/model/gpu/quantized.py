@@ -1,8 +1,12 @@
-"""Weights of 8 or 4 bits on a GPU: blocks of inputs with a scale, and with 4 bits a minimum. They are those of a CPU."""
+"""Weights of 8 or 4 bits on a GPU: blocks of inputs with a scale, and with 4 bits a minimum.
+
+They are those of a CPU, up to ties.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import NamedTuple
 
 import torch
@@ -30,15 +34,8 @@ class Blocks(NamedTuple):
     @staticmethod
     def of(weight: torch.Tensor, bits: int) -> Blocks:
         """A weight [outputs, inputs], rounded as by `outrider.verify.model.cpu.native`; inputs are whole blocks."""
-        parts = [_rounded(part.float().unflatten(1, (-1, BLOCK)), bits) for part in weight.split(CHUNK)]
-        values, scales, minimums = (torch.cat(each) for each in zip(*parts, strict=True))
-        if bits == 8:
-            return Blocks(values.flatten(1).to(torch.int8), scales)
-        missing = -weight.shape[1] % (2 * HALF)
-        lower, upper = (
-            torch.nn.functional.pad(values.flatten(1).to(torch.uint8), (0, missing)).unflatten(1, (-1, 2, HALF)).unbind(2)
-        )
-        return Blocks((lower | upper << 4).flatten(1), scales, minimums)
+        parts = [_blocks(part.float().unflatten(1, (-1, BLOCK)), bits) for part in weight.split(CHUNK)]
+        return _joined(parts)
 
     @property
     def bits(self) -> int:
@@ -54,6 +51,24 @@ class Blocks(NamedTuple):
         if self.minimums is not None:
             found += self.minimums.float()[..., None]
         return found.flatten(1)
+
+
+def _joined(parts: Sequence[Blocks]) -> Blocks:
+    """The weights of several layers, or parts of one, as those of one."""
+    minimums = [each.minimums for each in parts if each.minimums is not None]
+    values, scales = torch.cat([each.values for each in parts]), torch.cat([each.scales for each in parts])
+    return Blocks(values, scales, torch.cat(minimums) if minimums else None)
+
+
+def _blocks(weights: torch.Tensor, bits: int) -> Blocks:
+    """Blocks of weights float32 [outputs, blocks, BLOCK]."""
+    values, scales, minimums = _rounded(weights, bits)
+    if bits == 8:
+        return Blocks(values.flatten(1).to(torch.int8), scales)
+    inputs = values[0].numel()
+    whole = torch.nn.functional.pad(values.flatten(1).to(torch.uint8), (0, -inputs % (2 * HALF)))
+    lower, upper = whole.unflatten(1, (-1, 2, HALF)).unbind(2)
+    return Blocks((lower | upper << 4).flatten(1), scales, minimums)
 
 
 def _rounded(blocks: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -103,6 +118,12 @@ class BlockLinear(PackedLayer):
         self.constants = (*parts, counters(len(blocks.values), blocks.values.device))
         self.nbytes = sum(each.nbytes for each in (blocks.values, *parts))
 
+    def apart(self) -> BlockLinear:
+        """As `outrider.verify.model.gpu.triton_products.KernelLinear.apart`."""
+        found = copy(self)
+        found.constants = (*self.constants[:-1], torch.zeros_like(self.constants[-1]))
+        return found
+
     @staticmethod
     def joined(layers: Sequence[BlockLinear]) -> BlockLinear:
         """One layer with the outputs of all, which have the same inputs and number of bits."""
@@ -111,15 +132,13 @@ class BlockLinear(PackedLayer):
             linear = torch.nn.Linear(first.in_features, outputs, bias=False, dtype=first.dtype)
         if biases := [layer.bias.data for layer in layers if layer.bias is not None]:
             linear.bias = torch.nn.Parameter(torch.cat(biases), requires_grad=False)
-        values = torch.cat([layer.blocks.values for layer in layers])
-        scales = torch.cat([layer.blocks.scales for layer in layers])
-        minimums = [layer.blocks.minimums for layer in layers if layer.blocks.minimums is not None]
-        return BlockLinear(linear, Blocks(values, scales, torch.cat(minimums) if minimums else None))
+        return BlockLinear(linear, _joined([layer.blocks for layer in layers]))
 
 
 def quantized(linear: torch.nn.Linear, bits: int, device: torch.device) -> BlockLinear:
     """The layer on this device, with weights of so many bits. Takes the weights of the given one."""
-    linear.to(device)
-    found = BlockLinear(linear, Blocks.of(linear.weight.detach(), bits))
+    if linear.bias is not None:
+        linear.bias = torch.nn.Parameter(linear.bias.detach().to(device), requires_grad=False)
+    found = BlockLinear(linear, Blocks.of(linear.weight.detach().to(device), bits))
     linear.weight = torch.nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
     return found

@@ -7,6 +7,7 @@ this module lazily.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from functools import cache
 from typing import Any, NamedTuple, cast
 
@@ -38,21 +39,28 @@ class Tile(NamedTuple):
     warps: int
 
     @staticmethod
-    def of(count: int, outputs: int) -> Tile:
-        """The fastest that was found for this number of rows, on an H200."""
+    def of(count: int, outputs: int, bits: int = 16, itemsize: int = 2) -> Tile:
+        """The fastest that was found for this number of rows, on an H200 with 16 bits. `itemsize` is that of the rows."""
         rows, more_rows = min(MOST_ROWS, max(LEAST_ROWS, triton.next_power_of_2(count))), 0
         if 0 < count - rows // 2 <= LEAST_ROWS < rows // 2:
             rows, more_rows = rows // 2, LEAST_ROWS
         elif 0 < count - MOST_ROWS <= LEAST_ROWS:
             more_rows = LEAST_ROWS
-        if rows > LEAST_ROWS and outputs >= WIDE_OUTPUTS * WIDE_TILES:
-            return Tile(rows, more_rows, WIDE_OUTPUTS, INPUTS // 2, 8)
-        return Tile(rows, more_rows, OUTPUTS, INPUTS if rows < MOST_ROWS else INPUTS // 2, 4)
+        is_wide = rows > LEAST_ROWS and outputs >= WIDE_OUTPUTS * WIDE_TILES
+        inputs = INPUTS // 2 if is_wide or rows == MOST_ROWS else INPUTS
+        if bits == 4:
+            inputs = INPUTS  # whole blocks of bytes, which are multiplied in halves
+        elif itemsize > 2:
+            inputs = INPUTS // 2  # products of float32 are three of TF32, each over a whole block
+        return Tile(rows, more_rows, WIDE_OUTPUTS if is_wide else OUTPUTS, inputs, 8 if is_wide else 4)
 
-    def stages(self, shared_bytes: int, itemsize: int = 2) -> int:
-        """How many blocks of inputs are read ahead; `itemsize` is the bytes of an input."""
-        block = itemsize * self.inputs * (self.outputs + self.rows + self.more_rows)
-        return max(2, min(MOST_STAGES, shared_bytes // block))
+    def block_bytes(self, bits: int = 16, itemsize: int = 2) -> int:
+        """Bytes of a block of inputs: of weights of so many bits, and of rows of so many bytes a number."""
+        return self.inputs * (self.outputs * bits // 8 + (self.rows + self.more_rows) * itemsize)
+
+    def stages(self, shared_bytes: int, block_bytes: int) -> int:
+        """How many blocks are read ahead."""
+        return max(2, min(MOST_STAGES, shared_bytes // block_bytes))
 
 
 @cache
@@ -85,7 +93,7 @@ def _multiply(
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
     count, inputs = flat.shape
     outputs = len(weight)
-    splits, tile = splits_of(inputs, outputs), Tile.of(count, outputs)
+    splits, tile = splits_of(inputs, outputs), Tile.of(count, outputs, bits, rows.itemsize)
     out = torch.empty(*rows.shape[:-1], outputs, dtype=rows.dtype, device=rows.device)
     partial = torch.empty(splits * count * outputs if splits > 1 else 0, dtype=torch.float32, device=rows.device)
     grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(count, tile.rows + tile.more_rows), splits)
@@ -109,11 +117,11 @@ def _multiply(
             block_rows=tile.rows,
             more_rows=tile.more_rows,
             block_outputs=tile.outputs,
-            block_inputs=INPUTS if bits == 4 else tile.inputs,
+            block_inputs=tile.inputs,
             splits=splits,
             split_inputs=INPUTS * triton.cdiv(triton.cdiv(inputs, INPUTS), splits),
             num_warps=tile.warps,
-            num_stages=tile.stages(shared_bytes(rows.device), rows.itemsize),
+            num_stages=tile.stages(shared_bytes(rows.device), tile.block_bytes(bits, rows.itemsize)),
         )
     return out
 
@@ -155,7 +163,7 @@ def _(rows: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor | None) -> torc
 def counters(outputs: int, device: torch.device) -> torch.Tensor:
     """Int32 zeros, one for each tile of a forward's outputs: how many splits have been computed.
 
-    A layer has its own, since another model's forward may run at the same time.
+    A layer has its own, since another layer's product may run at the same time, as a draft model's does beside the target's.
     """
     return torch.zeros(triton.cdiv(outputs, OUTPUTS) * triton.cdiv(ROWS[-1], MOST_ROWS), dtype=torch.int32, device=device)
 
@@ -167,6 +175,12 @@ class KernelLinear(torch.nn.Linear):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return cast(torch.Tensor, linear(rows, self.weight, self.bias, self.arrived))
+
+    def apart(self) -> KernelLinear:
+        """The layer for products that may run beside this one's: the same weights, and counters of its own."""
+        found = copy(self)
+        found.arrived = torch.zeros_like(self.arrived)
+        return found
 
 
 def use_kernel(layers: Iterable[torch.nn.Linear]) -> None:

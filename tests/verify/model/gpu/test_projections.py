@@ -78,7 +78,7 @@ def test_layers_that_differ_stay_apart() -> None:
     assert type(attention.q_proj) is torch.nn.Linear and type(model.model.layers[1].mlp.gate_proj) is torch.nn.Linear
 
 
-def test_a_part_of_other_rows_is_a_product_of_its_own() -> None:
+def test_a_part_of_other_rows_is_of_another_product() -> None:
     first, second = torch.nn.Linear(8, 4), torch.nn.Linear(8, 6)
     product = joined([first, second])
     assert product is not None

@@ -177,6 +177,23 @@ def test_a_rows_bits_do_not_depend_on_the_others(
         assert torch.equal(alone[:, 0], together[:, row])
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")  # of the interpreter
+@pytest.mark.parametrize("at", [3, 69])  # in a split of the text, and in the row's own block
+def test_nan_in_a_key_reaches_the_row(at: int) -> None:
+    """So that the server says that the model computed it."""
+    pool = PagePool(CacheShape.uniform(1, 1, 32, torch.float32, DEVICE), 2)
+    cache = PagedCache(pool, MOST_POSITIONS)
+    cache.fill(70)
+    cache.reserve(1)
+    pool.parts[0].tensor[cache.places(at, at + 1)[0] // pool.page_tokens, 0, 0, 0, at % pool.page_tokens, 5] = torch.nan
+    inputs = [torch.ones(1, 3, 32, device=DEVICE) for _ in range(3)]
+    one = ForwardBatch.chain(torch.zeros(1, dtype=torch.int64))
+    rows = DeviceRows(DEVICE, 136, len(pool))
+    rows.set(list(pieces_of(cache, one)))
+    found = KernelAttention(pool, [rows], MOST_POSITIONS).attend(Layer(0, 0.2), *inputs)
+    assert found[:, 0].isnan().all()
+
+
 @triton.jit
 def cut(starts, counts, positions, size: tl.constexpr, splits_per_size: tl.constexpr, parts: tl.constexpr):  # type: ignore[no-untyped-def]
     """Where the kernels' splits begin, and how many there are in a text."""

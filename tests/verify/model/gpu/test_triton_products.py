@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -30,12 +32,12 @@ def layer(inputs: int, outputs: int, bias: bool = False, dtype: torch.dtype = to
     ],
 )
 def test_products_are_pytorchs(inputs: int, outputs: int, bias: bool, dtype: torch.dtype, splits: int) -> None:
-    product = layer(inputs, outputs, bias, dtype)
+    linear = layer(inputs, outputs, bias, dtype)
     assert splits_of(inputs, outputs) == splits
-    weight, added = product.weight.double(), 0 if not bias else product.bias.double()
+    weight, added = linear.weight.double(), 0 if not bias else linear.bias.double()
     for rows in (1, 20, 72):
         given = torch.randn(1, rows, inputs, device=DEVICE).to(dtype)
-        found, expected = product(given), given.double() @ weight.T + added
+        found, expected = linear(given), given.double() @ weight.T + added
         assert found.shape == (1, rows, outputs) and found.dtype == dtype
         assert (found - expected).norm() < 1e-2 * expected.norm()
 
@@ -43,30 +45,37 @@ def test_products_are_pytorchs(inputs: int, outputs: int, bias: bool, dtype: tor
 @pytest.mark.parametrize(("inputs", "outputs"), [(320, 400), pytest.param(64, 16_500, marks=pytest.mark.slow)])
 def test_a_row_has_the_same_bits_in_any_number_of_rows(inputs: int, outputs: int) -> None:
     """Half of the inputs cancel the others, so another order of the sums shows."""
-    product = layer(inputs, outputs)
+    linear = layer(inputs, outputs)
     with torch.no_grad():
-        product.weight[:, inputs // 2 :] = -product.weight[:, : inputs // 2].flip(1)
+        linear.weight[:, inputs // 2 :] = -linear.weight[:, : inputs // 2].flip(1)
         rows = torch.randn(ROWS[-1], inputs // 2, device=DEVICE).bfloat16()
     rows = torch.cat([rows, rows.flip(1)], 1)
-    whole = product(rows)
+    whole = linear(rows)
     for count in (*ROWS[:-1], 3, 20, 200):
-        assert torch.equal(product(rows[:count]), whole[:count]), count
-        assert torch.equal(product(rows[:count].flip(0)), whole[:count].flip(0)), count
-    assert not product.arrived.any()
+        assert torch.equal(linear(rows[:count]), whole[:count]), count
+        assert torch.equal(linear(rows[:count].flip(0)), whole[:count].flip(0)), count
+    assert not linear.arrived.any()
 
 
 def test_rows_need_not_be_contiguous() -> None:
-    product = layer(64, 40)
+    linear = layer(64, 40)
     given = torch.randn(3, 128, device=DEVICE).bfloat16()
-    assert torch.equal(product(given[:, 64:]), product(given[:, 64:].contiguous()))
+    assert torch.equal(linear(given[:, 64:]), linear(given[:, 64:].contiguous()))
     given = torch.randn(64, 3, device=DEVICE).bfloat16().T
-    assert torch.equal(product(given), product(given.contiguous()))
+    assert torch.equal(linear(given), linear(given.contiguous()))
+
+
+def test_a_layer_apart_counts_for_itself() -> None:
+    linear, given = layer(320, 40), torch.randn(3, 320, device=DEVICE).bfloat16()
+    apart = linear.apart()
+    assert apart.weight is linear.weight and apart.arrived is not linear.arrived
+    assert torch.equal(apart(given), linear(given))
 
 
 def test_more_rows_than_the_layer_has_counters_for() -> None:
-    product = layer(64, 40)
+    linear = layer(64, 40)
     given = torch.randn(520, 64, device=DEVICE).bfloat16()
-    assert torch.equal(product(given)[:9], product(given[:9]))
+    assert torch.equal(linear(given)[:9], linear(given[:9]))
 
 
 def test_a_tile_is_hardly_larger_than_the_rows() -> None:
@@ -77,12 +86,19 @@ def test_a_tile_is_hardly_larger_than_the_rows() -> None:
     }  # fmt: skip
 
 
+def test_float32_has_blocks_of_one_size() -> None:
+    """Three products of TF32, each over a whole block, make one of float32."""
+    for bits in (8, 4):
+        tiles = [Tile.of(count, outputs, bits, 4) for count, outputs in product(ROWS, (4096, 1 << 17))]
+        assert len({tile.inputs for tile in tiles}) == 1
+
+
 def test_blocks_fit_the_shared_memory() -> None:
     for shared in (99 << 10, 163 << 10, 227 << 10):
-        for count in ROWS:
-            for outputs in (4096, 1 << 17):
-                tile = Tile.of(count, outputs)
-                assert 2 * tile.inputs * (tile.outputs + tile.rows + tile.more_rows) * tile.stages(shared) <= shared
+        for count, outputs, bits in product(ROWS, (4096, 1 << 17), (16, 8, 4)):
+            tile = Tile.of(count, outputs, bits)
+            size = tile.block_bytes(bits)
+            assert size * tile.stages(shared, size) <= shared
 
 
 def test_which_layers_of_a_model_are_computed_by_it() -> None:

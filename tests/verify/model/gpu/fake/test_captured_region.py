@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from bench.model.fake_cuda import Device, fake_cuda, fake_model
 from outrider.verify.errors import ModelError
+from outrider.verify.model import quantization
 from outrider.verify.model.attention.interface import NAME
+from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
+from outrider.verify.model.packed import PLAIN, packed_layers
+from outrider.verify.model.quantization import Quantization, Quantize, finish_quantization
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model import families, test_architectures
 from tests.verify.model.families import FAMILIES, REFUSED
@@ -28,11 +33,15 @@ SERVED = sorted({*ARCHITECTURES, *FAMILIES} - {*REFUSED} - ON_CPU)
 DEVICES = (torch.device("cuda", 0), torch.device("cuda", 1))
 
 
-def captured(name: str, devices: Sequence[torch.device]) -> Device:
+def captured(name: str, devices: Sequence[torch.device], quantize: Quantize = "none", **sizes: Any) -> Device:
     """What is captured of a small model of the family over these devices, for each of ROWS."""
     with fake_cuda() as device:
-        config = test_architectures.config_of(name, NAME) if name in ARCHITECTURES else families.config_of(name, NAME)
-        runner = TorchRunner(fake_model(config, devices), CONTEXT, compile="off", started=False)
+        config_of = test_architectures.config_of if name in ARCHITECTURES else families.config_of
+        model = fake_model(config_of(name, NAME, **sizes), devices)
+        finish_quantization(model, Quantization(quantize), Placement(model, devices))
+        assert bool(packed_layers(model)) == (quantize != "none")
+        assert all(layer.packed.device in devices for layer in packed_layers(model))
+        runner = TorchRunner(model, CONTEXT, compile="off", started=False)
         pool = PagePool(runner.cache_shape, 4)
         forward = GraphedForward(partial(runner._run, keep=0), pool, CONTEXT, None, runner._tap, runner._crossings)
         for count in ROWS:
@@ -51,6 +60,22 @@ def test_nothing_that_cuda_would_refuse_is_captured(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in SERVED if name not in ON_ONE_DEVICE])
 def test_nor_over_two_devices(name: str) -> None:
     assert not captured(name, DEVICES).forbidden
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("llama", {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": True}),
+        ("bloom", {"hidden_size": 64}),
+    ],
+)
+@pytest.mark.parametrize("devices", [DEVICES[:1], DEVICES], ids=["one device", "two devices"])
+def test_nor_with_quantised_weights(
+    name: str, sizes: dict[str, Any], quantize: Quantize, devices: Sequence[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantization, "is_plain", lambda module: type(module).__name__ in PLAIN)  # whose weights are fake
+    assert not captured(name, devices, quantize, **sizes).forbidden
 
 
 @pytest.mark.slow
