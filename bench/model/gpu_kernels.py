@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections import defaultdict
 from typing import Any
 
-import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench.model.shapes import random_runner
-from outrider.drafters.interface import Source, chain
-from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.measurement import timed_forward
 from outrider.verify.model.torch_runner import TorchRunner
 
 CONTEXTS, NODES = (64, 4096), (0, 16, 63)
@@ -38,12 +34,10 @@ def kernels_of_steps(shape: str) -> dict[str, Any]:
 def _kernels_of_step(runner: TorchRunner, context: int, nodes: int) -> dict[str, Any]:
     cache = runner.new_cache()
     cache.fill(context)
-    batch = ForwardBatch.tree(1, chain(np.arange(nodes, dtype=np.int32), np.ones(nodes, np.float32), Source.NONE))
-    times = [_seconds(runner, cache, batch) for _ in range(ROUNDS)]
+    times = [timed_forward(runner, cache, nodes) for _ in range(ROUNDS)]
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         for _ in range(STEPS):
-            runner.forward(cache, batch)
-        torch.cuda.synchronize()
+            timed_forward(runner, cache, nodes)
     microseconds, launches = defaultdict[str, float](float), defaultdict[str, int](int)
     for event in found.events() or ():
         if event.device_type.name == "CUDA":
@@ -56,10 +50,3 @@ def _kernels_of_step(runner: TorchRunner, context: int, nodes: int) -> dict[str,
         "kernels_ms": round(sum(microseconds.values()) / 1e3, 3),
         "kernels_us": {name: [round(microseconds[name], 1), launches[name] // STEPS] for name in longest},
     }
-
-
-def _seconds(runner: TorchRunner, cache: KVCache, batch: ForwardBatch) -> float:
-    started = time.perf_counter()
-    runner.forward(cache, batch)
-    torch.cuda.synchronize()
-    return time.perf_counter() - started
