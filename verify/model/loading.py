@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -230,15 +233,26 @@ def resolve_devices(names: str) -> tuple[torch.device, ...]:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The torch device for `name`; `auto` is a GPU if there is one. Raises ModelError if the device is not available."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    """The torch device for `name`; `auto` is a GPU if there is one. Raises ModelError if the device cannot be used."""
+    device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"model.device is {name!r}, but torch finds no GPU; use cpu or auto.")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise ModelError(f"There is no {name}: torch finds {count} GPU{'s' if count > 1 else ''}, numbered from 0.")
+    if device.type == "cuda":
+        check_compiler()
     return device
+
+
+def check_compiler() -> None:
+    """Raises ModelError without Triton, or without the C compiler that it uses while the server runs."""
+    if find_spec("triton") is None:
+        raise ModelError("A GPU needs Triton; install it with pip install 'outrider[gpu]', or set model.device to cpu.")
+    if not os.environ.get("CC") and not any(map(shutil.which, ("clang", "gcc"))):
+        raise ModelError(
+            "A GPU needs a C compiler, for Triton; install gcc, name another one in the environment variable CC, or set"
+            " model.device to cpu."
+        )
 
 
 def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:

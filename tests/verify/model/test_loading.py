@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from outrider import models
 from outrider.verify.errors import ModelError
+from outrider.verify.model import loading
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.loading import (
@@ -125,6 +126,7 @@ def test_a_saved_model_loads_with_its_logits(tmp_path: Path, tiny_runner: TorchR
 def test_auto_prefers_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for available, kind in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda available=available: int(available))
         assert resolve_device("auto").type == kind
     assert resolve_device("cpu") == CPU
 
@@ -136,6 +138,20 @@ def test_a_gpu_can_be_chosen_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_devices("cuda:1,cuda:0") == (torch.device("cuda", 1), torch.device("cuda", 0))
     with pytest.raises(ModelError, match=r"^There is no cuda:2: torch finds 2 GPUs, numbered from 0\.$"):
         resolve_devices("cuda:0,cuda:2")
+
+
+def test_a_gpu_without_what_compiles_kernels_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(ModelError, match=r"^A GPU needs a C compiler, for Triton; install gcc"):
+        resolve_device("auto")
+    monkeypatch.setenv("CC", "my-compiler")
+    assert resolve_device("auto").type == "cuda"
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"pip install 'outrider\[gpu\]', or set model\.device to cpu"):
+        resolve_device("cuda")
 
 
 @pytest.mark.parametrize(
