@@ -18,6 +18,7 @@ import torch
 from outrider.verify.budget import Draft
 from outrider.verify.controller import Controller, Plan, Times
 from outrider.verify.model.transfer import one_copy
+from outrider.verify.sampling.largest import joined, ranked_together
 from outrider.verify.stream import Part, Step, StepPart, Stream
 
 log = logging.getLogger("outrider.worker")
@@ -85,7 +86,7 @@ class Round:
         self._launch_seconds = self._launched_at - started
         if (logits := self._forward()) is not None:
             rows = dict(zip(self._parts, logits, strict=True))
-            with one_copy():
+            with one_copy(), ranked_together(logits):
                 self._ends = self._each(rows, lambda stream: self._end(stream, self._parts[stream], rows[stream]))
 
     def finish(self) -> list[Outcome]:
@@ -137,7 +138,10 @@ class Round:
             raise
         except Exception:
             return None  # one stream's rows may be the reason
-        return [rows.clone() for rows in logits] if self._clone_logits else logits
+        if not self._clone_logits:
+            return logits
+        rows = joined(logits)
+        return [each.clone() for each in logits] if rows is None else [*rows.clone().split([*map(len, logits)])]
 
     def _compute_alone(self, stream: Stream, part: Part) -> None:
         """Commits a part after a forward of its own, whose error ends this stream only."""

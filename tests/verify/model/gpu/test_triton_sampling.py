@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from outrider.verify.model.gpu import triton_sampling
 from outrider.verify.model.gpu.triton_sampling import choose
-from outrider.verify.sampling.largest import likeliest
+from outrider.verify.sampling.largest import Ranking, joined, likeliest
 from outrider.verify.sampling.sampler import Sampler
 from outrider.verify.sampling_params import SamplingParams
 from tests.verify.model.gpu.conftest import DEVICE
@@ -84,3 +84,23 @@ def test_the_likeliest_tokens(size: int, step: float, dtype: torch.dtype, count:
     assert torch.equal(ids[finite], expected.indices[:, :count][finite].int())
     assert torch.allclose(probabilities.double(), expected.values[:, :count], atol=1e-5)
     assert torch.allclose(likeliest(logits.float(), count)[1], probabilities, atol=1e-5)
+
+
+def test_rows_of_several_streams_are_ranked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, ranked = logits_of(300, 0.0, torch.float32, 5, rows=9).to(DEVICE), triton_sampling.likeliest
+    calls: list[int] = []
+
+    def counted(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append(len(logits))
+        return ranked(logits, count)
+
+    monkeypatch.setattr(triton_sampling, "likeliest", counted)
+    parts, other = rows[2:8].split([1, 3, 2]), logits_of(300, 0.0, torch.float32, 6).to(DEVICE)
+    whole = joined(parts)
+    assert whole is not None and torch.equal(whole, rows[2:8])
+    ranking = Ranking(whole)
+    for part, count in zip((*parts, parts[1], other), (8, 8, 8, 1, 8), strict=True):
+        for found, expected in zip(ranking.of(part, count), ranked(part, count), strict=True):
+            assert torch.equal(found, expected)
+    assert calls == [6, 3]
+    assert joined([parts[1], parts[0]]) is None and joined([parts[0], other]) is None
