@@ -22,6 +22,7 @@ from outrider.drafters.sequence import Reader, Sequence
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.transfer import Download
+from outrider.verify.sampling.largest import likeliest
 from outrider.verify.sampling.sampler import Sampler, warp_logits
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
@@ -221,12 +222,11 @@ class SessionDraft:
 
     def _candidates(self, logits: torch.Tensor, depths: Collection[int], count: int) -> Candidates:
         """Candidates for R rows at `depths` below the text's end, from logits [R, V]."""
-        logits = logits[:, : self._shared.shared_vocabulary].float()
+        logits = logits[:, : self._shared.shared_vocabulary]
         count = min(count, logits.shape[-1])
         if self._params.greedy:
-            probability, tokens = logits.softmax(-1).topk(count, -1)
-            return Candidates(*Download(tokens.int(), probability).arrays())
-        weights = warp_logits(logits, self._params)
+            return Candidates(*Download(*likeliest(logits, count)).arrays())
+        weights = warp_logits(logits.float(), self._params)
         tokens = self._sampler.scores(weights, self._noise_positions(depths)).topk(count, -1).indices
         probability = weights.softmax(-1)
         found = [tokens.int(), probability.gather(-1, tokens)]
