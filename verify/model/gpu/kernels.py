@@ -193,6 +193,31 @@ def attend_text(
 
 
 @triton.jit
+def _attend_path(
+    q, layer, page_stride, value_offset, table, path, length, position, largest, totals, summed, scaling, softcap,
+    dim, in_head,
+    head_dim: tl.constexpr, window: tl.constexpr, capped: tl.constexpr, block: tl.constexpr, own_keys: tl.constexpr,
+    page_tokens: tl.constexpr,
+):  # fmt: skip
+    """Adds a row's keys to its online softmax, from the block that the new rows begin in: committed ones, then its path's."""
+    for begin in range(length // block * block, position + 1, own_keys):
+        at = begin + tl.arange(0, own_keys)
+        allowed = at <= position
+        if window > 0:
+            allowed = allowed & (at > position - window)
+        committed = at < length
+        in_page = tl.load(table + at // page_tokens, committed, 0).to(tl.int32) * page_tokens + at % page_tokens
+        of_path = tl.load(path + at - length, (at >= length) & (at <= position), 0).to(tl.int32)
+        found = tl.where(committed, in_page, of_path)
+        key = (found // page_tokens).to(tl.int64) * page_stride + found % page_tokens * row_width(layer, head_dim)
+        k = load_rows(layer, key, allowed, dim, in_head, q.dtype, head_dim)
+        v = load_rows(layer + value_offset, key, allowed, dim, in_head, q.dtype, head_dim)
+        scores = tl.where(allowed[:, None], _scores(q, k, scaling, softcap, capped), -float("inf"))
+        largest, totals, summed = _add_block(scores, v, largest, totals, summed)
+    return largest, totals, summed
+
+
+@triton.jit
 def _add_parts(
     parts_out, lse, place, count, real, dim, in_head, largest, total, summed,
     head_dim: tl.constexpr, ahead: tl.constexpr,
@@ -215,39 +240,19 @@ def _add_parts(
 
 @triton.jit
 def attend_own(
-    query,  # this and all below as in `attend_text`
-    query_head,
-    query_row,
-    pool,
-    page_stride,
-    layer_offset,
-    head_stride,
-    value_offset,
-    rows,
-    streams,
-    tables,
-    parts_out,
-    lse,
+    # As in `attend_text`.
+    query, query_head, query_row, pool, page_stride, layer_offset, head_stride, value_offset, rows, streams, tables,
+    parts_out, lse,
     sinks,  # [heads]; unused without has_sinks
     out,  # [N, heads, D], contiguous
-    scaling,
-    softcap,
-    groups: tl.constexpr,
-    head_dim: tl.constexpr,
-    padded_dim: tl.constexpr,
-    window: tl.constexpr,
-    capped: tl.constexpr,
-    has_sinks: tl.constexpr,
-    size: tl.constexpr,
-    block: tl.constexpr,
+    scaling, softcap,
+    groups: tl.constexpr, head_dim: tl.constexpr, padded_dim: tl.constexpr, window: tl.constexpr, capped: tl.constexpr,
+    has_sinks: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
     own_rows: tl.constexpr,  # `groups` at least
     own_keys: tl.constexpr,
-    split_keys: tl.constexpr,
-    splits_per_size: tl.constexpr,
-    parts: tl.constexpr,
-    parts_ahead: tl.constexpr,
+    split_keys: tl.constexpr, splits_per_size: tl.constexpr, parts: tl.constexpr, parts_ahead: tl.constexpr,
     page_tokens: tl.constexpr,
-):
+):  # fmt: skip
     """The attention of one row's query heads that share a key head; zero for a row without a stream.
 
     Computes the blocks from the one on that the stream's new rows begin in, and adds the splits of the text before.
@@ -272,20 +277,10 @@ def attend_own(
         if has_sinks:
             largest = tl.load(sinks + query_heads, real, 0.0).to(tl.float32)
             totals += 1.0
-        for begin in range(length // block * block, position + 1, own_keys):
-            at = begin + tl.arange(0, own_keys)
-            allowed = at <= position
-            if window > 0:
-                allowed = allowed & (at > position - window)
-            committed = at < length
-            in_page = tl.load(table + at // page_tokens, committed, 0).to(tl.int32) * page_tokens + at % page_tokens
-            of_path = tl.load(path + at - length, (at >= length) & (at <= position), 0).to(tl.int32)
-            found = tl.where(committed, in_page, of_path)
-            key = (found // page_tokens).to(tl.int64) * page_stride + found % page_tokens * row_width(layer, head_dim)
-            k = load_rows(layer, key, allowed, dim, in_head, q.dtype, head_dim)
-            v = load_rows(layer + value_offset, key, allowed, dim, in_head, q.dtype, head_dim)
-            scores = tl.where(allowed[:, None], _scores(q, k, scaling, softcap, capped), -float("inf"))
-            largest, totals, summed = _add_block(scores, v, largest, totals, summed)
+        largest, totals, summed = _attend_path(
+            q, layer, page_stride, value_offset, table, path, length, position, largest, totals, summed, scaling, softcap,
+            dim, in_head, head_dim, window, capped, block, own_keys, page_tokens,
+        )  # fmt: skip
         count = _split_count(length // block * block, split_keys, splits_per_size, parts)
         total, summed = _add_parts(
             parts_out, lse, place * parts, count, real, dim, in_head, largest, tl.max(totals, 0), summed, head_dim, parts_ahead

@@ -136,7 +136,7 @@ class BlockLinear(PackedLayer):
 
 
 def quantized(linear: torch.nn.Linear, bits: int, device: torch.device) -> BlockLinear:
-    """The layer on this device, with weights of so many bits. Takes the weights of the given one."""
+    """The layer on this device, with its weights rounded to `bits`. The given layer does not keep its weights."""
     if linear.bias is not None:
         linear.bias = torch.nn.Parameter(linear.bias.detach().to(device), requires_grad=False)
     found = BlockLinear(linear, Blocks.of(linear.weight.detach().to(device), bits))

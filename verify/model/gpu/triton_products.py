@@ -23,7 +23,7 @@ TYPES = (torch.bfloat16, torch.float16)
 LEAST_ROWS, MOST_ROWS = 16, 128
 # With fewer programs, too few multiprocessors of a large GPU read weights.
 PROGRAMS = 96
-# Tiles of so many outputs, if there are so many of them, read many rows less often.
+# A layer with at least WIDE_TILES tiles of WIDE_OUTPUTS is computed in these: the rows are then read less often.
 WIDE_OUTPUTS, WIDE_TILES = 128, 128
 OUTPUTS, INPUTS = 64, 128
 MOST_STAGES = 4
@@ -55,7 +55,7 @@ class Tile(NamedTuple):
         return Tile(rows, more_rows, WIDE_OUTPUTS if is_wide else OUTPUTS, inputs, 8 if is_wide else 4)
 
     def block_bytes(self, bits: int = 16, itemsize: int = 2) -> int:
-        """Bytes of a block of inputs: of weights of so many bits, and of rows of so many bytes a number."""
+        """Bytes of shared memory for one block of inputs. `itemsize` is that of the rows."""
         return self.inputs * (self.outputs * bits // 8 + (self.rows + self.more_rows) * itemsize)
 
     def stages(self, shared_bytes: int, block_bytes: int) -> int:
