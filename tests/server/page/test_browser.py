@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.requests import ENDLESS, PROMPT, streaming
-from tests.server.page.chromium import EXECUTABLE, PHONE, launched, said, shown_tokens, submit, visit
+from tests.server.page.chromium import EXECUTABLE, PHONE, launched, said, shown_tokens, submit, submit_endless, visit
 from tests.server.page.screenshots import FOLDER, take
 from tests.servers import ALICE, Served, serving, start, wait_for_metric
 
@@ -60,7 +60,7 @@ def test_tokens_have_the_colours_of_the_apis_sources(browser: Any, served: Serve
 
 def test_an_answer_appears_while_it_is_generated_and_stops(browser: Any, served: Served) -> None:
     with visit(browser, served.url) as page:
-        submit(page, PROMPT, max_tokens="1900", temperature="1.5")
+        submit_endless(page, PROMPT)
         page.locator("#transcript .token").nth(3).wait_for()
         page.click("#stop")
         said(page, "Stopped")
@@ -82,7 +82,7 @@ def test_a_chat_goes_on(browser: Any, served: Served) -> None:
 
 def test_the_kind_of_request_cannot_change_while_an_answer_streams(browser: Any, served: Served) -> None:
     with visit(browser, served.url) as page:
-        submit(page, PROMPT, "Chat", max_tokens="1900", temperature="1.5")
+        submit_endless(page, PROMPT, "Chat")
         page.locator("#transcript .token").nth(3).wait_for()
         modes = page.locator("[name=mode]")
         assert [modes.nth(number).is_disabled() for number in (0, 1)] == [True, True]
@@ -228,7 +228,7 @@ def test_a_loading_server_says_so_and_answers_later(browser: Any) -> None:
 
 def test_a_server_that_ends_is_gone(browser: Any) -> None:
     with serving("--model.dtype", "float32", "--server.drain_seconds", "0") as server, visit(browser, server.url) as page:
-        submit(page, PROMPT, max_tokens="1900", temperature="1.5")
+        submit_endless(page, PROMPT)
         page.locator("#transcript .token").nth(3).wait_for()
         server.process.kill()
         said(page, "The connection was lost before the answer was complete")
