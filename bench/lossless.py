@@ -21,7 +21,7 @@ from outrider.drafters.options import DrafterName
 from outrider.server.settings import Settings
 from outrider.server.worker.runtime import Runtime, load
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.sampling.sampler import gumbel, warp_logits
+from outrider.verify.sampling.device import gumbel, warp_logits
 from outrider.verify.sampling_params import SamplingParams
 
 

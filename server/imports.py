@@ -12,8 +12,8 @@ from contextlib import contextmanager
 def hide_torch() -> None:
     """Makes torch look uninstalled to this process, so that transformers loads only its tokenizers.
 
-    That saves the front end seconds and hundreds of megabytes. Call it before the first import of transformers. Has no effect
-    if torch is already imported.
+    That saves the front end, and the worker of a model that llama.cpp computes, seconds and hundreds of megabytes. Call it
+    before the first import of transformers. Has no effect if torch is already imported.
     """
     if "torch" in sys.modules:
         return

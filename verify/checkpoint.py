@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,8 @@ from outrider.verify.gguf.metadata import read_metadata
 
 DEFAULT_REVISION = "main"
 GGUF = ".gguf"
+# Weights below this size are those of a small model.
+SMALL_MODEL_BYTES = 64_000_000
 # Maps each quantization_config.quant_method to the packages it needs: what pip installs, by the name that Python imports.
 REQUIRED: dict[str, dict[str, str]] = {
     "awq": {"gptqmodel": "gptqmodel", "accelerate": "accelerate"},
@@ -80,3 +83,8 @@ def check_packages(path: str, method: str) -> None:
 def gguf_bits(file: str) -> float:
     """Mean bits per weight of a GGUF file."""
     return read_metadata(file).bits_per_weight
+
+
+def checkpoint_bytes(path: str) -> float:
+    """The size of a local model's weight files; infinite for a hub id."""
+    return sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) or math.inf

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from outrider.drafters.interface import MAX_NODES, Source, chain
 from outrider.verify.cost import CostCurve, parse
-from outrider.verify.findings import digest, processor, save_finding
+from outrider.verify.findings import digest, save_finding
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.runner import ModelRunner
+from outrider.verify.sampling.rows import in_place
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.verifier import Verifier
 
@@ -129,9 +129,9 @@ def step_seconds(streams: Sequence[Verifier], point: Point) -> float:
 
 def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
     """Seconds of one forward over the root and a chain of `nodes`, including the greedy choice at each row."""
-    batch = ForwardBatch.chain(torch.zeros(nodes + 1, dtype=torch.long))
+    batch = ForwardBatch.chain(np.zeros(nodes + 1))
     started = time.perf_counter()
-    runner.forward(cache, batch).max(-1).indices.cpu()
+    in_place(runner.forward(cache, batch)).argmax(-1).tolist()  # waits for the device
     return time.perf_counter() - started
 
 
@@ -157,16 +157,13 @@ def cost_file(runner: ModelRunner, folder: Path | None) -> Path | None:
 
 
 def machine_key(runner: ModelRunner) -> str:
-    """A hash of what measurements depend on: model, dtype, machine, torch version and threads."""
-    device = runner.device
-    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+    """A hash of what measurements depend on: model, dtype, machine, versions and threads."""
     shape = runner.cache_shape
     parts = [
         f"smallest of {ROUNDS} rounds over {NODES} and of {STREAMS} streams, rows {runner.invariant_range}, {runner.backends}",
         runner.description,
         f"{shape.dtype} {shape.stored_dtype}",
-        machine,
-        torch.__version__,
-        str(runner.threads or torch.get_num_threads()),
+        runner.library,
+        *runner.machine,
     ]
     return digest([*parts, str(runner.context_tokens)])

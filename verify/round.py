@@ -13,12 +13,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-import torch
-
 from outrider.verify.budget import Draft
 from outrider.verify.controller import Controller, Plan, Times
-from outrider.verify.model.transfer import one_copy
-from outrider.verify.sampling.largest import joined, ranked_together
+from outrider.verify.errors import lost_device
+from outrider.verify.sampling.rows import Logits, copies, decided_together
 from outrider.verify.stream import Part, Step, StepPart, Stream
 
 log = logging.getLogger("outrider.worker")
@@ -68,7 +66,7 @@ class Round:
         self._device_seconds = 0.0  # seconds from the forward's start to the first stream's verdict
 
     def launch(self) -> None:
-        """Schedules, drafts, chooses nodes and starts the forward and its judgement. Raises torch.AcceleratorError.
+        """Schedules, drafts, chooses nodes and starts the forward and its judgement. Raises `lost_device`.
 
         What the host will wait for is queued behind this forward, so that the next one delays nothing.
         """
@@ -86,11 +84,11 @@ class Round:
         self._launch_seconds = self._launched_at - started
         if (logits := self._forward()) is not None:
             rows = dict(zip(self._parts, logits, strict=True))
-            with one_copy(), ranked_together(logits):
+            with decided_together(logits):
                 self._ends = self._each(rows, lambda stream: self._end(stream, self._parts[stream], rows[stream]))
 
     def finish(self) -> list[Outcome]:
-        """Waits for the forward and commits what it computed. Returns each stream's outcome. Raises torch.AcceleratorError."""
+        """Waits for the forward and commits what it computed. Returns each stream's outcome. Raises `lost_device`."""
         if self._ends is None:
             for stream, part in self._parts.items():
                 self._compute_alone(stream, part)
@@ -128,20 +126,17 @@ class Round:
         self._reads_plan = not tokens
         return parts
 
-    def _forward(self) -> list[torch.Tensor] | None:
+    def _forward(self) -> Sequence[Logits] | None:
         """The logits of all parts by one forward, which a device may still be computing; None if it failed."""
         if not self._parts:
             return []
         try:
             logits = self._streams[0].runner.forward_all([part.segment for part in self._parts.values()])
-        except torch.AcceleratorError:
+        except lost_device():
             raise
         except Exception:
             return None  # one stream's rows may be the reason
-        if not self._clone_logits:
-            return logits
-        rows = joined(logits)
-        return [each.clone() for each in logits] if rows is None else [*rows.clone().split([*map(len, logits)])]
+        return copies(logits) if self._clone_logits else logits
 
     def _compute_alone(self, stream: Stream, part: Part) -> None:
         """Commits a part after a forward of its own, whose error ends this stream only."""
@@ -150,7 +145,7 @@ class Round:
         if end is not None:
             self._commit(stream, end, time.perf_counter() - started)
 
-    def _end(self, stream: Stream, part: Part, logits: torch.Tensor) -> Callable[[float], Step]:
+    def _end(self, stream: Stream, part: Part, logits: Logits) -> Callable[[float], Step]:
         """Starts the end of a stream's part after its forward; the returned function takes the forward's seconds."""
         if isinstance(part, StepPart):
             return partial(stream.accept, part, stream.judge(part, logits))
@@ -171,7 +166,7 @@ class Round:
         """The result of `work`, or None after an error, which is the stream's outcome."""
         try:
             return work()
-        except torch.AcceleratorError:
+        except lost_device():
             raise  # only a new process can use the device again
         except Exception as error:
             self._outcomes[stream] = error
@@ -197,7 +192,7 @@ class Round:
 def run_round(
     streams: Sequence[Stream], controller: Controller | None = None, run_drafts: RunDrafts = in_turns
 ) -> list[Outcome]:
-    """Runs a round from its start to its end, and overlaps nothing. Raises torch.AcceleratorError."""
+    """Runs a round from its start to its end, and overlaps nothing. Raises `lost_device`."""
     started = Round(streams, controller, run_drafts=run_drafts)
     started.launch()
     return started.finish()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import EMPTY, MAX_NODES, Drafter, DraftTree, Ints, Logprobs, Verdict
@@ -19,13 +19,16 @@ from outrider.drafters.sequence import Finish
 from outrider.verify.budget import Budget, Choice, Draft
 from outrider.verify.constraints.reasoning import Constraint
 from outrider.verify.cost import CostCurve
-from outrider.verify.model.adapter import Adapter
 from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.pictures import Picture
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
+from outrider.verify.sampling.rows import Logits
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.verifier import PREFILL_CHUNK_TOKENS, Verifier
+
+if TYPE_CHECKING:
+    from outrider.verify.model.adapter import Adapter
+    from outrider.verify.model.pictures import Picture
 
 
 class PromptError(ValueError):
@@ -151,7 +154,7 @@ class Stream:
         segment = self._verifier.chunk(tokens)
         return None if segment is None else Part(segment)
 
-    def commit_chunk(self, part: Part, logits: torch.Tensor) -> Step:
+    def commit_chunk(self, part: Part, logits: Logits) -> Step:
         """Keeps the rows of a chunk after its forward."""
         self._verifier.commit_chunk(part.segment, logits)
         return Step([])
@@ -173,7 +176,7 @@ class Stream:
             tree, allowed = self._grammar.visit(tree, draft.depth)
         return StepPart(self._verifier.segment(tree), draft, choice, tree, allowed)
 
-    def judge(self, part: StepPart, logits: torch.Tensor) -> Callable[[], Verdict]:
+    def judge(self, part: StepPart, logits: Logits) -> Callable[[], Verdict]:
         """Starts to judge a step by its logits [N+1, V]; the returned function waits for the verdict.
 
         Where drafting does not pay, ranking the likeliest tokens for the drafter does not pay, either.

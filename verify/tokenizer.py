@@ -35,6 +35,11 @@ def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = D
     return cast(PreTrainedTokenizerBase, tokenizer)
 
 
+def stop_ids(ends: frozenset[int], tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Token ids that end an answer: those of the model, and the EOS token of the tokenizer."""
+    return ends if tokenizer.eos_token_id is None else ends | {int(cast(Any, tokenizer.eos_token_id))}
+
+
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """A hash of the vocabulary: equal for two tokenizers if and only if every id is the same token."""
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])

@@ -8,25 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Listed
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import DraftTree, Ints, Logprobs, Verdict
 from outrider.drafters.sequence import Reader, Sequence
-from outrider.verify.model.adapter import Adapter
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.paging import Rows, SwappedRows
-from outrider.verify.model.pictures import Picture
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
-from outrider.verify.model.transfer import Download, to_device
 from outrider.verify.sampling.acceptance import Rule, rule_of
 from outrider.verify.sampling.largest import likeliest
 from outrider.verify.sampling.logits import LogitsProcessor, ProcessedLogits
+from outrider.verify.sampling.logprobs import logprobs_of
+from outrider.verify.sampling.rows import Logits, in_place
 from outrider.verify.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from outrider.verify.model.adapter import Adapter
+    from outrider.verify.model.pictures import Picture
 
 PREFILL_CHUNK_TOKENS = 512
 SCORED_CHUNK_TOKENS = 64  # prompt log-probabilities need a row of logits per token
@@ -165,9 +168,7 @@ class Verifier:
         """
         self._params, self._adapter, self._pictures = params, adapter, pictures
         self._rule = self._rule_of(params)
-        self._processor = LogitsProcessor(
-            params, self._as_model_reads(prompt), stop_ids, self.runner.vocabulary, self.runner.device
-        )
+        self._processor = LogitsProcessor(params, self._as_model_reads(prompt), stop_ids, self.runner.vocabulary)
         self._prompt_logprobs = [] if wants_prompt_logprobs else None
         self.sequence.begin(prompt, max_tokens, stop_ids)
         known = self._reader.begin(self.sequence)
@@ -195,16 +196,15 @@ class Verifier:
         part = self.sequence.tokens[start:end][:tokens]
         if not len(part):
             return None
-        batch = ForwardBatch.chain(torch.from_numpy(part.astype(np.int64)))
-        return Segment(self.cache, batch, with_logits, self._adapter, self._shift)
+        return Segment(self.cache, ForwardBatch.chain(part), with_logits, self._adapter, self._shift)
 
-    def commit_chunk(self, chunk: Segment, logits: torch.Tensor) -> None:
+    def commit_chunk(self, chunk: Segment, logits: Logits) -> None:
         """Keeps the rows of a chunk after its forward, and the log-probabilities of its tokens if they are requested."""
         start = self.cache.length
         if chunk.logits:
             assert self._prompt_logprobs is not None
             following = self.sequence.tokens[start + 1 :][: chunk.rows]
-            self._prompt_logprobs.append(_logprobs(logits, following, self._params.logprobs or 0))
+            self._prompt_logprobs.append(logprobs_of(in_place(logits), following, self._params.logprobs or 0))
         self.cache.length += chunk.rows
 
     def prefill(self) -> None:
@@ -223,7 +223,9 @@ class Verifier:
         """Log-probabilities of the prompt tokens read so far except the first, [P-1]; None if not requested."""
         if self._prompt_logprobs is None:
             return None
-        empty = _logprobs(torch.empty(0, self.runner.vocabulary), np.empty(0, np.int32), self._params.logprobs or 0)
+        empty = logprobs_of(
+            np.empty((0, self.runner.vocabulary), np.float32), np.empty(0, np.int32), self._params.logprobs or 0
+        )
         parts = [empty, *self._prompt_logprobs]
         return Logprobs(*(np.concatenate([getattr(part, entry.name) for part in parts]) for entry in fields(Logprobs)))
 
@@ -233,21 +235,21 @@ class Verifier:
         return Segment(self.cache, batch, adapter=self._adapter, shift=self._shift)
 
     def judge(
-        self, tree: DraftTree, logits: torch.Tensor, feedback: int = 0, allowed: NDArray[np.bool_] | None = None
+        self, tree: DraftTree, logits: Logits, feedback: int = 0, allowed: NDArray[np.bool_] | None = None
     ) -> Callable[[], Verdict]:
         """Starts to judge a tree after its forward, by its logits [N+1, V]; the returned function waits for the verdict.
 
         It holds the target's `feedback` likeliest tokens at every node, and emits only tokens in `allowed` [N+1, V].
         """
         assert self._processor is not None
-        position = self.sequence.emitted  # position of the next token in the answer
-        processed = ProcessedLogits(self._processor, logits, tree, position, allowed)
-        decision = self._rule.decide(processed, tree, position, likeliest(logits, feedback))
+        position, rows = self.sequence.emitted, in_place(logits)  # the position of the next token in the answer
+        processed = ProcessedLogits(self._processor, rows, tree, position, allowed)
+        decision = self._rule.decide(processed, tree, position, likeliest(rows, feedback))
         count = self._params.logprobs
 
         def verdict() -> Verdict:
             path, tokens, (ids, probabilities) = decision()
-            logprobs = None if count is None else _logprobs(logits[[0, *(path + 1).tolist()]], tokens, count)
+            logprobs = None if count is None else logprobs_of(rows[[0, *(path + 1).tolist()]], tokens, count)
             return Verdict(tree, path, tokens, ids, probabilities, logprobs=logprobs)
 
         return verdict
@@ -288,11 +290,3 @@ class Verifier:
         for picture in self._pictures:
             prompt[picture.start : picture.end] = picture.tokens.numpy()
         return prompt
-
-
-def _logprobs(logits: torch.Tensor, tokens: Ints, count: int) -> Logprobs:
-    """Log-probabilities of `tokens` [A+1] and of the `count` likeliest tokens, one per row of `logits` [A+1, V]."""
-    values = logits.float().log_softmax(-1)
-    chosen = values.gather(1, to_device(torch.from_numpy(tokens).long(), values.device)[:, None])[:, 0]
-    top, ids = values.topk(count, -1)
-    return Logprobs(*Download(chosen, ids.int(), top).arrays())

@@ -21,8 +21,8 @@ from outrider.drafters.options import PearlOptions
 from outrider.drafters.sequence import Sequence
 from outrider.verify.decode import finish
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment
 from outrider.verify.sampling.acceptance import walk
@@ -32,7 +32,7 @@ from outrider.verify.verifier import CachedText, Verifier
 
 T = TypeVar("T")
 SHAPE = CacheShape.uniform(1, 1, 1, torch.float32, torch.device("cpu"))
-NO_ROWS = Segment(KVCache(SHAPE, 1), ForwardBatch.chain(torch.zeros(1)))
+NO_ROWS = Segment(TensorCache(SHAPE, 1), ForwardBatch.chain(torch.zeros(1)))
 WRONG = 1  # added to a token, to be rejected
 
 
@@ -114,7 +114,7 @@ class SleepingVerifier(Verifier):
     def chunk(self, tokens: int = 0) -> Segment | None:
         return None
 
-    def commit_chunk(self, chunk: Segment, logits: torch.Tensor) -> None:
+    def commit_chunk(self, chunk: Segment, logits: Any) -> None:
         pass
 
     def segment(self, tree: DraftTree) -> Segment:
@@ -125,7 +125,7 @@ class SleepingVerifier(Verifier):
         return [torch.empty(0)] * len(segments)
 
     def judge(
-        self, tree: DraftTree, logits: torch.Tensor, feedback: int = 0, allowed: NDArray[np.bool_] | None = None
+        self, tree: DraftTree, logits: Any, feedback: int = 0, allowed: NDArray[np.bool_] | None = None
     ) -> Callable[[], Verdict]:
         choices = self._answer[self.sequence.emitted :][[0, *tree.depths.tolist()]]
         rows, tokens = walk(tree, choices.tolist().__getitem__)

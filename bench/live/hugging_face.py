@@ -15,9 +15,8 @@ from transformers.utils.logging import set_verbosity_error
 from bench.live.setup import LivePeer, Question, Setup
 from bench.turns import Answer
 from outrider.engines.transformers import generate
-from outrider.verify.model.loading import stop_ids
 from outrider.verify.model.sizes import end_tokens
-from outrider.verify.tokenizer import load_tokenizer
+from outrider.verify.tokenizer import load_tokenizer, stop_ids
 
 # The number of looked up tokens is the one in transformers' documentation.
 METHODS: Mapping[str, Mapping[str, Any]] = {

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from bench.model.shapes import SHAPES, check_shape
 from bench.plan import BenchError
@@ -24,6 +25,7 @@ from outrider.verify.decode import Decoded, finish
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.model.transfer import Download
 from outrider.verify.sampling.acceptance import Decision, NodeLogits, walk
+from outrider.verify.sampling.rows import is_on_host
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
 from outrider.verify.verifier import Verifier
@@ -35,17 +37,14 @@ class Recorded:
     def __init__(self, answer: Ints) -> None:
         self._answer = answer.tolist()
 
-    def decide(
-        self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[torch.Tensor] = ()
-    ) -> Callable[[], Decision]:
+    def decide(self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = ()) -> Callable[[], Decision]:
         depths = [0, *tree.depths.tolist()]
         on_record = [True]
         for parent, depth, token in zip(tree.parents.tolist(), depths[1:], tree.tokens.tolist(), strict=True):
             on_record.append(on_record[parent + 1] and self._next(first + depth - 1) == token)
         chosen = [self._next(first + depth) if right else -1 for right, depth in zip(on_record, depths, strict=True)]
-        if logits.device.type == "cpu":
-            others = Download(*extra)
-            return lambda: (*walk(tree, lambda row: _after_greedy_choice(logits[row], chosen[row])), others.arrays())
+        if is_on_host(logits):
+            return lambda: (*walk(tree, lambda row: _after_greedy_choice(logits[row], chosen[row])), [*extra])
         download = Download(logits[:].argmax(-1).int(), *extra)  # as costly as a greedy choice
         return lambda: (*walk(tree, chosen.__getitem__), download.arrays()[1:])
 
@@ -53,9 +52,9 @@ class Recorded:
         return self._answer[position] if position < len(self._answer) else 0
 
 
-def _after_greedy_choice(logits: torch.Tensor, token: int) -> int:
+def _after_greedy_choice(logits: NDArray[np.float32], token: int) -> int:
     """The recorded token, after the work of a greedy choice."""
-    logits.max(-1)
+    logits.argmax(-1)
     return token
 
 

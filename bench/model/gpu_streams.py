@@ -12,7 +12,7 @@ import torch
 from bench.model.shapes import random_runner
 from outrider.verify.model import invariance
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 
@@ -44,7 +44,7 @@ def shared_forwards(runner: TorchRunner, text_tokens: int = TEXT_TOKENS) -> dict
     }
 
 
-def _forward_seconds(runner: TorchRunner, caches: list[KVCache], nodes: int) -> float:
+def _forward_seconds(runner: TorchRunner, caches: list[TensorCache], nodes: int) -> float:
     """The median of several forwards over the root and `nodes` draft nodes of each stream."""
     segments = [Segment(cache, ForwardBatch.chain(torch.zeros(nodes + 1, dtype=torch.int64))) for cache in caches]
     times = []

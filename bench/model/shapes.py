@@ -10,11 +10,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5TextConfig, Q
 
 from bench.plan import BenchError
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.cache.codec import KVDtype
+from outrider.verify.model.cache.shape import KVDtype
 from outrider.verify.model.gpu.devices import Placement
+from outrider.verify.model.load_options import UNQUANTIZED, Compile, Quantization
 from outrider.verify.model.loading import prepare, resolve_devices
-from outrider.verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization
-from outrider.verify.model.torch_runner import Compile, TorchRunner
+from outrider.verify.model.quantization import check_quantization, finish_quantization
+from outrider.verify.model.torch_runner import TorchRunner
 
 # The cost of sampling depends on how flat the distribution is.
 LOGITS_DEVIATION = 3.0
@@ -88,7 +89,7 @@ def random_runner(
     with torch.device(devices[0] if len(devices) == 1 else "cpu"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
     prepare(model, context_tokens)
-    quantization.check(devices[0])
+    check_quantization(quantization, devices[0])
     placement = Placement(model, devices)
     finish_quantization(model, quantization, placement)
     placement.move()

@@ -18,8 +18,8 @@ from outrider.server.settings import Settings
 from outrider.server.worker.runtime import default_threads
 from outrider.verify.cost import CostCurve
 from outrider.verify.measurement import CONTEXTS, measure, timed_forward
+from outrider.verify.model.load_options import Quantization
 from outrider.verify.model.loading import resolve_devices
-from outrider.verify.model.quantization import Quantization
 from outrider.verify.model.torch_runner import TorchRunner
 
 STEP_NODES = (0, 1, 2, 4, 8, 16, 32, 63, 64, MAX_NODES)

@@ -111,6 +111,12 @@ class Settings(BaseSettings):
         return not self.auth.keys if self.speculation.trace is None else self.speculation.trace
 
     @property
+    def needs_torch(self) -> bool:
+        """Whether the worker imports PyTorch: unless llama.cpp is named, and computes everything."""
+        is_alone = self.draft_model.path is None and not self.model.trust_remote_code
+        return self.model.backend != "llama.cpp" or not is_alone
+
+    @property
     def learns_from_sessions(self) -> bool:
         """Whether the drafts of a session learn from earlier ones of its principal."""
         return self.sessions.learn == "key" and self.finds_sessions_by_text

@@ -10,14 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from outrider.server.worker.memory_plan import RESERVED_SHARE
 from outrider.server.worker.session import Session
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.paging import Page, Rows, distinct_bytes
 from outrider.verify.model.cache.shape import CacheShape
-from outrider.verify.model.memory import free_bytes
+from outrider.verify.model.memory import HOST, free_bytes
 
 # By default, the rows of all sessions may take this share of the memory that is free after the weights.
 KEPT_SHARE = 0.25
@@ -36,7 +34,7 @@ class Bounds:
     @classmethod
     def of(cls, sessions: int, kept_bytes: int | None, memory_bytes: int | None) -> Bounds:
         """Bounds from settings; None takes a share of the memory that is free now."""
-        free = free_bytes(torch.device("cpu"))
+        free = free_bytes(HOST)
         return cls(
             sessions,
             int(KEPT_SHARE * free) if kept_bytes is None else kept_bytes,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import Logprobs, Source
@@ -16,9 +17,11 @@ from outrider.server.worker.detokenizer import AnswerText, Detokenizer
 from outrider.server.worker.runtime import Runtime
 from outrider.server.worker.session import Session
 from outrider.verify.constraints.reasoning import Constraint, ReasoningBudget
-from outrider.verify.model.pictures import Picture
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.stream import DecodeOptions, Step, Stream
+
+if TYPE_CHECKING:
+    from outrider.verify.model.pictures import Picture
 
 LABELS = {int(source): source.label for source in Source}
 
@@ -107,11 +110,7 @@ class Job:
 def placed(picture: PictureInput, runner: ModelRunner) -> Picture:
     """A picture of a request, as the target reads it."""
     assert runner.pictures is not None
-    arguments = {
-        name: torch.frombuffer(bytearray(array.data), dtype=getattr(torch, array.dtype)).reshape(array.shape)
-        for name, array in picture.arrays.items()
-    }
-    return runner.pictures.place(picture.start, torch.tensor(picture.tokens), arguments)
+    return runner.pictures.read(picture.start, picture.tokens, picture.arrays)
 
 
 def make_detokenizer(request: Request, tokens: Vocabulary) -> Detokenizer:

@@ -13,7 +13,6 @@ from collections.abc import MutableSequence
 from typing import TypeVar
 
 import numpy as np
-import torch
 
 from outrider.server.engine import messages
 from outrider.server.engine.messages import (
@@ -41,6 +40,7 @@ from outrider.server.worker.storage.session_folder import ForeignFolder
 from outrider.server.worker.storage.session_format import Fits
 from outrider.verify.constraints.grammar import GrammarError
 from outrider.verify.controller import Controller
+from outrider.verify.errors import lost_device, out_of_memory
 from outrider.verify.model.cache.paging import OutOfPages
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.round import Round
@@ -146,7 +146,7 @@ class Worker:
         try:
             owner = self._runtime.owner_of(request.principal, request.adapter)
             session = self._sessions.acquire(owner, request.session, np.array(request.prompt, np.int32))
-        except torch.AcceleratorError:
+        except lost_device():
             raise
         except Exception as error:
             self._send(failure(request, error))
@@ -167,7 +167,7 @@ class Worker:
         try:
             if not self._sessions.resume(job.session):
                 return False
-        except torch.AcceleratorError:
+        except lost_device():
             raise
         except Exception as error:
             self._deliver(job, error)
@@ -262,7 +262,7 @@ class Worker:
         """Ends a job that is no longer in line. Its session keeps the KV cache, unless the job has failed."""
         try:
             job.close()
-        except torch.AcceleratorError:
+        except lost_device():
             raise
         except Exception as error:
             log.error("the drafter of request %s failed", job.id, exc_info=error)
@@ -330,6 +330,6 @@ def failure(request: Request, error: Exception) -> Failed:
     if isinstance(error, CLIENT_ERRORS):
         return Failed(request.id, str(error), client_error=True)
     log.error("request %s failed", request.id, exc_info=error)
-    if isinstance(error, (MemoryError, OutOfPages, torch.OutOfMemoryError)):
+    if isinstance(error, (OutOfPages, *out_of_memory())):
         return Failed(request.id, "There is not enough memory for this request; try again later or use a shorter context.")
     return Failed(request.id, "The model failed on this request; see the server's log.")

@@ -17,7 +17,7 @@ from outrider.server.engine.messages import Ready, Refused, Start
 from outrider.server.engine.program import connected
 from outrider.server.engine.transport import WorkerSide
 from outrider.server.engine.worker_process import decode_settings
-from outrider.server.imports import frozen_imports
+from outrider.server.imports import frozen_imports, hide_torch
 from outrider.server.settings import Settings
 from outrider.server.telemetry.logs import configure
 
@@ -58,6 +58,8 @@ def receive_start(wire: WorkerSide) -> Start:
 def run(settings: Settings, wire: WorkerSide, started_at: float) -> None:
     """Loads and serves. A model or table that cannot be loaded is reported as Refused."""
     with frozen_imports():
+        if not settings.needs_torch:
+            hide_torch()
         from outrider.drafters.tables.array_file import ArrayFileError
         from outrider.server.worker.kernels import Kernels
         from outrider.server.worker.loop import Worker

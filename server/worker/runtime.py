@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 from collections.abc import Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
-import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
@@ -26,26 +24,24 @@ from outrider.server.worker.kernels import Kernels
 from outrider.server.worker.learned import MAX_PRINCIPALS, LearnedTexts
 from outrider.server.worker.memory_plan import RESERVED_SHARE, MemoryFigures, MemoryPlan, MemoryWishes, plan_devices
 from outrider.server.worker.resources import ChosenCorpus, Stores, Tables, distinct, load_resources
+from outrider.verify.checkpoint import SMALL_MODEL_BYTES
 from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.cost import CostCurve
-from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.findings import save_finding
-from outrider.verify.heads.draft import HeadRunner
-from outrider.verify.heads.loading import MTP, load_head
-from outrider.verify.heads.model import HeadModel
 from outrider.verify.measurement import cost_file, load_or_measure, machine_key
 from outrider.verify.model import backend
-from outrider.verify.model.adapter import Adapter
-from outrider.verify.model.loading import LoadOptions, load_adapter, load_weights, stop_ids
-from outrider.verify.model.memory import free_bytes
-from outrider.verify.model.quantization import Quantization
+from outrider.verify.model.load_options import LoadOptions, Quantization
+from outrider.verify.model.memory import HOST, Device, free_bytes
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.round import RunDrafts, in_turns
-from outrider.verify.tokenizer import check_pair, fingerprint, load_tokenizer
+from outrider.verify.tokenizer import fingerprint, load_tokenizer, stop_ids
+
+if TYPE_CHECKING:
+    from outrider.verify.heads.model import HeadModel
+    from outrider.verify.model.adapter import Adapter
+    from outrider.verify.model.torch_runner import TorchRunner
 
 log = logging.getLogger("outrider.worker")
-SMALL_MODEL_BYTES = 64_000_000
 # A token of a principal's earlier texts takes this much in the text itself, its index and their table.
 LEARNED_TOKEN_BYTES = 16
 
@@ -126,7 +122,11 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
             wait([loading])  # both would write the same modules to transformers' cache
         runner = load_target(settings)
         tokenizer = loading.result()
-    draft = load_draft(settings, tokenizer, runner)
+    draft: TorchRunner | HeadModel | None = None
+    if settings.draft_model.path is not None:
+        from outrider.server.worker.draft import load_draft, share_draft  # imports torch
+
+        draft = load_draft(settings, shared_options(settings, settings.draft_model), tokenizer, runner)
     slots = start_models(runner, draft, settings, tokenizer)
     draft_session, run_drafts = None, in_turns
     if draft is not None:
@@ -157,16 +157,13 @@ def load(settings: Settings, kernels: Kernels | None = None) -> Runtime:
         run_drafts=run_drafts,
         corpus=corpus,
         learned=LearnedTexts(settings.sessions.learned_tokens, tables.vocabulary) if settings.learns_from_sessions else None,
-        adapters={name: load_adapter(runner, path) for name, path in model.adapters.items()},
+        adapters={name: backend.load_adapter(runner, path) for name, path in model.adapters.items()},
     )
 
 
 def load_target(settings: Settings) -> ModelRunner:
     """The target model, not started. Raises ModelError."""
-    model = settings.model
-    if checkpoint_bytes(model.path) < SMALL_MODEL_BYTES:
-        torch.set_num_threads(1)  # while other processes start, a second thread slows loading down
-    return backend.load(replace(shared_options(settings, model), kv_dtype=model.kv_dtype))
+    return backend.load(replace(shared_options(settings, settings.model), kv_dtype=settings.model.kv_dtype))
 
 
 def shared_options(settings: Settings, model: Model | DraftModel) -> LoadOptions:
@@ -187,29 +184,6 @@ def shared_options(settings: Settings, model: Model | DraftModel) -> LoadOptions
     )
 
 
-def load_draft(settings: Settings, tokenizer: PreTrainedTokenizerBase, runner: ModelRunner) -> TorchRunner | HeadModel | None:
-    """The draft model or draft head, if one is set. Neither it nor the target's `runner` has started.
-
-    Raises ModelError, also if a draft model does not share the target's tokenizer.
-    """
-    draft, target = settings.draft_model, settings.model
-    if draft.path is None:
-        return None
-    revision = target.revision if draft.path == MTP else draft.revision
-    head = load_head(draft.path, runner, revision, pack=target.backend != "torch")
-    if head is not None:
-        return head
-    check_pair(tokenizer, load_tokenizer(draft.path, draft.trust_remote_code, draft.revision))
-    return load_weights(shared_options(settings, draft))
-
-
-def share_draft(draft: ModelRunner | HeadModel, vocabulary: int, slots: int, threads: int) -> DraftRunner:
-    """The draft model or head for all sessions."""
-    if isinstance(draft, HeadModel):
-        return HeadRunner(draft, slots, threads)
-    return DraftRunner(draft, vocabulary, slots, threads)
-
-
 def start_models(
     runner: ModelRunner,
     draft: TorchRunner | HeadModel | None,
@@ -225,20 +199,18 @@ def start_models(
         log.warning(plan.note)
     draft_plan = plan_draft(runner, draft, plan)
     reserved = 0 if draft is None else settings.draft_model.threads
-    # Before the model starts: how a machine's kernels sum may depend on the threads.
-    runner.threads = settings.model.threads or default_threads(runner, reserved)
-    torch.set_num_threads(runner.threads)
+    runner.use_threads(settings.model.threads or default_threads(runner, reserved))
     folder = cost_folder(settings)
     finding = folder and folder / f"{machine_key(runner)}-rows.json"
     for each, pages in ((runner, plan.pages), (draft, draft_plan.pages)):
         if isinstance(each, ModelRunner) and each.in_pages:
             each.pages = pages
     backend.start(runner, settings.model.path, plan.context_tokens, settings.model.invariant, finding, tokenizer)
-    if isinstance(draft, HeadModel):
-        draft.start(plan.context_tokens)
-    elif draft is not None:
+    if isinstance(draft, ModelRunner):
         draft.threads = settings.draft_model.threads
         backend.start(draft, str(settings.draft_model.path), draft_plan.context_tokens, tokenizer=tokenizer)
+    elif draft is not None:
+        draft.start(plan.context_tokens)
     return min(plan.streams, settings.sessions.slots or runner.most_caches)
 
 
@@ -247,7 +219,7 @@ def plan_draft(runner: ModelRunner, draft: ModelRunner | HeadModel | None, plan:
 
     Raises ModelError if its device holds none.
     """
-    if not isinstance(draft, ModelRunner) or draft.device in {part.device for part in runner.cache_shape.parts}:
+    if not isinstance(draft, ModelRunner) or str(draft.device) in device_names(runner):
         return plan
     tokens = min(draft.model_tokens, plan.context_tokens)
     own = plan_devices(memory_figures(draft, None, tokens), MemoryWishes(sessions=plan.streams))
@@ -266,25 +238,30 @@ def memory_figures(
 
     The longest context is the model's unless `model_tokens` is given. On a CPU, `stores` bytes are reserved.
     """
-    whole = [draft] if isinstance(draft, HeadModel) and runner.in_pages else []
+    whole = [draft] if draft is not None and draft.is_head and runner.in_pages else []
     models = [runner] if draft is None or whole else [runner, draft]
     shapes = [part for model in models for part in model.cache_shape.parts]
     found = []
-    for device in dict.fromkeys(part.device for part in runner.cache_shape.parts):
-        shared = [shape for shape in shapes if shape.device == device]
+    for name, device in device_names(runner).items():
+        shared = [shape for shape in shapes if str(shape.device) == name]
         found.append(
             MemoryFigures(
                 free_bytes=free_bytes(device) - (stores if device.type == "cpu" else 0),
                 token_bytes=sum(shape.bytes_for(1) for shape in shared),
                 model_tokens=model_tokens or runner.model_tokens,
                 slot_bytes=sum(shape.slot_bytes for shape in shared),
-                whole_token_bytes=sum(head.cache_shape.bytes_for(1) for head in whole if head.device == device),
-                device=str(device),
+                whole_token_bytes=sum(head.cache_shape.bytes_for(1) for head in whole if str(head.device) == name),
+                device=name,
                 is_lazy=not runner.in_pages,
                 windowed=[(each.window, each.windowed_bytes_for(1)) for each in shared if each.window and each.releases],
             )
         )
     return found
+
+
+def device_names(runner: ModelRunner) -> dict[str, Device]:
+    """The devices of a model's layers by their names."""
+    return {str(part.device): part.device for part in runner.cache_shape.parts}
 
 
 def memory_wishes(settings: Settings) -> MemoryWishes:
@@ -295,7 +272,7 @@ def memory_wishes(settings: Settings) -> MemoryWishes:
 
 def memory_bytes(settings: Settings) -> int:
     """The host's memory for the rows of all sessions: the budget of the KV caches of a model on a CPU."""
-    return int((1 - RESERVED_SHARE) * max(0, free_bytes(torch.device("cpu")) - store_bytes(settings)))
+    return int((1 - RESERVED_SHARE) * max(0, free_bytes(HOST) - store_bytes(settings)))
 
 
 def store_bytes(settings: Settings) -> int:
@@ -324,11 +301,6 @@ def cost_folder(settings: Settings) -> Path | None:
     """The folder of what was measured on this machine."""
     folder = settings.speculation.cost_folder
     return folder and folder.expanduser()
-
-
-def checkpoint_bytes(path: str) -> float:
-    """The size of a local model's weight files; infinite for a hub id."""
-    return sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) or math.inf
 
 
 def default_threads(runner: ModelRunner, reserved: int = 0) -> int:

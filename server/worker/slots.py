@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
-
 from outrider.server.worker.session import Session
 from outrider.server.worker.storage.session_format import DamagedSession, StoredRows
+from outrider.verify.errors import lost_device
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.runner import ModelRunner
 
@@ -73,7 +72,7 @@ class Slots:
         """Returns a slot that a session's rows could not be copied to. Raises DamagedSession if they came from a file."""
         try:
             yield
-        except torch.AcceleratorError:
+        except lost_device():
             raise
         except Exception as error:
             slot.truncate(0)

@@ -12,7 +12,7 @@ from bench import quality
 from bench.plan import BenchError
 from bench.quality import Scores, compare, read_windows, run, scores, show
 from outrider.server.settings import Settings
-from outrider.verify.model.cpu import native
+from outrider.verify.model.cpu.native import interface as native
 
 TEXT = Path(quality.__file__)  # code, which the embedded model knows
 vnni = pytest.mark.skipif(native.compiled_library() is None, reason="the library was not compiled")

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outrider import models
-from outrider.verify.model.cpu.native import compiled_library
+from outrider.verify.model.cpu.native.library import compiled_library
 from tests.adapters import save_adapter
 from tests.servers import Served, serving
 

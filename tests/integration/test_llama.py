@@ -52,6 +52,14 @@ def test_the_version_says_what_computes_and_what_it_does_not_promise(llama: Serv
     assert version["invariant_rows"].startswith("off: the bits of llama.cpp's logits depend")
 
 
+def test_no_process_loads_torch(llama: Served) -> None:
+    """The other tests of this server have sampled, drafted, and followed grammars without it."""
+    children = Path(f"/proc/{llama.process.pid}/task/{llama.process.pid}/children").read_text().split()
+    assert children
+    for pid in (llama.process.pid, *children):
+        assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+
+
 def test_answers_streams_and_messages(llama: Served) -> None:
     answer = chat(llama, FRUITS)
     assert answer["choices"][0]["finish_reason"] == "stop" and "<|" not in text(answer)

@@ -10,7 +10,8 @@ import torch
 
 from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.networks import EagleHead
-from outrider.verify.model.loading import LoadOptions, load_weights
+from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.loading import load_weights
 from training import train_head
 from training.train import RunState, build_model
 from training.train_head import HeadLearner, export, head_config, train

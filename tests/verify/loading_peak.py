@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 import transformers.models.llama.modeling_llama  # noqa: F401  # counts as idle memory
 
-from outrider.verify.model.cpu import native
-from outrider.verify.model.loading import LoadOptions, load_weights
+from outrider.verify.model.cpu.native import interface as native
+from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
+from outrider.verify.model.loading import load_weights
 from outrider.verify.model.packed import PackedLayer, packed_layers
-from outrider.verify.model.quantization import Quantization, Quantize
 
 INTERVAL_SECONDS = 0.002
 

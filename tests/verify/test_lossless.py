@@ -21,12 +21,12 @@ from outrider.server.chat.vocabulary import Vocabulary
 from outrider.server.worker.detokenizer import AnswerText, Detokenizer
 from outrider.verify.decode import Decoded, decode, step
 from outrider.verify.draft_model.runner import DraftRunner
-from outrider.verify.model.loading import LoadOptions, load_model, load_weights, start_model, stop_ids
-from outrider.verify.model.quantization import UNQUANTIZED, Quantization
+from outrider.verify.model.load_options import UNQUANTIZED, LoadOptions, Quantization
+from outrider.verify.model.loading import load_model, load_weights, start_model
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
-from outrider.verify.tokenizer import fingerprint, load_tokenizer
+from outrider.verify.tokenizer import fingerprint, load_tokenizer, stop_ids
 from outrider.verify.verifier import Verifier
 
 VERBS = ("read", "write", "sort", "find", "merge", "count", "parse", "remove", "open", "close")

@@ -25,8 +25,9 @@ from outrider.verify.cost import CostCurve
 from outrider.verify.decode import finish
 from outrider.verify.measurement import NODES
 from outrider.verify.model import invariance
-from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.loading import LoadOptions, load_weights
+from outrider.verify.model.cache.tensor_cache import TensorCache
+from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.loading import load_weights
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.round import Round, run_round
@@ -182,7 +183,7 @@ def raising(*_: Any, error: Exception | None = None, **__: Any) -> Any:
 @pytest.mark.slow
 def test_ten_thousand_rounds_of_joining_and_leaving_keep_the_memory_and_starve_nobody(tiny_runner: TorchRunner) -> None:
     random, caches = Random(3), [tiny_runner.new_cache() for _ in range(8)]
-    active: dict[int, tuple[Stream, KVCache]] = {}
+    active: dict[int, tuple[Stream, TensorCache]] = {}
     rounds_of = dict[int, int]()  # in which a request took part, and got no token
     memory = []
     for number in range(10_000):

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from outrider.verify.errors import lost_device
 from outrider.verify.model.segment import Segment
 
 # Each piece of work needs a thread. Threads are started when they are needed.
@@ -86,7 +87,7 @@ class Gathering:
         """The logits of each segment, or the error that ends its work."""
         try:
             return [*self._together(segments)]
-        except torch.AcceleratorError as error:  # only a new process can use the device again
+        except lost_device() as error:  # only a new process can use the device again
             return [error for _ in segments]
         except Exception:
             return [self._one(segment) for segment in segments]  # one of them may be the reason

@@ -22,8 +22,9 @@ from outrider.drafters.sequence import Reader, Sequence
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.transfer import Download
+from outrider.verify.sampling.device import DeviceSampler, warp_logits
 from outrider.verify.sampling.largest import likeliest
-from outrider.verify.sampling.sampler import Sampler, warp_logits
+from outrider.verify.sampling.rows import in_place
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.verifier import PREFILL_CHUNK_TOKENS
 
@@ -48,7 +49,7 @@ class SessionDraft:
         self._length = 0  # tokens committed here; the verifier may append more while a forward runs
         self._reader = Reader()
         self._params = SamplingParams(temperature=0)
-        self._sampler = Sampler(self._params)
+        self._sampler = DeviceSampler(self._params)
         self._draws = 0  # number of rows that a request with rejection sampling has drawn after
         self._reading: Future[None] | None = None  # reading of the prompt, ahead of the first draft
         self._reads_ahead = False
@@ -88,7 +89,7 @@ class SessionDraft:
         self._params = params = SamplingParams(temperature=0) if sampling is None else cast(SamplingParams, sampling)
         if params.rule == "rejection":  # requires drafts that are independent of the target's noise
             params = replace(params, seed=params.seed ^ INDEPENDENT_SEED)
-        self._sampler, self._draws = Sampler(params), 0
+        self._sampler, self._draws = DeviceSampler(params), 0
         self._text, self._length = text, len(text)
         self._has_unknown_tokens = self._any_unknown(text.tokens)
         self._drop_rows()
@@ -133,7 +134,7 @@ class SessionDraft:
     def expand(self, tokens: Collection[int], parents: Collection[int], count: int) -> Candidates:
         known = len(self._rows)
         self._add_rows(tokens, parents)
-        batch = ForwardBatch(torch.tensor(self._rows), torch.tensor(self._depths), torch.from_numpy(self._ancestors), known)
+        batch = ForwardBatch(np.array(self._rows), np.array(self._depths), self._ancestors, known)
         logits = self._shared.forward(self._shared.cache_for(self), batch)
         return self._candidates(logits, self._depths[known:], count)
 
@@ -182,9 +183,9 @@ class SessionDraft:
         cache.length += len(chunk)
         return True
 
-    def _unread(self, cache: KVCache) -> torch.Tensor:
-        """The committed tokens that are not in the cache, int64 [N]."""
-        return torch.from_numpy(self._text.tokens[cache.length : self._length].astype(np.int64))
+    def _unread(self, cache: KVCache) -> Ints:
+        """The committed tokens that are not in the cache, int32 [N]."""
+        return self._text.tokens[cache.length : self._length]
 
     def _any_unknown(self, tokens: Ints) -> bool:
         """Whether any id is outside the draft model's vocabulary."""
@@ -225,7 +226,8 @@ class SessionDraft:
         logits = logits[:, : self._shared.shared_vocabulary]
         count = min(count, logits.shape[-1])
         if self._params.greedy:
-            return Candidates(*Download(*likeliest(logits, count)).arrays())
+            ids, probabilities = likeliest(in_place(logits), count)
+            return Candidates(*((ids, probabilities) if isinstance(ids, np.ndarray) else Download(ids, probabilities).arrays()))
         weights = warp_logits(logits.float(), self._params)
         tokens = self._sampler.scores(weights, self._noise_positions(depths)).topk(count, -1).indices
         probability = weights.softmax(-1)

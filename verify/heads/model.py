@@ -11,9 +11,10 @@ from outrider.verify.heads.networks import Head
 from outrider.verify.model.attention.shape_probe import ShapeProbe
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
+from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
 from outrider.verify.model.cache.paging import Rows
 from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.choose import can_pack, pack_layers
 from outrider.verify.model.hidden.ring import StateRing
 from outrider.verify.model.torch_runner import TorchRunner
@@ -23,7 +24,7 @@ from outrider.verify.model.transfer import to_device
 OWN_POSITIONS = 2 * (MAX_NODES + 1)
 
 
-class HeadCache(KVCache):
+class HeadCache(TensorCache):
     """The head's keys and values of a text, from `first` on, and its own states (`hidden`) of the last rows."""
 
     def __init__(self, shape: CacheShape, positions: int) -> None:
@@ -42,7 +43,7 @@ class HeadCache(KVCache):
         return self.length - self.first
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `KVCache.write`, without absent rows."""
+        """As `TensorCache.write`, without absent rows."""
         keys, values = super().write(layer, key, value, known)
         return keys[:, self.first :], values[:, self.first :]
 
@@ -52,7 +53,7 @@ class HeadCache(KVCache):
         self.first, self.exact = min(self.first, self.length), min(self.exact, self.length)
 
     def fork(self, source: Rows, length: int) -> None:
-        """As `KVCache.fork`."""
+        """As `TensorCache.fork`."""
         super().fork(source, length)
         assert isinstance(source, HeadCache)
         self.first, self.exact = min(source.first, self.length), min(source.exact, self.length)
@@ -60,6 +61,8 @@ class HeadCache(KVCache):
 
 class HeadModel:
     """A head on its target's device. Has the part of TorchRunner's interface that `outrider.verify.draft_model` uses."""
+
+    is_head = True
 
     def __init__(self, head: Head, target: TorchRunner, pack: bool = True) -> None:
         """Makes the target, which has not started, keep the hidden states that the head reads. `pack` as in LoadOptions."""
@@ -92,7 +95,7 @@ class HeadModel:
         return HeadCache(self.cache_shape, self.context_tokens + MARGIN_POSITIONS)
 
     @torch.inference_mode()
-    def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
+    def forward(self, cache: TensorCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
         """As `TorchRunner.forward`. Rows without known ones are committed tokens, which read the target's states.
 
         Other rows read the head's own state of the row above them.
@@ -105,7 +108,8 @@ class HeadModel:
             end = start + len(batch) - 1
             kept = torch.zeros(end - start + 1, self._width) if cache.source is None else cache.source.read(start - 1, end)
             states = self._fused(kept)
-        own = self._advance(batch.tokens[known:], batch.positions(start), states, TorchAttention(cache, batch, self._products))
+        tokens, positions = torch.from_numpy(batch.tokens[known:]), torch.from_numpy(batch.positions(start))
+        own = self._advance(tokens, positions, states, TorchAttention(cache, batch, self._products))
         cache.hidden.write(start + known, own)
         return self.head.logits(own[None] if logits else own[None, -1:], self._lm_head)[0]
 
@@ -122,4 +126,4 @@ class HeadModel:
 def parents(batch: ForwardBatch) -> torch.Tensor:
     """The row above each row that is computed, int64 [N - known]."""
     above = batch.ancestor_mask() & (batch.depths[None, :] == batch.depths[:, None] - 1)
-    return above[batch.known :].int().argmax(1)
+    return torch.from_numpy(above[batch.known :].argmax(1))

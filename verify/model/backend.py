@@ -1,25 +1,32 @@
-"""Which backend computes a model: transformers' code with our kernels, or llama.cpp."""
+"""Which backend computes a model: transformers' code with our kernels, or llama.cpp. Without the former, imports no torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from outrider.verify.checkpoint import locate
 from outrider.verify.errors import ModelError
-from outrider.verify.model.invariance import Invariant
+from outrider.verify.model.invariant_range import Invariant
 from outrider.verify.model.llama import library
 from outrider.verify.model.llama.runner import LlamaRunner
-from outrider.verify.model.loading import LoadOptions, load_weights, resolve_device, start_model
+from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.torch_runner import TorchRunner
+
+if TYPE_CHECKING:
+    from outrider.verify.model.adapter import Adapter
 
 
 def load(options: LoadOptions) -> ModelRunner:
     """The model at `options.path`, to be started by `start`. Raises ModelError."""
-    return load_llama(options) if is_for_llama(options) else load_weights(options)
+    if is_for_llama(options):
+        return load_llama(options)
+    from outrider.verify.model.loading import load_weights
+
+    return load_weights(options)
 
 
 def start(
@@ -31,7 +38,11 @@ def start(
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
     """As `outrider.verify.model.loading.start_model`, for the runner of any backend."""
-    if isinstance(runner, TorchRunner):
+    if not isinstance(runner, LlamaRunner):
+        from outrider.verify.model.loading import start_model
+        from outrider.verify.model.torch_runner import TorchRunner
+
+        assert isinstance(runner, TorchRunner)
         start_model(runner, path, context_tokens, invariant, finding, tokenizer)
     elif invariant == "on":
         raise ModelError("The bits of llama.cpp's logits depend on the rows beside them; set model.invariant to auto.")
@@ -43,6 +54,8 @@ def is_for_llama(options: LoadOptions) -> bool:
     """Whether llama.cpp computes the model: as the options say, or where nothing else has a GPU for a GGUF file."""
     if options.backend != "auto":
         return options.backend == "llama.cpp"
+    from outrider.verify.model.loading import resolve_device
+
     has_gpu = resolve_device("auto").type != "cpu"
     if has_gpu or options.device != "auto" or not options.reads_blocks or not library.is_installed():
         return False
@@ -60,3 +73,12 @@ def load_llama(options: LoadOptions) -> LlamaRunner:
         )
     file = Path(str(cached_file(location.source, location.gguf, revision=options.revision)))
     return LlamaRunner(file, options.context_tokens, options.kv_dtype, on_gpu=options.device != "cpu")
+
+
+def load_adapter(runner: ModelRunner, path: str) -> Adapter:
+    """A LoRA adapter of a started model, for the segments that name it. Raises ModelError."""
+    if isinstance(runner, LlamaRunner):
+        raise ModelError(f"The adapter {path!r} is not supported by llama.cpp as the backend; set model.backend to outrider.")
+    from outrider.verify.model.loading import load_adapter
+
+    return load_adapter(runner, path)

@@ -5,39 +5,40 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
+from numpy.typing import ArrayLike, NDArray
 
 from outrider.drafters.interface import DraftTree
 
-ROOT_DEPTH = torch.zeros(1, dtype=torch.long)  # depths of a root alone
+ROOT_DEPTH = np.zeros(1, np.int64)  # depths of a root alone
 
 
 @dataclass(frozen=True, eq=False)
 class ForwardBatch:
-    """N rows that follow the committed tokens of a cache. All tensors are on the host.
+    """N rows that follow the committed tokens of a cache.
 
     Every row attends to the committed tokens, to itself and to its ancestors among the rows.
     """
 
-    tokens: torch.Tensor  # int64 [N]
-    depths: torch.Tensor  # int64 [N]; position relative to the first row's
-    ancestors: torch.Tensor | None = None  # bool [N, N]; row i attends to row j; None = causal: j <= i
+    tokens: NDArray[np.int64]  # [N]
+    depths: NDArray[np.int64]  # [N]; position relative to the first row's
+    ancestors: NDArray[np.bool_] | None = None  # [N, N]; row i attends to row j; None = causal: j <= i
     known: int = 0  # leading rows whose keys and values are in the cache already; only the others are computed
     padding: int = 0  # trailing rows that are computed, but whose logits are not returned
 
     @classmethod
-    def chain(cls, tokens: torch.Tensor) -> ForwardBatch:
-        """Consecutive tokens (int64 [N]): a chunk of the prompt, or the last committed token alone."""
-        return cls(tokens, torch.arange(len(tokens)))
+    def chain(cls, tokens: ArrayLike) -> ForwardBatch:
+        """Consecutive tokens, [N]: a chunk of the prompt, or the last committed token alone."""
+        found = np.asarray(tokens, np.int64)
+        return cls(found, np.arange(len(found)))
 
     @classmethod
     def tree(cls, root: int, tree: DraftTree) -> ForwardBatch:
         """The root (the last committed token) as row 0, and node i of the draft tree as row i + 1."""
         if not len(tree):
-            return cls(torch.tensor([root]), ROOT_DEPTH)
-        tokens = torch.from_numpy(np.concatenate([[root], tree.tokens]).astype(np.int64))
-        depths = torch.from_numpy(np.concatenate([[0], tree.depths]).astype(np.int64))
-        return cls(tokens, depths, torch.from_numpy(tree.ancestors))
+            return cls(np.array([root], np.int64), ROOT_DEPTH)
+        tokens = np.concatenate([[root], tree.tokens]).astype(np.int64)
+        depths = np.concatenate([[0], tree.depths]).astype(np.int64)
+        return cls(tokens, depths, tree.ancestors)
 
     def part(self, start: int, end: int) -> ForwardBatch:
         """The rows from `start` to `end`, after a forward of those before."""
@@ -47,8 +48,8 @@ class ForwardBatch:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def positions(self, length: int) -> torch.Tensor:
-        """Positions of the rows to compute after `length` committed tokens, int64 [N - known]."""
+    def positions(self, length: int) -> NDArray[np.int64]:
+        """Positions of the rows to compute after `length` committed tokens, [N - known]."""
         return self.depths[self.known :] + length
 
     @property
@@ -56,8 +57,6 @@ class ForwardBatch:
         """Whether one row is computed, and it attends to all others."""
         return self.known == len(self) - 1 and (self.ancestors is None or bool(self.ancestors[-1].all()))
 
-    def ancestor_mask(self) -> torch.Tensor:
-        """Which rows each row attends to, itself included, bool [N, N]."""
-        if self.ancestors is not None:
-            return self.ancestors
-        return torch.ones(len(self), len(self), dtype=torch.bool).tril()
+    def ancestor_mask(self) -> NDArray[np.bool_]:
+        """Which rows each row attends to, itself included, [N, N]."""
+        return np.tri(len(self), dtype=np.bool_) if self.ancestors is None else self.ancestors

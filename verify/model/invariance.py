@@ -15,24 +15,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Literal
 
+import numpy as np
 import torch
 
 from outrider.verify.errors import ModelError
 from outrider.verify.findings import save_finding
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.ordered_attention import UnorderedError
 from outrider.verify.model.cpu.packing import PackedLinear
 from outrider.verify.model.gpu.row_counts import FEW_ROWS, ROWS, invariant_ranges
-from outrider.verify.model.invariant_range import PROMPT_ROWS, QUERY_BLOCK, InvariantRange, depth_left
+from outrider.verify.model.invariant_range import PROMPT_ROWS, QUERY_BLOCK, Invariant, InvariantRange, depth_left
 from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 
 # auto = where it costs at most MAX_COST; on = refuses to start where it cannot hold.
-Invariant = Literal["auto", "on", "off"]
 # The version of saved findings. It changes with the attention and the products.
 VERSION = 7
 # The share of a step's time that invariance may cost.
@@ -188,7 +187,7 @@ def holds(runner: TorchRunner, trees: Sequence[tuple[int, int]]) -> bool:
         return False
 
 
-def tree_equals_path(runner: TorchRunner, cache: KVCache, other: KVCache, length: int, nodes: int) -> bool:
+def tree_equals_path(runner: TorchRunner, cache: TensorCache, other: TensorCache, length: int, nodes: int) -> bool:
     """Compares the logits along a random tree's last path, computed beside another stream, with those of single tokens."""
     random, noise = Random(nodes), torch.Generator(runner.device).manual_seed(length)
     cache.fill(length, noise)
@@ -199,14 +198,14 @@ def tree_equals_path(runner: TorchRunner, cache: KVCache, other: KVCache, length
         parent = random.choice([row for row in range(max(0, len(parents) - 4), len(parents)) if depths[row] < depth] or [0])
         parents.append(parent)
         depths.append(depths[parent] + 1)
-    tokens = torch.tensor(random.choices(range(runner.vocabulary), k=len(parents)))
-    ancestors = torch.eye(len(parents), dtype=torch.bool)
+    tokens = np.array(random.choices(range(runner.vocabulary), k=len(parents)))
+    ancestors = np.eye(len(parents), dtype=np.bool_)
     for row, parent in enumerate(parents[1:], start=1):
         ancestors[row] |= ancestors[parent]
-    tree = Segment(cache, ForwardBatch(tokens, torch.tensor(depths), ancestors))
+    tree = Segment(cache, ForwardBatch(tokens, np.array(depths), ancestors))
     beside = Segment(other, ForwardBatch.chain(tokens[:OTHER_ROWS]))
     logits = runner.forward_all([beside, tree])[1].clone()
-    for row in ancestors[-1].nonzero()[:, 0].tolist():
+    for row in np.flatnonzero(ancestors[-1]).tolist():
         step = Segment(cache, ForwardBatch.chain(tokens[row : row + 1]))
         alone = runner.forward_all([step])[0].clone()
         beside_prompt = runner.forward_all([beside._replace(logits=False), step])[1]
@@ -233,9 +232,9 @@ def cost(runner: TorchRunner, context_tokens: int, bounds: InvariantRange) -> fl
     return statistics.median(ratios[1:]) - 1
 
 
-def _seconds(runner: TorchRunner, cache: KVCache) -> Iterator[float]:
+def _seconds(runner: TorchRunner, cache: TensorCache) -> Iterator[float]:
     for rows in COST_ROWS:
-        batch = ForwardBatch.chain(torch.zeros(rows, dtype=torch.long))
+        batch = ForwardBatch.chain(np.zeros(rows))
         started = time.perf_counter()
         runner.forward(cache, batch)[-1:].cpu()  # waits for the device
         yield time.perf_counter() - started

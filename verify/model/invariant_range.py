@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+# Whether a mode is looked for; on = an error if there is none.
+Invariant = Literal["auto", "on", "off"]
 # The positions of a block. A step's rows lie in one block.
 BLOCK = 64
 PROMPT_ROWS = 512

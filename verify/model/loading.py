@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -22,59 +21,30 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import cached_file
 
-from outrider.verify.checkpoint import DEFAULT_REVISION, Location, gguf_bits, locate
+from outrider.verify.checkpoint import SMALL_MODEL_BYTES, Location, checkpoint_bytes, gguf_bits, locate
 from outrider.verify.errors import ModelError, first_sentence
 from outrider.verify.model.adapter import Adapter, UnfitAdapter, read_adapter
 from outrider.verify.model.attention.architectures import prepare_architecture
 from outrider.verify.model.attention.interface import NAME
-from outrider.verify.model.cache.codec import KVDtype
-from outrider.verify.model.cpu import native
+from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.download import download_progress
 from outrider.verify.model.gpu.devices import Placement
-from outrider.verify.model.invariance import Invariant, start
+from outrider.verify.model.invariance import start
+from outrider.verify.model.invariant_range import Invariant
+from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.memory import free_bytes, return_freed_memory
 from outrider.verify.model.pictures import READERS
-from outrider.verify.model.quantization import UNQUANTIZED, Quantization, finish_quantization, loading_arguments
+from outrider.verify.model.quantization import check_quantization, finish_quantization, loading_arguments
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.self_check import SAMPLE, check_model
 from outrider.verify.model.sizes import context_limit
-from outrider.verify.model.torch_runner import Compile, TorchRunner
+from outrider.verify.model.torch_runner import TorchRunner
 
 log = logging.getLogger("outrider.worker")
 
 # transformers' names of kinds of layers; how they compute is found out by a forward.
 SUPPORTED_LAYERS = {"attention", "conv", "full_attention", "sliding_attention", "chunked_attention", "linear_attention"}
 SUPPORTED_LAYERS |= {"hybrid", "hybrid_sliding", "mamba", "mlp", "moe"}
-# outrider = our own kernels where they can compute a layer; auto = llama.cpp for a GGUF file where only llama.cpp has a GPU.
-Backend = Literal["auto", "outrider", "torch", "llama.cpp"]
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """How a model is loaded."""
-
-    path: str  # local folder, hub id or GGUF file
-    revision: str = DEFAULT_REVISION  # of the hub id
-    dtype: str = "auto"  # auto | float32 | bfloat16 | float16
-    device: str = "auto"  # auto | cpu | cuda | cuda:N | cuda:N,cuda:M...
-    context_tokens: int | None = None  # None = the model's own limit
-    trust_remote_code: bool = False
-    backend: Backend = "auto"
-    trace: bool = True  # CPU: run forwards as a TorchScript trace
-    compile: Compile = "auto"
-    quantization: Quantization = UNQUANTIZED
-    kv_dtype: KVDtype = "auto"
-    findings: Path | None = None  # folder of choices that were made by timing; None = choose at every start
-
-    @property
-    def pack(self) -> bool:
-        """Whether the weights of linear layers are repacked on a CPU."""
-        return self.backend != "torch"
-
-    @property
-    def reads_blocks(self) -> bool:
-        """Whether the blocks of a GGUF file are served as they are: unless the options name another precision."""
-        return self.dtype == "auto" and not self.quantization and self.pack and self.trace
 
 
 def load_model(options: LoadOptions) -> TorchRunner:
@@ -86,8 +56,10 @@ def load_model(options: LoadOptions) -> TorchRunner:
 
 def load_weights(options: LoadOptions) -> TorchRunner:
     """The model at `options.path` on its device, to be started by `start_model`. Raises ModelError."""
+    if checkpoint_bytes(options.path) < SMALL_MODEL_BYTES:
+        torch.set_num_threads(1)  # while other processes start, a second thread slows loading down
     location, devices = locate(options.path, options.revision), resolve_devices(options.device)
-    options.quantization.check(devices[0])
+    check_quantization(options.quantization, devices[0])
     return_freed_memory()
     model = read_model(options, location, devices[0])
     check_layers(model, options.path)
@@ -220,11 +192,6 @@ def prepare(model: PreTrainedModel, context_tokens: int | None) -> None:
             frequencies, module.attention_scaling = ROPE_INIT_FUNCTIONS[rope_type](module.config, model.device, seq_len=length)
             module.inv_freq = frequencies
             module.rope_type = "default"
-
-
-def stop_ids(ends: frozenset[int], tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Token ids that end an answer: those of the model, and the EOS token of the tokenizer."""
-    return ends if tokenizer.eos_token_id is None else ends | {int(cast(Any, tokenizer.eos_token_id))}
 
 
 def resolve_devices(names: str) -> tuple[torch.device, ...]:

@@ -1,15 +1,11 @@
-"""The memory of devices: how much is free, and tensors that take what is written to them."""
+"""The memory of devices: how much is free, and what this process keeps of it."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import math
-import mmap
 import sys
-from collections.abc import Iterable
-
-import torch
+from dataclasses import dataclass
+from typing import Protocol
 
 from outrider.verify import system_memory
 
@@ -19,8 +15,26 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGEST_KEPT_BYTES = 32 << 20
 SMALLEST_RETURNED_BYTES = 128 << 10
 MOST_KEPT_BYTES = 256 << 20
-# Python has this constant from 3.13 on.
-MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
+
+
+class Device(Protocol):
+    """A device, as far as the host's code knows it. `torch.device` is one."""
+
+    @property
+    def type(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class HostDevice:
+    """The CPU, for code that imports no torch."""
+
+    type: str = "cpu"
+
+    def __str__(self) -> str:
+        return self.type
+
+
+HOST = HostDevice()
 
 
 def keep_freed_memory() -> None:
@@ -44,45 +58,17 @@ def return_freed_memory() -> None:
         library.mallopt(M_MMAP_THRESHOLD, SMALLEST_RETURNED_BYTES)
 
 
-def free_bytes(device: torch.device) -> int:
+def free_bytes(device: Device) -> int:
     """The device's memory that is not in use, in bytes. Returns memory that torch has cached to the device."""
     if device.type == "cuda":
+        import torch
+
         with torch.cuda.device(device):
             torch.cuda.empty_cache()
             return int(torch.cuda.mem_get_info()[0])
     return system_memory.free_bytes()
 
 
-def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros: rows that were never written are read with weight zero, which NaN would not survive.
-
-    On a CPU, the OS provides memory on first write, so a slot takes the memory of its text, not of its capacity: torch.zeros
-    would write every byte, and in huge pages, which numpy asks for, a few rows of each layer take the whole slot.
-    """
-    if device.type != "cpu" or 0 in size:
-        return torch.zeros(size, dtype=dtype, device=device)
-    # Private for `discard`; not reserved, because a slot whose rows are released may be larger than the memory.
-    untouched = mmap.mmap(-1, math.prod(size) * dtype.itemsize, flags=mmap.MAP_PRIVATE | MAP_NORESERVE)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            untouched.madvise(mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(untouched, dtype=dtype).view(size)
-
-
-def can_discard(device: torch.device) -> bool:
+def can_discard(device: Device) -> bool:
     """Whether `discard` has an effect on this device."""
     return device.type == "cpu" and sys.platform == "linux"
-
-
-def discard(parts: Iterable[torch.Tensor]) -> None:
-    """Returns the memory of contiguous parts of tensors of `zeros` to the system; what is read of it then is zero.
-
-    Whole pages of the system only: at both ends of a part, less than a page keeps its contents.
-    """
-    library = ctypes.CDLL(None)
-    for part in parts:
-        assert part.is_contiguous()
-        first = -(-part.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (part.data_ptr() + part.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if first < end:
-            library.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)

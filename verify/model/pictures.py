@@ -7,9 +7,9 @@ continued only if its pictures are the same. The forward takes the tokens of the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -62,6 +62,17 @@ class Picture:
         return {name: to_device(each.to(dtype) if each.is_floating_point() else each, device) for name, each in arguments}
 
 
+class EncodedArray(Protocol):
+    """An array in a message."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def data(self) -> bytes: ...
+
+
 class PictureReader:
     """What a model that reads pictures needs to know of them."""
 
@@ -75,6 +86,14 @@ class PictureReader:
             self.both_ways = "all"
         elif getattr(text, "use_bidirectional_attention", None) == "vision":
             self.both_ways = "windows"
+
+    def read(self, start: int, tokens: Sequence[int], arrays: Mapping[str, EncodedArray]) -> Picture:
+        """`place`, from the tokens and further arguments of a message."""
+        arguments = {
+            name: torch.frombuffer(bytearray(array.data), dtype=getattr(torch, array.dtype)).reshape(array.shape)
+            for name, array in arrays.items()
+        }
+        return self.place(start, torch.tensor(tokens), arguments)
 
     def place(self, start: int, tokens: torch.Tensor, arguments: Mapping[str, torch.Tensor]) -> Picture:
         """A picture in a text, with its positions: in a grid where the model has such positions, else consecutive ones."""

@@ -10,8 +10,7 @@ to fit into memory unquantised.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -22,13 +21,13 @@ from transformers.utils.quantization_config import GgufConfig, QuantizationConfi
 
 from outrider.verify.checkpoint import Location, check_packages, quantization_method
 from outrider.verify.errors import ModelError
-from outrider.verify.model.cpu import native
+from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.quantized import quantized
+from outrider.verify.model.load_options import Quantization, Quantize
 from outrider.verify.model.packed import is_plain, packed_layers
 from outrider.verify.model.sizes import text_modules
 
-Quantize = Literal["none", "int8", "int4"]
 # The name of the quantizer below in transformers' registry.
 METHOD = "outrider"
 # The bits of a weight.
@@ -39,33 +38,20 @@ CPU = torch.device("cpu")
 DEQUANTIZED = ("compressed-tensors", "fp8")
 
 
-@dataclass(frozen=True)
-class Quantization:
-    """To what a model's linear layers are quantised. The embedding table is not: a step reads a few rows of it."""
-
-    layers: Quantize = "none"  # the layer that computes logits gets 8 bits
-
-    def __bool__(self) -> bool:
-        return self.layers != "none"
-
-    def check(self, device: torch.device) -> None:
-        """Raises ModelError if the device cannot compute with such weights."""
-        if self and device.type == "cpu" and native.compiled_library() is None:
-            raise ModelError(
-                "model.quantize needs Outrider's compiled library; install a C++ compiler, and then Outrider again."
-            )
-
-    def bits(self, model: PreTrainedModel) -> dict[str, int]:
-        """The bits of linear layers' weights by name. The others stay as they are, as do those that read pictures."""
-        texts, head = set(text_modules(model).modules()), model.get_output_embeddings()
-        return {
-            name: HEAD_BITS if module is head else BITS[self.layers]
-            for name, module in model.named_modules()
-            if is_plain(module) and module in texts and not module.in_features % native.BLOCK
-        }
+def check_quantization(quantization: Quantization, device: torch.device) -> None:
+    """Raises ModelError if the device cannot compute with such weights."""
+    if quantization and device.type == "cpu" and native.compiled_library() is None:
+        raise ModelError("model.quantize needs Outrider's compiled library; install a C++ compiler, and then Outrider again.")
 
 
-UNQUANTIZED = Quantization()
+def layer_bits(quantization: Quantization, model: PreTrainedModel) -> dict[str, int]:
+    """The bits of linear layers' weights by name. The others stay as they are, as do those that read pictures."""
+    texts, head = set(text_modules(model).modules()), model.get_output_embeddings()
+    return {
+        name: HEAD_BITS if module is head else BITS[quantization.layers]
+        for name, module in model.named_modules()
+        if is_plain(module) and module in texts and not module.in_features % native.BLOCK
+    }
 
 
 def quantize_layers(
@@ -81,7 +67,7 @@ def quantize_layers(
     if not quantization:
         return
     among = None if modules is None else set(modules)
-    for name, bits in quantization.bits(model).items():
+    for name, bits in layer_bits(quantization, model).items():
         if among is None or model.get_submodule(name) in among:
             _replace(model, name, bits, device)
     if not packed_layers(model):
@@ -110,7 +96,7 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
         # A tied head's weights are the embedding table; it is quantised after loading.
         tied = {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()}
         quantization: Quantization = self.quantization_config.quantization
-        weights = {f"{name}.weight": bits for name, bits in quantization.bits(model).items()}
+        weights = {f"{name}.weight": bits for name, bits in layer_bits(quantization, model).items()}
         self._bits = {name: bits for name, bits in weights.items() if name not in tied}
 
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_: Any) -> bool:

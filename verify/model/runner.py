@@ -6,25 +6,27 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from outrider.drafters.interface import MAX_NODES
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.invariant_range import InvariantRange
-from outrider.verify.model.pictures import PictureReader
 from outrider.verify.model.segment import Segment
+
+if TYPE_CHECKING:
+    from outrider.verify.model.pictures import PictureReader
 
 
 class ModelRunner(ABC):
     """A loaded model and the shape of its cache. Forwards, one at a time, keep no state outside the cache passed to them."""
 
-    device: torch.device  # of the logits
+    device: Any  # of the logits, a `Device`
     cache_shape: CacheShape
     vocabulary: int
     description: str  # of the model: what it computes depends on it
+    library: str  # that computes it, with its version
     stop_tokens: frozenset[int]  # that end an answer
     weight_bytes: int  # read by each step
     weight_bits: float  # mean, scales included
@@ -39,6 +41,7 @@ class ModelRunner(ABC):
     takes_trees = True  # whether drafts may have branches
     can_save = True  # whether rows of sessions can be saved
     pictures: PictureReader | None = None  # places pictures in texts; None = the model reads text only
+    is_head = False  # whether it reads another model's hidden states
     in_pages = False  # whether caches are pages of a pool that they share
 
     @abstractmethod
@@ -53,13 +56,13 @@ class ModelRunner(ABC):
         """An empty cache for a full context."""
 
     @abstractmethod
-    def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+    def forward_all(self, segments: Sequence[Segment]) -> list[Any]:
         """`forward` for each segment, as many at once as possible. No two segments have the same cache.
 
         Raises OutOfPages before anything is computed or written if the caches' pool has no room for all rows.
         """
 
-    def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
+    def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> Any:
         """Runs the batch after the cache's committed tokens and writes the rows' keys and values; commits nothing.
 
         Returns logits [N - known, V] on the model's device, valid until the next forward; without `logits`, the last row's.
@@ -70,6 +73,15 @@ class ModelRunner(ABC):
     @abstractmethod
     def backends(self) -> str:
         """What measurements depend on beside the machine and the model."""
+
+    @property
+    @abstractmethod
+    def machine(self) -> tuple[str, ...]:
+        """The device that computes, and the number of its threads."""
+
+    def use_threads(self, count: int) -> None:
+        """Computes with this number of CPU threads from the next `start` on."""
+        self.threads = count
 
     @property
     @abstractmethod

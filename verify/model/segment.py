@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from outrider.drafters.interface import MAX_NODES
-from outrider.verify.model.adapter import Adapter
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.pictures import Picture
-from outrider.verify.model.recurrent.rows import Recurrence, RecurrentRows
+
+if TYPE_CHECKING:
+    import torch
+
+    from outrider.verify.model.adapter import Adapter
+    from outrider.verify.model.pictures import Picture
 
 
 class Segment(NamedTuple):
     """The rows of one stream in a forward."""
 
-    cache: KVCache
+    cache: Any  # a KVCache of the runner
     batch: ForwardBatch
     logits: bool = True  # whether all computed rows have logits, not only the last one; rows of padding have none
     adapter: Adapter | None = None
@@ -48,33 +51,30 @@ class ForwardBackend(Protocol):
         """The logits of the segments' rows, one segment after the other, [M, V]; valid until the next call."""
 
 
-def tokens_of(segments: Sequence[Segment]) -> torch.Tensor:
-    """The tokens of the rows that are computed, int64 [N]."""
-    parts = [each.batch.tokens[each.batch.known :] for each in segments]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def tokens_of(segments: Sequence[Segment]) -> NDArray[np.int64]:
+    """The tokens of the rows that are computed, [N]."""
+    return joined([each.batch.tokens[each.batch.known :] for each in segments])
 
 
-def positions_of(segments: Sequence[Segment]) -> torch.Tensor:
-    """The positions of the rows that are computed, int64 [N]."""
-    parts = [each.batch.positions(each.cache.length - each.shift) for each in segments]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def positions_of(segments: Sequence[Segment]) -> NDArray[np.int64]:
+    """The positions of the rows that are computed, [N]."""
+    return joined([each.batch.positions(each.cache.length - each.shift) for each in segments])
 
 
-def kept_rows(segments: Sequence[Segment], least: int = 1) -> torch.Tensor:
-    """The rows whose logits are returned, among those that are computed, int64 [M]; the last one again, for `least` rows."""
+def kept_rows(segments: Sequence[Segment], least: int = 1) -> NDArray[np.int64]:
+    """The rows whose logits are returned, among those that are computed, [M]; the last one again, for `least` rows."""
     parts, start = [], 0
     for each in segments:
         start += each.rows
         end = start - each.batch.padding
-        parts.append(torch.arange(end - each.kept, end))
-    kept = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return kept if len(kept) >= least else torch.cat([kept, kept[-1:].expand(least - len(kept))])
+        parts.append(np.arange(end - each.kept, end))
+    kept = joined(parts)
+    return kept if len(kept) >= least else np.pad(kept, (0, least - len(kept)), mode="edge")
 
 
-def recurrence_of(segments: Sequence[Segment]) -> Recurrence:
-    """The rows of the segments in recurrent layers."""
-    states = [(each.cache.recurrent, each) for each in segments]
-    return Recurrence([RecurrentRows(state, each.cache.length, each.batch) for state, each in states if state is not None])
+def joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The parts one after the other."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def is_chunk(segment: Segment) -> bool:

@@ -26,7 +26,7 @@ import torch
 from outrider.drafters.interface import DraftTree, Source
 from outrider.verify.errors import ModelError
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.recurrent.states import ROWS
 from outrider.verify.model.torch_runner import TorchRunner
@@ -112,14 +112,15 @@ class Differences(NamedTuple):
     steps: torch.Tensor  # of the long prompt in steps, and after a cut; [1] zero without recurrent layers
 
 
-def differences(runner: TorchRunner, cache: KVCache, tokens: Sequence[int]) -> Differences:
+def differences(runner: TorchRunner, cache: TensorCache, tokens: Sequence[int]) -> Differences:
     """The differences for a text of TEXT_TOKENS tokens."""
     prefix, root, nodes = list(tokens[:PREFIX]), tokens[PREFIX], list(tokens[PREFIX + 1 :])
     first, second = nodes[: DEPTHS[-1]], nodes[:SHARED] + nodes[DEPTHS[-1] :]
 
     def read(batch: ForwardBatch) -> torch.Tensor:
         # A copy, since the next forward overwrites the logits.
-        return runner.forward(cache, batch).to(torch.float32, copy=True)
+        found: torch.Tensor = runner.forward(cache, batch).to(torch.float32, copy=True)
+        return found
 
     cache.truncate(0)
     text = torch.tensor([*prefix, root, *first])
@@ -137,7 +138,7 @@ def differences(runner: TorchRunner, cache: KVCache, tokens: Sequence[int]) -> D
     return Differences(difference(first_path, whole[PREFIX:]), of_tree, difference(alone, whole), steps)
 
 
-def _steps(runner: TorchRunner, cache: KVCache, text: list[int]) -> torch.Tensor:
+def _steps(runner: TorchRunner, cache: TensorCache, text: list[int]) -> torch.Tensor:
     """The differences of a long prompt's rows from the model's own form for long parts."""
     cache.truncate(0)
     whole = runner.forward(cache, chain(text[:LONG])).to(torch.float32, copy=True)
@@ -151,7 +152,7 @@ def _steps(runner: TorchRunner, cache: KVCache, text: list[int]) -> torch.Tensor
     return difference(torch.cat([*found, again]), torch.cat([whole, whole[start:]]))
 
 
-def sensitivity(runner: TorchRunner, cache: KVCache, tokens: Sequence[int], tolerance: float) -> float:
+def sensitivity(runner: TorchRunner, cache: TensorCache, tokens: Sequence[int], tolerance: float) -> float:
     """How far the median row's logits move if embeddings and norms are rounded differently in their last bit.
 
     0 if reading the same text twice gives different logits: then a state is lost, and the movement would be its.
@@ -234,7 +235,7 @@ def random_text(vocabulary: int, seed: int) -> list[int]:
 
 def chain(tokens: Sequence[int]) -> ForwardBatch:
     """Consecutive tokens as a batch."""
-    return ForwardBatch.chain(torch.tensor(tokens))
+    return ForwardBatch.chain(tokens)
 
 
 def draft_tree(nodes: Sequence[int]) -> DraftTree:

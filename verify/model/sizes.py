@@ -1,6 +1,8 @@
-"""What a model's configuration says of its texts' length and end, and the weights that a step reads."""
+"""What a model's configuration says of its texts' length and end and of its cache, and the weights that a step reads."""
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel
@@ -54,3 +56,8 @@ def stored_bytes(tensor: torch.Tensor) -> int:
     if not hasattr(tensor, "__tensor_flatten__"):
         return tensor.nbytes
     return sum(stored_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
+
+
+def cache_dtype(model: PreTrainedModel) -> torch.dtype:
+    """The data type of keys and values: the model's, or the one that its configuration names where weights are packed."""
+    return cast(torch.dtype, model.config.dtype) if packed_layers(model) and model.config.dtype else model.dtype

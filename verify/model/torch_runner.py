@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel
 
 from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.findings import processor
 from outrider.verify.model.attention import dot_product
 from outrider.verify.model.attention.architectures import replace_attention
 from outrider.verify.model.attention.interface import Attention
@@ -19,12 +20,13 @@ from outrider.verify.model.attention.picture_attention import PictureAttention
 from outrider.verify.model.attention.shape_probe import ShapeProbe, number_layers
 from outrider.verify.model.attention.torch_attention import JointAttention, TorchAttention
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.codec import STORED, KVDtype
-from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
-from outrider.verify.model.cache.shape import CacheShape
-from outrider.verify.model.cpu import native
+from outrider.verify.model.cache.codec import STORED
+from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
+from outrider.verify.model.cache.shape import CacheShape, KVDtype
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.choose import can_pack, pack_layers
 from outrider.verify.model.cpu.latent import keep_latents
+from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention
 from outrider.verify.model.cpu.trace import has_experts, trace
 from outrider.verify.model.gpu.devices import Crossings
@@ -33,31 +35,16 @@ from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.hidden.tap import HiddenTap
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.kwarg_injector import KwargInjector, NotPassedOn, is_receiver
+from outrider.verify.model.load_options import Compile
 from outrider.verify.model.memory import keep_freed_memory
 from outrider.verify.model.mode import Mode
 from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.pictures import reader_of
 from outrider.verify.model.recurrent.mixers import swap_in
-from outrider.verify.model.recurrent.rows import Recurrence, StateProbe
+from outrider.verify.model.recurrent.rows import Recurrence, StateProbe, recurrence_of
 from outrider.verify.model.runner import ModelRunner
-from outrider.verify.model.segment import (
-    ForwardBackend,
-    Segment,
-    keep_hidden,
-    kept_rows,
-    positions_of,
-    recurrence_of,
-    tokens_of,
-)
-from outrider.verify.model.sizes import context_limit, end_tokens, weight_size
-
-# torch.compile on a GPU: auto = if the model can be compiled; on = an error if it cannot.
-Compile = Literal["auto", "on", "off"]
-
-
-def cache_dtype(model: PreTrainedModel) -> torch.dtype:
-    """The data type of keys and values: the model's, or the one that its configuration names where weights are packed."""
-    return cast(torch.dtype, model.config.dtype) if packed_layers(model) and model.config.dtype else model.dtype
+from outrider.verify.model.segment import ForwardBackend, Segment, keep_hidden, kept_rows, positions_of, tokens_of
+from outrider.verify.model.sizes import cache_dtype, context_limit, end_tokens, weight_size
 
 
 class TorchRunner(ModelRunner):
@@ -90,7 +77,7 @@ class TorchRunner(ModelRunner):
         self.device, self.findings = model.device, findings
         self.products = dot_product.chosen(model.device, model.dtype, findings)
         self.vocabulary = int(model.config.get_text_config().vocab_size)
-        self.description = str(model.config.to_json_string())
+        self.description, self.library = str(model.config.to_json_string()), f"torch {torch.__version__}"
         self.stop_tokens = end_tokens(model)
         self.model_tokens = context_limit(model)
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
@@ -162,6 +149,17 @@ class TorchRunner(ModelRunner):
         """As in `ModelRunner`."""
         packed = sorted({type(layer).__name__ for layer in packed_layers(self.model)})
         return f"packed {packed}, {self.weight_bytes} bytes, traced {self._traced}, compiled {self._compile}, {self.kernels}"
+
+    @property
+    def machine(self) -> tuple[str, ...]:
+        """As in `ModelRunner`."""
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else processor()
+        return name, str(self.threads or torch.get_num_threads())
+
+    def use_threads(self, count: int) -> None:
+        """As in `ModelRunner`; before `start`, since how a machine's kernels sum may depend on the threads."""
+        self.threads = count
+        torch.set_num_threads(count)
 
     @property
     def kernels(self) -> str:
@@ -254,11 +252,11 @@ class TorchRunner(ModelRunner):
         """As in `ModelRunner`."""
         return None if self._pool is None else self._pool.free
 
-    def new_cache(self) -> KVCache:
+    def new_cache(self) -> TensorCache:
         """As in `ModelRunner`."""
         if self._pool is not None:
             return PagedCache(self._pool, self._positions)
-        return KVCache(self.cache_shape, self._positions)
+        return TensorCache(self.cache_shape, self._positions)
 
     def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """As `ModelRunner.forward_all`, as many at once as the backend takes."""
@@ -284,7 +282,7 @@ class TorchRunner(ModelRunner):
             for segment, parts in zip(segments, found, strict=True)
         ]
 
-    def read_alone(self, cache: KVCache, tokens: torch.Tensor) -> torch.Tensor:
+    def read_alone(self, cache: TensorCache, tokens: torch.Tensor) -> torch.Tensor:
         """The logits of a text's first tokens, int64 [N], at the positions that the model itself gives them; [N, V]."""
         batch = ForwardBatch.chain(tokens)
         segment = Segment(cache, batch)
@@ -310,9 +308,9 @@ class TorchRunner(ModelRunner):
             streams.append((attention, len(batch) - batch.known))
         joint = streams[0][0] if len(streams) == 1 else JointAttention(streams)
         whole = all(each.logits and not each.batch.padding for each in segments)
-        kept = 0 if whole else kept_rows(segments, 1 if inputs is None else inputs.least_rows).to(self.device)
-        rows = tokens_of(segments).to(self.device), positions_of(segments).to(self.device)
-        logits = self._run(*rows, joint, kept, recurrence_of(segments))
+        kept = 0 if whole else torch.from_numpy(kept_rows(segments, 1 if inputs is None else inputs.least_rows)).to(self.device)
+        tokens, positions = (torch.from_numpy(each).to(self.device) for each in (tokens_of(segments), positions_of(segments)))
+        logits = self._run(tokens, positions, joint, kept, recurrence_of(segments))
         if self._tap is not None:
             keep_hidden(self._tap.states, segments)
         return logits

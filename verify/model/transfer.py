@@ -5,9 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from outrider.verify.model.cache.paging import HostRows, Part
 
 
 def on_device(device: torch.device) -> AbstractContextManager[None]:
@@ -26,6 +30,20 @@ def copy_to_device(tensor: torch.Tensor, target: torch.Tensor) -> None:
     """Copies a tensor of the host into memory of a device, as `to_device`, without another tensor there in between."""
     is_upload = target.device.type == "cuda" and tensor.device.type == "cpu"
     target.copy_(tensor.pin_memory() if is_upload else tensor, non_blocking=is_upload)
+
+
+def bytes_of(tensor: torch.Tensor) -> HostRows:
+    """A copy of a tensor [..., N] on the host, as bytes, uint8 [..., N times the size of an element]."""
+    return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format).view(torch.uint8).numpy()
+
+
+def tensor_of(part: Part, dtype: torch.dtype) -> torch.Tensor:
+    """The rows of a page as a tensor of the stored data type, wherever they are."""
+    if not isinstance(part, np.ndarray):
+        return part
+    if not part.size:  # `view` refuses the strides of such arrays
+        return torch.empty(*part.shape[:-1], part.shape[-1] // dtype.itemsize, dtype=dtype)
+    return torch.from_numpy(part).view(dtype)
 
 
 class Download:

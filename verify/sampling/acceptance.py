@@ -11,26 +11,24 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import DraftTree, Ints
-from outrider.verify.model.transfer import Download
-from outrider.verify.sampling.largest import likeliest
-from outrider.verify.sampling.sampler import Sampler, check_finite, uniform, warp_logits
+from outrider.verify.sampling.precision import check_finite
+from outrider.verify.sampling.rows import is_on_host
+from outrider.verify.sampling.sampler import choose, distribution, uniform
 from outrider.verify.sampling_params import SamplingParams
 
 
 class NodeLogits(Protocol):
-    """The logits of a step: row 0 is the root's, row i + 1 node i's. A tensor [N+1, V] is one."""
+    """The logits of a step: row 0 is the root's, row i + 1 node i's. `Logits` [N+1, V], or what processes them."""
 
-    @property
-    def device(self) -> torch.device: ...
-
-    def __getitem__(self, rows: int | slice, /) -> torch.Tensor:
+    def __getitem__(self, rows: int | slice, /) -> Any:
         """[V] of one row, or [M, V]."""
 
 
+# The distribution to sample from, [V], by the logits [V] of one row. Raises ModelError if the largest one is not finite.
+Probabilities = Callable[[Any, SamplingParams], NDArray[np.float64]]
 # The accepted path (nodes, int32 [A]), the emitted tokens (int32 [A+1]), and other arrays.
 Decision = tuple[Ints, Ints, list[Any]]
 
@@ -38,13 +36,11 @@ Decision = tuple[Ints, Ints, list[Any]]
 class Rule(Protocol):
     """The acceptance rule of one request."""
 
-    def decide(
-        self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[torch.Tensor] = ()
-    ) -> Callable[[], Decision]:
+    def decide(self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = ()) -> Callable[[], Decision]:
         """Starts to decide by the logits of the root and N nodes; the returned function waits for the decision.
 
         It raises ModelError if the logits at an accepted node are not finite. `first` is the output position of the next
-        token. The tensors `extra` are copied to the host together with the result and returned as arrays.
+        token. `extra` are arrays, or tensors that are copied to the host together with the result and returned as arrays.
         """
 
 
@@ -57,23 +53,19 @@ class Keyed:
     """Accepts the nodes that the target itself chooses. Implements `Rule`."""
 
     def __init__(self, params: SamplingParams) -> None:
-        self._params, self._sampler = params, Sampler(params)
+        self._params = params
 
-    def decide(
-        self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[torch.Tensor] = ()
-    ) -> Callable[[], Decision]:
+    def decide(self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = ()) -> Callable[[], Decision]:
         positions = [first, *(tree.depths + first).tolist()]
-        if logits.device.type == "cpu":
-            others = Download(*extra)
-            return lambda: (*walk(tree, lambda row: self._sampler.choose(logits[row], positions[row])), others.arrays())
-        processed = logits[:]
-        likely, probability = likeliest(processed, 1)
-        chosen = likely[:, 0] if self._params.greedy else self._sampler.sample(processed, positions).int()
-        download = Download(chosen, probability[:, 0], *extra)
+        if is_on_host(logits):
+            return lambda: (*walk(tree, lambda row: choose(logits[row], self._params, positions[row])), [*extra])
+        from outrider.verify.sampling import device  # imports torch
+
+        choices = device.choices(logits[:], self._params, positions, extra)
 
         def decision() -> Decision:
-            choices, probabilities, *others = download.arrays()
-            path, tokens = walk(tree, choices.tolist().__getitem__)
+            chosen, probabilities, *others = choices.arrays()
+            path, tokens = walk(tree, chosen.tolist().__getitem__)
             check_finite(probabilities[[0, *(path + 1)]])  # not a number if the largest logit is not finite
             return path, tokens, others
 
@@ -105,20 +97,22 @@ class Rejection:
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
 
-    def decide(
-        self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[torch.Tensor] = ()
-    ) -> Callable[[], Decision]:
-        others = Download(*extra)
-        return lambda: (*self._descend(logits, tree, first), others.arrays())
+    def decide(self, logits: NodeLogits, tree: DraftTree, first: int, extra: Sequence[Any] = ()) -> Callable[[], Decision]:
+        if is_on_host(logits):
+            return lambda: (*self._descend(logits, tree, first, distribution), [*extra])
+        from outrider.verify.model.transfer import Download  # imports torch
+        from outrider.verify.sampling import device
 
-    def _descend(self, logits: NodeLogits, tree: DraftTree, first: int) -> tuple[Ints, Ints]:
+        others = Download(*extra)
+        return lambda: (*self._descend(logits, tree, first, device.distribution), others.arrays())
+
+    def _descend(self, logits: NodeLogits, tree: DraftTree, first: int, probabilities: Probabilities) -> tuple[Ints, Ints]:
         """The accepted path and the emitted tokens. Reads the logits of the path, and waits for each of its rows."""
         path: list[int] = []
         tokens: list[int] = []
         node = -1
         while True:
-            target = warp_logits(logits[node + 1 : node + 2], self._params)[0].double().softmax(-1).cpu().numpy()
-            check_finite(target.sum())
+            target = probabilities(logits[node + 1], self._params)
             proposal = _proposed(tree, node, tokens)
             position = first + len(path)
             count = len(proposal.drawn) + len(proposal.guesses)

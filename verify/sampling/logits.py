@@ -7,13 +7,13 @@ nothing about temperature or noise.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import DraftTree, Ints
-from outrider.verify.model.transfer import to_device
+from outrider.verify.sampling.rows import Arrays, Logits, arrays_of
 from outrider.verify.sampling_params import SamplingParams
 
 # Beyond these bounds of a repetition penalty, scaled logits overflow float32.
@@ -26,109 +26,97 @@ class ProcessedLogits:
     def __init__(
         self,
         processor: LogitsProcessor,
-        logits: torch.Tensor,  # [N+1, V]; the model's logits
+        logits: Logits,  # [N+1, V]; the model's logits
         tree: DraftTree,
         emitted: int,  # tokens of the answer before the step
         allowed: NDArray[np.bool_] | None = None,  # [N+1, V]; a grammar's masks
     ) -> None:
         self._processor, self._logits, self._tree, self._emitted = processor, logits, tree, emitted
         self._allowed = allowed
+        self._arrays = arrays_of(logits)
+        self.on_host = isinstance(logits, np.ndarray)
 
-    @property
-    def device(self) -> torch.device:
-        return self._logits.device
-
-    def __getitem__(self, rows: int | slice) -> torch.Tensor:
+    def __getitem__(self, rows: int | slice) -> Any:
         """The logits [V] of the root (row 0) or of node `row - 1`, or those of several rows, [M, V]."""
         return self._process(rows) if isinstance(rows, slice) else self._process(slice(rows, rows + 1))[0]
 
-    def _process(self, rows: slice) -> torch.Tensor:
+    def _process(self, rows: slice) -> Any:
         """Logits [M, V] of M rows.
 
         In a row whose allowed tokens are all excluded by the other rules, only the grammar applies.
         """
         logits = self._logits[rows]
-        adjusted = self._processor.adjust(logits, self._tree, rows, self._emitted)
+        arrays = self._arrays
+        adjusted = self._processor.adjust(logits, self._tree, rows, self._emitted, arrays)
         if self._allowed is None:
             return adjusted
-        forbidden = ~masks_on(self._allowed[rows], logits.device)
-        masked = adjusted.masked_fill(forbidden, -torch.inf)
-        stuck = masked.amax(-1, keepdim=True) == -torch.inf
-        return torch.where(stuck, logits.to(masked.dtype).masked_fill(forbidden, -torch.inf), masked)
-
-
-def masks_on(allowed: NDArray[np.bool_], device: torch.device) -> torch.Tensor:
-    """Masks [M, V] on the device. They are packed for the way to a GPU: eight masks are as many bytes as one."""
-    if device.type == "cpu":
-        return torch.from_numpy(allowed)
-    packed = to_device(torch.from_numpy(np.packbits(allowed, 1, bitorder="little")), device)
-    bits = packed[..., None] >> torch.arange(8, dtype=torch.uint8, device=device) & 1
-    return bits.flatten(1)[:, : allowed.shape[1]].bool()
+        allowed = arrays.masks(self._allowed[rows])
+        masked = arrays.where(allowed, adjusted, -np.inf)
+        stuck = arrays.largest(masked) == -np.inf
+        return arrays.where(stuck, arrays.where(allowed, logits, -np.inf), masked)
 
 
 class LogitsProcessor:
     """The logits processing of one request, with the token counts that it needs."""
 
-    def __init__(
-        self, params: SamplingParams, prompt: Ints, stop_ids: Collection[int], vocabulary: int, device: torch.device
-    ) -> None:
+    def __init__(self, params: SamplingParams, prompt: Ints, stop_ids: Collection[int], vocabulary: int) -> None:
         self._params = params
-        self._counts = TokenCounts(prompt, vocabulary, device) if params.penalizes else None
-        self._bias_ids = torch.tensor(list(params.logit_bias), dtype=torch.long, device=device)
-        self._bias = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=device)
+        self._counts = TokenCounts(prompt, vocabulary) if params.penalizes else None
+        self._bias_ids = np.array(list(params.logit_bias), np.int64)
+        self._bias = np.array(list(params.logit_bias.values()), np.float32)
         stops = sorted({token for token in stop_ids if token < vocabulary})
         if len(stops) == vocabulary:
             stops = []  # masking them would leave no token
-        self._stop_ids = torch.tensor(stops, dtype=torch.long, device=device)
+        self._stop_ids = np.array(stops, np.int64)
 
     def commit(self, tokens: Ints) -> None:
         """Counts emitted tokens, int32 [A]."""
         if self._counts is not None:
             self._counts.add(tokens)
 
-    def adjust(self, logits: torch.Tensor, tree: DraftTree, rows: slice, emitted: int) -> torch.Tensor:
+    def adjust(self, logits: Any, tree: DraftTree, rows: slice, emitted: int, arrays: Arrays) -> Any:
         """Penalties, biases and the minimum length, for logits [M, V] of M `rows`, after `emitted` tokens of answer."""
         if not self._params.adjusts:
             return logits
-        logits = logits.to(torch.float32, copy=True)
+        logits = arrays.float32(logits)
         if self._counts is not None:
-            self._penalize(logits, self._counts, tree, rows)
+            self._penalize(logits, self._counts, tree, rows, arrays)
         if self._params.logit_bias:
-            logits.index_add_(1, self._bias_ids, self._bias.expand(len(logits), -1))
+            ids = arrays.of(self._bias_ids)
+            logits[:, ids] = logits[:, ids] + arrays.of(self._bias)
         if len(self._stop_ids) and emitted < self._params.min_tokens:
-            early = np.flatnonzero(np.append(0, tree.depths)[rows] < self._params.min_tokens - emitted)
-            index = to_device(torch.from_numpy(early), logits.device)[:, None]
-            logits.index_put_((index, self._stop_ids), logits.new_full((), -torch.inf))
+            early = np.append(0, tree.depths)[rows] < self._params.min_tokens - emitted
+            ids, shown = arrays.of(self._stop_ids), arrays.of(~early[:, None])
+            logits[:, ids] = arrays.where(shown, logits[:, ids], -np.inf)
         return logits
 
-    def _penalize(self, logits: torch.Tensor, occurred: TokenCounts, tree: DraftTree, rows: slice) -> None:
+    def _penalize(self, logits: Any, occurred: TokenCounts, tree: DraftTree, rows: slice, arrays: Arrays) -> None:
         """Presence and frequency penalties count the answer (OpenAI), repetition also the prompt (CTRL, arXiv 1909.05858).
 
         Changes float32 logits [M, V] in place, only at tokens that have occurred.
         """
         params = self._params
-        ids, counts = occurred.along(tree, rows)
-        values = logits.index_select(1, ids)
+        ids, counts = occurred.along(tree, rows, arrays)
+        values = logits[:, ids]
         if params.repetition_penalty != 1.0:
             factor = min(max(params.repetition_penalty, MIN_FACTOR), MAX_FACTOR)
-            repeated = torch.where(values > 0, values / factor, values * factor)
+            repeated = arrays.where(values > 0, values / factor, values * factor)
             seen = counts > 0
             seen[:, : len(occurred)] = True
-            values = torch.where(seen, repeated, values)
+            values = arrays.where(seen, repeated, values)
         if params.frequency_penalty or params.presence_penalty:
-            values -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
-        logits.index_copy_(1, ids, values)
+            values = values - (params.frequency_penalty * counts + params.presence_penalty * (counts > 0))
+        logits[:, ids] = values
 
 
 class TokenCounts:
     """How often each token occurs in the answer, for the T tokens of prompt and answer only."""
 
-    def __init__(self, prompt: Ints, vocabulary: int, device: torch.device) -> None:
-        ids = np.unique(prompt).astype(np.int64)
+    def __init__(self, prompt: Ints, vocabulary: int) -> None:
+        self._ids = np.unique(prompt).astype(np.int64)  # [T]
+        self._counts = np.zeros(len(self._ids), np.float32)  # [T]
         self._entry = np.full(vocabulary, -1, np.int64)  # index of each token in `_ids`, -1 = none
-        self._entry[ids] = np.arange(len(ids))
-        self._ids = to_device(torch.from_numpy(ids), device)  # [T]
-        self._counts = torch.zeros(len(ids), device=device)  # [T]
+        self._entry[self._ids] = np.arange(len(self._ids))
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -138,31 +126,28 @@ class TokenCounts:
         new = np.unique(tokens[self._entry[tokens] < 0]).astype(np.int64)
         self._entry[new] = np.arange(len(new)) + len(self)
         self._ids, self._counts = self._with(new)
-        entries = to_device(torch.from_numpy(self._entry[tokens]), self._ids.device)
-        self._counts.index_add_(0, entries, torch.ones_like(entries, dtype=torch.float32))
+        np.add.at(self._counts, self._entry[tokens], 1.0)
 
-    def along(self, tree: DraftTree, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    def along(self, tree: DraftTree, rows: slice, arrays: Arrays) -> tuple[Any, Any]:
         """Ids, int64 [T + new], and their occurrences in the answer and on the path of each of M rows, float32 [M, T + new].
 
         The last of the ids are those that occur in the tree alone.
         """
         on_path = tree.ancestors[rows, 1:]
         row, node = np.nonzero(on_path)
-        if not len(node):
-            return self._ids, self._counts.expand(len(on_path), -1)
         tokens = tree.tokens[node]
         entry = self._entry[tokens]
         new = np.unique(tokens[entry < 0]).astype(np.int64)
-        entry = np.where(entry < 0, len(self) + np.searchsorted(new, tokens), entry)
-        ids, counts = self._with(new)
-        index = to_device(torch.from_numpy(np.stack([row, entry])), ids.device)
-        counts = counts.repeat(len(on_path), 1)
-        counts.index_put_((index[0], index[1]), torch.ones(len(row), device=ids.device), accumulate=True)
-        return ids, counts
+        ids, before = self._with(new)
+        # One row and the few counts of the tree, since all rows would be much to upload.
+        counts = arrays.of(before)[None] + arrays.of(np.zeros((len(on_path), 1), np.float32))
+        if len(node):
+            entry = np.where(entry < 0, len(self) + np.searchsorted(new, tokens), entry)
+            places, times = np.unique(row * len(ids) + entry, return_counts=True)
+            at_row, at_id = arrays.of(places // len(ids)), arrays.of(places % len(ids))
+            counts[at_row, at_id] = counts[at_row, at_id] + arrays.of(times.astype(np.float32))
+        return arrays.of(ids), counts
 
-    def _with(self, new: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _with(self, new: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The ids and counts, followed by those of new tokens."""
-        if not len(new):
-            return self._ids, self._counts
-        added = to_device(torch.from_numpy(new), self._ids.device)
-        return torch.cat([self._ids, added]), torch.cat([self._counts, torch.zeros_like(added, dtype=torch.float32)])
+        return np.concatenate([self._ids, new]), np.concatenate([self._counts, np.zeros(len(new), np.float32)])

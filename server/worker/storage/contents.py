@@ -8,10 +8,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import Ints
@@ -27,9 +26,11 @@ from outrider.server.worker.storage.session_format import (
     text_digest,
 )
 from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.paging import Page, Rows
-from outrider.verify.model.recurrent.states import Snapshot
+from outrider.verify.model.cache.paging import HostRows, Page, Rows
 from outrider.verify.verifier import Verifier
+
+if TYPE_CHECKING:
+    from outrider.verify.model.recurrent.states import Snapshot
 
 # The states of recurrent layers are saved at a session's end, and once before it.
 SAVED_STATES = 2
@@ -74,20 +75,20 @@ class Contents:
             rows.share(length // paging.PAGE_TOKENS),
             rows,
             length,
-            [each.to(torch.device("cpu")) for each in rows.states(length)[-SAVED_STATES:]],
+            [each.on_host() for each in rows.states(length)[-SAVED_STATES:]],
             {drafter: {key: array.copy() for key, array in arrays.items()} for drafter, arrays in learned.items()},
         )
 
-    def page(self, index: int) -> torch.Tensor:
-        """A copy of the rows of a page in host memory, as in `Rows.parts`. Raises Stopped."""
+    def page(self, index: int) -> HostRows:
+        """A copy of the rows of a page. Raises Stopped."""
         with self._reading:
             if self._stopped:
                 raise Stopped
             start = index * paging.PAGE_TOKENS
             part = next(iter(self.rows.parts(min(start + paging.PAGE_TOKENS, self.length), start)))
-            return part.to("cpu", copy=True, memory_format=torch.contiguous_format)
+            return paging.on_host(part)
 
-    def rest(self) -> torch.Tensor | None:
+    def rest(self) -> HostRows | None:
         """A copy of the rows after the last whole page; None if there are none. Reads the last rows. Raises Stopped."""
         rest = self.page(len(self.pages)) if self.length % paging.PAGE_TOKENS else None
         self.is_read = True
@@ -99,7 +100,7 @@ class Contents:
             self._stopped = True
         return self.is_read
 
-    def labels(self, rest: torch.Tensor | None) -> dict[str, str]:
+    def labels(self, rest: HostRows | None) -> dict[str, str]:
         """The labels of the session's file, once all pages have digests."""
         labels = {"principal": self.principal, "prompt_tokens": str(self.prompt_tokens), "text": text_digest(self.text)}
         labels |= {"length": str(self.length), "states": " ".join(map(state_digest, self.states))}
@@ -108,8 +109,8 @@ class Contents:
         labels |= {} if rest is None else {"rest": rows_digest(rest)}
         return labels if self.name is None else labels | {"name": self.name}
 
-    def tensors(self, rest: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """The tensors of the session's file."""
+    def tensors(self, rest: HostRows | None) -> dict[str, Any]:
+        """What the session's file holds, arrays and tensors."""
         arrays = {f"{drafter}:{key}": array for drafter, state in self.learned.items() for key, array in state.items()}
-        found = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in {TEXT: self.text, **arrays}.items()}
+        found: dict[str, Any] = {name: np.ascontiguousarray(array) for name, array in {TEXT: self.text, **arrays}.items()}
         return found | state_tensors(self.states) | ({} if rest is None else {ROWS: rest})

@@ -7,14 +7,13 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
 from huggingface_hub import try_to_load_from_cache
 
 from outrider.verify.checkpoint import DEFAULT_REVISION, GGUF, locate
 from outrider.verify.model.runner import ModelRunner
 
 # The version of the files' layout is part of the digest that names their folder, so files of another version are never read.
-LAYOUT = 3
+LAYOUT = 4
 
 
 def model_digest(path: str, runner: ModelRunner, revision: str = DEFAULT_REVISION) -> str:
@@ -27,7 +26,6 @@ def model_digest(path: str, runner: ModelRunner, revision: str = DEFAULT_REVISIO
     weights = sorted(file for file in folder.glob("*") if file.suffix in (".safetensors", GGUF))
     files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weights]
     shape = runner.cache_shape
-    parts = [LAYOUT, path, folder.name, files, runner.description, str(shape.dtype), shape.device.type]
-    parts.append(str(shape.stored_dtype))
-    parts += [shape.layers, runner.weight_bytes, version("outrider"), torch.__version__]
+    parts = [LAYOUT, path, folder.name, files, runner.description, str(shape.dtype), str(shape.stored_dtype)]
+    parts += [shape.device.type, shape.layers, runner.weight_bytes, version("outrider"), runner.library]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]

@@ -13,20 +13,21 @@ import logging
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from outrider.drafters.interface import Ints
 from outrider.server.worker.storage.session_folder import PAGE, hidden
-from outrider.server.worker.storage.tensor_file import TYPES, content_of, open_tensors
+from outrider.server.worker.storage.tensor_file import BYTES, content_of, open_tensors
 from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.paging import Page, SwappedRows
+from outrider.verify.model.cache.paging import HostRows, Page, SwappedRows
 from outrider.verify.model.cache.shape import CacheShape, LayerShape
-from outrider.verify.model.recurrent.states import Snapshot
 from outrider.verify.model.runner import ModelRunner
+
+if TYPE_CHECKING:
+    from outrider.verify.model.recurrent.states import Snapshot
 
 log = logging.getLogger("outrider.worker")
 TEXT, ROWS = "text", "rows"
@@ -65,6 +66,8 @@ class StoredRows(SwappedRows):
             raise DamagedSession(self.path, f"cannot be used: {error}") from None
 
     def _read_states(self) -> None:
+        from outrider.verify.model.recurrent.states import Snapshot  # imports torch
+
         states = cast(list[Snapshot], self.snapshots)
         with open_tensors(self.path) as file:
             for index in range(len(states), len(self.state_digests)):
@@ -75,10 +78,10 @@ class StoredRows(SwappedRows):
                 states.append(state)
 
 
-def read_rows(path: Path, digest: str) -> torch.Tensor:
+def read_rows(path: Path, digest: str) -> HostRows:
     """The rows in a file. Raises one of UNREADABLE."""
     with open_tensors(path) as file:
-        rows = file.tensor(ROWS)
+        rows: HostRows = file.array(ROWS)
     if rows_digest(rows) != digest:
         raise ValueError(f"{path.name} is damaged")
     return rows
@@ -103,7 +106,7 @@ class StoredSession:
         try:
             with open_tensors(self.path) as file:
                 names = [name for name in file.entries if name.startswith(f"{drafter}:")]
-                arrays = {name.partition(":")[2]: file.tensor(name).numpy() for name in names}
+                arrays = {name.partition(":")[2]: file.array(name) for name in names}
         except UNREADABLE as error:
             log.warning("what %s has learned cannot be read from %s: %s", drafter, self.path, error)
             return {}
@@ -117,7 +120,6 @@ class StoredSession:
 class Fits:
     """What the rows and tokens of a model look like in a file."""
 
-    type: str  # safetensors' name of the rows' data type
     whole: tuple[int, ...]  # the shape of a page, without its positions
     reduced: tuple[int, ...]  # shape of a page without the rows of layers with a window
     vocabulary: int
@@ -128,7 +130,7 @@ class Fits:
         shape = runner.cache_shape
         lasting = tuple(each for each in shape.layers if each.window is None)
         whole, reduced = (row_shape(shape, layers) for layers in (shape.layers, lasting))
-        return cls(TYPES[shape.stored_dtype], whole, reduced, runner.vocabulary)
+        return cls(whole, reduced, runner.vocabulary)
 
     def is_whole(self, shape: Sequence[int]) -> bool:
         """Whether a page with this shape, without its positions, has the rows of all layers. Raises ValueError."""
@@ -138,11 +140,12 @@ class Fits:
 
 
 def row_shape(shape: CacheShape, layers: Sequence[LayerShape]) -> tuple[int, ...]:
-    """The shape of these layers' rows in a page, without its positions (`outrider.verify.model.cache.paging.Rows.parts`)."""
+    """The shape of these layers' rows in a page, without its positions (`outrider.verify.model.cache.paging.HostRows`)."""
+    size = shape.stored_dtype.itemsize
     if shape.is_uniform:
-        return len(layers), 2, shape.kv_heads, shape.stored_width(shape.head_dim)
+        return len(layers), 2, shape.kv_heads, size * shape.stored_width(shape.head_dim)
     widths = (each.heads * (shape.stored_width(each.key_dim) + shape.stored_width(each.value_dim)) for each in layers)
-    return 1, 1, 1, sum(widths)
+    return 1, 1, 1, size * sum(widths)
 
 
 def open_session(path: Path, fits: Fits, known: MutableMapping[Path, Page]) -> StoredSession:
@@ -151,13 +154,12 @@ def open_session(path: Path, fits: Fits, known: MutableMapping[Path, Page]) -> S
     Raises one of UNREADABLE, or KeyError.
     """
     with open_tensors(path) as file:
-        labels, tokens = file.labels, file.tensor(TEXT)
+        labels, text = file.labels, file.array(TEXT)
     length, prompt_tokens, principal = int(labels["length"]), int(labels["prompt_tokens"]), labels["principal"]
     if path.parent.name != hidden(principal):
         raise ValueError("it is in the folder of another principal")
-    if tokens.ndim != 1 or tokens.dtype != torch.int32:
+    if text.ndim != 1 or text.dtype != np.int32:
         raise ValueError("its text is damaged")
-    text: Ints = tokens.numpy()
     if not 0 < prompt_tokens <= len(text) or not 0 <= length < len(text):
         raise ValueError("its parts do not fit together")
     if text_digest(text) != labels["text"] or not ((text >= 0) & (text < fits.vocabulary)).all():
@@ -182,7 +184,7 @@ def open_page(path: Path, fits: Fits, length: int, digest: str | None = None) ->
     with open_tensors(path) as file:
         rows = file.entry(ROWS)
     shape = list(rows.shape)
-    if len(shape) != 5 or shape.pop(3) != length or rows.dtype != fits.type:
+    if len(shape) != 5 or shape.pop(3) != length or rows.dtype != BYTES:
         raise ValueError("its rows are not those of this model")
     return Page(is_whole=fits.is_whole(shape), digest=digest or path.stem)
 
@@ -216,9 +218,9 @@ def state_digest(state: Snapshot) -> str:
     return f"{state.length}-{rows_digest(state.matrices)}-{rows_digest(state.windows)}"
 
 
-def state_tensors(states: Sequence[Snapshot]) -> dict[str, torch.Tensor]:
+def state_tensors(states: Sequence[Snapshot]) -> dict[str, Any]:
     """What a file holds of the snapshots."""
-    parts = [(torch.tensor(each.length), each.matrices, each.windows) for each in states]
+    parts = [(np.array(each.length), each.matrices, each.windows) for each in states]
     return {name: part for index, each in enumerate(parts) for name, part in zip(state_names(index), each, strict=True)}
 
 
@@ -227,7 +229,7 @@ def text_digest(text: Ints) -> str:
     return hashlib.blake2b(np.ascontiguousarray(text).tobytes(), digest_size=16).hexdigest()
 
 
-def rows_digest(rows: torch.Tensor) -> str:
+def rows_digest(rows: Any) -> str:
     """A checksum of rows in host memory, and of their type and shape."""
     digest = hashlib.blake2b(f"{rows.dtype} {tuple(rows.shape)}\n".encode(), digest_size=16)
     digest.update(content_of(rows))

@@ -12,31 +12,36 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
-import torch
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 METADATA = "__metadata__"
-# The keys are safetensors' names.
+BYTES = "U8"
+# Safetensors' names of data types by those of numpy and torch, and the sizes of their elements.
 TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+    "float64": ("F64", 8),
+    "float32": ("F32", 4),
+    "bfloat16": ("BF16", 2),
+    "float16": ("F16", 2),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "int64": ("I64", 8),
+    "int32": ("I32", 4),
+    "int16": ("I16", 2),
+    "int8": ("I8", 1),
+    "uint64": ("U64", 8),
+    "uint32": ("U32", 4),
+    "uint16": ("U16", 2),
+    "uint8": (BYTES, 1),
+    "bool": ("BOOL", 1),
 }
-DTYPES = {name: dtype for dtype, name in TYPES.items()}
+NAMES = {name: (dtype, size) for dtype, (name, size) in TYPES.items()}
 
 
 class Entry(msgspec.Struct):
@@ -65,15 +70,27 @@ class TensorFile:
         if max((entry.data_offsets[1] for entry in self.entries.values()), default=0) != self._size - self._start:
             raise ValueError("its end is missing")
 
+    def array(self, name: str) -> NDArray[Any]:
+        """An array. Raises ValueError or OSError, or TypeError if numpy does not have its data type."""
+        data, dtype, shape = self._content(name)
+        return np.frombuffer(data, dtype).reshape(shape)
+
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor in host memory. Raises ValueError or OSError."""
+        import torch
+
+        data, dtype, shape = self._content(name)
+        kind = getattr(torch, dtype)
+        return torch.frombuffer(data, dtype=kind).view(shape) if data else torch.empty(shape, dtype=kind)
+
+    def _content(self, name: str) -> tuple[bytearray, str, list[int]]:
+        """The bytes, the name of the data type and the shape of a tensor. Raises ValueError or OSError."""
         entry = self.entry(name)
-        dtype = DTYPES.get(entry.dtype)
+        dtype, size = NAMES.get(entry.dtype, ("", 0))
         start, end = entry.data_offsets
-        if dtype is None or min(entry.shape, default=0) < 0 or end - start != math.prod(entry.shape) * dtype.itemsize:
+        if not dtype or min(entry.shape, default=0) < 0 or end - start != math.prod(entry.shape) * size:
             raise ValueError(f"its part {name} is damaged")
-        data = self._read(self._start + start, end - start)
-        return torch.frombuffer(data, dtype=dtype).view(entry.shape) if data else torch.empty(entry.shape, dtype=dtype)
+        return self._read(self._start + start, end - start), dtype, entry.shape
 
     def entry(self, name: str) -> Entry:
         """Type, shape and place of a tensor. Raises ValueError."""
@@ -98,28 +115,37 @@ def open_tensors(path: Path) -> Iterator[TensorFile]:
         yield TensorFile(file)
 
 
-def write_tensors(file: BinaryIO, tensors: Mapping[str, torch.Tensor], labels: Mapping[str, str] | None = None) -> None:
-    """Writes tensors in safetensors' format, the widest types first, so that all are aligned. Raises OSError."""
-    layout = dict(sorted(tensors.items(), key=lambda each: -each[1].element_size()))
+def write_tensors(file: BinaryIO, tensors: Mapping[str, Any], labels: Mapping[str, str] | None = None) -> None:
+    """Writes arrays and tensors in safetensors' format, the widest types first, so that all are aligned. Raises OSError."""
+    layout = dict(sorted(tensors.items(), key=lambda each: -type_of(each[1])[1]))
     file.write(header(layout, labels or {}))
     for tensor in layout.values():
         file.write(content_of(tensor))
 
 
-def header(layout: Mapping[str, torch.Tensor], labels: Mapping[str, str]) -> bytes:
+def header(layout: Mapping[str, Any], labels: Mapping[str, str]) -> bytes:
     """The header of a file with these tensors one after the other."""
     entries: dict[str, Any] = {METADATA: labels}
     at = 0
     for name, tensor in layout.items():
-        end = at + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        kind, size = type_of(tensor)
+        end = at + math.prod(tensor.shape) * size
+        entries[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-def content_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor in host memory."""
-    content: memoryview = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-    return content
+def type_of(tensor: NDArray[Any] | torch.Tensor) -> tuple[str, int]:
+    """Safetensors' name of the data type, and the size of an element."""
+    return TYPES[str(tensor.dtype).removeprefix("torch.")]
+
+
+def content_of(tensor: NDArray[Any] | torch.Tensor) -> memoryview:
+    """The bytes of an array, or of a tensor in host memory."""
+    if not isinstance(tensor, np.ndarray):
+        from outrider.verify.model.transfer import bytes_of  # imports torch
+
+        tensor = bytes_of(tensor.reshape(-1))
+    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data

@@ -11,9 +11,9 @@ from bench.model.gguf_file import convert, tensor_type, unpack
 from bench.plan import BenchError
 from outrider import models
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cpu import native
-from outrider.verify.model.loading import LoadOptions, load_weights
-from outrider.verify.model.quantization import Quantization, Quantize
+from outrider.verify.model.cpu.native import interface as native
+from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
+from outrider.verify.model.loading import load_weights
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.tokenizer import load_tokenizer
 
@@ -25,7 +25,8 @@ def logits(path: Path, quantize: Quantize = "none") -> torch.Tensor:
     options = LoadOptions(str(path), dtype="float32", device="cpu", quantization=Quantization(quantize))
     runner: TorchRunner = load_weights(options)
     runner.start(64)
-    return runner.forward(runner.new_cache(), ForwardBatch.chain(torch.arange(20, 60)))
+    found: torch.Tensor = runner.forward(runner.new_cache(), ForwardBatch.chain(range(20, 60)))
+    return found
 
 
 def test_a_file_has_the_model_the_vocabulary_and_the_template(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from outrider.drafters.fusion import FusionDrafter
 from outrider.drafters.interface import Drafter, DraftTree, Ints, Source, Verdict
@@ -27,7 +28,7 @@ from outrider.verify.decode import decode
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling import sampler as sampling
 from outrider.verify.sampling.acceptance import walk
-from outrider.verify.sampling.sampler import Sampler
+from outrider.verify.sampling.sampler import choose
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
 from outrider.verify.verifier import Verifier
@@ -68,15 +69,15 @@ def drafted(params: SamplingParams | None, name: str = "fusion", text: Ints = TE
 def test_the_noise_of_a_token_is_the_targets(seed: int, position: int, token: int) -> None:
     key = np.uint64(position_key(np.uint64(mix(seed)), position))  # a kernel returns a Python integer
     bits = np.uint64(random_bits(key, token))
-    assert int(bits) == int(sampling._random_bits(seed, [position], torch.tensor([token]))[0, 0])
-    noise = float(sampling.gumbel(seed, [position], torch.tensor([token]))[0, 0])
+    assert int(bits) == int(sampling.random_bits(seed, position, np.array([token]))[0])
+    noise = float(sampling.gumbel(seed, position, np.array([token]))[0])
     assert -np.log(exponential(bits)) == pytest.approx(noise, abs=1e-5)
 
 
 def test_lucky_tokens_are_the_frequent_ones_with_the_largest_noise() -> None:
     dice = throw(new_dice(), SamplingParams(seed=3), np.array([1999, 5], np.int32))._replace(position=7)
     row = dice.lucky[lucky_row(dice, 2)]
-    scores = sampling.gumbel(3, [9], torch.arange(2000))[0] - torch.log(torch.arange(2000) + 300.0)
+    scores = torch.from_numpy(sampling.gumbel(3, 9, np.arange(2000))) - torch.log(torch.arange(2000) + 300.0)
     assert row[0] == 9
     assert row[1 : 1 + LUCKY].tolist() == scores.topk(LUCKY).indices.tolist()
     assert row[1 + LUCKY :].tolist() == pytest.approx(scores.topk(LUCKY).values.softmax(0).tolist(), rel=1e-4)
@@ -142,10 +143,10 @@ def test_answers_equal_plain_decoding(
 Noise = Literal["used", "ignored"]
 
 
-def bigrams() -> torch.Tensor:
+def bigrams() -> NDArray[np.float32]:
     """The logarithms of a bi-gram model's probabilities, [VOCABULARY, VOCABULARY]."""
     random = np.random.default_rng(1)
-    return torch.log(torch.from_numpy(random.dirichlet(np.full(VOCABULARY, 0.1), VOCABULARY)))
+    return np.log(random.dirichlet(np.full(VOCABULARY, 0.1), VOCABULARY)).astype(np.float32)
 
 
 def simulate(noise: Noise, name: str, requests: int = 12) -> tuple[float, float]:
@@ -154,12 +155,12 @@ def simulate(noise: Noise, name: str, requests: int = 12) -> tuple[float, float]
     steps, tokens, expected, accepted = 0, 0, 0.0, 0
     for seed in range(requests):
         params = SamplingParams(seed=seed)
-        sampler, sequence = Sampler(params), Sequence(sampled(table, 100 + seed, 600))
+        sequence = Sequence(sampled(table, 100 + seed, 600))
         drafter = DRAFTERS[name](VOCABULARY)
         drafter.begin(sequence, sampling=params if noise == "used" else None)
         while sequence.emitted < 100:
             tree = drafter.propose(16)
-            rows, emitted = step(table, sampler, sequence, tree)
+            rows, emitted = step(table, params, sequence, tree)
             expected += float(tree.probability.sum())
             steps, tokens, accepted = steps + 1, tokens + len(emitted), accepted + len(rows)
             sequence.append(emitted)
@@ -167,18 +168,18 @@ def simulate(noise: Noise, name: str, requests: int = 12) -> tuple[float, float]
     return tokens / steps, expected / accepted
 
 
-def step(table: torch.Tensor, sampler: Sampler, sequence: Sequence, tree: DraftTree) -> tuple[Ints, Ints]:
+def step(table: NDArray[np.float32], params: SamplingParams, sequence: Sequence, tree: DraftTree) -> tuple[Ints, Ints]:
     """The accepted rows and emitted tokens of one step."""
     last = [int(sequence.tokens[-1]), *tree.tokens.tolist()]
     depths = [0, *tree.depths.tolist()]
-    return walk(tree, lambda row: sampler.choose(table[last[row]], sequence.emitted + depths[row]))
+    return walk(tree, lambda row: choose(table[last[row]], params, sequence.emitted + depths[row]))
 
 
-def sampled(table: torch.Tensor, seed: int, size: int) -> Ints:
+def sampled(table: NDArray[np.float32], seed: int, size: int) -> Ints:
     """A text of the bi-gram model, int32 [size]."""
-    sampler, text = Sampler(SamplingParams(seed=seed)), [0]
+    text = [0]
     while len(text) < size:
-        text.append(sampler.choose(table[text[-1]], len(text)))
+        text.append(choose(table[text[-1]], SamplingParams(seed=seed), len(text)))
     return np.array(text, np.int32)
 
 

@@ -20,10 +20,11 @@ from outrider.server.chat.reasoning_parser import THINK, ReasoningParser
 from outrider.server.chat.tools import FORMATS, calls_grammar, tool_parser
 from outrider.verify.constraints.grammar import GrammarCompiler
 from outrider.verify.decode import decode
-from outrider.verify.model.loading import LoadOptions, load_model, stop_ids
+from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.loading import load_model
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
-from outrider.verify.tokenizer import load_tokenizer
+from outrider.verify.tokenizer import load_tokenizer, stop_ids
 from outrider.verify.verifier import Verifier
 from tests.grammars import json_grammar, nested_grammars, reference_chain, rule_chain, terminal_chain
 from tests.requests import MESSAGES, complete, text

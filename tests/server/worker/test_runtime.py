@@ -15,18 +15,18 @@ from outrider import models
 from outrider.drafters.interface import MAX_NODES
 from outrider.server.settings import load_settings
 from outrider.server.worker import runtime
+from outrider.server.worker.draft import load_draft, share_draft
 from outrider.server.worker.learned import LearnedTexts
 from outrider.server.worker.memory_plan import MemoryPlan
 from outrider.server.worker.resources import Tables, load_resources
 from outrider.server.worker.runtime import (
-    checkpoint_bytes,
     default_threads,
     load,
-    load_draft,
     load_target,
     memory_figures,
-    share_draft,
+    shared_options,
 )
+from outrider.verify.checkpoint import SMALL_MODEL_BYTES, checkpoint_bytes
 from outrider.verify.cost import CostCurve
 from outrider.verify.errors import ModelError
 from outrider.verify.heads.draft import HeadRunner
@@ -47,7 +47,7 @@ def test_the_figures_are_those_of_the_models_on_the_targets_device(tiny_runner: 
     assert pair.token_bytes == 2 * alone.token_bytes
     assert (alone.model_tokens, alone.is_lazy) == (128, True)
     elsewhere = replace(tiny_runner.cache_shape, device=torch.device("cuda", 1))
-    (target,) = memory_figures(tiny_runner, cast(Any, SimpleNamespace(cache_shape=elsewhere)))
+    (target,) = memory_figures(tiny_runner, cast(Any, SimpleNamespace(cache_shape=elsewhere, is_head=False)))
     assert target.token_bytes == alone.token_bytes
 
 
@@ -56,7 +56,7 @@ def test_each_device_has_figures_of_its_own(tiny_runner: TorchRunner, monkeypatc
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     layer = LayerShape(2, 8, 8)
     shape = CacheShape((layer,) * 3, torch.float32, first, hidden_width=4, homes=(first, second, second))
-    draft = cast(Any, SimpleNamespace(cache_shape=CacheShape((layer,), torch.float32, second, hidden_width=2)))
+    draft = cast(Any, SimpleNamespace(cache_shape=CacheShape((layer,), torch.float32, second, hidden_width=2), is_head=False))
     target = cast(Any, SimpleNamespace(cache_shape=shape, model_tokens=4096, in_pages=True))
     monkeypatch.setattr(runtime, "free_bytes", lambda device: 10**6 * (device.index + 1))
     figures = memory_figures(target, draft)
@@ -105,7 +105,7 @@ def test_both_models_have_their_revisions(monkeypatch: pytest.MonkeyPatch, tmp_p
     flags = {"model.path": MODEL, "model.revision": "v1", "draft_model.path": MODEL, "draft_model.revision": "v2"}
     settings = load_settings(None, flags | {"model.device": "cpu", "draft_model.device": "cpu"})
     target = load_target(settings)
-    draft = load_draft(settings, load_tokenizer(str(models.TARGET)), target)
+    draft = load_draft(settings, shared_options(settings, settings.draft_model), load_tokenizer(str(models.TARGET)), target)
     assert isinstance(draft, TorchRunner)
     assert target.weight_bytes > draft.weight_bytes
 
@@ -114,7 +114,7 @@ def test_a_head_makes_the_target_keep_its_hidden_states(tmp_path: Path) -> None:
     settings = load_settings(None, {"draft_model.path": str(save_eagle(tmp_path, target_size=256)), "model.device": "cpu"})
     target = load_target(settings)
     before = memory_figures(target, None)[0].slot_bytes
-    head = load_draft(settings, load_tokenizer(str(models.TARGET)), target)
+    head = load_draft(settings, shared_options(settings, settings.draft_model), load_tokenizer(str(models.TARGET)), target)
     assert isinstance(head, HeadModel)
     kept = target.new_cache().hidden
     assert kept is not None
@@ -137,7 +137,7 @@ def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_checkpoint_bytes() -> None:
-    assert 1_000_000 < checkpoint_bytes(str(models.TARGET)) < runtime.SMALL_MODEL_BYTES
+    assert 1_000_000 < checkpoint_bytes(str(models.TARGET)) < SMALL_MODEL_BYTES
     assert checkpoint_bytes("Qwen/Qwen3-8B") == float("inf")
 
 

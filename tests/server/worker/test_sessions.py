@@ -13,6 +13,7 @@ from outrider.server.worker.sessions import SessionStore
 from outrider.verify import system_memory
 from outrider.verify.decode import decode, step
 from outrider.verify.model.cache import paging
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream
@@ -167,10 +168,11 @@ def test_the_rows_of_a_freed_slot_return_to_the_system(tiny_runner: TorchRunner)
     store = SessionStore(tiny_runner, capacity=2, ttl_seconds=60, slots=1)
     session = store.acquire("p", "a", PROMPT)
     assert session is not None
-    for keys, values in session.verifier.cache.layers:
+    slot = session.verifier.cache
+    assert isinstance(slot, TensorCache)
+    for keys, values in slot.layers:
         keys.fill_(1.0)
         values.fill_(1.0)
-    slot = session.verifier.cache
     store.release(session)
     assert (slot.tensor == 1).all()  # a kept session
     store.forget(key("a"))

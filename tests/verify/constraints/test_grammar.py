@@ -20,7 +20,8 @@ from outrider.drafters.options import LookaheadOptions
 from outrider.drafters.registry import Resources, make
 from outrider.verify.constraints.grammar import MASKS_SECONDS, MAX_CACHED_GRAMMARS, SLOW_ROOTS, GrammarCompiler, GrammarError
 from outrider.verify.decode import decode, step
-from outrider.verify.model.loading import LoadOptions, load_model
+from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.loading import load_model
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions, Stream

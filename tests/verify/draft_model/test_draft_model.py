@@ -31,7 +31,7 @@ from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.draft_model.session import SessionDraft
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
@@ -91,7 +91,7 @@ def count_rows(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner) -> list[int
     counts: list[int] = []
     forward = runner.forward
 
-    def counted(cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
+    def counted(cache: TensorCache, batch: ForwardBatch, logits: bool = True) -> Any:
         counts.append(len(batch) - batch.known)
         return forward(cache, batch, logits)
 
@@ -109,8 +109,8 @@ def test_incremental_rows_equal_one_forward(tiny_config: LlamaConfig, window: in
         runner = TorchRunner(MistralForCausalLM(config), traced=True)
     else:
         runner = TorchRunner(LlamaForCausalLM(tiny_config), traced=True)
-    tokens, depths = torch.tensor([5, 6, 7, 8, 9, 10]), torch.tensor([0, 1, 1, 2, 2, 3])
-    ancestors = torch.eye(6, dtype=torch.bool)
+    tokens, depths = np.array([5, 6, 7, 8, 9, 10]), np.array([0, 1, 1, 2, 2, 3])
+    ancestors = np.eye(6, dtype=np.bool_)
     for row, parent in ((1, 0), (2, 0), (3, 1), (4, 2), (5, 4)):
         ancestors[row] |= ancestors[parent]
     whole, parts = runner.new_cache(), runner.new_cache()

@@ -20,7 +20,8 @@ from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
 from outrider.verify.heads.model import HeadCache, HeadModel
-from outrider.verify.model.loading import LoadOptions, load_weights
+from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.loading import load_weights
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions

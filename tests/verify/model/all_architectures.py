@@ -28,7 +28,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from outrider.drafters.interface import DraftTree
 from outrider.verify.errors import ModelError, first_sentence
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.loading import LoadOptions, load_model
+from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.loading import load_model
 from outrider.verify.model.torch_runner import TorchRunner
 
 VOCABULARY, CONTEXT, LAYERS, HIDDEN, HEADS, HEAD_DIM = 97, 512, 4, 32, 4, 8

@@ -11,8 +11,7 @@ from outrider import models
 from outrider.verify.errors import ModelError
 from outrider.verify.model import backend
 from outrider.verify.model.llama import library
-from outrider.verify.model.loading import LoadOptions
-from outrider.verify.model.quantization import Quantization
+from outrider.verify.model.load_options import LoadOptions, Quantization
 
 
 @pytest.fixture

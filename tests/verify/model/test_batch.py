@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,11 +27,11 @@ def test_a_chain_is_causal() -> None:
 def test_a_tree_has_a_row_for_the_root_and_each_node(tree: DraftTree, length: int) -> None:
     batch = ForwardBatch.tree(5, tree)
     assert batch.tokens.tolist() == [5, *tree.tokens.tolist()]
-    assert batch.tokens.dtype == batch.depths.dtype == torch.int64
+    assert batch.tokens.dtype == batch.depths.dtype == np.int64
     assert batch.positions(length).tolist() == [length, *(tree.depths + length).tolist()]
     mask = batch.ancestor_mask()
     for row in range(len(tree)):
-        ancestors = [int(batch.tokens[at]) for at in mask[row + 1].nonzero()[:, 0]]
+        ancestors = [int(batch.tokens[at]) for at in np.flatnonzero(mask[row + 1])]
         assert ancestors == [5, *tree.path(row)]
 
 

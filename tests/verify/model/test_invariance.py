@@ -16,6 +16,7 @@ from outrider.drafters.none import NoDrafter
 from outrider.verify.decode import decode
 from outrider.verify.errors import ModelError
 from outrider.verify.model import invariance
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.invariance import ProbeResult, common_range, find, linear_layers, start
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.torch_runner import TorchRunner
@@ -64,9 +65,10 @@ def watched(runner: TorchRunner, seen: list[torch.Tensor]) -> Verifier:
 
     class Watched(Verifier):
         def commit(self, verdict: Verdict) -> None:
-            before = self.cache.length
+            cache, before = self.cache, self.cache.length
             super().commit(verdict)
-            seen.append(self.cache.tensor[:, :, :, before : self.cache.length].transpose(0, 3).clone())
+            assert isinstance(cache, TensorCache)
+            seen.append(cache.tensor[:, :, :, before : cache.length].transpose(0, 3).clone())
 
     return Watched(runner, runner.new_cache())
 

@@ -15,8 +15,8 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model import loading
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
+from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import (
-    LoadOptions,
     load_model,
     load_weights,
     prepare,
@@ -24,11 +24,10 @@ from outrider.verify.model.loading import (
     resolve_devices,
     resolve_dtype,
     start_model,
-    stop_ids,
 )
 from outrider.verify.model.sizes import end_tokens
 from outrider.verify.model.torch_runner import TorchRunner
-from outrider.verify.tokenizer import load_tokenizer
+from outrider.verify.tokenizer import load_tokenizer, stop_ids
 from tests.hub import MODEL, cache_models
 
 CPU = torch.device("cpu")

@@ -14,9 +14,9 @@ from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.cpu.native.layers import NativeLinear
-from outrider.verify.model.loading import LoadOptions, load_model
+from outrider.verify.model.load_options import LoadOptions, Quantization
+from outrider.verify.model.loading import load_model
 from outrider.verify.model.pictures import READERS, Picture
-from outrider.verify.model.quantization import Quantization
 from outrider.verify.model.sizes import context_limit, text_modules
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams

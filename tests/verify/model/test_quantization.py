@@ -20,11 +20,12 @@ from outrider.verify.decode import decode
 from outrider.verify.errors import ModelError
 from outrider.verify.model import quantization
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cpu import native
+from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
 from outrider.verify.model.cpu.native.weights import Kind
-from outrider.verify.model.loading import LoadOptions, load_model, load_weights
-from outrider.verify.model.quantization import Quantization, Quantize, quantize_layers
+from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
+from outrider.verify.model.loading import load_model, load_weights
+from outrider.verify.model.quantization import quantize_layers
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions

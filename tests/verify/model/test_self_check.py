@@ -28,7 +28,7 @@ class Recorder(TorchRunner):
     rows: list[int]
     noisy = 0
 
-    def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
+    def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> Any:
         self.rows.append(len(batch))
         found = super().forward(cache, batch, logits)
         if len(self.rows) <= self.noisy:
@@ -40,7 +40,7 @@ class Recorder(TorchRunner):
 class VisibleSiblings(TorchRunner):
     """Every row of a tree attends to all rows before it."""
 
-    def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
+    def forward(self, cache: KVCache, batch: ForwardBatch, logits: bool = True) -> Any:
         return super().forward(cache, ForwardBatch(batch.tokens, batch.depths, None, batch.known), logits)
 
 

@@ -22,7 +22,6 @@ from outrider.verify.verifier import Verifier
 from tests.drafts import Oracle
 from tests.trees import trees
 
-CPU = torch.device("cpu")
 VOCABULARY = 6
 STOPS = (5,)
 
@@ -58,7 +57,7 @@ params = st.builds(
 def test_every_node_is_processed_along_its_own_path(
     params: SamplingParams, prompt: list[int], answer: list[int], tree: DraftTree
 ) -> None:
-    processor = LogitsProcessor(params, np.array(prompt, np.int32), STOPS, VOCABULARY, CPU)
+    processor = LogitsProcessor(params, np.array(prompt, np.int32), STOPS, VOCABULARY)
     for token in answer:
         processor.commit(np.array([token], np.int32))
     logits = torch.randn(len(tree) + 1, VOCABULARY, generator=torch.Generator().manual_seed(len(tree)))
@@ -66,6 +65,9 @@ def test_every_node_is_processed_along_its_own_path(
     processed = ProcessedLogits(processor, model_logits, tree, len(answer))
     found = processed[:]
     assert torch.equal(model_logits, logits)
+    on_host = ProcessedLogits(processor, logits.numpy(), tree, len(answer))
+    assert np.array_equal(on_host[:], found.numpy()) and torch.equal(model_logits, logits)
+    assert all(np.array_equal(on_host[row], on_host[:][row]) for row in range(len(tree) + 1))
     for row in range(-1, len(tree)):
         assert torch.equal(processed[row + 1], found[row + 1])
         expected = reference(logits[row + 1].tolist(), params, prompt, [*answer, *tree.path(row)])
@@ -74,21 +76,23 @@ def test_every_node_is_processed_along_its_own_path(
 
 def test_without_rules_the_logits_are_returned_as_they_are() -> None:
     logits = torch.randn(1, VOCABULARY)
-    processor = LogitsProcessor(SamplingParams(), np.array([1], np.int32), STOPS, VOCABULARY, CPU)
+    processor = LogitsProcessor(SamplingParams(), np.array([1], np.int32), STOPS, VOCABULARY)
     assert ProcessedLogits(processor, logits, EMPTY, 0)[:].data_ptr() == logits.data_ptr()  # no copy
+    on_host = logits.numpy()
+    assert np.shares_memory(ProcessedLogits(processor, on_host, EMPTY, 0)[:], on_host)
 
 
 @pytest.mark.parametrize("penalty", [5e-324, 1e-46, 1e-40, 1e-30, 1e30, 1e300])
 def test_no_repetition_penalty_makes_infinite_logits(penalty: float) -> None:
     params = SamplingParams(repetition_penalty=penalty, logit_bias={2: -100.0, 4: 100.0})
-    processor = LogitsProcessor(params, np.arange(5, dtype=np.int32), STOPS, VOCABULARY, CPU)
+    processor = LogitsProcessor(params, np.arange(5, dtype=np.int32), STOPS, VOCABULARY)
     found = ProcessedLogits(processor, torch.tensor([[-1e4, 0.0, 1e-30, 12.5, 1e4, 0.5]]), EMPTY, 0)[0]
     assert bool(found.isfinite().all())
 
 
 def test_stop_tokens_that_are_the_whole_vocabulary_leave_a_choice() -> None:
     params, logits = SamplingParams(min_tokens=3), torch.randn(1, VOCABULARY)
-    processor = LogitsProcessor(params, np.array([1], np.int32), range(VOCABULARY), VOCABULARY, CPU)
+    processor = LogitsProcessor(params, np.array([1], np.int32), range(VOCABULARY), VOCABULARY)
     assert torch.equal(ProcessedLogits(processor, logits, EMPTY, 0)[:], logits)
 
 
@@ -98,7 +102,7 @@ def test_thousands_of_stop_tokens_cost_no_operation_each() -> None:
     tree = chain(np.arange(40, dtype=np.int32), np.ones(40, np.float32), Source.LOOKUP)
     counts = []
     for stops in (1, 4000):
-        processor = LogitsProcessor(SamplingParams(min_tokens=20), np.array([1], np.int32), range(stops), 5000, CPU)
+        processor = LogitsProcessor(SamplingParams(min_tokens=20), np.array([1], np.int32), range(stops), 5000)
         with torch.profiler.profile() as profile:
             found = ProcessedLogits(processor, torch.zeros(41, 5000), tree, 0)[:]
         counts.append(sum(event.count for event in profile.key_averages()))

@@ -2,14 +2,19 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from outrider.verify.errors import ModelError
 from outrider.verify.model.cpu.native import sampling as native
-from outrider.verify.sampling.sampler import MASS_SCALE, Sampler, candidates, contenders, gumbel, warp_logits
+from outrider.verify.sampling.device import DeviceSampler, gumbel, warp_logits
+from outrider.verify.sampling.precision import MASS_SCALE
+from outrider.verify.sampling.sampler import candidates, choose, contenders, distribution
+from outrider.verify.sampling.sampler import gumbel as gumbel_on_host
 from outrider.verify.sampling_params import MIN_TEMPERATURE, SamplingParams
 
 
@@ -56,7 +61,7 @@ def test_tiny_filters_keep_the_likeliest_token(tiny: float) -> None:
 
 
 def sample(logits: torch.Tensor, params: SamplingParams, positions: list[int]) -> torch.Tensor:
-    return Sampler(params).sample(logits, positions)
+    return DeviceSampler(params).sample(logits, positions)
 
 
 def test_greedy_takes_the_argmax_and_the_first_of_ties() -> None:
@@ -87,7 +92,7 @@ def test_a_choice_depends_on_its_own_row_and_position_only() -> None:
     together = sample(logits, params, [4, 5, 5, 6, 6, 7])
     alone = [int(sample(logits[i : i + 1], params, [p])) for i, p in enumerate([4, 5, 5, 6, 6, 7])]
     assert together.tolist() == alone
-    one_by_one = Sampler(params)
+    one_by_one = DeviceSampler(params)
     assert [int(one_by_one.sample(logits[i : i + 1], [p])) for i, p in enumerate([4, 5, 5, 6, 6, 7])] == alone
 
 
@@ -95,7 +100,7 @@ def test_a_choice_depends_on_its_own_row_and_position_only() -> None:
 def test_cached_noise_is_that_of_the_positions(steps: list[list[int]]) -> None:
     """For any sequence of positions, also backwards; with a large vocabulary, few are cached."""
     vocabulary = 20_000
-    sampler = Sampler(SamplingParams(seed=3))
+    sampler = DeviceSampler(SamplingParams(seed=3))
     for positions in steps:
         scores = sampler.scores(torch.zeros(len(positions), vocabulary), positions)
         assert torch.equal(scores, gumbel(3, positions, torch.arange(vocabulary)))
@@ -107,6 +112,14 @@ def test_noise_depends_on_seed_position_and_token() -> None:
     assert abs(float(noise.mean()) - 0.5772) < 0.03  # Euler's constant: the mean of the Gumbel distribution
     assert torch.equal(gumbel(7, [3], torch.tensor([5, 90]))[0], gumbel(7, [2, 3], torch.arange(200))[1, [5, 90]])
     assert bool(noise.isfinite().all())
+    tokens = np.arange(200)
+    assert gumbel_on_host(7, 3, tokens) == pytest.approx(gumbel(7, [3], torch.from_numpy(tokens))[0].numpy(), rel=1e-6)
+
+
+def on_host(logits: torch.Tensor) -> NDArray[np.float32]:
+    """The logits as they are decided on the host."""
+    found: NDArray[np.float32] = logits.float().numpy()
+    return found
 
 
 @st.composite
@@ -156,26 +169,27 @@ def test_one_row_gives_the_same_token_as_sorting_and_scoring_all(
     weights = warp_logits(logits[None], params)[0]
     assert torch.equal(weights, sorted_reference(logits, params))
     if params.filters:
-        ids, kept = candidates(logits, params)
-        finite = kept > -torch.inf  # `warp_logits` does not tell excluded tokens from impossible ones
+        ids, kept = candidates(on_host(logits), params)
+        finite = kept > -np.inf  # `warp_logits` does not tell excluded tokens from impossible ones
         assert sorted(ids[finite].tolist()) == (weights > -torch.inf).nonzero()[:, 0].tolist()
-        assert torch.equal(kept[finite], weights[ids[finite]])
+        assert kept[finite].tolist() == weights[ids[finite]].tolist()
+    assert distribution(on_host(logits), params) == pytest.approx(weights.double().softmax(-1).numpy(), abs=1e-12)
     for position in range(4):
-        assert Sampler(params).choose(logits, position) == int(Sampler(params).sample(logits[None], [position]))
+        assert choose(on_host(logits), params, position) == int(sample(logits[None], params, [position]))
 
 
 def test_few_tokens_contend() -> None:
     """Noise is computed for the tokens that can win, not for the vocabulary."""
     logits = torch.randn(150_000, generator=torch.Generator().manual_seed(0))
-    counts = [len(contenders(logits, SamplingParams(seed=seed), 0)[0]) for seed in range(20)]
+    counts = [len(contenders(on_host(logits), SamplingParams(seed=seed), 0)[0]) for seed in range(20)]
     assert sum(counts) < 20 * 3000
 
 
-@pytest.mark.skipif(not native.can_read(torch.zeros(1)), reason="the library is not compiled")
+@pytest.mark.skipif(not native.can_read(np.zeros(1, np.float32)), reason="the library is not compiled")
 def test_any_number_of_tokens_may_contend() -> None:
     """With a rounding error larger than any difference of scores, all do."""
     for size in (native.FEW, native.FEW + 1, 1000):
-        ids = native.contenders(torch.zeros(size), 1.0, 5, rounding=1e6)
+        ids = native.contenders(np.zeros(size, np.float32), 1.0, 5, rounding=1e6)
         assert ids.tolist() == list(range(size))
 
 
@@ -186,11 +200,11 @@ def test_one_row_without_filters_gives_the_same_token_as_scoring_all(
 ) -> None:
     params = SamplingParams(temperature, seed=seed)
     for position in range(4):
-        assert Sampler(params).choose(logits, position) == int(Sampler(params).sample(logits[None], [position]))
+        assert choose(on_host(logits), params, position) == int(sample(logits[None], params, [position]))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(), SamplingParams(top_k=2)])
 def test_logits_that_are_not_finite_are_one_sentence(value: float, params: SamplingParams) -> None:
     with pytest.raises(ModelError, match="NaN or infinite"):
-        Sampler(params).choose(torch.tensor([1.0, value, 2.0]), 0)
+        choose(np.array([1.0, value, 2.0], np.float32), params, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedConfig
 
-from outrider.verify.model.cache.codec import KVDtype
+from outrider.verify.model.cache.shape import KVDtype
 
 OLDER = frozenset({"bloom", "codegen", "falcon", "gpt_neo", "gpt_neox_japanese", "gptj", "mpt"})  # types of models
 

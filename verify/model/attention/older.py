@@ -23,7 +23,7 @@ from transformers.models.mpt import modeling_mpt as mpt
 
 from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME, Attention, tree_attention
-from outrider.verify.model.cache.codec import KVDtype
+from outrider.verify.model.cache.shape import KVDtype
 from outrider.verify.model.kwarg_injector import NotPassedOn, Receiver, device_of
 
 # A bias is the sum of this many parts of 8 bits: it is large, and its difference to others is what matters.

@@ -11,7 +11,7 @@ from outrider.verify.model.attention.dot_product import DotProducts, dot_product
 from outrider.verify.model.attention.interface import Attention, Layer
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import decode
-from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.private_torch import attend_flash
 from outrider.verify.model.transfer import to_device
 
@@ -22,7 +22,7 @@ ABSORBED_ROWS = MAX_NODES + 1
 class TorchAttention:
     """Attention of one forward over a cache in plain torch. Implements `Attention`; the reference for the faster ones."""
 
-    def __init__(self, cache: KVCache, batch: ForwardBatch, products: DotProducts = dot_product_attention) -> None:
+    def __init__(self, cache: TensorCache, batch: ForwardBatch, products: DotProducts = dot_product_attention) -> None:
         self._cache = cache
         self._batch = batch
         self._products = products
@@ -64,7 +64,7 @@ class TorchAttention:
 
     def visible(self, window: int | None) -> torch.Tensor:
         """Which rows of the batch each of them attends to in layers with this window, bool [N, N]."""
-        return self._batch.ancestor_mask()
+        return torch.from_numpy(self._batch.ancestor_mask())
 
     def _build(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
         length, rows = self.reach(window), len(self._batch)
@@ -74,7 +74,7 @@ class TorchAttention:
         allowed = torch.ones(rows, length + rows, dtype=torch.bool, device=like.device)
         allowed[:, length:] = visible
         if window is not None:
-            position = length + to_device(self._batch.depths, like.device)
+            position = length + to_device(torch.from_numpy(self._batch.depths), like.device)
             first = position - window + 1  # of the row's window
             prefix = torch.arange(length, device=like.device)
             allowed[:, :length] &= prefix >= first[:, None]
@@ -93,7 +93,7 @@ def can_flash(layer: Layer, keys: torch.Tensor, key: torch.Tensor, value: torch.
 
 def flash(
     query: torch.Tensor,  # [kv_heads, M, D]
-    keys: torch.Tensor,  # [kv_heads, L, stored width], L > 0, as `KVCache.write` returns them
+    keys: torch.Tensor,  # [kv_heads, L, stored width], L > 0, as `TensorCache.write` returns them
     values: torch.Tensor,
     mask: torch.Tensor | None,  # [M, L], additive
     scaling: float,

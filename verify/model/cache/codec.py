@@ -7,19 +7,11 @@ float32. A row's bytes depend on its own values alone, so it is decoded to the s
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
-# Data type of keys and values; auto = the model's.
-KVDtype = Literal["auto", "int8", "fp8"]
+from outrider.verify.model.cache.shape import SCALE_BYTES, KVDtype
+
 STORED: dict[KVDtype, torch.dtype | None] = {"auto": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
-SCALE_BYTES = 4
-
-
-def stored_width(width: int) -> int:
-    """Bytes of a row of `width` values; scales are aligned to their size."""
-    return (width + 3) // 4 * 4 + SCALE_BYTES if width else 0
 
 
 def encode(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from outrider.verify.model.cache.shape import CacheShape
-from outrider.verify.model.recurrent.states import Snapshot
 
+if TYPE_CHECKING:
+    import torch
+
+    from outrider.verify.model.recurrent.states import Snapshot
+
+# The rows of a page in host memory: uint8 [layers, 2, kv_heads, at most PAGE_TOKENS, bytes of a stored row], or
+# [1, 1, 1, at most PAGE_TOKENS, bytes of a position] if layers differ. So one form holds every data type.
+HostRows = NDArray[np.uint8]
+# The rows of a page: in host memory, or as a tensor of the stored data type, which may be a view.
+Part: TypeAlias = "HostRows | torch.Tensor"
 # The number of positions of a page. Page n holds those from n * PAGE_TOKENS on.
 PAGE_TOKENS = 256
 
@@ -28,7 +38,7 @@ def page_count(rows: int, page_tokens: int) -> int:
 class Page:
     """The rows of PAGE_TOKENS committed positions, which never change. All who hold a page have the same rows."""
 
-    rows: torch.Tensor | None = None  # in host memory, once a slot with the page was swapped out; shape as in `Rows.parts`
+    rows: HostRows | None = None  # once a slot with the page was swapped out
     is_whole: bool = True  # the rows are those of all layers; otherwise of those without a window
     digest: str | None = None  # of the rows, once they are in a file
     _reduced: Page | None = None
@@ -55,10 +65,9 @@ class Rows(Protocol):
     def share(self, count: int) -> list[Page]:
         """The first `count` whole pages, for another holder of the same rows."""
 
-    def parts(self, length: int, start: int = 0) -> Iterator[torch.Tensor]:
-        """The first `length` rows page by page, from a page's first row `start` on; may be views.
+    def parts(self, length: int, start: int = 0) -> Iterator[Part]:
+        """The first `length` rows page by page, from a page's first row `start` on.
 
-        [layers, 2, kv_heads, at most PAGE_TOKENS, stored width], or [1, 1, 1, at most PAGE_TOKENS, widths] if layers differ.
         Released pages have the layers without a window only.
         """
 
@@ -100,12 +109,21 @@ class SwappedRows:
         """The first `count` whole pages, for another holder of the same rows."""
         return list(self.pages[:count])
 
-    def parts(self, length: int, start: int = 0) -> Iterator[torch.Tensor]:
+    def parts(self, length: int, start: int = 0) -> Iterator[Part]:
         """As in `Rows`."""
         for first in range(start, length, PAGE_TOKENS):
             rows = self.all_pages[first // PAGE_TOKENS].rows
             assert rows is not None
             yield rows[:, :, :, : length - first]
+
+
+def on_host(part: Part) -> HostRows:
+    """A copy of the rows of a page in host memory."""
+    if isinstance(part, np.ndarray):
+        return part.copy()
+    from outrider.verify.model.transfer import bytes_of  # imports torch
+
+    return bytes_of(part)
 
 
 def distinct_rows(holders: Iterable[Rows]) -> int:

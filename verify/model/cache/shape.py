@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-import torch
+from outrider.verify.model.memory import Device, can_discard
 
-from outrider.verify.model.cache.codec import stored_width
-from outrider.verify.model.hidden.ring import StateRing
-from outrider.verify.model.memory import can_discard
-from outrider.verify.model.recurrent.states import RecurrentShape, RecurrentStates
+if TYPE_CHECKING:
+    from outrider.verify.model.recurrent.states import RecurrentShape
+
+# Data type of keys and values; auto = the model's.
+KVDtype = Literal["auto", "int8", "fp8"]
+SCALE_BYTES = 4
 
 # The number of a text's positions whose hidden states are kept. Heads are trained on contexts of about this length.
 HIDDEN_POSITIONS = 2048
+
+
+class DataType(Protocol):
+    """A data type, as far as the host's code knows it: torch's and numpy's are."""
+
+    @property
+    def itemsize(self) -> int: ...
 
 
 class LayerShape(NamedTuple):
@@ -31,16 +40,16 @@ class CacheShape:
     """Layout of a model's slots."""
 
     layers: tuple[LayerShape, ...]  # layers with attention
-    dtype: torch.dtype  # the model's data type
-    device: torch.device
+    dtype: Any  # DataType; the model's data type
+    device: Any  # Device
     recurrent: RecurrentShape | None = None  # shape of the recurrent layers' states
     hidden_width: int = 0  # width of the hidden states that a draft head reads; 0 = none are kept
     hidden_positions: int = HIDDEN_POSITIONS
-    homes: tuple[torch.device, ...] = ()  # devices of the layers, if there are several; consecutive layers share one
-    coded: torch.dtype | None = None  # data type of keys and values in 8 bits (`outrider.verify.model.cache.codec`)
+    homes: tuple[Any, ...] = ()  # devices of the layers, if there are several; consecutive layers share one
+    coded: Any | None = None  # data type of keys and values in 8 bits (`outrider.verify.model.cache.codec`)
 
     @classmethod
-    def uniform(cls, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> CacheShape:
+    def uniform(cls, layers: int, kv_heads: int, head_dim: int, dtype: DataType, device: Device) -> CacheShape:
         """The layout of a model whose layers are alike."""
         return cls((LayerShape(kv_heads, head_dim, head_dim),) * layers, dtype, device)
 
@@ -73,7 +82,7 @@ class CacheShape:
         return self.layers[0].key_dim
 
     @property
-    def stored_dtype(self) -> torch.dtype:
+    def stored_dtype(self) -> Any:
         """Of keys and values in the cache."""
         return self.coded or self.dtype
 
@@ -94,17 +103,7 @@ class CacheShape:
     def slot_bytes(self) -> int:
         """Bytes of a slot that do not depend on its positions."""
         states = 0 if self.recurrent is None else self.recurrent.slot_bytes
-        return states + self.hidden_positions * self.hidden_width * self.dtype.itemsize
-
-    def new_hidden(self) -> StateRing | None:
-        """An empty ring for a slot's hidden states."""
-        if not self.hidden_width:
-            return None
-        return StateRing(self.hidden_positions, self.hidden_width, self.dtype, self.device)
-
-    def new_states(self) -> RecurrentStates | None:
-        """A slot's states before its first token."""
-        return None if self.recurrent is None else RecurrentStates(self.recurrent)
+        return states + self.hidden_positions * self.hidden_width * int(self.dtype.itemsize)
 
     def bytes_for(self, positions: int) -> int:
         """Bytes of the keys and values of `positions`."""
@@ -117,7 +116,7 @@ class CacheShape:
     def _bytes(self, layers: Iterable[LayerShape]) -> int:
         """Bytes of one position."""
         rows = (each.heads * (self.stored_width(each.key_dim) + self.stored_width(each.value_dim)) for each in layers)
-        return sum(rows) * self.stored_dtype.itemsize
+        return sum(rows) * int(self.stored_dtype.itemsize)
 
     @property
     def parts(self) -> list[CacheShape]:
@@ -128,3 +127,8 @@ class CacheShape:
             replace(self if home == self.device else elsewhere, layers=tuple(layers), device=home, homes=())
             for home, layers in found.items()
         ] or [self]
+
+
+def stored_width(width: int) -> int:
+    """Bytes of a row of `width` values in 8 bits (`outrider.verify.model.cache.codec`); scales are aligned to their size."""
+    return (width + 3) // 4 * 4 + SCALE_BYTES if width else 0

@@ -7,13 +7,10 @@ nearest window before, and read again from there. Layers without a window keep a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-
-import torch
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.shape import CacheShape
-from outrider.verify.model.memory import discard
 
 # The margin behind the window. An agent's next turn goes back by less.
 MARGIN_TOKENS = 4096
@@ -28,11 +25,11 @@ FORWARD_TOKENS = 1024
 class WindowedRows:
     """Which pages of one slot have rows of layers with a window. Those that do not are released."""
 
-    def __init__(self, window: int, planes: Sequence[torch.Tensor]) -> None:
-        """`window` is the largest of the layers'; `planes` are their keys and values, [heads, positions, width] each."""
+    def __init__(self, window: int, discard: Callable[[slice], None]) -> None:
+        """`window` is the largest of the layers'; `discard` returns the memory of their rows at these positions."""
         self.window = window
         self.released: set[int] = set()  # pages
-        self._planes = planes
+        self._return = discard
         self._settled = 0  # pages before it are released, or kept for good
 
     def release(self, length: int) -> list[int]:
@@ -65,8 +62,7 @@ class WindowedRows:
         for start, end in spans(pages):
             # Again from the page before, since the system's pages do not begin where ours do.
             first = start - 1 if start - 1 in self.released else start
-            rows = slice(first * paging.PAGE_TOKENS, end * paging.PAGE_TOKENS)
-            discard(of_head[rows] for plane in self._planes for of_head in plane)
+            self._return(slice(first * paging.PAGE_TOKENS, end * paging.PAGE_TOKENS))
 
 
 def is_kept(page: int, window: int) -> bool:

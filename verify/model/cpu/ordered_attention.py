@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from outrider.verify.model.attention.interface import Layer
 from outrider.verify.model.attention.torch_attention import flash
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import decode, encode
-from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.invariant_range import BLOCK, InvariantRange, depth_left
 
 # The sizes of a block's products are multiples of this.
@@ -53,12 +54,12 @@ def padded(batch: ForwardBatch, count: int) -> ForwardBatch:
     missing = batch.known + count - len(batch)
     if missing <= 0:
         return batch
-    ancestors = torch.eye(len(batch) + missing, dtype=torch.bool)
+    ancestors = np.eye(len(batch) + missing, dtype=np.bool_)
     ancestors[: len(batch), : len(batch)] = batch.ancestor_mask()
     return replace(
         batch,
-        tokens=torch.cat([batch.tokens, batch.tokens[-1:].expand(missing)]),
-        depths=torch.cat([batch.depths, batch.depths[-1:].expand(missing)]),
+        tokens=np.pad(batch.tokens, (0, missing), mode="edge"),
+        depths=np.pad(batch.depths, (0, missing), mode="edge"),
         ancestors=ancestors,
         padding=missing,
     )
@@ -125,18 +126,20 @@ class AttentionInputs:
         # Kernels compute columns that are left over in another order.
         self._scratch = torch.ones(kv_heads, 0, (head_dim // WIDTH_STEP + 1) * WIDTH_STEP)
 
-    def build(self, cache: KVCache, batch: ForwardBatch, windows: Sequence[int | None]) -> dict[int | None, list[torch.Tensor]]:
+    def build(
+        self, cache: TensorCache, batch: ForwardBatch, windows: Sequence[int | None]
+    ) -> dict[int | None, list[torch.Tensor]]:
         """For a batch whose rows lie in one block, by window."""
         length, known = cache.length, batch.known
         cut = (length + int(batch.depths[known:].min())) // BLOCK * BLOCK
         end = cut + -(-(length + len(batch) - cut) // WIDTH_STEP) * WIDTH_STEP
-        ancestors = batch.ancestor_mask()[known:]
-        position = length + batch.depths[known:]
+        ancestors, depths = torch.from_numpy(batch.ancestor_mask())[known:], torch.from_numpy(batch.depths)
+        position = length + depths[known:]
         allowed = torch.zeros(len(ancestors), end - cut, dtype=torch.bool)
         allowed[:, : max(0, length - cut)] = True
         own = ancestors[:, max(0, cut - length) :]
         allowed[:, max(0, length - cut) :][:, : own.shape[1]] = own
-        return {window: self._of_window(window, cut, allowed, position, length, batch.depths) for window in windows}
+        return {window: self._of_window(window, cut, allowed, position, length, depths) for window in windows}
 
     def _of_window(
         self, window: int | None, cut: int, allowed: torch.Tensor, position: torch.Tensor, length: int, depths: torch.Tensor
@@ -169,7 +172,7 @@ class AttentionInputs:
 class OrderedAttention:
     """Attention of one step over a cache, without a trace. Implements `outrider.verify.model.attention.Attention`."""
 
-    def __init__(self, cache: KVCache, batch: ForwardBatch, inputs: AttentionInputs) -> None:
+    def __init__(self, cache: TensorCache, batch: ForwardBatch, inputs: AttentionInputs) -> None:
         self._cache, self._batch, self._inputs = cache, batch, inputs
         self._built: dict[int | None, list[torch.Tensor]] = {}
         self._length = torch.tensor(cache.length + batch.known)

@@ -21,8 +21,9 @@ from outrider.verify.model.attention.shape_probe import ShapeProbe
 from outrider.verify.model.attention.torch_attention import TorchAttention, flash
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.codec import encode
-from outrider.verify.model.cache.kv_cache import SPARE_POSITIONS, KVCache
+from outrider.verify.model.cache.kv_cache import SPARE_POSITIONS
 from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.ordered_attention import AttentionInputs, attend_in_order
 from outrider.verify.model.cpu.torchscript import ScriptList, run, script, traced, without_warnings
 from outrider.verify.model.hidden.tap import HiddenTap
@@ -103,7 +104,7 @@ def script_all(attend: Any) -> Any:
 
 
 # The attention's tensors for a stream's rows: for each window the same number.
-BuildInputs = Callable[[KVCache, ForwardBatch], list[list[torch.Tensor]]]
+BuildInputs = Callable[[TensorCache, ForwardBatch], list[list[torch.Tensor]]]
 
 
 class _Streams(NamedTuple):
@@ -236,7 +237,7 @@ class TracedForward:
         built = [self._build(each.cache, each.batch) for each in segments]
         by_window = ([*chain.from_iterable(tensors), *(absent * len(tensors[0]))] for tensors in zip(*built, strict=True))
         inputs = list(chain.from_iterable(by_window))
-        rows = tokens_of(segments), positions_of(segments), kept_rows(segments, self._least)
+        rows = map(torch.from_numpy, (tokens_of(segments), positions_of(segments), kept_rows(segments, self._least)))
         recurrent = [
             RecurrentRows(each.cache.recurrent, each.cache.length, each.batch) for each in segments if each.cache.recurrent
         ]
@@ -246,7 +247,7 @@ class TracedForward:
 
 
 def attention_masks(
-    cache: KVCache, batch: ForwardBatch, windows: Sequence[int | None], groups: int
+    cache: TensorCache, batch: ForwardBatch, windows: Sequence[int | None], groups: int
 ) -> list[list[torch.Tensor]]:
     """For each window the first position that is read, int64 [], and `TorchAttention.mask`; empty if nothing is masked."""
     attention = TorchAttention(cache, batch)
@@ -283,7 +284,7 @@ def trace(
         return None
     windows = tuple(probe.windows)
 
-    def build(cache: KVCache, batch: ForwardBatch) -> list[list[torch.Tensor]]:
+    def build(cache: TensorCache, batch: ForwardBatch) -> list[list[torch.Tensor]]:
         if inputs is None:
             return attention_masks(cache, batch, windows, probe.groups)
         return list(inputs.build(cache, batch, windows).values())
@@ -291,7 +292,7 @@ def trace(
     layers = packed_layers(model)
     functions = [layer.multiply for layer in layers]
     packed = [layer.packed for layer in layers] or [torch.empty(0)]  # a trace does not accept an empty list
-    cache = KVCache(shape, max(rows + length for rows, length in CHECKS) + SPARE_POSITIONS)
+    cache = TensorCache(shape, max(rows + length for rows, length in CHECKS) + SPARE_POSITIONS)
     cache.assume(5)
     example = [Segment(cache, ForwardBatch.chain(torch.arange(4)))]
     verbosity = logging.get_verbosity()
@@ -319,7 +320,7 @@ def _checks(shape: CacheShape, vocabulary: int) -> Iterator[list[Segment]]:
     several = []
     for rows, length in CHECKS:
         generator = torch.Generator().manual_seed(rows)
-        cache = KVCache(shape, rows + length + SPARE_POSITIONS)
+        cache = TensorCache(shape, rows + length + SPARE_POSITIONS)
         cache.fill(length, generator)
         if cache.recurrent is not None:
             cache.recurrent.matrices.normal_(generator=generator)

@@ -33,9 +33,9 @@ class Piece(NamedTuple):
 
     cache: PagedCache
     first: int  # the number of rows of text before the first row
-    tokens: torch.Tensor  # int64 [N]
-    depths: torch.Tensor  # int64 [N]
-    ancestors: torch.Tensor  # bool [N, N], a row itself included; a row's ancestors precede it
+    tokens: NDArray[np.int64]  # [N]
+    depths: NDArray[np.int64]  # [N]
+    ancestors: NDArray[np.bool_]  # [N, N], a row itself included; a row's ancestors precede it
     shift: int = 0  # as in `Segment`
 
 
@@ -78,10 +78,10 @@ class DeviceRows:
         start = used = 0  # of the rows and of the tables
         for index, piece in enumerate(pieces):
             count, pages, length = len(piece.tokens), piece.cache.table, piece.first
-            depths, end = piece.depths.numpy(), start + count
+            depths, end = piece.depths, start + count
             places = np.array(piece.cache.places(length, length + count))
-            paths = places[piece.ancestors.numpy().nonzero()[1]]  # row by row, and in a row by depth
-            fields[:5, start:end] = piece.tokens.numpy(), depths + (length - piece.shift), np.full(count, index), depths, places
+            paths = places[piece.ancestors.nonzero()[1]]  # row by row, and in a row by depth
+            fields[:5, start:end] = piece.tokens, depths + (length - piece.shift), np.full(count, index), depths, places
             fields[5, start:end] = used + len(pages) + (depths + 1).cumsum() - depths - 1
             fields[ROW_FIELDS:, index] = length, start, count, used
             tables += [pages, paths]
@@ -99,6 +99,5 @@ def pieces_of(cache: PagedCache, batch: ForwardBatch, shift: int = 0) -> Iterato
     start = 0
     while start < len(batch):
         tokens = batch.tokens[start : start + 1 + depth_left(length + start)]
-        chain = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()
-        yield Piece(cache, length + start, tokens, torch.arange(len(tokens)), chain, shift)
+        yield Piece(cache, length + start, tokens, np.arange(len(tokens)), np.tri(len(tokens), dtype=np.bool_), shift)
         start += len(tokens)

@@ -44,7 +44,7 @@ class DeviceStates:
         rows[0] = NO_STREAM
         pending, start = [], 0
         for index, (cache, batch, *_) in enumerate(segments):
-            states, ancestors = states_of(cache.recurrent), batch.ancestor_mask()
+            states, ancestors = states_of(cache.recurrent), torch.from_numpy(batch.ancestor_mask())
             pending.append(states.pending(cache.length))
             end = start + len(batch)
             rows[0, start:end] = index

@@ -15,11 +15,11 @@ import torch
 from outrider.verify.errors import ModelError
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.codec import encode
-from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.paging import OutOfPages, Rows, page_count
 from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cache.tensor_cache import TensorCache, new_hidden, new_states
 from outrider.verify.model.memory import free_bytes
-from outrider.verify.model.transfer import to_device
+from outrider.verify.model.transfer import tensor_of, to_device
 
 # A pool without a plan has pages for this many caches, and at most this share of the free memory.
 POOLED_CACHES, POOLED_SHARE = 8, 0.5
@@ -113,19 +113,19 @@ class PagePool:
         return self._holders[page] > 1
 
 
-class PagedCache(KVCache):
-    """A `KVCache` of any length in pages of a pool. The rows beyond `length` are in its own pages, too."""
+class PagedCache(TensorCache):
+    """A `TensorCache` of any length in pages of a pool. The rows beyond `length` are in its own pages, too."""
 
     def __init__(self, pool: PagePool, positions: int) -> None:
         """An empty cache, which holds no pages. `positions` is the most that it may hold."""
         self.pool = pool
         self.positions = positions
         self.length = 0
-        self.dtype = pool.shape.dtype
+        self.dtype, self.stored_dtype = pool.shape.dtype, pool.shape.stored_dtype
         self.pages = []
-        self.recurrent = pool.shape.new_states()  # beside the pool: states have no pages
+        self.recurrent = new_states(pool.shape)  # beside the pool: states have no pages
         self.windowed = None  # the pool's pages have all layers
-        self.hidden = pool.shape.new_hidden()
+        self.hidden = new_hidden(pool.shape)
         self.table: list[int] = []  # pages in the order of the text
         self._gathered: tuple[list[int], dict[torch.device, torch.Tensor]] = [], {}  # a table, and its copies on devices
 
@@ -163,7 +163,7 @@ class PagedCache(KVCache):
         return [self.table[at // size] * size + at % size for at in range(start, end)]
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `KVCache.write`, after `reserve`; returns copies, because the rows are not contiguous."""
+        """As `TensorCache.write`, after `reserve`; returns copies, because the rows are not contiguous."""
         size, start = self.pool.page_tokens, self.length + known
         end = start + key.shape[1]
         at, rows = start, self.pool.layers[layer]
@@ -204,7 +204,7 @@ class PagedCache(KVCache):
         self.length += len(rows)
 
     def fork(self, source: Rows, length: int) -> None:
-        """As `KVCache.fork`. Shares the pages of a source in the same pool. Raises OutOfPages, and is unchanged then."""
+        """As `TensorCache.fork`. Shares the pages of a source in the same pool. Raises OutOfPages, and is unchanged then."""
         length = min(length, source.length)
         snapshots = source.states(length)
         if self.recurrent is not None:
@@ -225,7 +225,8 @@ class PagedCache(KVCache):
     def _copied(self, source: Rows, length: int, count: int) -> list[int]:
         """New pages with the first `length` rows of the source."""
         table = self.pool.take(count)
-        for page, part in zip(table, source.parts(length), strict=True):
+        for page, found in zip(table, source.parts(length), strict=True):
+            part = tensor_of(found, self.stored_dtype)
             for first, tensor in self.pool.parts:
                 tensor[page, :, :, :, : part.shape[3]] = part[first : first + tensor.shape[1]]
         return table

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.verify.model.memory import zeros
+from outrider.verify.model.untouched import zeros
 
 
 class StateRing:

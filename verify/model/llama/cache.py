@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
-import torch
 
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.cache.paging import OutOfPages, Rows, page_count
+from outrider.verify.model.cache.paging import HostRows, OutOfPages, Rows, page_count
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.llama.library import MOST_ROWS, LlamaContext
 
@@ -57,9 +57,8 @@ class LlamaCache(KVCache):
     """A `KVCache` whose rows are a sequence of llama.cpp's cache."""
 
     def __init__(self, pool: SequencePool, positions: int) -> None:
-        self.pool, self.positions, self.dtype = pool, positions, pool.shape.dtype
+        self.pool, self.positions = pool, positions
         self.pages = []
-        self.hidden = self.recurrent = self.windowed = None
         self.sequence = pool.take()
         pool.caches += 1
         self._leaves: dict[int, int] = {}  # sequences by the row of their leaf, after the forward of a tree
@@ -116,7 +115,7 @@ class LlamaCache(KVCache):
         self._end = self.length + int(batch.depths.max()) + 1
         if batch.ancestors is None:
             return [[self.sequence]] * len(batch)
-        self._ancestors = batch.ancestors.numpy()
+        self._ancestors = batch.ancestors
         first, *others = _leaves(batch)
         self._leaves = {first: self.sequence}
         for leaf in others:
@@ -152,7 +151,7 @@ class LlamaCache(KVCache):
         self.release()
         del self.pages[self.length // paging.PAGE_TOKENS :]
 
-    def fill(self, length: int, noise: torch.Generator | None = None) -> None:
+    def fill(self, length: int, noise: Any = None) -> None:
         """As in `KVCache`, with the rows of a text of zeros."""
         self.truncate(0)
         self.reserve(length)
@@ -178,22 +177,23 @@ class LlamaCache(KVCache):
                 length = length // paging.PAGE_TOKENS * paging.PAGE_TOKENS
             self.reserve(length)
             for start, part in zip(range(0, length, paging.PAGE_TOKENS), source.parts(length), strict=True):
-                end, saved = start + part.shape[3], part.contiguous().flatten().numpy()
+                assert isinstance(part, np.ndarray)
+                end, saved = start + part.shape[3], part.reshape(-1)
                 self.pool.context.restore(self.sequence, self.pool.scratch, start, end, saved)
         self.length = self._end = length
         self.pages = source.share(length // paging.PAGE_TOKENS)
 
-    def parts(self, length: int, start: int = 0) -> Iterator[torch.Tensor]:
-        """As in `Rows`: what llama.cpp saves of each page, uint8 [1, 1, 1, at most PAGE_TOKENS, bytes of a position]."""
+    def parts(self, length: int, start: int = 0) -> Iterator[HostRows]:
+        """As in `Rows`: what llama.cpp saves of each page."""
         for first in range(start, length, paging.PAGE_TOKENS):
             end = min(first + paging.PAGE_TOKENS, length)
             found = np.zeros((1, 1, 1, end - first, self.pool.shape.bytes_for(1)), np.uint8)
             saved = self.pool.context.save(self.sequence, self.pool.scratch, first, end)
             found.reshape(-1)[: len(saved)] = saved
-            yield torch.from_numpy(found)
+            yield found
 
 
 def _leaves(batch: ForwardBatch) -> list[int]:
     """The rows that no other row attends to."""
     assert batch.ancestors is not None
-    return [int(row) for row in np.flatnonzero(batch.ancestors.numpy().sum(0) == 1)]
+    return [int(row) for row in np.flatnonzero(batch.ancestors.sum(0) == 1)]

@@ -17,13 +17,12 @@ from threading import RLock
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from outrider.verify.errors import ModelError
 from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.model.cache.paging import OutOfPages
-from outrider.verify.model.private_torch import has_amx
+from outrider.verify.model.cpu.native.library import processor_flags
 
 log = logging.getLogger("outrider.worker")
 
@@ -87,7 +86,7 @@ class LlamaModel:
         """Loads the file with as many layers on the GPU as it has memory for. Raises ModelError."""
         ERRORS.clear()
         parameters = self._api.llama_model_default_params()
-        parameters.use_extra_bufts = not has_amx()  # llama.cpp's kernels for AMX crash on some CPUs
+        parameters.use_extra_bufts = "amx_tile" not in processor_flags()  # llama.cpp's kernels for AMX crash on some CPUs
         layers = layer_count(file) if on_gpu else 0
         for share in GPU_SHARES if on_gpu else (0.0,):
             parameters.n_gpu_layers = ALL_LAYERS if share == 1 else int(share * layers)
@@ -161,7 +160,7 @@ class LlamaContext:
         positions: NDArray[np.int32],
         sequences: Sequence[Sequence[int]],
         kept: NDArray[np.bool_],
-    ) -> torch.Tensor:
+    ) -> NDArray[np.float32]:
         """Computes rows of tokens [N] at positions [N], which belong to these sequences, and writes their keys and values.
 
         Returns the logits of the rows in `kept` [N], float32 [M, V], valid until the next forward. Raises OutOfPages.
@@ -189,7 +188,7 @@ class LlamaContext:
             if result:
                 raise RuntimeError(f"llama.cpp's forward failed with the code {result}: {' '.join(ERRORS)}")
             found = self._api.llama_get_logits(self.handle)
-        return torch.from_numpy(np.ctypeslib.as_array(found, (int(outputs.sum()), self._model.vocabulary)))
+        return np.ctypeslib.as_array(found, (int(outputs.sum()), self._model.vocabulary))
 
     def copy(self, source: int, to: int, start: int, end: int) -> None:
         """Makes the positions of a sequence from `start` to `end` those of another one, too."""

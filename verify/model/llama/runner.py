@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from outrider.drafters.interface import MAX_NODES
 from outrider.verify.errors import ModelError
+from outrider.verify.findings import processor
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS, KVCache
 from outrider.verify.model.cache.paging import page_count
@@ -20,7 +23,7 @@ from outrider.verify.model.llama import library
 from outrider.verify.model.llama.cache import LlamaCache, SequencePool
 from outrider.verify.model.llama.library import KV_NAMES, KV_TYPES, MOST_ROWS, LlamaContext, LlamaModel
 from outrider.verify.model.llama.stateful import StatefulCache
-from outrider.verify.model.memory import keep_freed_memory
+from outrider.verify.model.memory import HOST, keep_freed_memory
 from outrider.verify.model.runner import ModelRunner
 from outrider.verify.model.segment import Segment, kept_rows, positions_of, tokens_of
 
@@ -46,12 +49,12 @@ class LlamaRunner(ModelRunner):
         if not self.llama.is_decoder:
             raise ModelError(f"The model in {file.name!r} does not continue texts; name a causal language model.")
         self.takes_trees = self.can_save = not self.llama.keeps_states
-        self.device = torch.device("cpu")  # of the logits
+        self.device = HOST  # of the logits
         self.vocabulary, self.weight_bytes = self.llama.vocabulary, self.llama.weight_bytes
         self.weight_bits = round(8 * self.weight_bytes / max(1, self.llama.weights), 2)
         self.model_tokens = self.llama.context_tokens
         self.context_tokens = min(self.model_tokens, context_tokens or self.model_tokens)
-        self.stop_tokens = self.llama.ends
+        self.stop_tokens, self.library = self.llama.ends, library.name()
         self.description = f"{file.name}, {self.llama.description}, {library.name()}"
         self._kv_dtype = kv_dtype
         self.cache_shape = self._probe()
@@ -62,9 +65,9 @@ class LlamaRunner(ModelRunner):
         """The bytes that llama.cpp saves of one position, its header included. Raises ModelError if logits are NaN."""
         context = LlamaContext(self.llama, paging.PAGE_TOKENS, 1, self._kv_dtype, 2)
         logits = context.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), [[0]], np.ones(1, np.bool_))
-        if not bool(logits.isfinite().any()):
+        if not np.isfinite(logits).any():
             raise ModelError(f"llama.cpp computes NaN for {self.description}; check its weights.")
-        return CacheShape((LayerShape(1, len(context.save(0, 1, 0, 1)), 0),), torch.uint8, self.device)
+        return CacheShape((LayerShape(1, len(context.save(0, 1, 0, 1)), 0),), np.dtype(np.uint8), self.device)
 
     def start(self, context_tokens: int, bounds: InvariantRange | None = None) -> None:
         """As in `ModelRunner`, without an invariant range."""
@@ -74,14 +77,12 @@ class LlamaRunner(ModelRunner):
         full = page_count(self._positions, paging.PAGE_TOKENS)
         most = max(CONTEXTS * full, LEAST_PAGES)
         pages = most if self.pages is None else max(full, min(self.pages, most))
-        threads = self.threads or torch.get_num_threads()
+        threads = self.threads or os.cpu_count() or 1
         # Each sequence takes the memory of its states.
         sequences = library.most_sequences() if self.takes_trees else STATES
         context = LlamaContext(self.llama, pages * paging.PAGE_TOKENS, threads, self._kv_dtype, sequences)
         self._sequences = SequencePool(context, self.cache_shape, pages)
         keep_freed_memory()
-        # llama.cpp has threads of its own. Torch's would wait for work on the same cores.
-        torch.set_num_threads(1)
 
     @property
     def _positions(self) -> int:
@@ -101,6 +102,17 @@ class LlamaRunner(ModelRunner):
     def backends(self) -> str:
         """As in `ModelRunner`."""
         return f"{library.name()}, {self.weight_bytes} bytes"
+
+    @property
+    def machine(self) -> tuple[str, ...]:
+        """As in `ModelRunner`."""
+        return processor(), str(self.threads)
+
+    def use_threads(self, count: int) -> None:
+        """As in `ModelRunner`. PyTorch, if it is loaded for a draft model, would wait for work on the same cores."""
+        self.threads = count
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)
 
     @property
     def kernels(self) -> str:
@@ -124,7 +136,7 @@ class LlamaRunner(ModelRunner):
         kind = LlamaCache if self.takes_trees else StatefulCache
         return kind(self._sequences, self._positions)
 
-    def forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+    def forward_all(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
         """As `ModelRunner.forward_all`: several forwards if the rows are too many for one."""
         caches = [cast(LlamaCache, each.cache) for each in segments]
         for cache in caches:
@@ -132,10 +144,11 @@ class LlamaRunner(ModelRunner):
         assert self._sequences is not None
         self._sequences.reserve([(cache, segment.rows) for cache, segment in zip(caches, segments, strict=True)])
         groups = list(self._groups(segments))
-        found: list[torch.Tensor] = []
+        found: list[NDArray[np.float32]] = []
         for group in groups:
             logits = self._together(group)
-            found += (logits if len(groups) == 1 else logits.clone()).split([segment.kept for segment in group])
+            ends = np.cumsum([segment.kept for segment in group])
+            found += np.split(logits if len(groups) == 1 else logits.copy(), ends[:-1])
         return found
 
     def _groups(self, segments: Sequence[Segment]) -> Iterator[list[Segment]]:
@@ -150,10 +163,10 @@ class LlamaRunner(ModelRunner):
             rows += segment.rows
         yield group
 
-    def _together(self, segments: Sequence[Segment]) -> torch.Tensor:
+    def _together(self, segments: Sequence[Segment]) -> NDArray[np.float32]:
         assert self._sequences is not None
         sequences = [each for segment in segments for each in cast(LlamaCache, segment.cache).place(segment.batch)]
-        tokens, positions = tokens_of(segments).numpy().astype(np.int32), positions_of(segments).numpy().astype(np.int32)
+        tokens, positions = tokens_of(segments).astype(np.int32), positions_of(segments).astype(np.int32)
         kept = np.zeros(len(tokens), np.bool_)
-        kept[kept_rows(segments).numpy()] = True
+        kept[kept_rows(segments)] = True
         return self._sequences.context.forward(tokens, positions, sequences, kept)

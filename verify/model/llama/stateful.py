@@ -7,12 +7,12 @@ the accepted rows are computed again. Sessions go on where they ended, and begin
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-import torch
 
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.paging import Page, Rows, SwappedRows
+from outrider.verify.model.cache.paging import HostRows, Page, Rows, SwappedRows
 from outrider.verify.model.llama.cache import LlamaCache, SequencePool
 
 
@@ -57,7 +57,7 @@ class StatefulCache(LlamaCache):
     def place(self, batch: ForwardBatch) -> list[list[int]]:
         """As in `LlamaCache`; the batch is a chain."""
         self._keep(self._copied() if len(batch) > 1 and self.length else None)
-        self._tokens = batch.tokens.numpy().astype(np.int32)
+        self._tokens = batch.tokens.astype(np.int32)
         self._end = self.length + len(batch)
         return [[self.sequence]] * len(batch)
 
@@ -93,7 +93,7 @@ class StatefulCache(LlamaCache):
             self.pool.context.remove(self.sequence, 0)
             self._end = self.length = 0
 
-    def fill(self, length: int, noise: torch.Generator | None = None) -> None:
+    def fill(self, length: int, noise: Any = None) -> None:
         """As in `LlamaCache`; `assume` returns to this text."""
         super().fill(length, noise)
         if self._filled is not None:
@@ -124,6 +124,6 @@ class StatefulCache(LlamaCache):
         """No pages: states are not cut."""
         return []
 
-    def parts(self, length: int, start: int = 0) -> Iterator[torch.Tensor]:
+    def parts(self, length: int, start: int = 0) -> Iterator[HostRows]:
         """None: such sessions are not saved."""
         return iter(())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -49,7 +49,7 @@ class RecurrentRows:
         assert batch.known <= states.count, "known rows were not computed by a forward"
         states.count = len(batch)
         shape = states.shape
-        ancestors = batch.ancestor_mask()
+        ancestors = torch.from_numpy(batch.ancestor_mask())
         mask = torch.zeros(self.rows, len(batch)).masked_fill_(~ancestors[batch.known :], -torch.inf)
         index = gather_index(ancestors, batch.known, shape.window)
         buffers = (states.matrices, states.keys, states.writes, states.decays, states.inputs)
@@ -143,3 +143,18 @@ class StateProbe(Recurrence):
         heads, key_dim, value_dim, decay_dim = (self.scans or [(0, 0, 0, 0)])[0]
         scans = (len(self.scans), heads, key_dim, value_dim, decay_dim)
         return RecurrentShape(len(self.convolutions), window, channels, *scans, self.dtype, device)
+
+
+class Segment(Protocol):
+    """The rows of one stream in a forward (`outrider.verify.model.segment`)."""
+
+    @property
+    def cache(self) -> Any: ...
+    @property
+    def batch(self) -> ForwardBatch: ...
+
+
+def recurrence_of(segments: Sequence[Segment]) -> Recurrence:
+    """The rows of the segments in recurrent layers."""
+    states = [(each.cache.recurrent, each) for each in segments]
+    return Recurrence([RecurrentRows(state, each.cache.length, each.batch) for state, each in states if state is not None])

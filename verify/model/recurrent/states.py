@@ -76,6 +76,10 @@ class Snapshot:
         """Its size."""
         return self.matrices.nbytes + self.windows.nbytes
 
+    def on_host(self) -> Snapshot:
+        """The snapshot in host memory."""
+        return self.to(torch.device("cpu"))
+
     def to(self, device: torch.device) -> Snapshot:
         """The snapshot on a device; itself if it is there."""
         if self.matrices.device == device:

@@ -181,8 +181,8 @@ def test_files_that_a_paused_session_came_from_are_not_read_again(tiny_runner: T
 
 def test_nobody_waits_for_a_session_that_is_being_saved(tiny_runner: TorchRunner, tmp_path: Path, page_tokens: int) -> None:
     """It is stopped between two of its pages. What was written is not written again."""
-    shape = (4, 2, 8, page_tokens, (16 << 20) // (64 * page_tokens))  # 64 MB
-    pages = [paging.Page(torch.full(shape, number, dtype=torch.float32)) for number in range(4)]
+    shape = (4, 2, 8, page_tokens, (64 << 20) // (64 * page_tokens))  # 64 MB
+    pages = [paging.Page(np.full(shape, number, np.uint8)) for number in range(4)]
     rows = paging.SwappedRows(pages, 4 * page_tokens, [])
     path = tmp_path / "model" / "owner" / "s.session"
 

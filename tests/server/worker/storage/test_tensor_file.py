@@ -6,6 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -19,7 +20,7 @@ LABELS = {"name": "a ü", "digest": "x"}
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    found = {f"of {name}": torch.arange(6).reshape(2, 1, 3).to(dtype) for dtype, name in TYPES.items()}
+    found = {f"of {name}": torch.arange(6).reshape(2, 1, 3).to(getattr(torch, name)) for name in TYPES}
     return found | {"empty": torch.empty(0, 4), "scalar": torch.tensor(7)}
 
 
@@ -41,6 +42,22 @@ def test_what_is_written_is_read_and_is_safetensors_format(tmp_path: Path) -> No
                 for found in (file.tensor(key), loaded[key]):
                     assert found.dtype == tensor.dtype and found.shape == tensor.shape
                     assert torch.equal(found.view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8))
+                if "float8" not in key and "bfloat16" not in key:
+                    assert np.array_equal(file.array(key), tensor.numpy())
+
+
+def test_a_data_type_that_numpy_does_not_have_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path / "file")
+    with open_tensors(tmp_path / "file") as file, pytest.raises(TypeError):
+        file.array("of bfloat16")
+
+
+def test_arrays_are_written_as_tensors_are(tmp_path: Path) -> None:
+    array = np.arange(6, dtype=np.int32).reshape(2, 3)
+    for name, content in (("array", array.T), ("tensor", torch.from_numpy(array.T.copy()))):
+        with open(tmp_path / name, "wb") as file:
+            write_tensors(file, {"a": content})
+    assert (tmp_path / "array").read_bytes() == (tmp_path / "tensor").read_bytes()
 
 
 def test_a_file_that_is_cut_while_it_is_open_is_an_error(tmp_path: Path) -> None:

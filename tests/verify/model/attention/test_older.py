@@ -14,7 +14,8 @@ from outrider.verify.model.attention.dot_product import dot_product_attention
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.attention.older import Alibi, Heads, split
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.loading import LoadOptions, load_model
+from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.loading import load_model
 from outrider.verify.model.packed import packed_layers
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import build, text_of, tolerance
@@ -24,7 +25,8 @@ FAMILIES = ["falcon", "falcon_groups", "falcon_heads", "falcon_alibi", "falcon_s
 
 @pytest.mark.slow
 def test_no_module_of_transformers_is_changed_before_such_a_model_is_loaded() -> None:
-    loads = "from outrider import models; from outrider.verify.model.loading import LoadOptions, load_model; import sys\n"
+    loads = "from outrider import models; from outrider.verify.model.loading import load_model; import sys\n"
+    loads += "from outrider.verify.model.load_options import LoadOptions\n"
     loads += "load_model(LoadOptions(str(models.DRAFT), dtype='float32', device='cpu'))\n"
     loads += "print([name for name in sys.modules if '.modeling_falcon' in name or name.endswith('attention.older')])"
     done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,8 +15,8 @@ from outrider.verify.model.attention.interface import Layer, tree_attention
 from outrider.verify.model.attention.shape_probe import ShapeProbe
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cache.tensor_cache import TensorCache
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
 GROUPS = HEADS // KV_HEADS
@@ -26,17 +27,17 @@ CHAIN = "chain"
 
 def batch_of(kind: str) -> ForwardBatch:
     """Seven rows: a chain, or a tree with the parents above."""
-    tokens = torch.arange(len(PARENTS))
+    tokens = np.arange(len(PARENTS))
     if kind == CHAIN:
         return ForwardBatch.chain(tokens)
-    ancestors = torch.eye(len(PARENTS), dtype=torch.bool)
+    ancestors = np.eye(len(PARENTS), dtype=np.bool_)
     for row, parent in enumerate(PARENTS[1:], start=1):
         ancestors[row] |= ancestors[parent]
     return ForwardBatch(tokens, ancestors.sum(1) - 1, ancestors)
 
 
-def cache_of(length: int) -> KVCache:
-    cache = KVCache(CacheShape.uniform(2, KV_HEADS, HEAD_DIM, torch.float32, torch.device("cpu")), length + len(PARENTS))
+def cache_of(length: int) -> TensorCache:
+    cache = TensorCache(CacheShape.uniform(2, KV_HEADS, HEAD_DIM, torch.float32, torch.device("cpu")), length + len(PARENTS))
     cache.tensor.normal_(generator=torch.Generator().manual_seed(length))
     cache.length = length
     return cache
@@ -54,7 +55,7 @@ def reference(
     for row in range(len(batch)):
         position = length + int(batch.depths[row])
         visible = [(at, at) for at in range(length)]
-        visible += [(length + j, length + int(batch.depths[j])) for j in batch.ancestor_mask()[row].nonzero()[:, 0].tolist()]
+        visible += [(length + j, length + int(batch.depths[j])) for j in np.flatnonzero(batch.ancestor_mask()[row]).tolist()]
         columns = [column for column, at in visible if layer.window is None or at > position - layer.window]
         for head in range(HEADS):
             group = head // GROUPS

@@ -15,9 +15,9 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model.attention.interface import NAME, Layer
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.codec import STORED, KVDtype, decode, encode, noise_like, stored_width
-from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cache.codec import STORED, decode, encode, noise_like
+from outrider.verify.model.cache.shape import CacheShape, KVDtype, stored_width
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.invariance import start
 from outrider.verify.model.self_check import check_model
 from outrider.verify.model.torch_runner import TorchRunner
@@ -74,7 +74,7 @@ def test_blocks_of_a_long_text_have_the_sum_of_the_whole(window: int | None) -> 
     """The text is longer than a block, and the window's first block lies beyond it."""
     shape = replace(CacheShape.uniform(1, 2, 16, torch.float32, CPU), coded=torch.int8)
     generator = torch.Generator().manual_seed(0)
-    cache, plain = KVCache(shape, 2300), KVCache(replace(shape, coded=None), 2300)
+    cache, plain = TensorCache(shape, 2300), TensorCache(replace(shape, coded=None), 2300)
     cache.fill(2200, generator)
     plain.length = 2200
     plain.tensor.copy_(decode(cache.tensor, 16, torch.float32))
@@ -90,7 +90,7 @@ def test_a_cache_in_8_bits_moves_forks_and_swaps_as_it_is() -> None:
     shape = replace(CacheShape.uniform(2, 2, 16, torch.bfloat16, CPU), coded=torch.float8_e4m3fn, hidden_width=3)
     assert shape.bytes_for(10) == 10 * 2 * 2 * 2 * 20
     assert shape.slot_bytes == shape.hidden_positions * 3 * 2
-    cache, other = KVCache(shape, 16), KVCache(shape, 16)
+    cache, other = TensorCache(shape, 16), TensorCache(shape, 16)
     cache.fill(9, torch.Generator().manual_seed(0))
     kept = decode(cache.tensor, 16, torch.bfloat16)[..., [0, 1, 2, 3, 5, 7], :]
     cache.length = 4

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.paging import Rows, SwappedRows, distinct_rows
 from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cache.tensor_cache import TensorCache
+from outrider.verify.model.transfer import tensor_of
 
 SHAPE = CacheShape.uniform(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
 
@@ -27,9 +28,9 @@ def small_pages() -> Iterator[None]:
         yield
 
 
-def filled(length: int) -> KVCache:
+def filled(length: int) -> TensorCache:
     """Random contents, of which `length` positions are committed."""
-    cache = KVCache(SHAPE, 16)
+    cache = TensorCache(SHAPE, 16)
     cache.tensor.normal_(generator=torch.Generator().manual_seed(length))
     cache.length = length
     return cache
@@ -38,7 +39,7 @@ def filled(length: int) -> KVCache:
 @given(st.integers(0, 5), st.sets(st.integers(0, 7)))
 def test_commit_moves_accepted_rows_behind_the_prefix(length: int, chosen: set[int]) -> None:
     rows = sorted(chosen)
-    cache = KVCache(SHAPE, 16)
+    cache = TensorCache(SHAPE, 16)
     cache.length = length
     new = torch.arange(8.0)[None, :, None].expand(3, 8, 4)
     for layer in range(2):
@@ -74,7 +75,7 @@ def test_truncate_never_lengthens() -> None:
 
 def joined(rows: Rows) -> torch.Tensor:
     """All rows, [layers, 2, kv_heads, length, head_dim]."""
-    return torch.cat([torch.empty(2, 2, 3, 0, 4), *rows.parts(rows.length)], 3)
+    return torch.cat([torch.empty(2, 2, 3, 0, 4), *(tensor_of(part, torch.float32) for part in rows.parts(rows.length))], 3)
 
 
 @pytest.mark.parametrize("length", [0, 1, 4, 9])
@@ -83,7 +84,7 @@ def test_swapped_rows_are_restored_in_another_slot(length: int) -> None:
     before = cache.tensor[:, :, :, :length].clone()
     swapped = cache.swap_out()
     assert cache.length == 0 and not cache.pages
-    assert sum(part.untyped_storage().nbytes() for part in swapped.parts(length)) == SHAPE.bytes_for(length)
+    assert sum(part.nbytes for part in swapped.parts(length)) == SHAPE.bytes_for(length)
     cache.tensor.zero_()  # the slot is used by another session
     other.fork(swapped, length)
     assert other.length == length
@@ -91,7 +92,7 @@ def test_swapped_rows_are_restored_in_another_slot(length: int) -> None:
 
 
 def test_forks_share_whole_pages() -> None:
-    cache, forks = filled(14), [KVCache(SHAPE, 16) for _ in range(3)]
+    cache, forks = filled(14), [TensorCache(SHAPE, 16) for _ in range(3)]
     for fork in forks:
         fork.fork(cache, 10)
         assert torch.equal(joined(fork), cache.tensor[:, :, :, :10])
@@ -126,11 +127,11 @@ OPERATIONS = st.tuples(
 @given(st.lists(OPERATIONS, max_size=30))
 def test_holders_of_pages_do_not_change_each_other(operations: list[tuple[str, int, int, int]]) -> None:
     """Each holder has the rows that it has written or forked, whatever others write, truncate, fork and swap."""
-    holders: list[KVCache | SwappedRows] = [KVCache(SHAPE, 16) for _ in range(3)]
+    holders: list[TensorCache | SwappedRows] = [TensorCache(SHAPE, 16) for _ in range(3)]
     expected: list[list[float]] = [[], [], []]
     for clock, (kind, at, source, length) in enumerate(operations):
         origin = at if kind != "fork" else source
-        slot, rows = KVCache(SHAPE, 16), holders[origin]
+        slot, rows = TensorCache(SHAPE, 16), holders[origin]
         slot.fork(rows, length if kind == "fork" else rows.length)
         expected[at] = expected[origin][: slot.length]
         if kind == "truncate":
@@ -146,7 +147,7 @@ def test_holders_of_pages_do_not_change_each_other(operations: list[tuple[str, i
 
 
 def test_bytes_for_is_the_size_of_the_tensor() -> None:
-    assert SHAPE.bytes_for(16) == KVCache(SHAPE, 16).tensor.nbytes
+    assert SHAPE.bytes_for(16) == TensorCache(SHAPE, 16).tensor.nbytes
 
 
 def test_a_slot_takes_the_memory_of_its_text() -> None:
@@ -155,7 +156,7 @@ def test_a_slot_takes_the_memory_of_its_text() -> None:
 
     shape = CacheShape.uniform(64, 4, 64, torch.float32, torch.device("cpu"))
     before = resident_mb()
-    cache = KVCache(shape, 2048)
+    cache = TensorCache(shape, 2048)
     cache.tensor[:, :, :, :4] = 1
     assert shape.bytes_for(2048) > 250e6
     assert resident_mb() - before < 25

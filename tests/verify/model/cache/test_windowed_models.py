@@ -16,7 +16,7 @@ from outrider.verify.decode import decode
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache import paging, windows
-from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.torch_runner import TorchRunner
@@ -47,7 +47,7 @@ def runner_of(name: str) -> TorchRunner:
     return TorchRunner(model, pack=True, traced=name == "qwen2")
 
 
-def spoil(runner: TorchRunner, cache: KVCache) -> None:
+def spoil(runner: TorchRunner, cache: TensorCache) -> None:
     """Makes a read of a released row change the logits: memory that is smaller than a page of the system is not returned."""
     for layer, planes in zip(runner.cache_shape.layers, cache.layers, strict=True):
         for page in cache.released if layer.window is not None else ():
@@ -55,7 +55,7 @@ def spoil(runner: TorchRunner, cache: KVCache) -> None:
                 plane[:, page * 4 : page * 4 + 4] = 50.0
 
 
-def read(runner: TorchRunner, cache: KVCache, step: int = 9) -> list[torch.Tensor]:
+def read(runner: TorchRunner, cache: TensorCache, step: int = 9) -> list[torch.Tensor]:
     """The logits of the text's rest, read in steps."""
     found = []
     for start in range(cache.length, len(TEXT), step):
@@ -132,6 +132,7 @@ def test_sessions_are_drafted_reused_forked_and_rewound_at_random_points(name: s
         drafter = Chaos(97, step) if step % 2 else Oracle(expected, 6, 4)
         assert decode(session, drafter, prompt, options).tokens == expected
         session.truncate(len(session.sequence) - random.randrange(3))  # as if a stop string had ended inside a block
+        assert isinstance(session.cache, TensorCache)
         spoil(runner, session.cache)
         released += len(session.cache.released)
         sessions[number] = session

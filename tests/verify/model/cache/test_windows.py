@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.verify.model.cache import paging, windows
-from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.paging import Rows, SwappedRows, distinct_bytes
 from outrider.verify.model.cache.shape import CacheShape, LayerShape
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cache.windows import held_bytes, held_positions, is_kept, reachable, spans
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is returned on Linux only")
@@ -39,7 +39,7 @@ def small_pages() -> Iterator[None]:
         yield
 
 
-def write(cache: KVCache, rows: list[float], shape: CacheShape) -> None:
+def write(cache: TensorCache, rows: list[float], shape: CacheShape) -> None:
     """Commits rows of these values, and releases what is behind the windows."""
     values = torch.tensor(rows)[None, :, None]
     for layer, (heads, key_dim, value_dim, _) in enumerate(shape.layers):
@@ -48,13 +48,13 @@ def write(cache: KVCache, rows: list[float], shape: CacheShape) -> None:
     cache.release()
 
 
-def filled(shape: CacheShape, length: int = 100) -> KVCache:
-    cache = KVCache(shape, POSITIONS)
+def filled(shape: CacheShape, length: int = 100) -> TensorCache:
+    cache = TensorCache(shape, POSITIONS)
     write(cache, [1.0 + at for at in range(length)], shape)
     return cache
 
 
-def check(cache: KVCache, expected: list[float], shape: CacheShape) -> None:
+def check(cache: TensorCache, expected: list[float], shape: CacheShape) -> None:
     """All rows of layers without a window, and the last ones of the others; released rows are zeros."""
     assert cache.length == len(expected)
     for layer, (keys, values) in zip(shape.layers, cache.layers, strict=True):
@@ -109,7 +109,7 @@ def test_a_rewind_reads_at_most_eight_windows_again(window: int) -> None:
 def test_a_text_that_is_cut_goes_back_to_a_window(shape: CacheShape) -> None:
     text = [1.0 + at for at in range(100)]
     for offset, reached in ((99, 99), (89, 89), (88, 64), (64, 64), (61, 61), (60, 0), (30, 0)):
-        cut, forked, restored, source = filled(shape), KVCache(shape, POSITIONS), filled(shape, 70), filled(shape)
+        cut, forked, restored, source = filled(shape), TensorCache(shape, POSITIONS), filled(shape, 70), filled(shape)
         cut.truncate(offset)
         forked.fork(source, offset)
         restored.fork(source.swap_out(), offset)
@@ -127,17 +127,17 @@ def test_a_swapped_slot_takes_the_memory_of_the_rows_that_are_left(shape: CacheS
     assert held == shape.bytes_for(100) - shape.windowed_bytes_for(released) < shape.bytes_for(100)
     swapped = cache.swap_out()
     assert distinct_bytes([swapped], shape) == held
-    assert sum(part.untyped_storage().nbytes() for part in swapped.parts(100)) == held
+    assert sum(part.nbytes for part in swapped.parts(100)) == held
 
 
 def test_forks_of_released_rows_share_pages() -> None:
     """Of all holders, one copy of what all have, and one of a page that only one has released."""
-    cache, fork = filled(ALIKE, 20), KVCache(ALIKE, POSITIONS)
+    cache, fork = filled(ALIKE, 20), TensorCache(ALIKE, POSITIONS)
     fork.fork(cache, 20)
     assert distinct_bytes([cache, fork], ALIKE) == ALIKE.bytes_for(20)
     write(cache, [0.5] * 40, ALIKE)  # releases the pages that are shared
     assert fork.released == set() and cache.released == {*range(11)}
-    other = KVCache(ALIKE, POSITIONS)
+    other = TensorCache(ALIKE, POSITIONS)
     other.fork(cache, 60)
     swapped = [each.swap_out() for each in (cache, fork, other)]
     assert swapped[0].pages == swapped[2].pages
@@ -182,7 +182,7 @@ OPERATIONS = st.tuples(
 @given(st.lists(OPERATIONS, min_size=4, max_size=10))
 def test_holders_have_their_windows(shape: CacheShape, operations: list[tuple[str, int, int, int]]) -> None:
     """Whatever others write, truncate, fork and swap, and whichever of their pages they release."""
-    slots = [KVCache(shape, POSITIONS) for _ in range(3)]
+    slots = [TensorCache(shape, POSITIONS) for _ in range(3)]
     holders: list[Rows] = [*slots]
     expected: list[list[float]] = [[], [], []]
     for clock, (kind, at, source, length) in enumerate(operations):
@@ -215,7 +215,7 @@ def test_released_rows_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         (LayerShape(2, 64, 64, 100), *[LayerShape(2, 64, 64, 200)] * 14, LayerShape(2, 64, 64)), torch.float32, CPU
     )
     before = resident_mb()
-    cache = KVCache(shape, 5000)
+    cache = TensorCache(shape, 5000)
     cache.fill(5000)
     full = resident_mb() - before
     cache.release()

@@ -9,8 +9,9 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.attention.torch_attention import ABSORBED_ROWS
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.shape import LayerShape
-from outrider.verify.model.cpu import native
-from outrider.verify.model.quantization import Quantization, quantize_layers
+from outrider.verify.model.cpu.native import interface as native
+from outrider.verify.model.load_options import Quantization
+from outrider.verify.model.quantization import quantize_layers
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.families import build
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,8 +12,9 @@ from outrider.drafters.interface import DraftTree
 from outrider.verify.model.attention.interface import Layer
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import SPARE_POSITIONS, KVCache
+from outrider.verify.model.cache.kv_cache import SPARE_POSITIONS
 from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu import ordered_attention
 from outrider.verify.model.cpu.ordered_attention import AttentionInputs, OrderedAttention
 from outrider.verify.model.invariant_range import BLOCK, InvariantRange, depth_left
@@ -28,7 +30,7 @@ def attended(
 ) -> torch.Tensor:
     """The attention's output [heads, N, head_dim] for random `rows` after the keys and values of `prefix`."""
     kv_heads, groups, head_dim = shape
-    cache = KVCache(
+    cache = TensorCache(
         CacheShape.uniform(1, kv_heads, head_dim, prefix.dtype, CPU), prefix.shape[3] + len(batch) + SPARE_POSITIONS
     )
     cache.tensor[:, :, :, : prefix.shape[3]] = prefix
@@ -60,7 +62,7 @@ def test_rows_of_a_tree_have_the_bits_of_their_paths(
     reference = attended(batch, prefix.float(), rows.float(), shape, window, ordered=False)
     torch.testing.assert_close(found.float(), reference, atol=1e-5 if dtype == torch.float32 else 0.03, rtol=0)
     for row in {0, len(tree) // 2, len(tree)}:
-        path = batch.ancestor_mask()[row].nonzero()[:, 0]
+        path = np.flatnonzero(batch.ancestor_mask()[row])
         keys = rows[groups * kv_heads :][:, path[:-1]].view(2, kv_heads, len(path) - 1, head_dim)
         longer = torch.cat([prefix, keys[None]], 3)
         alone = attended(
@@ -72,7 +74,7 @@ def test_rows_of_a_tree_have_the_bits_of_their_paths(
 def test_prompts_are_cut_at_blocks_and_trees_at_the_classs_highest_number_of_rows() -> None:
     prompt = ForwardBatch.chain(torch.arange(65))
     assert [(part.known, len(part)) for part in ordered_attention.pieces(prompt, 50, ROWS)] == [(0, 14), (14, 46), (46, 65)]
-    tree = ForwardBatch(torch.arange(40), torch.ones(40).long(), torch.eye(40, dtype=torch.bool))
+    tree = ForwardBatch(np.arange(40), np.ones(40, np.int64), np.eye(40, dtype=np.bool_))
     assert [(part.known, len(part)) for part in ordered_attention.pieces(tree, 50, ROWS)] == [(0, 32), (32, 40)]
     assert all(
         part.ancestors is not None and len(part.ancestors) == len(part) for part in ordered_attention.pieces(tree, 50, ROWS)
@@ -82,7 +84,7 @@ def test_prompts_are_cut_at_blocks_and_trees_at_the_classs_highest_number_of_row
 def test_padding_rows_see_no_other_row() -> None:
     batch = ordered_attention.padded(ForwardBatch.chain(torch.tensor([7])), 3)
     assert batch.tokens.tolist() == [7, 7, 7]
-    assert torch.equal(batch.ancestor_mask(), torch.eye(3, dtype=torch.bool))
+    assert np.array_equal(batch.ancestor_mask(), np.eye(3))
     assert len(ordered_attention.padded(batch, 2)) == 3
 
 

@@ -16,13 +16,14 @@ from outrider.verify.decode import decode
 from outrider.verify.model.attention.interface import Layer
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.cache import paging
-from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu import triton_attention
 from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.gpu.triton_attention import KernelAttention
-from outrider.verify.model.loading import LoadOptions, load_model
+from outrider.verify.model.load_options import LoadOptions
+from outrider.verify.model.loading import load_model
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.stream import DecodeOptions
@@ -102,7 +103,7 @@ def test_attention_in_bfloat16_is_that_in_float32(
         paged = PagedCache(pool, context + rows)
         paged.fill(context, generator)
         paged.reserve(rows)
-        exact = KVCache(CacheShape.uniform(1, kv_heads, head_dim, torch.float32, device), context + rows)
+        exact = TensorCache(CacheShape.uniform(1, kv_heads, head_dim, torch.float32, device), context + rows)
         exact.fork(paged, context)
         batch = random_tree(rows, torch.Generator().manual_seed(rows))
         query, key, value = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -49,7 +50,8 @@ def answers(runner: TorchRunner) -> list[torch.Tensor]:
     cache, fork = runner.new_cache(), runner.new_cache()
 
     def read(*tokens: int) -> torch.Tensor:
-        return runner.forward(cache, ForwardBatch.chain(torch.tensor(tokens)), logits=False).clone()
+        found: torch.Tensor = runner.forward(cache, ForwardBatch.chain(tokens), logits=False)
+        return found.clone()
 
     found = [read(*range(3, 12))]
     cache.commit([0, 2, 3, 7])
@@ -81,8 +83,8 @@ def test_two_devices_give_the_logits_of_one(devices: Devices, name: str) -> None
 
 @pytest.mark.slow
 def test_a_tree_is_computed_by_the_kernels_of_both_devices(devices: Devices, tiny_config: LlamaConfig) -> None:
-    ancestors = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
-    tree = ForwardBatch(torch.tensor([5, 6, 7, 8]), torch.tensor([0, 1, 1, 2]), ancestors)
+    ancestors = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], np.bool_)
+    tree = ForwardBatch(np.array([5, 6, 7, 8]), np.array([0, 1, 1, 2]), ancestors)
     torch.manual_seed(1)
     model = random_model(tiny_config, NAME)
     Placement(model, (FIRST, SECOND)).move()

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from outrider.drafters.interface import DraftTree, Source, chain
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.invariant_range import InvariantRange
@@ -43,9 +43,9 @@ class Graphed:
         if capture and runner.device.type == "cuda":
             self.forward.capture()
 
-    def filled(self, length: int = len(PREFIX)) -> tuple[KVCache, KVCache]:
+    def filled(self, length: int = len(PREFIX)) -> tuple[TensorCache, TensorCache]:
         """A contiguous cache that holds the beginning of the prefix, and one in pages."""
-        reference, cache = KVCache(self.runner.cache_shape, POSITIONS), PagedCache(self.pool, POSITIONS)
+        reference, cache = TensorCache(self.runner.cache_shape, POSITIONS), PagedCache(self.pool, POSITIONS)
         self.runner.forward(reference, ForwardBatch.chain(PREFIX[:length]), logits=False)
         reference.length = length
         cache.fork(reference, length)

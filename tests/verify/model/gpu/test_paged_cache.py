@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.paging import OutOfPages, Rows
 from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
+from outrider.verify.model.transfer import tensor_of
 
 SHAPE = CacheShape.uniform(layers=2, kv_heads=3, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
 
@@ -30,14 +31,15 @@ def filled(pool: PagePool, length: int) -> PagedCache:
 
 def joined(rows: Rows) -> torch.Tensor:
     """All rows, [layers, 2, kv_heads, length, stored width]."""
-    return torch.cat(list(rows.parts(rows.length)) or [torch.empty(2, 2, 3, 0, 4)], 3)
+    parts = [tensor_of(part, torch.float32) for part in rows.parts(rows.length)]
+    return torch.cat(parts or [torch.empty(2, 2, 3, 0, 4)], 3)
 
 
 @pytest.mark.parametrize("coded", [None, torch.int8])
 @pytest.mark.parametrize(("length", "known"), [(0, 0), (5, 0), (7, 3), (8, 0)])
 def test_writes_and_commits_are_those_of_a_contiguous_cache(length: int, known: int, coded: torch.dtype | None) -> None:
     shape = replace(SHAPE, coded=coded)
-    cache, reference = filled(PagePool(shape, 8), length), KVCache(shape, 32)
+    cache, reference = filled(PagePool(shape, 8), length), TensorCache(shape, 32)
     reference.fork(cache, length)
     new = torch.randn(2, 2, 3, 9, 4)
     cache.reserve(known + 9)

@@ -10,14 +10,15 @@ from transformers import PreTrainedModel
 
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cpu import native
+from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.native.library import Engine
 from outrider.verify.model.cpu.native.weights import Kind, Weights
 from outrider.verify.model.gpu.projections import MergedLinear, merge_projections
 from outrider.verify.model.gpu.quantized import BlockLinear, Blocks, quantized
 from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.gpu.triton_products import use_kernel
-from outrider.verify.model.quantization import Quantization
+from outrider.verify.model.load_options import Quantization
+from outrider.verify.model.quantization import layer_bits
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.test_graphs import Graphed
@@ -93,7 +94,7 @@ def models(request: pytest.FixtureRequest) -> Iterator[tuple[PreTrainedModel, Pr
     sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
     reference, model = (make(request.param, NAME, **sizes).to(DEVICE) for _ in "ab")
     model.load_state_dict(reference.state_dict())
-    for name, bits in Quantization("int4").bits(model).items():
+    for name, bits in layer_bits(Quantization("int4"), model).items():
         blocks = quantized(model.get_submodule(name), bits, DEVICE)
         model.set_submodule(name, blocks)
         reference.get_submodule(name).weight = torch.nn.Parameter(blocks.blocks.weights(), requires_grad=False)

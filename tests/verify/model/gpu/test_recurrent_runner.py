@@ -18,7 +18,7 @@ from outrider.drafters.registry import Resources, make
 from outrider.verify.decode import decode
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import KVCache
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.paged_cache import PagedCache
 from outrider.verify.model.recurrent import states
@@ -92,10 +92,10 @@ def test_steps_have_the_logits_of_the_plain_forward(family: str) -> None:
     assert torch.allclose(steps(paged(family)), steps(plain(family)), atol=tolerance(family))
 
 
-def mixed_steps(forward: Callable[[list[Segment]], torch.Tensor], caches: list[KVCache]) -> torch.Tensor:
+def mixed_steps(forward: Callable[[list[Segment]], torch.Tensor], caches: list[TensorCache]) -> torch.Tensor:
     """Logits of a tree of one stream and a token of another, twice: the streams change places after a commit."""
-    ancestors = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
-    tree = ForwardBatch(torch.tensor([5, 6, 7]), torch.tensor([0, 1, 1]), ancestors)
+    ancestors = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_)
+    tree = ForwardBatch(np.array([5, 6, 7]), np.array([0, 1, 1]), ancestors)
     found = []
     for first, second in (caches, caches[::-1]):
         found.append(forward([Segment(first, tree), Segment(second, ForwardBatch.chain(torch.tensor([9])))]).cpu())

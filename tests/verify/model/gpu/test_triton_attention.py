@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -14,9 +15,9 @@ import triton.language as tl
 from outrider.verify.model.attention.interface import Layer
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.codec import STORED, KVDtype, noise_like
-from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cache.codec import STORED, noise_like
+from outrider.verify.model.cache.shape import CacheShape, KVDtype
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu import kernels
 from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
@@ -45,10 +46,10 @@ ALL: list[tuple[KVDtype, Case]] = [*(("auto", case) for case in CASES), ("int8",
 
 def random_tree(rows: int, generator: torch.Generator) -> ForwardBatch:
     """A tree with random parents; its tokens are zero."""
-    ancestors = torch.eye(rows, dtype=torch.bool)
+    ancestors = np.eye(rows, dtype=np.bool_)
     for row in range(1, rows):
         ancestors[row] |= ancestors[int(torch.randint(max(0, row - 6), row, (1,), generator=generator))]
-    return ForwardBatch(torch.zeros(rows, dtype=torch.int64), ancestors.sum(1) - 1, ancestors)
+    return ForwardBatch(np.zeros(rows, np.int64), ancestors.sum(1) - 1, ancestors)
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +103,7 @@ def test_the_kernel_equals_the_reference(case: Case, kv_dtype: KVDtype) -> None:
     inputs = [noise(count, each, head_dim).transpose(0, 1) for each in (heads, kv_heads, kv_heads)]  # as models do
     streams, references = [], []
     for rows, length in sizes:
-        cache, reference = PagedCache(pool, MOST_POSITIONS), KVCache(shape, MOST_POSITIONS)
+        cache, reference = PagedCache(pool, MOST_POSITIONS), TensorCache(shape, MOST_POSITIONS)
         cache.reserve(length + rows)
         cache.table.reverse()
         cache.length = length
@@ -166,7 +167,7 @@ def test_a_rows_bits_do_not_depend_on_the_others(
     beside = [random_tree(3, generator), tree, random_tree(2, generator)]
     together = attend(pool, list(zip(caches, beside, strict=True)), layer, *inputs)[:, 3 : 3 + rows]
     ancestors = tree.ancestor_mask()[int(tree.depths.argmax())]
-    for row in ancestors.nonzero()[:, 0].tolist():
+    for row in np.flatnonzero(ancestors).tolist():
         alone = attend(
             pool,
             [(caches[1], ForwardBatch.chain(torch.zeros(1, dtype=torch.int64)))],

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.cache.shape import CacheShape
+from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu.device_states import WORDS, DeviceStates, path_words
 from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
-from outrider.verify.model.recurrent.rows import Recurrence, Scan
+from outrider.verify.model.recurrent.rows import Recurrence, Scan, recurrence_of
 from outrider.verify.model.recurrent.states import ROWS, RecurrentShape
-from outrider.verify.model.segment import Segment, recurrence_of
+from outrider.verify.model.segment import Segment
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.gpu.test_triton_attention import random_tree
 
@@ -33,7 +34,7 @@ class Layers:
         assert shape.recurrent is not None
         self.shape, self.is_delta = shape.recurrent, is_delta
         self.generator = torch.Generator().manual_seed(seed)
-        self.caches, self.references = ([KVCache(shape, 1) for _ in range(streams)] for _ in range(2))
+        self.caches, self.references = ([TensorCache(shape, 1) for _ in range(streams)] for _ in range(2))
         for cache, reference in zip(self.caches, self.references, strict=True):
             assert cache.recurrent is not None and reference.recurrent is not None
             for one, other in zip(
@@ -84,7 +85,7 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def path_of(batch: ForwardBatch, row: int) -> list[int]:
-    return [int(each) for each in batch.ancestor_mask()[row].nonzero()[:, 0]]
+    return [int(each) for each in np.flatnonzero(batch.ancestor_mask()[row])]
 
 
 @pytest.mark.parametrize("is_delta", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -127,7 +128,7 @@ def test_states_that_are_folded_in_either_way_agree() -> None:
 
 def test_paths_are_packed_into_words() -> None:
     ancestors = random_tree(ROWS, torch.Generator().manual_seed(1)).ancestor_mask()
-    words = path_words(ancestors)
+    words = path_words(torch.from_numpy(ancestors))
     assert words.shape == (WORDS, ROWS)
     unpacked = [[(int(words[at // 64, row]) >> at % 64) & 1 for at in range(ROWS)] for row in range(ROWS)]
-    assert torch.equal(torch.tensor(unpacked, dtype=torch.bool), ancestors)
+    assert np.array_equal(unpacked, ancestors)

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from outrider.verify.model.gpu import triton_sampling
 from outrider.verify.model.gpu.triton_sampling import choose
-from outrider.verify.sampling.largest import Ranking, joined, likeliest
-from outrider.verify.sampling.sampler import Sampler
+from outrider.verify.sampling.device import DeviceSampler, Ranking, joined
+from outrider.verify.sampling.largest import likeliest
+from outrider.verify.sampling.rows import in_place
+from outrider.verify.sampling.sampler import choose as choose_on_host
 from outrider.verify.sampling_params import SamplingParams
 from tests.verify.model.gpu.conftest import DEVICE
 
@@ -29,9 +31,9 @@ def logits_of(size: int, step: float, dtype: torch.dtype, seed: int, rows: int =
 def check(logits: torch.Tensor, params: SamplingParams) -> None:
     positions = [4, 4, 9][: len(logits)]
     found = choose(logits.to(DEVICE), params, positions).tolist()
-    assert found == Sampler(params).sample(logits, positions).tolist()
-    sampler = Sampler(params)
-    assert found == [sampler.choose(row, position) for row, position in zip(logits, positions, strict=True)]
+    assert found == DeviceSampler(params).sample(logits, positions).tolist()
+    rows = in_place(logits)
+    assert found == [choose_on_host(row, params, position) for row, position in zip(rows, positions, strict=True)]
 
 
 @settings(max_examples=12)
@@ -64,7 +66,7 @@ def test_rows_need_not_be_contiguous() -> None:
     logits = logits_of(97, 0.0, torch.float32, 1)
     params = SamplingParams(seed=5, top_k=9)
     assert choose(logits.T.contiguous().T.to(DEVICE), params, [1, 2, 3]).tolist() == (
-        Sampler(params).sample(logits, [1, 2, 3]).tolist()
+        DeviceSampler(params).sample(logits, [1, 2, 3]).tolist()
     )
 
 
@@ -83,7 +85,7 @@ def test_the_likeliest_tokens(size: int, step: float, dtype: torch.dtype, count:
     finite = expected.values[:, :count] > 0
     assert torch.equal(ids[finite], expected.indices[:, :count][finite].int())
     assert torch.allclose(probabilities.double(), expected.values[:, :count], atol=1e-5)
-    assert torch.allclose(likeliest(logits.float(), count)[1], probabilities, atol=1e-5)
+    assert torch.allclose(torch.from_numpy(likeliest(in_place(logits), count)[1]), probabilities, atol=1e-5)
 
 
 def test_rows_of_several_streams_are_ranked_once(monkeypatch: pytest.MonkeyPatch) -> None:

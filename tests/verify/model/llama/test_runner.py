@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from numpy.typing import NDArray
 
 from outrider.drafters.interface import DraftTree, Source
 from outrider.models import smollm2
@@ -55,7 +55,7 @@ def words(count: int, seed: int = 0) -> list[int]:
 
 
 def chain(tokens: list[int]) -> ForwardBatch:
-    return ForwardBatch.chain(torch.tensor(tokens))
+    return ForwardBatch.chain(tokens)
 
 
 def read(runner: LlamaRunner, cache: LlamaCache, tokens: list[int]) -> None:
@@ -64,23 +64,23 @@ def read(runner: LlamaRunner, cache: LlamaCache, tokens: list[int]) -> None:
     cache.length += len(tokens)
 
 
-def step(runner: LlamaRunner, cache: LlamaCache, token: int) -> torch.Tensor:
+def step(runner: LlamaRunner, cache: LlamaCache, token: int) -> Any:
     """The logits after one more token, which is committed."""
-    logits = runner.forward(cache, chain([token]))[0].clone()
+    logits = runner.forward(cache, chain([token]))[0].copy()
     cache.commit([0])
     return logits
 
 
-def after(runner: LlamaRunner, text: list[int]) -> torch.Tensor:
+def after(runner: LlamaRunner, text: list[int]) -> Any:
     """The logits after a text that is read token by token."""
     cache = runner.new_cache()
     assert isinstance(cache, LlamaCache)
     return [step(runner, cache, token) for token in text][-1]
 
 
-def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def same(found: NDArray[np.float32], expected: NDArray[np.float32]) -> bool:
     """Whether logits are equal but for rounding."""
-    return float((found - expected).abs().max()) < ROUNDING
+    return float(np.abs(found - expected).max()) < ROUNDING
 
 
 def tree(tokens: list[int], parents: list[int]) -> DraftTree:
@@ -101,7 +101,7 @@ def test_every_node_of_a_tree_has_the_logits_of_its_path(runner: LlamaRunner, ca
     random = Random(3)
     parents = [-1, *(random.randrange(-1, node) for node in range(1, len(nodes)))]
     read(runner, cache, prompt)
-    logits = runner.forward(cache, ForwardBatch.tree(root, tree(nodes, parents))).clone()
+    logits = runner.forward(cache, ForwardBatch.tree(root, tree(nodes, parents))).copy()
     for node in range(0, len(nodes), 7):
         path, place = [], node
         while place >= 0:
@@ -140,7 +140,7 @@ def test_streams_in_one_forward_do_not_see_each_other(runner: LlamaRunner, cache
     for each, seed in ((cache, 5), (other, 6)):
         read(runner, each, words(9, seed))
     batch = ForwardBatch.tree(root, drafted)
-    found = [logits.clone() for logits in runner.forward_all([Segment(cache, batch), Segment(other, batch)])]
+    found = [logits.copy() for logits in runner.forward_all([Segment(cache, batch), Segment(other, batch)])]
     for logits, seed in zip(found, (5, 6), strict=True):
         assert same(logits[4], after(runner, [*words(9, seed), root, int(drafted.tokens[1]), int(drafted.tokens[3])]))
 

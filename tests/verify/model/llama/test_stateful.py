@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from numpy.typing import NDArray
 
 from outrider.drafters.interface import Source, chain
 from outrider.verify.measurement import measure
@@ -44,7 +45,7 @@ def words(count: int, seed: int = 0) -> list[int]:
 
 
 def rows(tokens: list[int]) -> ForwardBatch:
-    return ForwardBatch.chain(torch.tensor(tokens))
+    return ForwardBatch.chain(tokens)
 
 
 def drafted(tokens: list[int]) -> ForwardBatch:
@@ -58,18 +59,18 @@ def read(runner: LlamaRunner, cache: StatefulCache, tokens: list[int]) -> None:
     cache.length += len(tokens)
 
 
-def step(runner: LlamaRunner, cache: StatefulCache, batch: ForwardBatch) -> torch.Tensor:
+def step(runner: LlamaRunner, cache: StatefulCache, batch: ForwardBatch) -> Any:
     """The logits of rows, [N, V], which are not committed."""
-    return runner.forward(cache, batch).clone()
+    return runner.forward(cache, batch).copy()
 
 
-def after(runner: LlamaRunner, text: list[int]) -> torch.Tensor:
+def after(runner: LlamaRunner, text: list[int]) -> Any:
     """The logits after a text."""
-    return runner.forward(runner.new_cache(), rows(text))[-1].clone()
+    return runner.forward(runner.new_cache(), rows(text))[-1].copy()
 
 
-def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    return float((found - expected).abs().max()) < ROUNDING
+def same(found: NDArray[np.float32], expected: NDArray[np.float32]) -> bool:
+    return float(np.abs(found - expected).max()) < ROUNDING
 
 
 def test_states_are_not_positions(runner: LlamaRunner) -> None:

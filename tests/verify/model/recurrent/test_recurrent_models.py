@@ -20,11 +20,12 @@ from outrider.verify.errors import ModelError
 from outrider.verify.model import self_check
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.kv_cache import KVCache
-from outrider.verify.model.cpu import native
+from outrider.verify.model.cache.tensor_cache import TensorCache
+from outrider.verify.model.cpu.native import interface as native
 from outrider.verify.model.cpu.trace import TracedForward
-from outrider.verify.model.loading import LoadOptions, load_weights
-from outrider.verify.model.quantization import Quantization, Quantize, quantize_layers
+from outrider.verify.model.load_options import LoadOptions, Quantization, Quantize
+from outrider.verify.model.loading import load_weights
+from outrider.verify.model.quantization import quantize_layers
 from outrider.verify.model.recurrent import states
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.self_check import check_model
@@ -52,7 +53,7 @@ def runner_of(family: str) -> TorchRunner:
     return TorchRunner(build(family, NAME), pack=True, traced=True)
 
 
-def read(runner: TorchRunner, text: torch.Tensor, pieces: int = 512) -> KVCache:
+def read(runner: TorchRunner, text: torch.Tensor, pieces: int = 512) -> TensorCache:
     """A cache with a committed text."""
     cache = runner.new_cache()
     for start in range(0, len(text), pieces):

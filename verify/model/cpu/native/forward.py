@@ -70,7 +70,7 @@ class _Described:
     def __init__(self, segment: Segment) -> None:
         cache, batch = segment.cache, segment.batch
         tensor, length, known = cache.tensor, cache.length, batch.known
-        size, token_bytes = tensor.element_size(), known * batch.tokens.element_size()
+        size, token_bytes = tensor.element_size(), known * batch.tokens.itemsize
         self.stream = library.Stream(
             tensor.data_ptr(),
             *(stride * size for stride in tensor.stride()[:4]),
@@ -80,8 +80,8 @@ class _Described:
             length,
             segment.kept,
             batch.padding,
-            batch.tokens.data_ptr() + token_bytes,
-            batch.depths.data_ptr() + token_bytes,
+            batch.tokens.ctypes.data + token_bytes,
+            batch.depths.ctypes.data + token_bytes,
             None,
             None,
             None,
@@ -90,7 +90,7 @@ class _Described:
             assert isinstance(segment.adapter, NativeAdapter)
             self.stream.adapter = ctypes.pointer(segment.adapter.description)
         if batch.ancestors is not None:
-            ancestors = batch.ancestors[batch.known :].numpy()
+            ancestors = batch.ancestors[batch.known :]
             self._counts = ancestors.sum(1, dtype=np.int32)
             self._slots = (np.nonzero(ancestors)[1] + cache.length).astype(np.int32)
             self.stream.counts, self.stream.slots = self._counts.ctypes.data, self._slots.ctypes.data

@@ -12,7 +12,7 @@ import torch
 from outrider.verify.errors import ModelError
 from outrider.verify.model.adapter import Adapter
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cpu.native import compiled_library
+from outrider.verify.model.cpu.native.library import compiled_library
 from outrider.verify.model.loading import load_adapter
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner

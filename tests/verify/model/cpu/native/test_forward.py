@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,11 +11,13 @@ from hypothesis import strategies as st
 from outrider.drafters.interface import DraftTree
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cache.codec import KVDtype, encode
-from outrider.verify.model.cpu.native import compiled_library
+from outrider.verify.model.cache.codec import encode
+from outrider.verify.model.cache.shape import KVDtype
 from outrider.verify.model.cpu.native.forward import NativeForward
+from outrider.verify.model.cpu.native.library import compiled_library
+from outrider.verify.model.load_options import Quantization
 from outrider.verify.model.loading import prepare
-from outrider.verify.model.quantization import Quantization, quantize_layers
+from outrider.verify.model.quantization import quantize_layers
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.trees import trees
@@ -67,7 +70,7 @@ def test_a_path_of_a_tree_has_the_bits_of_single_steps(served: TorchRunner, tree
     batch = ForwardBatch.tree(7, tree)
     company = Segment(other, ForwardBatch.chain(torch.arange(5)))
     logits = served.forward_all([company, Segment(cache, batch)])[1].clone()
-    path = batch.ancestor_mask()[-1].nonzero()[:, 0].tolist()
+    path = np.flatnonzero(batch.ancestor_mask()[-1]).tolist()
     for row in path:
         alone = served.forward(cache, ForwardBatch.chain(batch.tokens[row : row + 1]))
         assert torch.equal(alone[0], logits[row])

@@ -13,11 +13,10 @@ from transformers import LlamaConfig
 
 from bench.model.gguf_file import add_shape
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.cpu.native import compiled_library
 from outrider.verify.model.cpu.native.forward import NativeForward
 from outrider.verify.model.cpu.native.gguf import load_gguf
 from outrider.verify.model.cpu.native.layers import NativeEmbedding, NativeLinear
-from outrider.verify.model.cpu.native.library import Engine
+from outrider.verify.model.cpu.native.library import Engine, compiled_library
 from outrider.verify.model.cpu.native.weights import Kind
 from outrider.verify.model.loading import prepare
 from outrider.verify.model.torch_runner import TorchRunner

@@ -9,8 +9,7 @@ from gguf import quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.verify.model.cpu.native import compiled_library
-from outrider.verify.model.cpu.native.library import Engine, load, runnable
+from outrider.verify.model.cpu.native.library import Engine, compiled_library, load, runnable
 from outrider.verify.model.cpu.native.weights import Kind, Weights, product
 from tests.verify.model.cpu.native.blocks import STORED, random_blocks
 

@@ -16,8 +16,9 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.gpu.devices import Placement
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
+from outrider.verify.model.load_options import Quantization, Quantize
 from outrider.verify.model.packed import PLAIN, packed_layers
-from outrider.verify.model.quantization import Quantization, Quantize, finish_quantization
+from outrider.verify.model.quantization import finish_quantization
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model import families, test_architectures
 from tests.verify.model.families import FAMILIES, REFUSED

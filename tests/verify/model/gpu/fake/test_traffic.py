@@ -5,6 +5,7 @@ An operation's tensors count once, also those of a kernel that reads them severa
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,8 +14,8 @@ from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.sampling.device import DeviceSampler
 from outrider.verify.sampling.largest import likeliest
-from outrider.verify.sampling.sampler import Sampler
 from outrider.verify.sampling_params import SamplingParams
 from tests.verify.model.test_architectures import config_of
 
@@ -40,7 +41,7 @@ def logits() -> torch.Tensor:
 def test_tokens_are_chosen_in_one_launch(params: SamplingParams) -> None:
     """And an upload."""
     with fake_cuda() as device:
-        Sampler(params).sample(logits(), range(ROWS))
+        DeviceSampler(params).sample(logits(), range(ROWS))
     assert device.launches <= 2
     assert device.bytes <= 1.1 * LOGITS_BYTES
 
@@ -61,7 +62,7 @@ def prompt(layers: int) -> Device:
         runner._pool = PagePool(runner.cache_shape, 32)
         cache = PagedCache(runner._pool, 2 * CHUNK)
         device.launches = 0
-        runner.forward(cache, ForwardBatch.chain(torch.zeros(CHUNK, dtype=torch.int64)), logits=False)
+        runner.forward(cache, ForwardBatch.chain(np.zeros(CHUNK)), logits=False)
     return device
 
 

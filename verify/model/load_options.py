@@ -1,0 +1,57 @@
+"""How a model is loaded, and to how many bits it is quantised. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from outrider.verify.checkpoint import DEFAULT_REVISION
+from outrider.verify.model.cache.shape import KVDtype
+
+# outrider = our own kernels where they can compute a layer; auto = llama.cpp for a GGUF file where only llama.cpp has a GPU.
+Backend = Literal["auto", "outrider", "torch", "llama.cpp"]
+# torch.compile on a GPU: auto = if the model can be compiled; on = an error if it cannot.
+Compile = Literal["auto", "on", "off"]
+Quantize = Literal["none", "int8", "int4"]
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """To what a model's linear layers are quantised. The embedding table is not: a step reads a few rows of it."""
+
+    layers: Quantize = "none"  # the layer that computes logits gets 8 bits
+
+    def __bool__(self) -> bool:
+        return self.layers != "none"
+
+
+UNQUANTIZED = Quantization()
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded."""
+
+    path: str  # local folder, hub id or GGUF file
+    revision: str = DEFAULT_REVISION  # of the hub id
+    dtype: str = "auto"  # auto | float32 | bfloat16 | float16
+    device: str = "auto"  # auto | cpu | cuda | cuda:N | cuda:N,cuda:M...
+    context_tokens: int | None = None  # None = the model's own limit
+    trust_remote_code: bool = False
+    backend: Backend = "auto"
+    trace: bool = True  # CPU: run forwards as a TorchScript trace
+    compile: Compile = "auto"
+    quantization: Quantization = UNQUANTIZED
+    kv_dtype: KVDtype = "auto"
+    findings: Path | None = None  # folder of choices that were made by timing; None = choose at every start
+
+    @property
+    def pack(self) -> bool:
+        """Whether the weights of linear layers are repacked on a CPU."""
+        return self.backend != "torch"
+
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether the blocks of a GGUF file are served as they are: unless the options name another precision."""
+        return self.dtype == "auto" and not self.quantization and self.pack and self.trace
