@@ -135,17 +135,17 @@ def timed_forward(runner: ModelRunner, cache: KVCache, nodes: int) -> float:
     return time.perf_counter() - started
 
 
-def load_or_measure(runner: ModelRunner, folder: Path | None) -> CostCurve:
-    """The curve of this model on this machine: loaded from `folder`, or measured and saved there."""
+def load_or_measure(runner: ModelRunner, folder: Path | None, prepare: Callable[[], None] = lambda: None) -> CostCurve:
+    """The curve of this model on this machine: loaded from `folder`, or measured, after `prepare`, and saved there."""
     path = cost_file(runner, folder)
-    if path is None:
-        return measure(runner)
-    try:
-        return parse(path.read_text(), runner.draft_nodes)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        log.warning("%s is not a cost curve (%s), so the cost of a step is measured again", path, error)
+    if path is not None:
+        try:
+            return parse(path.read_text(), runner.draft_nodes)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            log.warning("%s is not a cost curve (%s), so the cost of a step is measured again", path, error)
+    prepare()
     curve = measure(runner)
     save_finding(curve.state(), path)
     return curve

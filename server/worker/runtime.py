@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("outrider.worker")
 # A token of a principal's earlier texts takes this much in the text itself, its index and their table.
 LEARNED_TOKEN_BYTES = 16
+# The first start waits this long for the front end before it measures the model. It looks every LOOK_SECONDS whether the front
+# end uses less than IDLE_SHARE of a core.
+FRONT_END_SECONDS, LOOK_SECONDS, IDLE_SHARE = 10.0, 0.2, 0.2
 
 
 class BudgetOptions(TypedDict):
@@ -294,7 +298,29 @@ def load_curve(runner: ModelRunner, settings: Settings) -> CostCurve | None:
     """The machine's cost curve, if speculation.max_nodes is auto."""
     if settings.speculation.max_nodes != "auto":
         return None
-    return load_or_measure(runner, cost_folder(settings))
+    return load_or_measure(runner, cost_folder(settings), wait_for_front_end)
+
+
+def wait_for_front_end() -> None:
+    """Returns once the parent process has hardly any work, or after FRONT_END_SECONDS: it imports while this one starts.
+
+    With one core for two threads, steps of several rows would take several times as long as they will when the server is used.
+    """
+    before, deadline = cpu_seconds(os.getppid()), time.monotonic() + FRONT_END_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+        if (spent := cpu_seconds(os.getppid())) - before < IDLE_SHARE * LOOK_SECONDS:
+            return
+        before = spent
+
+
+def cpu_seconds(process: int) -> float:
+    """The CPU time that a process has used; 0 where the system has no files of processes."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def cost_folder(settings: Settings) -> Path | None:
