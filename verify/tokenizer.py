@@ -12,8 +12,9 @@ from transformers.utils import cached_file
 
 from outrider.verify.checkpoint import DEFAULT_REVISION, locate
 from outrider.verify.errors import ModelError, first_sentence
+from outrider.verify.gguf import llama_package
 from outrider.verify.gguf.metadata import read_metadata
-from outrider.verify.gguf.tokenizer import build_tokenizer
+from outrider.verify.gguf.tokenizer import UnknownTokenizer, Vocabulary, build_tokenizer
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = DEFAULT_REVISION) -> PreTrainedTokenizerBase:
@@ -22,7 +23,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = D
     try:
         if location.gguf is not None:
             file = cached_file(location.source, location.gguf, revision=revision)
-            return build_tokenizer(read_metadata(str(file)).entries, path)
+            return gguf_tokenizer(str(file), path)
         tokenizer = AutoTokenizer.from_pretrained(
             location.source,
             trust_remote_code=trust_remote_code,
@@ -33,6 +34,20 @@ def load_tokenizer(path: str, trust_remote_code: bool = False, revision: str = D
         raise ModelError(f"No tokenizer at {path!r}: {first_sentence(error)}") from None
     tokenizer.clean_up_tokenization_spaces = False  # some models' files ask for it, but it changes code, such as `a ? b`
     return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def gguf_tokenizer(file: str, path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a GGUF file: built from its entries, or else llama.cpp's, if that is installed. Raises ModelError."""
+    entries = read_metadata(file).entries
+    try:
+        return build_tokenizer(entries, path)
+    except UnknownTokenizer:
+        if not llama_package.is_installed():
+            raise
+    from outrider.verify.gguf.llama_tokenizer import LlamaTokenizer
+
+    found: PreTrainedTokenizerBase = LlamaTokenizer(file, Vocabulary(entries, path))
+    return found
 
 
 def stop_ids(ends: frozenset[int], tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import llguidance.hf
 import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLMatcher, TokenizerWrapper
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
@@ -58,10 +58,26 @@ class GrammarCompiler:
         return Grammar(matcher.deep_copy(), self._vocabulary, self._stop_ids)
 
     def _wrap(self) -> Any:
+        if hasattr(self._tokenizer, "tokens"):
+            return llguidance.LLTokenizer(TokenizerWrapper(_TokenBytes(self._tokenizer, self._vocabulary, self._stop_ids)))
         try:
             return llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=self._vocabulary, eos_token=self._stop_ids or None)
         except (ValueError, TypeError) as error:
             raise GrammarError(f"Structured output needs a fast tokenizer with an EOS token: {error}") from None
+
+
+class _TokenBytes:
+    """A tokenizer that knows the bytes of its tokens, as `llguidance.TokenizerWrapper` takes it."""
+
+    def __init__(self, tokenizer: Any, vocabulary: int, stop_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self.tokens: list[bytes] = [*tokenizer.tokens[:vocabulary], *[b""] * (vocabulary - len(tokenizer.tokens))]
+        self.special_token_ids = sorted({*tokenizer.all_special_ids, *stop_ids})
+        self.eos_token_id = stop_ids[0] if stop_ids else tokenizer.eos_token_id
+        self.bos_token_id = tokenizer.bos_token_id
+
+    def __call__(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
 
 class Grammar:

@@ -1,7 +1,8 @@
 """Builds the tokenizer that a GGUF file describes, without torch.
 
 Promises the ids of the model's own tokenizer. Two kinds are known, by llama.cpp's names: `gpt2`, BPE over bytes, whose split
-of text into words the file names, and `llama`, SentencePiece's BPE, whose merges follow from scores.
+of text into words the file names, and `llama`, SentencePiece's BPE, whose merges follow from scores. For the others there is
+`outrider.verify.gguf.llama_tokenizer`.
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ WHOLE_WORD_SPLITS: dict[tuple[str, ...], str] = {
 }
 
 
+class UnknownTokenizer(ModelError):
+    """A tokenizer of a kind, or with a split of text, that is not built here."""
+
+
 class Vocabulary:
     """The entries of a file that are about tokens. Raises ModelError for a file without a tokenizer."""
 
@@ -107,13 +112,13 @@ class Vocabulary:
 
 
 def build_tokenizer(entries: Mapping[str, Any], path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of the GGUF file at `path` with these entries. Raises ModelError for a kind that is not supported."""
+    """The tokenizer of the GGUF file at `path` with these entries. Raises ModelError, or UnknownTokenizer."""
     vocabulary = Vocabulary(entries, path)
     builders = {"gpt2": byte_level, "llama": sentencepiece}
     if vocabulary.kind not in builders or not vocabulary.tokens:
-        raise ModelError(
-            f"The tokenizer of {path!r} is of the kind {vocabulary.kind!r}; of GGUF files, only the kinds gpt2 and llama are "
-            "supported, so serve the model's folder in transformers' format."
+        raise UnknownTokenizer(
+            f"The tokenizer of {path!r} is of the kind {vocabulary.kind!r}, which is read with llama.cpp; install it with pip"
+            " install llama-cpp-python, or serve the model's folder in transformers' format."
         )
     backend = builders[vocabulary.kind](vocabulary)
     backend.add_tokens(vocabulary.added())
@@ -127,7 +132,7 @@ def build_tokenizer(entries: Mapping[str, Any], path: str) -> PreTrainedTokenize
 
 
 def byte_level(vocabulary: Vocabulary) -> Tokenizer:
-    """BPE over the bytes of words. Raises ModelError for an unknown split into words."""
+    """BPE over the bytes of words. Raises UnknownTokenizer for an unknown split into words."""
     name = vocabulary.get("pre", "default")
     for table in (SPLITS, WHOLE_WORD_SPLITS):
         for splits, families in table.items():
@@ -139,9 +144,9 @@ def byte_level(vocabulary: Vocabulary) -> Tokenizer:
                 tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, in_bytes])
                 tokenizer.decoder = decoders.ByteLevel()
                 return tokenizer
-    raise ModelError(
-        f"How the tokenizer of {vocabulary.path!r} splits text, {name!r}, is not supported for GGUF files; serve the model's "
-        "folder in transformers' format."
+    raise UnknownTokenizer(
+        f"How the tokenizer of {vocabulary.path!r} splits text, {name!r}, is known to llama.cpp alone; install it with pip"
+        " install llama-cpp-python, or serve the model's folder in transformers' format."
     )
 
 

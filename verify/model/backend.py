@@ -10,6 +10,7 @@ from transformers.utils import cached_file
 
 from outrider.verify.checkpoint import locate
 from outrider.verify.errors import ModelError
+from outrider.verify.gguf.llama_package import is_installed
 from outrider.verify.model.invariant_range import Invariant
 from outrider.verify.model.llama import library
 from outrider.verify.model.llama.runner import LlamaRunner
@@ -57,7 +58,7 @@ def is_for_llama(options: LoadOptions) -> bool:
     from outrider.verify.model.loading import resolve_device
 
     has_gpu = resolve_device("auto").type != "cpu"
-    if has_gpu or options.device != "auto" or not options.reads_blocks or not library.is_installed():
+    if has_gpu or options.device != "auto" or not options.reads_blocks or not is_installed():
         return False
     return locate(options.path, options.revision).gguf is not None and library.has_gpu()
 

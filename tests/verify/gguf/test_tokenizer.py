@@ -162,8 +162,14 @@ def test_texts_begin_and_end_as_the_file_says() -> None:
 @pytest.mark.parametrize(
     ("entries", "sentence"),
     [
-        ({"model": "bert"}, "The tokenizer of 'x.gguf' is of the kind 'bert'; of GGUF files, only the kinds gpt2 and llama"),
-        ({"model": "gpt2", "pre": "new", "merges": []}, "How the tokenizer of 'x.gguf' splits text, 'new', is not supported"),
+        (
+            {"model": "bert"},
+            "The tokenizer of 'x.gguf' is of the kind 'bert', which is read with llama.cpp; install it with pip",
+        ),
+        (
+            {"model": "gpt2", "pre": "new", "merges": []},
+            "How the tokenizer of 'x.gguf' splits text, 'new', is known to llama.cpp alone; install it with pip",
+        ),
         ({"model": "llama"}, "The tokenizer of 'x.gguf' has neither merges nor scores"),
     ],
 )

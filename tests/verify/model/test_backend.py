@@ -9,6 +9,7 @@ import pytest
 
 from outrider import models
 from outrider.verify.errors import ModelError
+from outrider.verify.gguf import llama_package
 from outrider.verify.model import backend
 from outrider.verify.model.llama import library
 from outrider.verify.model.load_options import LoadOptions, Quantization
@@ -56,8 +57,8 @@ def test_what_llama_does_not_serve_is_refused(file: str) -> None:
 
 
 def test_the_package_to_install_is_named(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    library.library.cache_clear()
+    llama_package.library.cache_clear()
     found = importlib.util.find_spec
-    monkeypatch.setattr(library, "find_spec", lambda name: None if name == "llama_cpp" else found(name))
+    monkeypatch.setattr(llama_package, "find_spec", lambda name: None if name == "llama_cpp" else found(name))
     with pytest.raises(ModelError, match=r"needs llama-cpp-python; install it with pip install llama-cpp-python"):
         backend.load(LoadOptions(file, backend="llama.cpp"))

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections import deque
 from collections.abc import Sequence
-from functools import cache
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -20,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.verify.errors import ModelError
+from outrider.verify.gguf.llama_package import ERRORS, PACKAGE, is_installed, last_error, library
 from outrider.verify.gguf.metadata import read_metadata
 from outrider.verify.model.cache.paging import OutOfPages
 from outrider.verify.model.cpu.native.library import processor_flags
 
 log = logging.getLogger("outrider.worker")
 
-PACKAGE = "llama-cpp-python"
 # The most rows of a forward.
 MOST_ROWS = 1024
 # llama.cpp's numbers of the data types of keys and values, by `model.kv_dtype`.
@@ -34,34 +31,7 @@ KV_TYPES = {"auto": 1, "int8": 8}  # float16, Q8_0
 KV_NAMES = {"auto": "float16", "int8": "int8"}
 # The shares of a model's layers that are tried to be on the GPU.
 GPU_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
-# The last errors of the library, which name the cause of a failure.
-ERRORS: deque[str] = deque(maxlen=8)
-ALL_LAYERS, FLASH_ATTENTION, ERROR_LEVEL = 1 << 30, 1, 4
-
-
-def is_installed() -> bool:
-    """Whether the package is installed."""
-    return find_spec("llama_cpp") is not None
-
-
-@cache
-def library() -> Any:
-    """The package's module, whose messages go to our log. Raises ModelError if it is not installed."""
-    if not is_installed():
-        raise ModelError(f"model.backend is llama.cpp, which needs {PACKAGE}; install it with pip install {PACKAGE}.")
-    from llama_cpp import llama_cpp
-
-    @llama_cpp.llama_log_callback
-    def log_message(level: int, text: bytes, _: object) -> None:
-        line = text.decode(errors="replace").strip()
-        log.debug("llama.cpp: %s", line)
-        if level == ERROR_LEVEL:
-            ERRORS.append(line)
-
-    llama_cpp.outrider_log = log_message  # the library keeps only its address
-    llama_cpp.llama_log_set(log_message, None)
-    llama_cpp.llama_backend_init()
-    return llama_cpp
+ALL_LAYERS, FLASH_ATTENTION = 1 << 30, 1
 
 
 def has_gpu() -> bool:
@@ -96,8 +66,7 @@ class LlamaModel:
                         "%s: %d of %d layers are on the GPU, which has no memory for more", file.name, share * layers, layers
                     )
                 return handle
-        reason = ERRORS[0].rpartition(": ")[2].rstrip(".") if ERRORS else "it names no cause"
-        raise ModelError(f"llama.cpp cannot load {str(file)!r} ({reason}); download it again, or give another file.")
+        raise ModelError(f"llama.cpp cannot load {str(file)!r} ({last_error()}); download it again, or give another file.")
 
     def __del__(self) -> None:
         if handle := getattr(self, "handle", None):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from outrider.drafters.interface import DraftTree, Source
 from outrider.models import smollm2
 from outrider.verify.errors import ModelError
+from outrider.verify.gguf import llama_package
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.paging import OutOfPages
@@ -220,7 +221,7 @@ def test_as_many_layers_are_on_the_gpu_as_it_has_memory_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As with a build for a GPU whose memory holds half of the 30 layers."""
-    api, tried = library.library(), list[int]()
+    api, tried = llama_package.library(), list[int]()
     load = api.llama_model_load_from_file
 
     def load_half(path: bytes, parameters: Any) -> Any:
