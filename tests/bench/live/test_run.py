@@ -12,6 +12,7 @@ import pytest
 from bench.live.run import add_part, read_parts, run, why_skipped
 from bench.live.setup import Choice
 from bench.plan import BenchError
+from outrider.models import smollm2
 from tests.bench.live.test_questions import write
 
 CONFIG = Path("configs/embedded.yaml")
@@ -20,6 +21,10 @@ CONFIG = Path("configs/embedded.yaml")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_tasks_are_measured_and_appended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        smollm2.locate()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
     prompts = write(tmp_path / "q.jsonl", *["writing"] * 3, *["qa"] * 3)
     choice = Choice(prompts, 2, ["none", "trigram"], [0.0, 0.8], 16, [], "chat", vllm=sys.executable)
     out = tmp_path / "live.json"
