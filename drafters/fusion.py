@@ -38,8 +38,9 @@ MAX_UNLEARNED = 16
 
 # Nodes of lower path probability are not drafted.
 MIN_PATH = 1e-6
-# Once a child must be likely enough to enter the tree, a node is expanded only if a child with this probability would enter.
-MIN_EXPANSION = 0.5
+# A node is expanded only if a child with this probability would enter the tree: where the tree is full, and where the cost of a
+# node bounds it. Nearly certain children, as in a copied passage, follow each other until a node is not worth its cost.
+FULL_EXPANSION, OPEN_EXPANSION = 0.5, 0.75
 # In a full tree, shorter contexts are skipped once the remaining mass is below this multiple of what a child needs to enter.
 MASS_MARGIN = 3.0
 
@@ -184,8 +185,8 @@ def _grow(
         if at >= size:
             break
         node = rank[at]
-        worst = nodes.path[rank[size - 1]] if size == budget else least
-        if worst > MIN_PATH and MIN_EXPANSION * nodes.path[node] <= worst:
+        worst, expansion = (nodes.path[rank[size - 1]], FULL_EXPANSION) if size == budget else (least, OPEN_EXPANSION)
+        if worst > MIN_PATH and expansion * nodes.path[node] <= worst:
             break
         advance(sources, contexts, nodes.parents[node], nodes.tokens[node], node)
     return size + 1
