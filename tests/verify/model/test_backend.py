@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> str:
 @pytest.fixture
 def gpu_of_llama(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where llama.cpp was built for a GPU that PyTorch does not see."""
-    monkeypatch.setattr(library, "is_installed", lambda: True)
+    monkeypatch.setattr(backend, "is_installed", lambda: True)
     monkeypatch.setattr(library, "has_gpu", lambda: True)
 
 
