@@ -112,7 +112,7 @@ class Settings(BaseSettings):
 
     @property
     def needs_torch(self) -> bool:
-        """Whether the worker imports PyTorch: unless llama.cpp is named, and computes everything."""
+        """Whether the worker imports PyTorch. It does not if llama.cpp is named as the backend and computes everything."""
         is_alone = self.draft_model.path is None and not self.model.trust_remote_code
         return self.model.backend != "llama.cpp" or not is_alone
 

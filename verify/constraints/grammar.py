@@ -58,7 +58,7 @@ class GrammarCompiler:
         return Grammar(matcher.deep_copy(), self._vocabulary, self._stop_ids)
 
     def _wrap(self) -> Any:
-        if hasattr(self._tokenizer, "tokens"):
+        if hasattr(self._tokenizer, "token_bytes"):
             return llguidance.LLTokenizer(TokenizerWrapper(_TokenBytes(self._tokenizer, self._vocabulary, self._stop_ids)))
         try:
             return llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=self._vocabulary, eos_token=self._stop_ids or None)
@@ -71,7 +71,7 @@ class _TokenBytes:
 
     def __init__(self, tokenizer: Any, vocabulary: int, stop_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self.tokens: list[bytes] = [*tokenizer.tokens[:vocabulary], *[b""] * (vocabulary - len(tokenizer.tokens))]
+        self.tokens: list[bytes] = [*tokenizer.token_bytes[:vocabulary], *[b""] * (vocabulary - len(tokenizer.token_bytes))]
         self.special_token_ids = sorted({*tokenizer.all_special_ids, *stop_ids})
         self.eos_token_id = stop_ids[0] if stop_ids else tokenizer.eos_token_id
         self.bos_token_id = tokenizer.bos_token_id

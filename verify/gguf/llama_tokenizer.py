@@ -29,7 +29,7 @@ class LlamaTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
             )
         self._handle = self._api.llama_model_get_vocab(self._model)
         self._ids = vocabulary.ids
-        self.tokens = [self._bytes_of(id) for id in range(len(vocabulary.tokens))]
+        self.token_bytes = [self._bytes_of(id) for id in range(len(vocabulary.tokens))]
         adds = {"bos": self._api.llama_vocab_get_add_bos, "eos": self._api.llama_vocab_get_add_eos}
         wanted = {role: vocabulary.token(role) for role, adds_token in adds.items() if adds_token(self._handle)}
         self._before, self._after = ([self._ids[token]] if (token := wanted.get(role)) else [] for role in ("bos", "eos"))
@@ -56,7 +56,7 @@ class LlamaTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
     @property
     def vocab_size(self) -> int:
         """The number of the file's tokens."""
-        return len(self.tokens)
+        return len(self.token_bytes)
 
     def get_vocab(self) -> dict[str, int]:
         """The ids by the tokens' names in the file."""
@@ -76,7 +76,7 @@ class LlamaTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
         return token if isinstance(token, int) else self._ids.get(token)
 
     def _convert_id_to_token(self, index: int) -> bytes | None:
-        return self.tokens[index] if 0 <= index < len(self.tokens) else None
+        return self.token_bytes[index] if 0 <= index < len(self.token_bytes) else None
 
     def convert_tokens_to_string(self, tokens: list[Any]) -> str:
         """The text of tokens, of which added ones are text already."""

@@ -1,4 +1,4 @@
-"""What a device decides: choices and rankings of whole batches of rows, by torch. Nothing here waits for a GPU.
+"""What a device decides: choices and rankings of whole batches of rows, by torch. Only `distribution` waits for a GPU.
 
 The same rules as in `outrider.verify.sampling.sampler`, which decides row by row on the host, with the same noise. Draft models
 sample with it on a CPU, too.
