@@ -25,7 +25,7 @@ from outrider.verify.model.gpu.compilation import layers_of
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagePool
 from outrider.verify.model.gpu.row_counts import ROWS
-from outrider.verify.model.gpu.triton_attention import SPLIT_KEYS, split_count
+from outrider.verify.model.gpu.text_work import SPLIT_KEYS, split_count
 from outrider.verify.model.gpu.triton_products import splits_of
 from outrider.verify.model.invariant_range import BLOCK
 from outrider.verify.model.recurrent.mixers import Mixer
@@ -191,7 +191,8 @@ def count_step(config: Any, nodes: int, context: int) -> Counts:
     recorder = Recorder(share_of_experts(config, nodes + 1), context)
     with fake_cuda(recorder):
         runner = TorchRunner(fake_model(config), context, compile="off", started=False)
-        forward = GraphedForward(partial(runner._run, keep=0), PagePool(runner.cache_shape, 1), context)
+        groups = runner._attention_probe.groups
+        forward = GraphedForward(partial(runner._run, keep=0), PagePool(runner.cache_shape, 1), context, groups)
         recorder.watch(runner.model)
         recorder.reset()
         forward._run(rows)

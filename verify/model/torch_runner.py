@@ -91,7 +91,7 @@ class TorchRunner(ModelRunner):
         self._attention_probe = ShapeProbe()
         self.cache_shape = replace(self._probe(self._attention_probe), dtype=dtype, coded=STORED[kv_dtype])
         if self.in_pages:
-            check_pages(self.cache_shape)
+            check_pages(self.cache_shape, self._attention_probe.group_sizes)
         self.mode = Mode(self.in_pages, self._is_recurrent)  # assign another one to return to it
         self._pool: PagePool | None = None
         if started:
@@ -206,7 +206,8 @@ class TorchRunner(ModelRunner):
         from outrider.verify.model.gpu.graphs import GraphedForward, can_capture_experts  # Triton is only needed on a GPU
 
         run = partial(self._run, keep=0)
-        graphed = GraphedForward(run, pool, self._positions, self.mode.bounds, self._tap, self._crossings)
+        groups = self._attention_probe.groups
+        graphed = GraphedForward(run, pool, self._positions, groups, self.mode.bounds, self._tap, self._crossings)
         if self.device.type == "cuda" and (not has_experts(self.model) or can_capture_experts(self.model)):
             graphed.capture_model(self.model, compile)
         return graphed

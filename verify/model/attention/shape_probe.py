@@ -15,7 +15,7 @@ class ShapeProbe:
         self.shapes: dict[int, tuple[torch.Size, torch.Size]] = {}  # of keys and values, by layer
         self.windows: list[int | None] = []  # distinct
         self._devices: dict[int, torch.device] = {}  # by layer
-        self.groups = 1  # query heads per key head
+        self.group_sizes: set[int] = set()  # query heads per key head, of all layers
         self._keys: dict[int, torch.Tensor] = {}  # by layer
         self._sources: dict[int, int] = {}  # layers that have the keys of an earlier layer, and that layer
         self._reach: dict[int, list[int | None]] = {}  # windows of those who read a layer's keys, by layer
@@ -32,10 +32,15 @@ class ShapeProbe:
         self._reach.setdefault(layer.index if source is None else source, []).append(layer.window)
         if layer.window not in self.windows:
             self.windows.append(layer.window)
-        self.groups = len(query) // len(key)
+        self.group_sizes.add(len(query) // len(key))
         return torch.zeros_like(query[..., :1]).expand(
             -1, -1, value.shape[2] if layer.latent is None else layer.latent.value_dim
         )
+
+    @property
+    def groups(self) -> int:
+        """Query heads per key head, the most of any layer."""
+        return max(self.group_sizes, default=1)
 
     @property
     def layers(self) -> tuple[LayerShape, ...]:

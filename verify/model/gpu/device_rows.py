@@ -1,4 +1,4 @@
-"""The inputs of a forward in device memory, where a kernel or a captured graph reads them.
+"""The inputs of a forward in device memory, where kernels and captured graphs read them.
 
 A forward has the rows of several streams, MAX_NODES + 1 of each at most, so a long chain is cut into pieces: a piece's keys are
 written before any row attends, so the next piece takes them for committed text. Pieces also end with the blocks in which rows
@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 from outrider.drafters.interface import MAX_NODES
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.gpu.paged_cache import PagedCache
+from outrider.verify.model.gpu.text_work import TextWork
 from outrider.verify.model.invariant_range import depth_left
 from outrider.verify.model.transfer import copy_to_device
 
 # The fields of a row: its token, its position, and the fields that kernels read.
-ROW_FIELDS = 6
-# The number of fields of a piece.
-STREAM_FIELDS = 4
-# The stream of a row that pads a forward.
-NO_STREAM = -1
+ROW_FIELDS = 8
+# The place of a row that pads a forward.
+NO_PLACE = -1
 
 
 class Piece(NamedTuple):
@@ -40,53 +39,55 @@ class Piece(NamedTuple):
 
 
 class DeviceRows:
-    """The rows of a forward and the streams that they belong to, in device memory.
+    """The rows of a forward and the work of its attention, in device memory.
 
-    Kernels read `rows`, int64 [4, max_rows]: stream, depth, place in the pool, and where its path begins in `tables`;
-    `streams`, int64 [4, max_rows]: length of the text, first row, number of rows, and where its pages begin in `tables`. A path
-    is the places of a row's ancestors and of the row itself, by depth. A row that pads the forward has the stream NO_STREAM:
-    it attends to nothing, is written nowhere, and nothing attends to it.
+    Kernels read `rows`, int64 [6, max_rows]: place in the pool, depth, length and number of splits of the text before the
+    stream's rows, and where the stream's pages and the row's path begin in `tables`; and `tables`, int64, which begins with the
+    list of `TextWork`. A path is the places of a row's ancestors and of the row itself, by depth. A row that pads the forward
+    has the place NO_PLACE: it attends to nothing, is written nowhere, and nothing attends to it.
     """
 
-    def __init__(self, device: torch.device, max_rows: int, max_pages: int) -> None:
+    def __init__(self, device: torch.device, max_rows: int, max_pages: int, work: TextWork) -> None:
         """For up to `max_rows` rows of streams with `max_pages` pages each."""
-        self.max_rows = max_rows
+        self.max_rows, self.work = max_rows, work
         self._device = device
-        self._fixed = (ROW_FIELDS + STREAM_FIELDS) * max_rows
-        in_tables = max_rows * (max_pages + MAX_NODES + 1)
-        self._packed = torch.zeros(self._fixed + in_tables, dtype=torch.int64, device=device)
-        fields = self._packed[: self._fixed].view(-1, max_rows)
-        self.tokens, self.positions, self.rows = fields[0], fields[1], fields[2:ROW_FIELDS]
-        self.streams = fields[ROW_FIELDS:]
-        self.tables = self._packed[self._fixed :]
-        self.set([])
+        in_tables = work.most(max_rows) + max_rows * (max_pages + MAX_NODES + 1)
+        self._packed = torch.zeros(ROW_FIELDS * max_rows + in_tables, dtype=torch.int64, device=device)
+        fields = self._packed[: ROW_FIELDS * max_rows].view(-1, max_rows)
+        self.tokens, self.positions, self.rows = fields[0], fields[1], fields[2:]
+        self.tables = self._packed[ROW_FIELDS * max_rows :]
+        self.set([], max_rows)
 
-    def set(self, pieces: Sequence[Piece]) -> None:
-        """Uploads a forward's inputs in one copy. The caches have room for the rows."""
-        self.upload(self.packed(pieces))
+    def set(self, pieces: Sequence[Piece], count: int) -> None:
+        """Uploads the inputs of a forward of `count` rows in one copy. The caches have room for the rows."""
+        self.upload(self.packed(pieces, count))
 
     def upload(self, packed: torch.Tensor) -> None:
         """Uploads what `packed` gave, also that of another device's."""
         copy_to_device(packed, self._packed[: len(packed)])
 
-    def packed(self, pieces: Sequence[Piece]) -> torch.Tensor:
+    def packed(self, pieces: Sequence[Piece], count: int) -> torch.Tensor:
         """A forward's inputs on the host, int64 [N]. With numpy, since torch takes several times as long for so few numbers."""
-        width = self.max_rows
         tables: list[list[int] | NDArray[np.int64]] = []
-        fields = np.zeros((ROW_FIELDS + STREAM_FIELDS, width), np.int64)
-        fields[2] = NO_STREAM
-        start = used = 0  # of the rows and of the tables
+        fields = np.zeros((ROW_FIELDS, self.max_rows), np.int64)
+        fields[2] = NO_PLACE
+        streams = np.empty((4, len(pieces)), np.int64)
+        splits = np.array([self.work.split_count(piece.first) for piece in pieces], np.int64)
+        start = used = 0  # of the rows and of the tables behind the work
         for index, piece in enumerate(pieces):
-            count, pages, length = len(piece.tokens), piece.cache.table, piece.first
-            depths, end = piece.depths, start + count
-            places = np.array(piece.cache.places(length, length + count))
+            pages, length, depths = piece.cache.table, piece.first, piece.depths
+            end = start + len(depths)
+            places = np.array(piece.cache.places(length, length + len(depths)))
             paths = places[piece.ancestors.nonzero()[1]]  # row by row, and in a row by depth
-            fields[:5, start:end] = piece.tokens, depths + (length - piece.shift), np.full(count, index), depths, places
-            fields[5, start:end] = used + len(pages) + (depths + 1).cumsum() - depths - 1
-            fields[ROW_FIELDS:, index] = length, start, count, used
+            fields[:4, start:end] = piece.tokens, depths + (length - piece.shift), places, depths
+            fields[4:7, start:end] = [[length], [splits[index]], [used]]
+            fields[7, start:end] = used + len(pages) + (depths + 1).cumsum() - depths - 1
+            streams[:, index] = start, len(depths), length, used
             tables += [pages, paths]
             start, used = end, used + len(pages) + len(paths)
-        return torch.from_numpy(np.concatenate([fields.ravel(), *tables]).astype(np.int64, copy=False))
+        work = self.work.listed(streams, splits, count)
+        fields[6:, :start] += len(work)
+        return torch.from_numpy(np.concatenate([fields.ravel(), work, *tables]).astype(np.int64, copy=False))
 
 
 def pieces_of(cache: PagedCache, batch: ForwardBatch, shift: int = 0) -> Iterator[Piece]:

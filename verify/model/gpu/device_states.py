@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.verify.model.gpu.device_rows import NO_STREAM
 from outrider.verify.model.recurrent.convolution import gather_index
 from outrider.verify.model.recurrent.states import ROWS, RecurrentShape, RecurrentStates
 from outrider.verify.model.segment import Segment
@@ -20,6 +19,8 @@ WORD_BITS = 64
 # The words of a row's path.
 WORDS = -(-ROWS // WORD_BITS)
 STREAM_FIELDS = 8
+# The stream of a row that pads a forward.
+NO_STREAM = -1
 
 
 class DeviceStates:

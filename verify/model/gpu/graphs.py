@@ -27,6 +27,7 @@ from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
 from outrider.verify.model.gpu.row_counts import ROWS
 from outrider.verify.model.gpu.staged_graph import Capture, CudaCapture, StagedGraph
+from outrider.verify.model.gpu.text_work import TextWork
 from outrider.verify.model.gpu.triton_attention import KernelAttention
 from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
 from outrider.verify.model.hidden.tap import HiddenTap
@@ -58,13 +59,15 @@ class GraphedForward:
         forward: Forward,
         pool: PagePool,
         positions: int,
+        groups: int,
         bounds: InvariantRange | None = None,
         tap: HiddenTap | None = None,
         crossings: Crossings | None = None,
     ) -> None:
-        """`positions` is the longest cache's. With `bounds`, forwards are padded to numbers of rows in this range.
+        """`positions` is the longest cache's; `groups` are the model's query heads per key head.
 
-        With `tap`, the forward's hidden states are kept. `crossings` are those of the model, if it is captured.
+        With `bounds`, forwards are padded to numbers of rows in this range. With `tap`, the forward's hidden states are kept.
+        `crossings` are those of the model, if it is captured.
         """
         self._forward, self._tap, self._crossings = forward, tap, crossings
         self._states: dict[int, torch.Tensor] = {}  # of the graphs' rows
@@ -72,8 +75,9 @@ class GraphedForward:
         self.max_rows = self.max_streams = self._counts[-1]
         self._devices = [part.tensor.device for part in pool.parts]
         pages = page_count(positions, pool.page_tokens)
-        self._rows = [DeviceRows(device, self.max_rows, pages) for device in self._devices]
-        self._attention = KernelAttention(pool, self._rows, positions)
+        work = TextWork(pool.shape, groups, positions, self._devices)
+        self._rows = [DeviceRows(device, self.max_rows, pages, work) for device in self._devices]
+        self._attention = KernelAttention(pool, self._rows)
         recurrent = pool.shape.recurrent
         self._recurrent = None if recurrent is None else DeviceStates(recurrent, self.max_rows)
         self._graphs: dict[int, StagedGraph] = {}
@@ -92,7 +96,7 @@ class GraphedForward:
         pieces = [piece for each in segments for piece in pieces_of(cast(PagedCache, each.cache), each.batch, each.shift)]
         count = self._counts[bisect_left(self._counts, rows)]
         with on_device(self._devices[0]):
-            self._set(pieces)
+            self._set(pieces, count)
             if self._recurrent is not None:
                 enter(self._recurrent, segments)
             if count in self._graphs:
@@ -104,9 +108,9 @@ class GraphedForward:
                 keep_hidden(self._states[count] if count in self._graphs else self._tap.states, segments, whole=True)
             return kept(logits, segments)
 
-    def _set(self, pieces: Sequence[Piece]) -> None:
-        """Uploads a forward's inputs to all devices."""
-        packed = self._rows[0].packed(pieces)
+    def _set(self, pieces: Sequence[Piece], count: int) -> None:
+        """Uploads the inputs of a forward of `count` rows to all devices."""
+        packed = self._rows[0].packed(pieces, count)
         for rows in self._rows:
             rows.upload(packed)
 
@@ -120,7 +124,7 @@ class GraphedForward:
         """Captures all graphs, the largest first so that the others reuse its memory."""
         log.info("capturing CUDA graphs; the first start of a model also compiles its kernels, which may take minutes")
         with on_device(self._devices[0]):
-            self._set([])
+            self._set([], self.max_rows)
             capture = CudaCapture(self._devices)
             for count in reversed(self._counts):
                 with capture.aside():  # compile kernels and allocate workspaces outside the graph

@@ -5,7 +5,7 @@ What is summed together depends on a row's position alone:
 - The whole blocks of text before the stream's new rows, shared by all of them, are cut into splits at fixed positions: the
   first `splits_per_size` have `split_keys` positions each, the next as many have twice as many each, and so on. So texts of
   any length are spread over many programs. A program computes one split for a tile of rows, with an online softmax over its
-  blocks (`attend_text`).
+  blocks (`attend_text`). The host lists which (`outrider.verify.model.gpu.text_work`).
 - The block that the new rows are in is computed for each row alone, from its own keys in the order of its text: committed
   ones, then its ancestors'. A draft must end with that block for its rows to be summed as if they were committed text. The
   same program adds the row's splits by their log-sum-exp (`attend_own`).
@@ -13,7 +13,8 @@ What is summed together depends on a row's position alone:
 Scores are products of keys by rows rather than of rows by keys. So a tile may have few rows, and their number changes neither
 the instructions nor the order in which a row's numbers are summed. For the same reason, products sum a row's weights, too.
 
-A fixed number of programs takes the splits in turns, so that one captured graph serves every mix of streams and lengths.
+A fixed number of programs takes the splits in turns, so that one captured graph serves every mix of streams and lengths. With
+few rows, a program mostly waits for memory, so what it reads first depends on one read before it at most.
 Triton is an optional dependency: import this module lazily.
 """
 
@@ -25,16 +26,17 @@ import triton.language as tl
 from outrider.verify.model.gpu.pool_rows import load_rows, row_width, store_row
 from outrider.verify.model.gpu.precision import PRECISION
 
-# Fields of a row (`DeviceRows.rows`) and of a stream (`DeviceRows.streams`), which have `size` columns.
-STREAM, DEPTH, PLACE, PATH = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-LENGTH, FIRST_ROW, COUNT, FIRST_PAGE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+# Fields of a row (`DeviceRows.rows`, which has `size` columns), and of a piece of work in the list that begins the tables.
+PLACE, DEPTH, LENGTH, SPLITS, FIRST_PAGE, PATH = map(tl.constexpr, range(6))
+FIRST_ROW, COUNT, TEXT, PAGES, TILE, SPLIT = map(tl.constexpr, range(6))
+WORK_FIELDS = tl.constexpr(6)
 # The least rows of a product.
 TOTALS = tl.constexpr(16)
 
 
 @triton.jit
 def _field(table, field: tl.constexpr, index, size: tl.constexpr):
-    """A field of rows or streams as int32, since numbers of 64 bits would take twice the registers."""
+    """A field of a row as int32, since numbers of 64 bits would take twice the registers."""
     return tl.load(table + field * size + index).to(tl.int32)
 
 
@@ -42,16 +44,6 @@ def _field(table, field: tl.constexpr, index, size: tl.constexpr):
 def _split_start(split, split_keys: tl.constexpr, splits_per_size: tl.constexpr):
     """The position at which a split begins."""
     return (((split % splits_per_size + splits_per_size) << (split // splits_per_size)) - splits_per_size) * split_keys
-
-
-@triton.jit
-def _split_count(positions, split_keys: tl.constexpr, splits_per_size: tl.constexpr, parts: tl.constexpr):
-    """The number of splits of a text of `positions` tokens."""
-    count = positions * 0
-    for doublings in tl.static_range((parts + splits_per_size - 1) // splits_per_size):
-        behind = tl.maximum(positions - ((1 << doublings) - 1) * splits_per_size * split_keys, 0)
-        count += tl.minimum(tl.cdiv(behind, split_keys << doublings), splits_per_size)
-    return count
 
 
 @triton.jit
@@ -80,21 +72,20 @@ def _add_block(scores, v, largest, totals, summed):
 
 @triton.jit
 def _attend_split(
-    query, query_head, query_row, layer, page_stride, value_offset, rows, streams, tables, out, lse, scaling, softcap,
-    head, stream, item,
+    query, query_head, query_row, layer, page_stride, value_offset, rows, tables, parts_out, lse, scaling, softcap, head, item,
     groups: tl.constexpr, head_dim: tl.constexpr, padded_dim: tl.constexpr, window: tl.constexpr, capped: tl.constexpr,
     size: tl.constexpr, block: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr,
     split_keys: tl.constexpr, splits_per_size: tl.constexpr, parts: tl.constexpr, page_tokens: tl.constexpr,
 ):  # fmt: skip
-    """One split of a stream's text for a tile of its rows, whose query heads share a key head.
+    """A piece of work: one split of a stream's text for a tile of its rows, whose query heads share a key head.
 
     Stores its output and log-sum-exp; no output for rows that attend to nothing in it.
     """
-    length, count = _field(streams, LENGTH, stream, size), _field(streams, COUNT, stream, size) * groups
-    tiles = tl.cdiv(count, block_rows)
-    packed = (item % tiles) * block_rows + tl.arange(0, block_rows)
-    real = packed < count
-    row = _field(streams, FIRST_ROW, stream, size) + packed // groups
+    length, split = tl.load(item + TEXT).to(tl.int32), tl.load(item + SPLIT).to(tl.int32)
+    table = tables + tl.load(item + PAGES)
+    packed = tl.load(item + TILE).to(tl.int32) * block_rows + tl.arange(0, block_rows)
+    real = packed < tl.load(item + COUNT).to(tl.int32) * groups
+    row = tl.load(item + FIRST_ROW).to(tl.int32) + packed // groups
     query_heads = head * groups + packed % groups
     dim = tl.arange(0, padded_dim)
     in_head = dim < head_dim
@@ -104,10 +95,8 @@ def _attend_split(
     largest = tl.full([block_rows], -float("inf"), tl.float32)
     totals = tl.zeros([TOTALS, block_rows], tl.float32)
     summed = tl.zeros([padded_dim, block_rows], tl.float32)
-    split = item // tiles
     start = _split_start(split, split_keys, splits_per_size)
     end = tl.minimum(_split_start(split + 1, split_keys, splits_per_size), length // block * block)
-    table = tables + _field(streams, FIRST_PAGE, stream, size)
     if window > 0:
         position = length + tl.load(rows + DEPTH * size + row, real, 0).to(tl.int32)
         # Blocks before the first row's window change no sum.
@@ -127,21 +116,9 @@ def _attend_split(
     attends = total != 0.0  # NaN goes on to the row's output
     divisor = tl.where(attends, total, 1.0)
     place = (row * tl.num_programs(0) * groups + query_heads) * parts + split
-    target = out + place.to(tl.int64)[None, :] * head_dim + dim[:, None]
+    target = parts_out + place.to(tl.int64)[None, :] * head_dim + dim[:, None]
     tl.store(target, summed / divisor[None, :], (real & attends)[None, :] & in_head[:, None])
     tl.store(lse + place, tl.where(attends, largest + tl.log(divisor), -float("inf")), real)
-
-
-@triton.jit
-def _splits(
-    streams, groups: tl.constexpr, size: tl.constexpr, most_streams: tl.constexpr, block: tl.constexpr,
-    block_rows: tl.constexpr, split_keys: tl.constexpr, splits_per_size: tl.constexpr, parts: tl.constexpr,
-):  # fmt: skip
-    """How many splits the tiles of each stream's rows have together, [most_streams]."""
-    index = tl.arange(0, most_streams)
-    lengths = tl.load(streams + LENGTH * size + index, index < size, 0).to(tl.int32)
-    tiles = tl.cdiv(tl.load(streams + COUNT * size + index, index < size, 0).to(tl.int32) * groups, block_rows)
-    return _split_count(lengths // block * block, split_keys, splits_per_size, parts) * tiles
 
 
 @triton.jit
@@ -154,9 +131,8 @@ def attend_text(
     layer_offset,  # of the layer in a page
     head_stride,  # between key heads
     value_offset,  # of a value from its key
-    rows,  # int64 [4, size], of `DeviceRows`
-    streams,  # int64 [4, size]
-    tables,  # int64; the streams' pages and the rows' paths
+    rows,  # int64 [6, size], of `DeviceRows`
+    tables,  # int64; the work, the streams' pages and the rows' paths
     parts_out,  # float32 [N, heads, parts, D], by split; not written where nothing is attended to
     lse,  # float32 [N, heads, parts]; log-sum-exp of the scores
     scaling,
@@ -167,7 +143,6 @@ def attend_text(
     window: tl.constexpr,  # 0 = none
     capped: tl.constexpr,
     size: tl.constexpr,
-    most_streams: tl.constexpr,  # N at most, up to a power of two
     block: tl.constexpr,
     block_rows: tl.constexpr,
     block_keys: tl.constexpr,
@@ -179,16 +154,12 @@ def attend_text(
     """The splits of all streams; the programs of a key head take them in turns."""
     head = tl.program_id(0)
     layer = pool + layer_offset + head.to(tl.int64) * head_stride
-    index = tl.arange(0, most_streams)
-    items = _splits(streams, groups, size, most_streams, block, block_rows, split_keys, splits_per_size, parts)
-    ends = tl.cumsum(items, 0)
-    for item in range(tl.program_id(1), tl.sum(items, 0), tl.num_programs(1)):
-        stream = tl.sum((ends <= item).to(tl.int32), 0)
+    for number in range(tl.program_id(1), tl.load(tables).to(tl.int32), tl.num_programs(1)):
         _attend_split(
-            query, query_head, query_row, layer, page_stride, value_offset, rows, streams, tables, parts_out, lse, scaling,
-            softcap, head, stream, item - tl.sum(tl.where(index < stream, items, 0), 0),
-            groups, head_dim, padded_dim, window, capped, size, block, block_rows, block_keys, split_keys,
-            splits_per_size, parts, page_tokens,
+            query, query_head, query_row, layer, page_stride, value_offset, rows, tables, parts_out, lse, scaling, softcap,
+            head, tables + 1 + number * WORK_FIELDS,
+            groups, head_dim, padded_dim, window, capped, size, block, block_rows, block_keys,
+            split_keys, splits_per_size, parts, page_tokens,
         )  # fmt: skip
 
 
@@ -218,31 +189,51 @@ def _attend_path(
 
 
 @triton.jit
-def _add_parts(
-    parts_out, lse, place, count, real, dim, in_head, largest, total, summed,
-    head_dim: tl.constexpr, ahead: tl.constexpr,
+def _part(parts_out, lse, place, part, count, real, dim, in_head, head_dim: tl.constexpr):
+    """A split's log-sum-exp, [rows], and output, [padded_dim, rows], for one row's heads; -inf and zeros if there is none."""
+    score = tl.load(lse + place + part, real & (part < count), -float("inf"))
+    target = parts_out + (place + part).to(tl.int64)[None, :] * head_dim + dim[:, None]
+    value = tl.load(target, (real & (part < count))[None, :] & in_head[:, None], 0.0)
+    # What was not attended to was not written.
+    return score, tl.where((score == -float("inf"))[None, :], 0.0, value)
+
+
+@triton.jit
+def _join(largest, total, summed, score, weight, value):
+    """Adds to an online softmax another of this largest `score` and total `weight`. Both may be empty, which is -inf."""
+    maximum = tl.maximum(largest, score)
+    base = tl.where(maximum == -float("inf"), 0.0, maximum)
+    factor, rescale = tl.exp(score - base), tl.exp(largest - base)
+    return maximum, total * rescale + weight * factor, summed * rescale[None, :] + value * factor[None, :]
+
+
+@triton.jit
+def _sum_parts(
+    parts_out, lse, place, count, real, dim, in_head, own_rows: tl.constexpr, head_dim: tl.constexpr, padded_dim: tl.constexpr
 ):  # fmt: skip
-    """Adds the splits' parts of a row to its online softmax, in their order; `ahead` of them are read at once."""
-    for first in range(0, count, ahead):
-        for offset in tl.static_range(ahead):
-            part = first + offset
-            inside = real & (part < count)
-            score = tl.load(lse + place + part, inside, -float("inf"))
-            target = parts_out + (place + part).to(tl.int64)[None, :] * head_dim + dim[:, None]
-            value = tl.load(target, inside[None, :] & in_head[:, None], 0.0)
-            maximum = tl.maximum(largest, score)
-            weight, rescale = tl.exp(score - maximum), tl.exp(largest - maximum)
-            total = total * rescale + weight
-            summed = summed * rescale[None, :] + tl.where((score > -float("inf"))[None, :], value * weight[None, :], 0.0)
-            largest = maximum
-    return total, summed
+    """The splits of a row's text as an online softmax, in their order; four are read at once.
+
+    It begins with nothing rather than with the row's own block: sums of tensor cores have a layout of their own, to which each
+    part would be brought through shared memory.
+    """
+    largest, total = tl.full([own_rows], -float("inf"), tl.float32), tl.zeros([own_rows], tl.float32)
+    summed = tl.zeros([padded_dim, own_rows], tl.float32)
+    for first in range(0, count, 4):
+        score_0, value_0 = _part(parts_out, lse, place, first, count, real, dim, in_head, head_dim)
+        score_1, value_1 = _part(parts_out, lse, place, first + 1, count, real, dim, in_head, head_dim)
+        score_2, value_2 = _part(parts_out, lse, place, first + 2, count, real, dim, in_head, head_dim)
+        score_3, value_3 = _part(parts_out, lse, place, first + 3, count, real, dim, in_head, head_dim)
+        largest, total, summed = _join(largest, total, summed, score_0, 1.0, value_0)
+        largest, total, summed = _join(largest, total, summed, score_1, 1.0, value_1)
+        largest, total, summed = _join(largest, total, summed, score_2, 1.0, value_2)
+        largest, total, summed = _join(largest, total, summed, score_3, 1.0, value_3)
+    return largest, total, summed
 
 
 @triton.jit
 def attend_own(
     # As in `attend_text`.
-    query, query_head, query_row, pool, page_stride, layer_offset, head_stride, value_offset, rows, streams, tables,
-    parts_out, lse,
+    query, query_head, query_row, pool, page_stride, layer_offset, head_stride, value_offset, rows, tables, parts_out, lse,
     sinks,  # [heads]; unused without has_sinks
     out,  # [N, heads, D], contiguous
     scaling, softcap,
@@ -250,25 +241,24 @@ def attend_own(
     has_sinks: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
     own_rows: tl.constexpr,  # `groups` at least
     own_keys: tl.constexpr,
-    split_keys: tl.constexpr, splits_per_size: tl.constexpr, parts: tl.constexpr, parts_ahead: tl.constexpr,
+    split_keys: tl.constexpr, splits_per_size: tl.constexpr, parts: tl.constexpr,
     page_tokens: tl.constexpr,
 ):  # fmt: skip
-    """The attention of one row's query heads that share a key head; zero for a row without a stream.
+    """The attention of one row's query heads that share a key head; zero for a row that pads the forward.
 
     Computes the blocks from the one on that the stream's new rows begin in, and adds the splits of the text before.
     """
     head, row = tl.program_id(0), tl.program_id(1)
     layer = pool + layer_offset + head.to(tl.int64) * head_stride
-    stream = _field(rows, STREAM, row, size)
+    length = _field(rows, LENGTH, row, size)
+    position = length + _field(rows, DEPTH, row, size)
+    table, path = tables + _field(rows, FIRST_PAGE, row, size), tables + _field(rows, PATH, row, size)
     group, dim = tl.arange(0, own_rows), tl.arange(0, padded_dim)
     real, in_head = group < groups, dim < head_dim
     query_heads = head * groups + group
     place = row * tl.num_programs(0) * groups + query_heads
     summed = tl.zeros([padded_dim, own_rows], tl.float32)
-    if stream >= 0:
-        length, position = _field(streams, LENGTH, stream, size), _field(rows, DEPTH, row, size)
-        position += length
-        table, path = tables + _field(streams, FIRST_PAGE, stream, size), tables + _field(rows, PATH, row, size)
+    if _field(rows, PLACE, row, size) >= 0:
         q = tl.load(
             query + (query_heads * query_head + row * query_row)[:, None] + dim[None, :], real[:, None] & in_head[None, :], 0.0
         )
@@ -281,10 +271,10 @@ def attend_own(
             q, layer, page_stride, value_offset, table, path, length, position, largest, totals, summed, scaling, softcap,
             dim, in_head, head_dim, window, capped, block, own_keys, page_tokens,
         )  # fmt: skip
-        count = _split_count(length // block * block, split_keys, splits_per_size, parts)
-        total, summed = _add_parts(
-            parts_out, lse, place * parts, count, real, dim, in_head, largest, tl.max(totals, 0), summed, head_dim, parts_ahead
+        of_text, weight, value = _sum_parts(
+            parts_out, lse, place * parts, _field(rows, SPLITS, row, size), real, dim, in_head, own_rows, head_dim, padded_dim
         )
+        largest, total, summed = _join(largest, tl.max(totals, 0), summed, of_text, weight, value)
         summed = summed / total[None, :]
     target = out + place.to(tl.int64)[None, :] * head_dim + dim[:, None]
     tl.store(target, summed.to(out.dtype.element_ty), real[None, :] & in_head[:, None])
@@ -311,9 +301,9 @@ def write(
 ):
     """Writes the keys and values of one row and head to the row's place."""
     head, row = tl.program_id(0), tl.program_id(1)
-    if tl.load(rows + STREAM * size + row) >= 0:
+    place = tl.load(rows + PLACE * size + row)
+    if place >= 0:
         dim = tl.arange(0, padded_dim)
-        place = tl.load(rows + PLACE * size + row)
         layer = pool + layer_offset + head.to(tl.int64) * head_stride
         target = layer + (place // page_tokens) * page_stride + (place % page_tokens) * row_width(pool, head_dim)
         of_key, of_value = key + head * key_head + row * key_row, value + head * value_head + row * value_row

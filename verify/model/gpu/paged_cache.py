@@ -7,7 +7,7 @@ reserved before it starts, for all of its streams or for none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,12 +30,12 @@ def pages_for(positions: int) -> int:
     return page_count(positions, paging.PAGE_TOKENS)
 
 
-def check_pages(shape: CacheShape) -> None:
-    """Raises ModelError if caches of this layout cannot be in pages."""
-    if not shape.is_uniform:
+def check_pages(shape: CacheShape, group_sizes: Collection[int]) -> None:
+    """Raises ModelError if caches of this layout cannot be in pages. `group_sizes` are those of all layers (`ShapeProbe`)."""
+    if not shape.is_uniform or len(group_sizes) > 1:
         raise ModelError(
-            "Models with layers whose keys and values differ in shape, or without attention, are served on a CPU only; set"
-            " model.device to cpu."
+            "Models with layers whose queries, keys or values differ in shape, or without attention, are served on a CPU only;"
+            " set model.device to cpu."
         )
     if shape.recurrent is not None and shape.recurrent.decay_dim > 1:
         raise ModelError(

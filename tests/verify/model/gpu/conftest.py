@@ -17,7 +17,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _convert_float, _LangPatchScope
 
 from outrider.verify.model.cache import paging
-from outrider.verify.model.gpu import triton_attention
+from outrider.verify.model.gpu import text_work, triton_attention
 from outrider.verify.model.torch_runner import TorchRunner
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -52,7 +52,7 @@ patch_language = interpreter._patch_lang
 def emulated_gpu() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paging, "PAGE_TOKENS", PAGE)
-        patch.setattr(triton_attention, "SPLIT_KEYS", PAGE)
+        patch.setattr(text_work, "SPLIT_KEYS", PAGE)
         patch.setattr(triton_attention, "PROGRAMS", 4)
         patch.setattr(InterpreterBuilder, "create_dot", dot)
         patch.setattr(interpreter, "_patch_lang", patch_once)

@@ -18,9 +18,10 @@ from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.cache import paging
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
-from outrider.verify.model.gpu import triton_attention
+from outrider.verify.model.gpu import text_work, triton_attention
 from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
+from outrider.verify.model.gpu.text_work import TextWork
 from outrider.verify.model.gpu.triton_attention import KernelAttention
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import load_model
@@ -94,7 +95,7 @@ def test_attention_in_bfloat16_is_that_in_float32(
 ) -> None:
     """With the sizes that are served. Outputs reach 4, where bfloat16 has steps of 2^-6."""
     monkeypatch.setattr(paging, "PAGE_TOKENS", 256)
-    monkeypatch.setattr(triton_attention, "SPLIT_KEYS", 256)
+    monkeypatch.setattr(text_work, "SPLIT_KEYS", 256)
     monkeypatch.setattr(triton_attention, "PROGRAMS", 512)
     device, generator = torch.device("cuda"), torch.Generator("cuda").manual_seed(context + heads)
     shape = CacheShape.uniform(1, kv_heads, head_dim, torch.bfloat16, device)
@@ -110,8 +111,9 @@ def test_attention_in_bfloat16_is_that_in_float32(
             torch.randn(count, rows, head_dim, generator=generator, device=device).bfloat16()
             for count in (heads, kv_heads, kv_heads)
         )
-        layer, device_rows = Layer(0, head_dim**-0.5), DeviceRows(device, 256, len(pool))
-        device_rows.set(list(pieces_of(paged, batch)))
-        found = KernelAttention(pool, [device_rows], context + rows).attend(layer, query, key, value)
+        work = TextWork(shape, heads // kv_heads, context + rows, [device])
+        layer, device_rows = Layer(0, head_dim**-0.5), DeviceRows(device, 256, len(pool), work)
+        device_rows.set(list(pieces_of(paged, batch)), rows)
+        found = KernelAttention(pool, [device_rows]).attend(layer, query, key, value)
         expected = TorchAttention(exact, batch).attend(layer, query.float(), key.float(), value.float())
         assert (found.float() - expected).abs().max() < 0.03

@@ -39,7 +39,10 @@ class Graphed:
         self.pool = PagePool(runner.cache_shape, 12)
         for _, tensor in self.pool.parts:
             tensor.fill_(torch.nan)  # no row is read before it is written
-        self.forward = GraphedForward(partial(runner._run, keep=0), self.pool, POSITIONS, rows, runner._tap, runner._crossings)
+        groups = runner._attention_probe.groups
+        self.forward = GraphedForward(
+            partial(runner._run, keep=0), self.pool, POSITIONS, groups, rows, runner._tap, runner._crossings
+        )
         if capture and runner.device.type == "cuda":
             self.forward.capture()
 

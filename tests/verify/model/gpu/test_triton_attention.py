@@ -21,7 +21,8 @@ from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu import kernels
 from outrider.verify.model.gpu.device_rows import DeviceRows, pieces_of
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
-from outrider.verify.model.gpu.triton_attention import SPLIT_KEYS, SPLITS_PER_SIZE, KernelAttention, split_count
+from outrider.verify.model.gpu.text_work import SPLIT_KEYS, SPLITS_PER_SIZE, TextWork, split_count
+from outrider.verify.model.gpu.triton_attention import KernelAttention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LARGE_ROWS = 16  # larger cases are soak tests
@@ -73,10 +74,11 @@ def attend(
 ) -> torch.Tensor:
     """The kernels' attention of all streams' rows from query, keys and values; some rows pad them."""
     count = sum(len(batch) for _, batch in streams)
-    padded = (torch.nn.functional.pad(each, (0, 0, 0, 2)) for each in inputs)
-    rows = DeviceRows(DEVICE, 136, len(pool))
-    rows.set([piece for cache, batch in streams for piece in pieces_of(cache, batch)])
-    out = KernelAttention(pool, [rows], MOST_POSITIONS).attend(layer, *padded)
+    padded = [torch.nn.functional.pad(each, (0, 0, 0, 2)) for each in inputs]
+    work = TextWork(pool.shape, len(padded[0]) // len(padded[1]), MOST_POSITIONS, [DEVICE])
+    rows = DeviceRows(DEVICE, 136, len(pool), work)
+    rows.set([piece for cache, batch in streams for piece in pieces_of(cache, batch)], count + 2)
+    out = KernelAttention(pool, [rows]).attend(layer, *padded)
     assert not out[:, count:].any()  # of rows without a stream
     return out[:, :count]
 
@@ -189,28 +191,26 @@ def test_nan_in_a_key_reaches_the_row(at: int) -> None:
     pool.parts[0].tensor[cache.places(at, at + 1)[0] // pool.page_tokens, 0, 0, 0, at % pool.page_tokens, 5] = torch.nan
     inputs = [torch.ones(1, 3, 32, device=DEVICE) for _ in range(3)]
     one = ForwardBatch.chain(torch.zeros(1, dtype=torch.int64))
-    rows = DeviceRows(DEVICE, 136, len(pool))
-    rows.set(list(pieces_of(cache, one)))
-    found = KernelAttention(pool, [rows], MOST_POSITIONS).attend(Layer(0, 0.2), *inputs)
+    rows = DeviceRows(DEVICE, 136, len(pool), TextWork(pool.shape, 1, MOST_POSITIONS, [DEVICE]))
+    rows.set(list(pieces_of(cache, one)), 3)
+    found = KernelAttention(pool, [rows]).attend(Layer(0, 0.2), *inputs)
     assert found[:, 0].isnan().all()
 
 
 @triton.jit
-def cut(starts, counts, positions, size: tl.constexpr, splits_per_size: tl.constexpr, parts: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the kernels' splits begin, and how many there are in a text."""
+def cut(starts, size: tl.constexpr, splits_per_size: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the kernels' splits begin."""
     split = tl.arange(0, 128)
     tl.store(starts + split, kernels._split_start(split, size, splits_per_size))
-    tl.store(counts, kernels._split_count(positions, size, splits_per_size, parts))
 
 
 @pytest.mark.parametrize("positions", [0, 64, 256, 320, 4096, 4160, 12_288, 12_352, 40_000, 131_072])
 def test_kernels_cut_a_text_where_the_host_counts_splits(positions: int) -> None:
     """In a context of 131,072 tokens: the text ends in its last split, and each split begins at the end of the one before."""
-    starts, counts = torch.zeros(128, dtype=torch.int32, device=DEVICE), torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    cut[1,](starts, counts, positions, SPLIT_KEYS, SPLITS_PER_SIZE, split_count(131_072, SPLIT_KEYS))
+    starts = torch.zeros(128, dtype=torch.int32, device=DEVICE)
+    cut[1,](starts, SPLIT_KEYS, SPLITS_PER_SIZE)
     ends = [*starts.tolist(), starts[-1].item() + 1]
-    count = int(counts)
-    assert count == split_count(positions, SPLIT_KEYS)
+    count = split_count(positions, SPLIT_KEYS)
     assert ends[max(0, count - 1)] <= positions <= ends[count]
     assert [end - start for start, end in pairwise(ends[:40])] == [256] * 16 + [512] * 16 + [1024] * 7
 

@@ -11,14 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.verify.model.gpu.triton_attention import (
-    OWN_STAGES,
-    PARTS_AHEAD,
-    SPLIT_KEYS,
-    SPLITS_PER_SIZE,
-    attend_blocks,
-    split_count,
-)
+from outrider.verify.model.gpu.text_work import SPLIT_KEYS, SPLITS_PER_SIZE, attend_blocks, split_count
+from outrider.verify.model.gpu.triton_attention import OWN_STAGES
 from outrider.verify.model.gpu.triton_products import Tile, splits_of
 from outrider.verify.model.gpu.triton_sampling import BLOCK, LIKELIEST_WARPS, LOW_BITS, WARPS
 from tests.verify.model.gpu.compiled.compiling import GFX942, LOCAL_BYTES, SHARED_BYTES, Usage, Variant, usages
@@ -37,7 +31,7 @@ def attention(
 ) -> list[Variant]:
     """The kernels of tree attention of a model of GROUPS query heads for each key head, and 131,072 positions."""
     kind = TYPES[dtype]
-    kinds = {name: "*i64" for name in ("rows", "streams", "tables")} | {"scaling": "fp32", "softcap": "fp32"}
+    kinds = {name: "*i64" for name in ("rows", "tables")} | {"scaling": "fp32", "softcap": "fp32"}
     kinds |= dict.fromkeys(("query", "key", "value", "sinks", "out"), f"*{kind}")
     kinds |= dict.fromkeys(("parts_out", "lse"), "*fp32") | {"pool": f"*{CACHES[cache] or kind}"}
     sizes = {"head_dim": head_dim, "padded_dim": head_dim, "size": ROWS, "page_tokens": 256}
@@ -45,8 +39,8 @@ def attention(
     splits = {"block": 64, "split_keys": SPLIT_KEYS, "splits_per_size": SPLITS_PER_SIZE, "parts": parts}
     scores = {"groups": GROUPS, "window": window, "capped": window > 0}
     blocks = attend_blocks(GROUPS * rows, head_dim, dtype, 1 if CACHES[cache] else dtype.itemsize, capability)
-    text = {"most_streams": rows, "block_rows": blocks[0], "block_keys": blocks[1]}
-    own = {"own_rows": 16, "own_keys": blocks[1], "parts_ahead": PARTS_AHEAD, "has_sinks": window > 0}
+    text = {"block_rows": blocks[0], "block_keys": blocks[1]}
+    own = {"own_rows": 16, "own_keys": blocks[1], "has_sinks": window > 0}
     return [
         Variant(capability, "kernels", "attend_text", kinds, {**scores, **sizes, **splits, **text}),
         Variant(capability, "kernels", "attend_own", kinds, {**scores, **sizes, **splits, **own}, stages=OWN_STAGES),

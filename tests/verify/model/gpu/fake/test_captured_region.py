@@ -44,7 +44,8 @@ def captured(name: str, devices: Sequence[torch.device], quantize: Quantize = "n
         assert all(layer.packed.device in devices for layer in packed_layers(model))
         runner = TorchRunner(model, CONTEXT, compile="off", started=False)
         pool = PagePool(runner.cache_shape, 4)
-        forward = GraphedForward(partial(runner._run, keep=0), pool, CONTEXT, None, runner._tap, runner._crossings)
+        groups = runner._attention_probe.groups
+        forward = GraphedForward(partial(runner._run, keep=0), pool, CONTEXT, groups, None, runner._tap, runner._crossings)
         for count in ROWS:
             forward._run(count)
             forward.capture_rows(count, device.capture)
