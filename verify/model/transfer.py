@@ -21,6 +21,8 @@ def on_device(device: torch.device) -> AbstractContextManager[None]:
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copies a tensor to `device`. Non-blocking pinned upload, stream-ordered."""
+    if tensor.device == device:
+        return tensor
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)  # from pageable memory, a copy waits for the stream

@@ -157,10 +157,6 @@ class DeviceSampler:
         """The tokens of M nodes, int64 [M], from logits [M, V]."""
         if self._params.greedy:
             return logits.max(-1).indices
-        if logits.device.type == "cuda":
-            from outrider.verify.model.gpu import triton_sampling  # Triton is only needed on a GPU
-
-            return triton_sampling.choose(logits, self._params, positions)
         return self.scores(warp_logits(logits, self._params), positions).argmax(-1)
 
     def scores(self, weights: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
@@ -186,8 +182,7 @@ def likeliest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Ten
     if logits.device.type != "cuda":
         probabilities, ids = logits.softmax(-1, torch.float32).topk(min(count, logits.shape[1]), -1)
         return ids.int(), probabilities
-    together: Ranking | None = getattr(_thread, "ranking", None)
-    return (together or Ranking(logits)).of(logits, min(count, logits.shape[1]))
+    return ranking_of(logits).of(logits, count)
 
 
 def choices(logits: torch.Tensor, params: SamplingParams, positions: Sequence[int], extra: Sequence[Any]) -> Download:
@@ -195,8 +190,12 @@ def choices(logits: torch.Tensor, params: SamplingParams, positions: Sequence[in
 
     The probability is not a number if the row's largest logit is not finite.
     """
-    likely, probability = likeliest(logits, 1)
-    chosen = likely[:, 0] if params.greedy else DeviceSampler(params).sample(logits, positions).int()
+    if logits.device.type == "cuda":
+        ranking = ranking_of(logits)
+        likely, probability = ranking.of(logits, 1)
+        chosen = likely[:, 0] if params.greedy else ranking.sampled(logits, params, positions)
+    else:
+        probability, chosen = likeliest(logits, 1)[1], DeviceSampler(params).sample(logits, positions).int()
     return Download(chosen, probability[:, 0], *extra)
 
 
@@ -216,24 +215,68 @@ def logprobs(logits: torch.Tensor, tokens: NDArray[np.int32], count: int) -> lis
 
 
 class Ranking:
-    """The likeliest tokens of rows on a GPU, which are ranked together as soon as some of them are asked for."""
+    """Rows on a GPU, ranked together as soon as some of them are asked for; their tokens are sampled together at the end."""
 
-    def __init__(self, rows: torch.Tensor) -> None:
-        """`rows` are logits [M, V]."""
-        self._rows = rows
-        self._found: tuple[torch.Tensor, torch.Tensor] | None = None
+    def __init__(self, rows: torch.Tensor, is_shared: bool = False) -> None:
+        """`rows` are logits [M, V]. If it `is_shared`, tokens are sampled by `sample`, else at once."""
+        self._rows, self._is_shared = rows, is_shared
+        self._found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self._chosen: torch.Tensor | None = None  # int32 [M]
+        self._sampled: list[tuple[int, SamplingParams, Sequence[int]]] = []
+
+    def has(self, logits: torch.Tensor) -> bool:
+        """Whether these logits are among the rows."""
+        return logits is self._rows or first_row(logits, self._rows) is not None
 
     def of(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `likeliest`. Logits that are not among the rows are ranked alone."""
-        from outrider.verify.model.gpu import triton_sampling  # Triton is only needed on a GPU
+        """As `likeliest`, of some of the rows."""
+        first = self._first(logits)
+        ids, probabilities = (each[first : first + len(logits), :count] for each in self._ranked(count)[:2])
+        return ids, probabilities
 
-        first = 0 if logits is self._rows else first_row(logits, self._rows)
-        if first is None:
-            return triton_sampling.likeliest(logits, count)
+    def sampled(self, logits: torch.Tensor, params: SamplingParams, positions: Sequence[int]) -> torch.Tensor:
+        """The tokens of some of the rows, int32 [M], as `DeviceSampler.sample`. If shared, memory that `sample` writes to."""
+        first = self._first(logits)
+        self._sampled.append((first, params, positions))
+        if not self._is_shared:
+            return self.sample()
+        if self._chosen is None:
+            self._chosen = torch.empty(len(self._rows), dtype=torch.int32, device=self._rows.device)
+        return self._chosen[first : first + len(logits)]
+
+    def sample(self) -> torch.Tensor:
+        """Chooses the tokens that have been asked for, int32 by row."""
+        from outrider.verify.model.gpu import triton_sampling
+
+        sampled = [triton_sampling.Sampled(*each) for each in self._sampled]
+        found = triton_sampling.choose(self._rows, self._ranked(1)[2], sampled)
+        return found if self._chosen is None else self._chosen.copy_(found)
+
+    def end(self) -> None:
+        """Samples what is missing."""
+        if self._sampled:
+            self.sample()
+
+    def _ranked(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The rows' likeliest tokens, `count` at least if there are as many."""
+        from outrider.verify.model.gpu import triton_sampling
+
+        count = min(count, self._rows.shape[1])
         if self._found is None or self._found[0].shape[1] < count:
             self._found = triton_sampling.likeliest(self._rows, count)
-        ids, probabilities = (each[first : first + len(logits), :count] for each in self._found)
-        return ids, probabilities
+        return self._found
+
+    def _first(self, logits: torch.Tensor) -> int:
+        """Which row these logits begin with."""
+        first = 0 if logits is self._rows else first_row(logits, self._rows)
+        assert first is not None
+        return first
+
+
+def ranking_of(logits: torch.Tensor) -> Ranking:
+    """The ranking that this thread shares, if it has these rows, else one of their own."""
+    shared: Ranking | None = getattr(_thread, "ranking", None)
+    return shared if shared is not None and shared.has(logits) else Ranking(logits)
 
 
 def copies(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -251,14 +294,19 @@ def decided_together(parts: Sequence[torch.Tensor]) -> Iterator[None]:
 
 @contextmanager
 def ranked_together(parts: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Inside, this thread ranks logits [M, V] of several streams together, if they follow each other in a GPU's memory."""
+    """Inside, this thread ranks logits [M, V] of several streams together, if they follow each other in a GPU's memory.
+
+    Their tokens are sampled at the end.
+    """
     filled = [part for part in parts if len(part)]
     rows = joined(filled) if filled and filled[0].device.type == "cuda" else None
-    _thread.ranking = None if rows is None else Ranking(rows)
+    ranking = _thread.ranking = None if rows is None else Ranking(rows, is_shared=True)
     try:
         yield
     finally:
         _thread.ranking = None
+        if ranking is not None:
+            ranking.end()
 
 
 _thread = threading.local()

@@ -1,9 +1,16 @@
-"""Triton kernels over logits: the likeliest tokens of each row, and a choice among them by filters and the keyed draw.
+"""Triton kernels that choose a token of each row of logits, by filters and the keyed draw of its request.
 
-The rules are those of `outrider.verify.sampling.largest` and `outrider.verify.sampling.sampler`, which are the references. To
-choose, a program has one row. Filters keep a row's largest logits, so each is a border: tokens above it are kept, and of those
-at it the first ones. A border is found bit by bit, by sums over the row, which the caches hold after the first time. Triton is
-an optional dependency: import this module lazily.
+The rules are those of `outrider.verify.sampling.sampler`, which is the reference. Few tokens of a row can be chosen, so the
+programs of all blocks first collect those (`weigh` and `keep`), and then one program for each row chooses among them:
+
+- Top-k and top-p keep a row's largest logits. The blocks' programs sum how many tokens, and which mass, lie within each of some
+  distances from the largest logit. Those within the first distance that suffices are collected.
+- Without filters, the token of the best score is a block's best, up to rounding.
+
+If there is no room for so many, the program reads the whole row instead. Its filters keep the logits up to a border: the tokens
+above it, and of those at it the first ones. It is found bit by bit, by sums over the tokens.
+
+Triton is an optional dependency: import this module lazily.
 """
 
 from __future__ import annotations
@@ -11,25 +18,35 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from outrider.verify.model.gpu.ranking_kernels import keys_of, read_logits
+
+# The fields of a row's settings, int64 [SETTINGS, M]; fractions are the bits of float64. A row of temperature 0 is left out.
+KEY, TEMPERATURE, TOP_K, TOP_P, LEAST_WEIGHT = map(tl.constexpr, range(5))
 # As in `outrider.verify.sampling.sampler`.
 MASS_SCALE, SCORE_ROUNDING = tl.constexpr(2.0**32), tl.constexpr(1e-3)
 MOST_BITS = tl.constexpr((1 << 53) - 1)
 # Below all scores.
 LOWEST = tl.constexpr(-3e38)
+# The distances from the largest log-weight, of which the last is infinite. For each, a number has the mass of a block's tokens
+# within it, and above it their number.
+LEVELS, COUNT_SHIFT = tl.constexpr(8), tl.constexpr(48)
 
 
 @triton.jit
-def _logits(row, begin, vocabulary, block: tl.constexpr):
-    """A block of a row, float32, and its token ids; -inf after the last."""
-    token = begin + tl.arange(0, block)
-    return tl.load(row + token, token < vocabulary, -float("inf")).to(tl.float32), token
+def _setting(settings, field: tl.constexpr, row):
+    return tl.load(settings + field * tl.num_programs(0) + row)
 
 
 @triton.jit
-def _keys(logits, low_bits: tl.constexpr):
-    """Whole numbers that order logits, the largest first. The low bits of a narrower type add nothing."""
-    bits = (logits + 0.0).to(tl.int32, bitcast=True)  # -0.0 becomes 0.0
-    return (0x7FFFFFFF - (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)) >> low_bits
+def _fraction(settings, field: tl.constexpr, row):
+    return _setting(settings, field, row).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _largest(values, row, blocks, most: tl.constexpr, most_blocks: tl.constexpr):
+    """The row's largest logit, by the blocks' largest."""
+    number = tl.arange(0, most_blocks)
+    return tl.max(tl.load(values + (row * blocks + number) * most, number < blocks, -float("inf")), 0)
 
 
 @triton.jit
@@ -39,14 +56,24 @@ def _masses(logits, largest, temperature):
 
 
 @triton.jit
-def _mass_before(
-    row, vocabulary, border, largest, temperature, is_count: tl.constexpr, low_bits: tl.constexpr, block: tl.constexpr
-):
-    """The mass of the tokens whose key is below `border`; their number with `is_count`."""
+def _is_within(weights, level):
+    """Whether log-weights lie within the distance of a level: 0.5, 1.5, 3, 5, 7.5, 10.5, 14, or any."""
+    return (weights >= (level + 1) * (level + 2) * -0.25) | (level == LEVELS - 1)
+
+
+@triton.jit
+def _needed(mass, top_p):
+    """The mass that precedes the first token dropped."""
+    return tl.maximum(tl.ceil(mass.to(tl.float64) * top_p).to(tl.int64), 1)
+
+
+@triton.jit
+def _mass_before(row, count, border, largest, temperature, is_count: tl.constexpr, low_bits: tl.constexpr, block: tl.constexpr):
+    """The mass of the logits whose key is below `border`, of `count` logits from `row` on; their number with `is_count`."""
     total = tl.zeros([block], tl.int64)
-    for begin in range(0, vocabulary, block):
-        logits, token = _logits(row, begin, vocabulary, block)
-        before = (_keys(logits, low_bits) < border) & (token < vocabulary)
+    for begin in range(0, count, block):
+        logits, at = read_logits(row, begin, count, block)
+        before = (keys_of(logits, low_bits) < border) & (at < count)
         mass = tl.full([block], 1, tl.int64) if is_count else _masses(logits, largest, temperature)
         total += tl.where(before, mass, 0)
     return tl.sum(total, 0)
@@ -54,7 +81,7 @@ def _mass_before(
 
 @triton.jit
 def _border(
-    row, vocabulary, needed, limit, rest, largest, temperature,
+    row, count, needed, limit, rest, largest, temperature,
     is_count: tl.constexpr, low_bits: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """The key at which a mass of `needed` is reached, and the mass before it.
@@ -65,7 +92,7 @@ def _border(
     before = tl.full([], 0, tl.int64)
     for place in range(32 - low_bits):
         tried = border | (tl.full([], 1, tl.int64) << (31 - low_bits - place))
-        mass = _mass_before(row, vocabulary, tl.minimum(tried, limit), largest, temperature, is_count, low_bits, block)
+        mass = _mass_before(row, count, tl.minimum(tried, limit), largest, temperature, is_count, low_bits, block)
         mass += tl.where(tried > limit, rest, 0)
         border = tl.where(mass < needed, tried, border)
         before = tl.where(mass < needed, mass, before)
@@ -73,12 +100,12 @@ def _border(
 
 
 @triton.jit
-def _tie_mass(row, vocabulary, border, largest, temperature, low_bits: tl.constexpr, block: tl.constexpr):
+def _tie_mass(row, count, border, largest, temperature, low_bits: tl.constexpr, block: tl.constexpr):
     """The mass of each token whose key is `border`; 0 without one."""
     found = tl.zeros([block], tl.int64)
-    for begin in range(0, vocabulary, block):
-        logits, token = _logits(row, begin, vocabulary, block)
-        at_border = (_keys(logits, low_bits) == border) & (token < vocabulary)
+    for begin in range(0, count, block):
+        logits, at = read_logits(row, begin, count, block)
+        at_border = (keys_of(logits, low_bits) == border) & (at < count)
         found = tl.maximum(found, tl.where(at_border, _masses(logits, largest, temperature), 0))
     return tl.max(found, 0)
 
@@ -93,140 +120,191 @@ def _random_bits(key, token):
 
 
 @triton.jit
-def _draw(row, vocabulary, key, border, ties, largest, temperature, least_weight, low_bits: tl.constexpr, block: tl.constexpr):
+def _below_one(bits):
+    """1 - u for the uniform numbers u of these bits, float32, to within its rounding also where it is small."""
+    return (bits.to(tl.int64) ^ MOST_BITS).to(tl.float32) * 2.0**-53
+
+
+@triton.jit
+def _rough_noise(bits):
+    """The Gumbel noise of these bits, float32, to within a tenth of SCORE_ROUNDING."""
+    rest = _below_one(bits)
+    of_small = rest * (1.0 + rest * (0.5 + rest * (1.0 / 3.0 + rest * (0.25 + rest * 0.2))))  # -log(1 - x), by its series
+    minus_log = tl.where(rest < 0.0625, of_small, -tl.log((bits.to(tl.float32) + 0.5) * 2.0**-53))
+    return -tl.log(tl.maximum(minus_log, 2.0**-54))
+
+
+@triton.jit
+def _has_filters(settings, row):
+    return (_setting(settings, TOP_K, row) > 0) | (_fraction(settings, TOP_P, row) < 1.0)
+
+
+@triton.jit
+def weigh(
+    logits,  # [M, V]
+    row_stride,
+    settings,
+    values,  # float32 [M, blocks, most], of `ranking_kernels.likeliest_of_block`
+    masses,  # int64 [M, blocks, LEVELS]
+    vocabulary,
+    most: tl.constexpr,
+    most_blocks: tl.constexpr,  # a power of two
+    block: tl.constexpr,
+):
+    """Mass and number of one block's tokens within each distance, if the row has filters."""
+    row, number, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    if _has_filters(settings, row):
+        temperature = _fraction(settings, TEMPERATURE, row).to(tl.float32)
+        largest = _largest(values, row, blocks, most, most_blocks)
+        found, token = read_logits(logits + row.to(tl.int64) * row_stride, number * block, vocabulary, block)
+        weights = tl.div_rn(found - largest, temperature)
+        of_token = _masses(found, largest, temperature) + (tl.full([], 1, tl.int64) << COUNT_SHIFT)
+        of_token = tl.where(token < vocabulary, of_token, 0)
+        for level in range(LEVELS):
+            within = tl.where(_is_within(weights, level), of_token, 0)
+            tl.store(masses + (row * blocks + number) * LEVELS + level, tl.sum(within, 0))
+
+
+@triton.jit
+def _level(row, settings, masses, blocks, number, most_blocks: tl.constexpr):
+    """Of a row with filters: the level at which its tokens are collected, their number, that in the blocks before the block
+    `number`, and the mass of the row.
+    """
+    block, level = tl.arange(0, most_blocks)[:, None], tl.arange(0, LEVELS)[None, :]
+    packed = tl.load(masses + (row * blocks + block) * LEVELS + level, (block < blocks) & (level < LEVELS), 0)
+    counts, mass = packed >> COUNT_SHIFT, tl.sum(packed & ((tl.full([], 1, tl.int64) << COUNT_SHIFT) - 1), 0)
+    of_row = tl.max(mass, 0)
+    top_k = _setting(settings, TOP_K, row)
+    suffices = mass >= _needed(of_row, _fraction(settings, TOP_P, row))
+    if top_k > 0:
+        suffices = tl.sum(counts, 0) >= top_k
+    chosen = tl.min(tl.where(suffices, tl.arange(0, LEVELS), LEVELS - 1), 0)
+    at_level = tl.sum(tl.where(level == chosen, counts, 0), 1)
+    before = tl.sum(tl.where(tl.arange(0, most_blocks) < number, at_level, 0), 0)
+    return chosen, tl.sum(at_level, 0), before, of_row
+
+
+@triton.jit
+def keep(
+    logits, row_stride, settings, values, masses,  # as of `weigh`
+    kept,  # [M, room] of the logits' type
+    ids,  # int32 [M, room]
+    vocabulary,
+    room,  # SLOTS for each block at least
+    most: tl.constexpr, most_blocks: tl.constexpr, low_bits: tl.constexpr, block: tl.constexpr, slots: tl.constexpr,
+):  # fmt: skip
+    """Collects the tokens of one block of one row that can be chosen, by their ids.
+
+    Without filters, each block has `slots`, and -inf behind its tokens. There are more of them only if as many scores are as
+    good as equal, which does not happen.
+    """
+    row, number, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    temperature = _fraction(settings, TEMPERATURE, row).to(tl.float32)
+    if temperature > 0.0:
+        found, token = read_logits(logits + row.to(tl.int64) * row_stride, number * block, vocabulary, block)
+        weights = tl.div_rn(found - _largest(values, row, blocks, most, most_blocks), temperature)
+        first = (number * slots).to(tl.int64)
+        if _has_filters(settings, row):
+            level, _, first, _ = _level(row, settings, masses, blocks, number, most_blocks)
+            can_be_chosen = _is_within(weights, level) & (token < vocabulary)
+        else:
+            allowed = (weights >= _fraction(settings, LEAST_WEIGHT, row).to(tl.float32)) & (weights > -float("inf"))
+            scores = weights + _rough_noise(_random_bits(_setting(settings, KEY, row), token))
+            scores = tl.where(allowed, scores, LOWEST)
+            can_be_chosen = allowed & (scores >= tl.max(scores, 0) - SCORE_ROUNDING)
+            empty = tl.full([slots], -float("inf"), tl.float32).to(kept.dtype.element_ty)
+            tl.store(kept + row * room + first + tl.arange(0, slots), empty)
+            tl.debug_barrier()  # all slots are empty before some are filled
+        place = first + tl.cumsum(can_be_chosen.to(tl.int32), 0) - 1
+        last = tl.where(_has_filters(settings, row), room, first + slots)
+        fits = can_be_chosen & (place < last)
+        tl.store(kept + row * room + place, found.to(kept.dtype.element_ty), fits)
+        tl.store(ids + row * room + place, token, fits)
+
+
+@triton.jit
+def _draw(
+    row, count, ids, has_ids, key, border, ties, largest, temperature, least_weight,
+    low_bits: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     """The token with the best score among those before `border`, the first `ties` at it, and of at least a weight."""
     best, choice = tl.full([], LOWEST, tl.float32), tl.full([], 0, tl.int32)
     passed = tl.full([], 0, tl.int64)  # tokens at the border
-    for begin in range(0, vocabulary, block):
-        logits, token = _logits(row, begin, vocabulary, block)
-        keys, weights = _keys(logits, low_bits), tl.div_rn(logits - largest, temperature)
-        at_border = ((keys == border) & (token < vocabulary)).to(tl.int64)
+    for begin in range(0, count, block):
+        logits, at = read_logits(row, begin, count, block)
+        keys, weights = keys_of(logits, low_bits), tl.div_rn(logits - largest, temperature)
+        at_border = ((keys == border) & (at < count)).to(tl.int64)
         kept = (keys < border) | ((at_border > 0) & (passed + tl.cumsum(at_border, 0) <= ties))
         passed += tl.sum(at_border, 0)
-        kept = kept & (token < vocabulary) & (weights >= least_weight) & (weights > -float("inf"))
+        kept = kept & (at < count) & (weights >= least_weight) & (weights > -float("inf"))
+        token = tl.where(has_ids, tl.load(ids + at, has_ids & (at < count), 0), at)
         bits = _random_bits(key, token)
         # A score exceeds the best one only if 1 - u is at most exp(weight - best), which few tokens pass.
-        below_one = (bits.to(tl.int64) ^ MOST_BITS).to(tl.float32) * 2.0**-53
-        kept = kept & (below_one <= tl.exp(tl.minimum(weights - (best - SCORE_ROUNDING), 0.0)))
+        kept = kept & (_below_one(bits) <= tl.exp(tl.minimum(weights - (best - SCORE_ROUNDING), 0.0)))
         if tl.max(kept.to(tl.int32), 0) > 0:
             uniform = (bits.to(tl.float64) + 0.5) * 2.0**-53
             noise = (-tl.log(-tl.log(uniform))).to(tl.float32)
             scores = tl.where(kept, weights + noise, -float("inf"))
             score = tl.max(scores, 0)
             if score > best:
-                best, choice = score, begin + tl.argmax(scores, 0, tie_break_left=True)
+                best, choice = score, tl.min(tl.where(scores == score, token, 0x7FFFFFFF), 0)
     return choice
 
 
-@triton.jit(do_not_specialize=["top_k", "top_p_bits"])
-def choose(
-    logits,  # [M, V]
-    row_stride,
-    keys,  # int64 [M], of `outrider.drafters.noise.position_key`
-    chosen,  # int64 [M]
-    vocabulary,
-    temperature,
-    top_k,
-    top_p_bits,  # of a float64, since Triton passes numbers as float32
-    least_weight,  # the logarithm of min-p; -inf = none
-    has_top_k: tl.constexpr,
-    has_top_p: tl.constexpr,
-    low_bits: tl.constexpr,  # of float32, which are zero in the logits' type
-    block: tl.constexpr,
-):
-    """The token of each row."""
-    index = tl.program_id(0)
-    row = logits + index.to(tl.int64) * row_stride
-    most = tl.full([block], -float("inf"), tl.float32)
-    for begin in range(0, vocabulary, block):
-        most = tl.maximum(most, _logits(row, begin, vocabulary, block)[0])
-    largest = tl.max(most, 0)
+@triton.jit
+def _filters(
+    row, count, settings, index, total, largest, temperature, low_bits: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    """The border of the tokens that top-k and top-p keep, and how many at it; `total` is the row's mass without top-k."""
+    top_k, top_p = _setting(settings, TOP_K, index), _fraction(settings, TOP_P, index)
     border = tl.full([], 1, tl.int64) << 32  # after all keys
-    ties = tl.full([], 0, tl.int64)
-    rest = tl.full([], 0, tl.int64)
-    if has_top_k:
-        wanted = tl.full([], 0, tl.int64) + top_k
-        border, before = _border(row, vocabulary, wanted, border, rest, largest, temperature, True, low_bits, block)
-        ties = wanted - before
-    if has_top_p:
-        if has_top_k:
+    before, ties, rest = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
+    if top_k > 0:
+        border, before = _border(row, count, top_k, border, rest, largest, temperature, True, low_bits, block)
+        ties = top_k - before
+    if top_p < 1.0:
+        if top_k > 0:
             at_border = (
-                _mass_before(row, vocabulary, border + 1, largest, temperature, True, low_bits, block) - before
+                _mass_before(row, count, border + 1, largest, temperature, True, low_bits, block) - before
             )  # fewer than `ties` if the row has less than `top_k` tokens
-            rest = tl.minimum(ties, at_border) * _tie_mass(row, vocabulary, border, largest, temperature, low_bits, block)
-        total = rest + _mass_before(row, vocabulary, border, largest, temperature, False, low_bits, block)
-        share = total.to(tl.float64) * (tl.full([], 0, tl.int64) + top_p_bits).to(tl.float64, bitcast=True)
-        needed = tl.maximum(tl.ceil(share).to(tl.int64), 1)
-        inner, before = _border(row, vocabulary, needed, border, rest, largest, temperature, False, low_bits, block)
-        mass = tl.maximum(_tie_mass(row, vocabulary, inner, largest, temperature, low_bits, block), 1)
-        most_ties = (needed - before + mass - 1) // mass
+            rest = tl.minimum(ties, at_border) * _tie_mass(row, count, border, largest, temperature, low_bits, block)
+            total = rest + _mass_before(row, count, border, largest, temperature, False, low_bits, block)
+        needed = _needed(total, top_p)
+        inner, passed = _border(row, count, needed, border, rest, largest, temperature, False, low_bits, block)
+        mass = tl.maximum(_tie_mass(row, count, inner, largest, temperature, low_bits, block), 1)
+        most_ties = (needed - passed + mass - 1) // mass
         ties = tl.where(inner == border, tl.minimum(ties, most_ties), most_ties)
         border = inner
-    key = tl.load(keys + index)
-    choice = _draw(row, vocabulary, key, border, ties, largest, temperature, least_weight, low_bits, block)
-    tl.store(chosen + index, choice.to(tl.int64))
+    return border, ties
 
 
 @triton.jit
-def _top(values, index, count: tl.constexpr, most: tl.constexpr):
-    """The `count` largest of `values` [N], the largest first and the first of equal ones: values and `index`, [most] each."""
-    place = tl.arange(0, most)
-    largest, found = tl.full([most], -float("inf"), tl.float32), tl.zeros([most], tl.int32)
-    at = tl.arange(0, values.shape[0])
-    for number in tl.static_range(count):
-        value, first = tl.max(values, 0, return_indices=True, return_indices_tie_break_left=True)
-        largest = tl.where(place == number, value, largest)
-        found = tl.where(place == number, tl.sum(tl.where(at == first, index, 0), 0), found)
-        values = tl.where(at == first, -float("inf"), values)
-    return largest, found
-
-
-@triton.jit
-def likeliest_of_block(
-    logits,  # [M, V]
-    row_stride,
-    values,  # float32 [M, blocks, most]; the block's largest
-    ids,  # int32 [M, blocks, most]
-    masses,  # float32 [M, blocks]; the sum of exp(logit - the block's largest)
+def choose(
+    logits, row_stride, settings, values, masses, kept, ids,  # as of `keep`
+    chosen,  # int32 [M]; rows of temperature 0 are left as they are
     vocabulary,
-    count: tl.constexpr,
-    most: tl.constexpr,  # `count` at least, a power of two
-    block: tl.constexpr,
-):
-    """The likeliest tokens of one block of one row."""
-    row, number = tl.program_id(0), tl.program_id(1)
-    found, token = _logits(logits + row.to(tl.int64) * row_stride, number * block, vocabulary, block)
-    largest, chosen = _top(found, token, count, most)
-    place = row * tl.num_programs(1) + number
-    base = tl.max(largest, 0)
-    mass = tl.sum(tl.exp(found - tl.where(base == -float("inf"), 0.0, base)), 0)
-    tl.store(masses + place, mass)
-    tl.store(values + place * most + tl.arange(0, most), largest)
-    tl.store(ids + place * most + tl.arange(0, most), chosen)
-
-
-@triton.jit
-def likeliest(
-    values,  # as of `likeliest_of_block`
-    ids,
-    masses,
-    chosen,  # int32 [M, count]
-    probabilities,  # float32 [M, count]
+    room,
     blocks,
-    count: tl.constexpr,
-    most: tl.constexpr,
-    most_blocks: tl.constexpr,  # a power of two
-):
-    """The likeliest tokens of one row among those of its blocks."""
-    row = tl.program_id(0)
-    at = tl.arange(0, most_blocks * most)
-    inside = at < blocks * most
-    candidates = tl.load(values + row * blocks * most + at, inside, -float("inf"))
-    largest, found = _top(candidates, tl.load(ids + row * blocks * most + at, inside, 0), count, most)
-    base = tl.max(largest, 0)
-    number = tl.arange(0, most_blocks)
-    bases = tl.load(values + (row * blocks + number) * most, number < blocks, -float("inf"))
-    mass = tl.sum(tl.load(masses + row * blocks + number, number < blocks, 0.0) * tl.exp(bases - base), 0)
-    place = tl.arange(0, most)
-    tl.store(chosen + row * count + place, found, place < count)
-    tl.store(probabilities + row * count + place, tl.exp(largest - base) / mass, place < count)
+    most: tl.constexpr, most_blocks: tl.constexpr, low_bits: tl.constexpr, block: tl.constexpr, slots: tl.constexpr,
+):  # fmt: skip
+    """The token of one row."""
+    index = tl.program_id(0)
+    temperature = _fraction(settings, TEMPERATURE, index).to(tl.float32)
+    if temperature > 0.0:
+        largest = _largest(values, index, blocks, most, most_blocks)
+        border, ties = tl.full([], 1, tl.int64) << 32, tl.full([], 0, tl.int64)  # after all keys
+        row, count, fits = kept + index.to(tl.int64) * room, blocks * slots, True
+        if _has_filters(settings, index):
+            _, number, _, mass = _level(index, settings, masses, blocks, 0, most_blocks)
+            fits = number <= room
+            if fits:
+                count = number.to(tl.int32)
+            else:
+                row, count = logits + index.to(tl.int64) * row_stride, vocabulary
+            border, ties = _filters(row, count, settings, index, mass, largest, temperature, low_bits, block)
+        least_weight = _fraction(settings, LEAST_WEIGHT, index).to(tl.float32)
+        choice = _draw(
+            row, count, ids + index * room, fits, _setting(settings, KEY, index), border, ties, largest, temperature,
+            least_weight, low_bits, block,
+        )  # fmt: skip
+        tl.store(chosen + index, choice)

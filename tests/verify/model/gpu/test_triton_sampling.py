@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.verify.model.gpu import triton_sampling
-from outrider.verify.model.gpu.triton_sampling import choose
+from outrider.verify.model.gpu import sampling_kernels, triton_sampling
 from outrider.verify.sampling.device import DeviceSampler, Ranking, joined
 from outrider.verify.sampling.largest import likeliest
 from outrider.verify.sampling.rows import in_place
@@ -28,9 +27,15 @@ def logits_of(size: int, step: float, dtype: torch.dtype, seed: int, rows: int =
     return logits.to(dtype)
 
 
+def choose(logits: torch.Tensor, params: SamplingParams, positions: list[int]) -> torch.Tensor:
+    """The tokens of rows of one request."""
+    rows = logits.to(DEVICE)
+    return Ranking(rows).sampled(rows, params, positions)
+
+
 def check(logits: torch.Tensor, params: SamplingParams) -> None:
     positions = [4, 4, 9][: len(logits)]
-    found = choose(logits.to(DEVICE), params, positions).tolist()
+    found = choose(logits, params, positions).tolist()
     assert found == DeviceSampler(params).sample(logits, positions).tolist()
     rows = in_place(logits)
     assert found == [choose_on_host(row, params, position) for row, position in zip(rows, positions, strict=True)]
@@ -62,10 +67,54 @@ def test_tokens_of_a_large_vocabulary(top_k: int, top_p: float) -> None:
         check(logits_of(32_000, 0.0, torch.bfloat16, seed), SamplingParams(1.0, top_p, top_k, seed=seed))
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(seed=3, top_k=20),
+        SamplingParams(seed=3, top_k=20, top_p=0.95),
+        SamplingParams(seed=3, top_p=0.95),
+        SamplingParams(seed=3, top_p=0.95, min_p=0.1),
+    ],
+)
+def test_few_tokens_are_left_to_choose_among(params: SamplingParams) -> None:
+    """Of logits as peaked as those of models. If there were no room for them, a program would read the whole row."""
+    logits = logits_of(9000, 0.0, torch.bfloat16, 7).to(DEVICE)
+    logits[:, 50:2000:100] += 8.0
+    values = triton_sampling.likeliest(logits, 1)[2]
+    settings = triton_sampling.settings_of(3, [triton_sampling.Sampled(0, params, [1, 2, 3])]).to(DEVICE)
+    found = triton_sampling.kept_tokens(logits, values, settings)
+    counts = (found["masses"] >> sampling_kernels.COUNT_SHIFT.value).sum(1)
+    assert (counts[:, :5].amax(1) < 1000).all() and (counts[:, -1] == 9000).all() and (counts.diff() >= 0).all()
+    check(logits.cpu(), params)
+
+
+@pytest.mark.parametrize("top_k", [0, 900])
+def test_more_tokens_than_there_is_room_for(top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_sampling, "LEAST_ROOM", 64)
+    for seed in range(3):
+        check(logits_of(4100, 0.0, torch.bfloat16, seed), SamplingParams(seed=seed, top_k=top_k, top_p=0.9))
+
+
+def test_streams_are_sampled_together() -> None:
+    """Whatever their requests ask for; rows that are not sampled are not read."""
+    rows = logits_of(300, 0.0, torch.float32, 5, rows=9).to(DEVICE)
+    requests = [SamplingParams(seed=1), SamplingParams(temperature=0), SamplingParams(0.7, 0.9, 40, seed=2)]
+    requests.append(SamplingParams(1.5, min_p=0.05, seed=3))
+    parts, ranking = rows[1:].split([2, 1, 3, 2]), Ranking(rows[1:], is_shared=True)
+    found = [
+        ranking.of(part, 1)[0][:, 0] if params.greedy else ranking.sampled(part, params, range(len(part)))
+        for part, params in zip(parts, requests, strict=True)
+    ]
+    ranking.end()
+    for tokens, part, params in zip(found, parts, requests, strict=True):
+        rows_of_part = in_place(part.cpu())
+        assert tokens.tolist() == [choose_on_host(row, params, at) for at, row in enumerate(rows_of_part)]
+
+
 def test_rows_need_not_be_contiguous() -> None:
     logits = logits_of(97, 0.0, torch.float32, 1)
     params = SamplingParams(seed=5, top_k=9)
-    assert choose(logits.T.contiguous().T.to(DEVICE), params, [1, 2, 3]).tolist() == (
+    assert choose(logits.T.contiguous().T, params, [1, 2, 3]).tolist() == (
         DeviceSampler(params).sample(logits, [1, 2, 3]).tolist()
     )
 
@@ -80,7 +129,7 @@ def test_rows_need_not_be_contiguous() -> None:
 )
 def test_the_likeliest_tokens(size: int, step: float, dtype: torch.dtype, count: int, seed: int) -> None:
     logits, count = logits_of(size, step, dtype, seed), min(count, size)
-    ids, probabilities = (each.cpu() for each in triton_sampling.likeliest(logits.to(DEVICE), count))
+    ids, probabilities = (each.cpu() for each in triton_sampling.likeliest(logits.to(DEVICE), count)[:2])
     expected = logits.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
     finite = expected.values[:, :count] > 0
     assert torch.equal(ids[finite], expected.indices[:, :count][finite].int())
@@ -92,7 +141,7 @@ def test_rows_of_several_streams_are_ranked_once(monkeypatch: pytest.MonkeyPatch
     rows, ranked = logits_of(300, 0.0, torch.float32, 5, rows=9).to(DEVICE), triton_sampling.likeliest
     calls: list[int] = []
 
-    def counted(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def counted(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         calls.append(len(logits))
         return ranked(logits, count)
 
@@ -101,8 +150,9 @@ def test_rows_of_several_streams_are_ranked_once(monkeypatch: pytest.MonkeyPatch
     whole = joined(parts)
     assert whole is not None and torch.equal(whole, rows[2:8])
     ranking = Ranking(whole)
-    for part, count in zip((*parts, parts[1], other), (8, 8, 8, 1, 8), strict=True):
-        for found, expected in zip(ranking.of(part, count), ranked(part, count), strict=True):
+    for part, count in zip((*parts, parts[1]), (8, 8, 8, 1), strict=True):
+        assert ranking.has(part)
+        for found, expected in zip(ranking.of(part, count), ranked(part, count)[:2], strict=True):
             assert torch.equal(found, expected)
-    assert calls == [6, 3]
+    assert calls == [6] and not ranking.has(other)
     assert joined([parts[1], parts[0]]) is None and joined([parts[0], other]) is None

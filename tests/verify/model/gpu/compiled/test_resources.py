@@ -14,7 +14,7 @@ import torch
 from outrider.verify.model.gpu.text_work import SPLIT_KEYS, SPLITS_PER_SIZE, attend_blocks, split_count
 from outrider.verify.model.gpu.triton_attention import OWN_STAGES
 from outrider.verify.model.gpu.triton_products import Tile, splits_of
-from outrider.verify.model.gpu.triton_sampling import BLOCK, LIKELIEST_WARPS, LOW_BITS, WARPS
+from outrider.verify.model.gpu.triton_sampling import BLOCK, CHOICE_BLOCK, CHOICE_WARPS, LOW_BITS, SLOTS, WARPS
 from tests.verify.model.gpu.compiled.compiling import GFX942, LOCAL_BYTES, SHARED_BYTES, Usage, Variant, usages
 
 pytestmark = pytest.mark.slow
@@ -90,19 +90,24 @@ def likeliest(capability: int, dtype: torch.dtype) -> list[Variant]:
     """The kernels that find the likeliest tokens."""
     kinds = {"logits": f"*{TYPES[dtype]}"} | dict.fromkeys(("values", "masses", "probabilities"), "*fp32")
     kinds |= dict.fromkeys(("ids", "chosen"), "*i32")
-    sizes = {"count": 8, "most": 8}
+    sizes = {"count": 8, "most": 8, "low_bits": LOW_BITS[dtype]}
     return [
-        Variant(capability, "sampling_kernels", "likeliest_of_block", kinds, {**sizes, "block": BLOCK}, LIKELIEST_WARPS),
-        Variant(capability, "sampling_kernels", "likeliest", kinds, {**sizes, "most_blocks": 32}),
+        Variant(capability, "ranking_kernels", "likeliest_of_block", kinds, {**sizes, "block": BLOCK}, WARPS),
+        Variant(capability, "ranking_kernels", "likeliest", kinds, {**sizes, "most_blocks": 32}),
     ]
 
 
-def sampling(capability: int, dtype: torch.dtype, has_filters: bool) -> Variant:
-    """The kernel that chooses tokens."""
-    kinds = {"logits": f"*{TYPES[dtype]}", "keys": "*i64", "chosen": "*i64", "top_p_bits": "i64"}
-    kinds |= {"temperature": "fp32", "least_weight": "fp32"}
-    constants = {"has_top_k": has_filters, "has_top_p": has_filters, "low_bits": LOW_BITS[dtype], "block": BLOCK}
-    return Variant(capability, "sampling_kernels", "choose", kinds, constants, WARPS)
+def sampling(capability: int, dtype: torch.dtype) -> list[Variant]:
+    """The kernels that choose tokens."""
+    kinds = dict.fromkeys(("logits", "kept"), f"*{TYPES[dtype]}") | {"values": "*fp32"}
+    kinds |= dict.fromkeys(("ids", "chosen"), "*i32") | dict.fromkeys(("settings", "masses"), "*i64")
+    sizes = {"most": 1, "most_blocks": 32}
+    slots = {"low_bits": LOW_BITS[dtype], "slots": SLOTS}
+    return [
+        Variant(capability, "sampling_kernels", "weigh", kinds, {**sizes, "block": BLOCK}, WARPS),
+        Variant(capability, "sampling_kernels", "keep", kinds, {**sizes, **slots, "block": BLOCK}, CHOICE_WARPS),
+        Variant(capability, "sampling_kernels", "choose", kinds, {**sizes, **slots, "block": CHOICE_BLOCK}, CHOICE_WARPS),
+    ]
 
 
 def checked(variants: list[Variant], stack_bytes: int = 0) -> dict[str, Usage]:
@@ -154,9 +159,7 @@ def test_recurrent_layers_launch(capability: int, key_dim: int, value_dim: int, 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 @pytest.mark.parametrize("dtype", TYPES, ids=TYPES.values())
 def test_choosing_tokens_spills_little(capability: int, dtype: torch.dtype) -> None:
-    for has_filters in (False, True):
-        checked([sampling(capability, dtype, has_filters)], FEW_BYTES)
-    checked(likeliest(capability, dtype))
+    checked([*likeliest(capability, dtype), *sampling(capability, dtype)], FEW_BYTES)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
@@ -166,6 +169,6 @@ def test_kernels_compile_for_amd(dtype: torch.dtype) -> None:
     found = dict(zip((each.kernel for each in variants), usages(variants), strict=True))
     assert found["attend_text"].tensor_core_instructions > 0 and found["scan"].tensor_core_instructions > 0
     assert all(usage.shared_bytes <= LOCAL_BYTES for usage in found.values())
-    usages([sampling(GFX942, dtype, has_filters=True), *likeliest(GFX942, dtype)])
+    usages([*sampling(GFX942, dtype), *likeliest(GFX942, dtype)])
     if dtype == torch.bfloat16:
         usages([replace(each, stages=2) for each in products(GFX942, dtype)])

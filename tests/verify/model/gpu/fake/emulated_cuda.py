@@ -17,7 +17,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from outrider.verify.model import transfer
-from outrider.verify.model.gpu import graphs, triton_attention, triton_recurrence
+from outrider.verify.model.gpu import graphs, text_work, triton_attention, triton_recurrence
 from tests.verify.model.gpu.emulated_devices import HOST, READ_DEVICE, Devices, Operations, Reads, storage
 
 CUDA = torch.device("cuda", 0)
@@ -170,6 +170,7 @@ def emulated_cuda(forward_seconds: float = 0.0, rows: int = 8) -> Iterator[Clock
     with pytest.MonkeyPatch.context() as patch:
         for module in (transfer, graphs, triton_attention, triton_recurrence):
             patch.setattr(module, "on_device", lambda _: nullcontext())
+        patch.setattr(text_work, "capability", lambda _: 0)
         patch.setattr(graphs, "ROWS", (rows,))
         patch.setattr(graphs, "CudaCapture", lambda _: Capture(devices, clock, forward_seconds))
         patch.setattr(torch.cuda, "Event", lambda: Event(clock))
