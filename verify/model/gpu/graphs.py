@@ -73,6 +73,7 @@ class GraphedForward:
         self._states: dict[int, torch.Tensor] = {}  # of the graphs' rows
         self._counts = [count for count in ROWS if bounds is None or bounds.low <= count <= bounds.high]
         self.max_rows = self.max_streams = self._counts[-1]
+        self._pool = pool
         self._devices = [part.tensor.device for part in pool.parts]
         pages = page_count(positions, pool.page_tokens)
         work = TextWork(pool.shape, groups, positions, self._devices)
@@ -96,6 +97,7 @@ class GraphedForward:
         pieces = [piece for each in segments for piece in pieces_of(cast(PagedCache, each.cache), each.batch, each.shift)]
         count = self._counts[bisect_left(self._counts, rows)]
         with on_device(self._devices[0]):
+            self._pool.settle()
             self._set(pieces, count)
             if self._recurrent is not None:
                 enter(self._recurrent, segments)

@@ -69,6 +69,8 @@ class PagePool:
             tensor = torch.zeros(size, dtype=part.stored_dtype, device=part.device)
             self.parts.append(PoolPart(len(self.layers), tensor))
             self.layers += tensor.unbind(1)
+        # Places of rows, and where they are to be, by the id of the cache, which may be gone by then: forks share its pages.
+        self._moves: dict[int, list[tuple[int, int]]] = {}
         self._holders = [0] * pages  # caches that hold the page
         self._free = list(range(pages))[::-1]
 
@@ -95,6 +97,23 @@ class PagePool:
             raise OutOfPages(f"{missing} more pages of the KV cache are needed, and {self.free} are free.")
         for each, rows in wanted:
             each.reserve(rows)
+
+    def move(self, cache: PagedCache, moves: list[tuple[int, int]]) -> None:
+        """Moves rows of a cache, from place to place, before the pool is read or written the next time."""
+        if id(cache) in self._moves:  # some of its rows may have to be moved twice
+            self.settle()
+        self._moves[id(cache)] = moves
+
+    def settle(self) -> None:
+        """Moves rows as it was asked to, those of all caches at once. Call it before the pool is read or written."""
+        if not self._moves:
+            return
+        index = torch.tensor([move for moves in self._moves.values() for move in moves]).T
+        self._moves = {}
+        places = torch.stack([index // self.page_tokens, index % self.page_tokens])
+        for _, tensor in self.parts:
+            (source, target), (source_row, target_row) = to_device(places, tensor.device)
+            tensor[target, :, :, :, target_row] = tensor[source, :, :, :, source_row]
 
     def hold(self, pages: Iterable[int]) -> None:
         """Adds a holder to each page."""
@@ -144,6 +163,7 @@ class PagedCache(TensorCache):
         """Makes room for `rows` rows after the committed ones. Raises OutOfPages, and changes nothing then."""
         taken = self.pool.take(self.missing_pages(rows))
         for index in self._shared(rows):
+            self.pool.settle()
             page = taken.pop()
             for part in self.pool.parts:
                 part.tensor[page] = part.tensor[self.table[index]]
@@ -164,6 +184,7 @@ class PagedCache(TensorCache):
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """As `TensorCache.write`, after `reserve`; returns copies, because the rows are not contiguous."""
+        self.pool.settle()
         size, start = self.pool.page_tokens, self.length + known
         end = start + key.shape[1]
         at, rows = start, self.pool.layers[layer]
@@ -188,19 +209,14 @@ class PagedCache(TensorCache):
         return self._gathered[1][device]
 
     def commit(self, rows: list[int]) -> None:
-        """Commits the rows at `length + r` for r in `rows` (ascending); moves only those that are out of place."""
+        """Commits the rows at `length + r` for r in `rows` (ascending). The pool moves those that are out of place later on."""
         if self.recurrent is not None:
             self.recurrent.commit(self.length, rows)
         if self.hidden is not None:
             self.hidden.commit(self.length, rows)
-        moves = [(row, place) for place, row in enumerate(rows) if row != place]
-        if moves:
-            at, size = self.places(self.length, self.length + rows[-1] + 1), self.pool.page_tokens
-            index = torch.tensor([[at[row], at[place]] for row, place in moves]).T
-            places = torch.stack([index // size, index % size])
-            for _, tensor in self.pool.parts:
-                (source, target), (source_row, target_row) = to_device(places, tensor.device)
-                tensor[target, :, :, :, target_row] = tensor[source, :, :, :, source_row]
+        if rows != list(range(len(rows))):
+            at = self.places(self.length, self.length + rows[-1] + 1)
+            self.pool.move(self, [(at[row], at[place]) for place, row in enumerate(rows) if row != place])
         self.length += len(rows)
 
     def fork(self, source: Rows, length: int) -> None:
@@ -225,6 +241,7 @@ class PagedCache(TensorCache):
     def _copied(self, source: Rows, length: int, count: int) -> list[int]:
         """New pages with the first `length` rows of the source."""
         table = self.pool.take(count)
+        self.pool.settle()
         for page, found in zip(table, source.parts(length), strict=True):
             part = tensor_of(found, self.stored_dtype)
             for first, tensor in self.pool.parts:
@@ -238,6 +255,7 @@ class PagedCache(TensorCache):
 
     def _device_parts(self, start: int, end: int) -> Iterable[torch.Tensor]:
         """The rows of one page on each device; views."""
+        self.pool.settle()
         page, row = self.table[start // self.pool.page_tokens], start % self.pool.page_tokens
         return (tensor[page, :, :, :, row : row + end - start] for _, tensor in self.pool.parts)
 

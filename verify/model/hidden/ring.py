@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from outrider.verify.model.transfer import to_device
 from outrider.verify.model.untouched import zeros
 
 
@@ -33,20 +34,24 @@ class StateRing:
     def read(self, start: int, end: int) -> torch.Tensor:
         """The states of the positions from `start` to before `end`, [end - start, width]; zeros where there are none."""
         at = torch.arange(start, end)
-        found = self._rows[(at % self.capacity).to(self._rows.device)]
-        found[((at < self.first) | (at >= self.end)).to(found.device)] = 0
+        found = self.take(at)
+        if start < self.first or end > self.end:
+            found[to_device((at < self.first) | (at >= self.end), found.device)] = 0
         return found
 
     def take(self, positions: torch.Tensor) -> torch.Tensor:
         """The states of some positions, int64 [N], which are kept; [N, width]."""
-        return self._rows[(positions % self.capacity).to(self._rows.device)]
+        return self._rows[self._places(positions)]
+
+    def _places(self, positions: torch.Tensor) -> torch.Tensor:
+        return to_device(positions % self.capacity, self._rows.device)
 
     def commit(self, start: int, rows: Sequence[int]) -> None:
         """Moves the states at `start + r` for r in `rows` (ascending) to `start` on, and drops those behind them."""
         kept = torch.arange(start, start + len(rows))
         moved = torch.tensor(rows, dtype=torch.int64) + start
         if not torch.equal(kept, moved):
-            self._rows[(kept % self.capacity).to(self._rows.device)] = self.take(moved)
+            self._rows[self._places(kept)] = self.take(moved)
         self.truncate(start + len(rows))
 
     def truncate(self, length: int) -> None:

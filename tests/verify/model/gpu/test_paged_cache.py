@@ -88,6 +88,30 @@ def test_forks_hold_the_pages_of_a_cache_that_is_gone() -> None:
     assert pool.free == 8
 
 
+def test_forks_have_the_rows_that_are_to_be_moved() -> None:
+    """Also if a stream that ended has left its pages to another one in between."""
+    pool = PagePool(SHAPE, 4)
+    cache, fork, ended, other = filled(pool, 2), PagedCache(pool, 64), filled(pool, 2), PagedCache(pool, 64)
+    rows = torch.arange(3.0)[None, :, None].expand(3, 3, 4)
+    for each in (cache, ended):
+        each.reserve(3)
+        for layer in (0, 1):
+            each.write(layer, rows, rows)
+    before = joined(cache)
+    cache.commit([0, 2])
+    ended.commit([0, 2])
+    fork.fork(cache, 4)
+    assert pool.free == 0
+    del cache, ended
+    other.reserve(4)
+    for layer in (0, 1):
+        other.write(layer, torch.ones(3, 4, 4), torch.ones(3, 4, 4))
+    other.commit([0, 1, 2, 3])
+    assert torch.equal(joined(fork)[:, :, :, :2], before)
+    assert joined(fork)[1, 1, 2, 2:, 3].tolist() == [0.0, 2.0]
+    assert (joined(other) == 1.0).all()
+
+
 def test_rows_are_restored_in_other_pages() -> None:
     pool = PagePool(SHAPE, 4)
     cache = filled(pool, 13)

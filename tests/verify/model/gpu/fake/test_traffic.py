@@ -72,13 +72,17 @@ def test_a_chunk_of_a_prompt_stays_in_its_budget() -> None:
     assert prompt(4).launches - prompt(2).launches <= 2 * (2 * pages + 42)
 
 
-def test_a_commit_moves_rows_in_few_launches() -> None:
+def test_commits_of_several_streams_move_rows_in_few_launches() -> None:
     with fake_cuda() as device:
         runner = TorchRunner(fake_model(config_of("llama", NAME)), 64, compile="off", started=False)
-        cache = PagedCache(PagePool(runner.cache_shape, 4), 64)
-        cache.reserve(9)
+        pool = PagePool(runner.cache_shape, 4)
+        caches = [PagedCache(pool, 64) for _ in range(3)]
+        for cache in caches:
+            cache.reserve(9)
         device.launches = 0
-        cache.commit([0, 1, 2])
+        for cache in caches:
+            cache.commit([0, 1, 2])
+            cache.commit([0, 2, 5])
         assert device.launches == 0
-        cache.commit([0, 2, 5])
+        pool.settle()
     assert device.launches <= 3
