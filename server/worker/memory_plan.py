@@ -33,8 +33,7 @@ class MemoryFigures:
     token_bytes: int  # keys and values of one position, also those of a draft model on the same device
     model_tokens: int  # the longest context that the model supports
     reserved_share: float = RESERVED_SHARE  # share of the free memory left for activations
-    slot_bytes: int = 0  # bytes of a cache's recurrent layers, which do not grow with its positions
-    whole_token_bytes: int = 0  # of one position of what has room for a whole context beside the pages: a draft head's cache
+    slot_bytes: int = 0  # bytes that a cache has whether it is full or empty: of recurrent layers, and of hidden states
     device: str = "the device"  # device's name in messages
     is_lazy: bool = False  # a cache takes the memory of its text, as on a CPU; otherwise, caches are in pages
     # Pairs of a sliding window and of the part of `token_bytes` that belongs to layers with this window.
@@ -49,11 +48,7 @@ class MemoryFigures:
         """The bytes of one KV cache: a context, and the margin beyond its end, in whole pages."""
         positions = self.step * page_count(context_tokens + MARGIN_POSITIONS, self.step)
         released = sum(bytes * (positions - held_positions(positions, window)) for window, bytes in self.windowed)
-        return self.own_bytes(context_tokens) + self.token_bytes * positions - released
-
-    def own_bytes(self, context_tokens: int) -> int:
-        """The bytes of a KV cache that it has whether it is full or empty."""
-        return self.slot_bytes + self.whole_token_bytes * (context_tokens + MARGIN_POSITIONS)
+        return self.slot_bytes + self.token_bytes * positions - released
 
     def longest_context(self, slots: int) -> int:
         """The longest context up to the model's of which `slots` KV caches fit; 0 if none does."""
@@ -68,14 +63,14 @@ class MemoryFigures:
         """KV caches that share the pool, where `full` whole contexts must fit; each has states of its own."""
         if self.is_lazy:
             return 0
-        left, own = self.budget_bytes - full * self.cache_bytes(context_tokens), self.own_bytes(context_tokens)
-        return min(wished, full + left // own) if own else wished
+        left = self.budget_bytes - full * self.cache_bytes(context_tokens)
+        return min(wished, full + left // self.slot_bytes) if self.slot_bytes else wished
 
     def pages(self, most: int, caches: int, context_tokens: int) -> int | None:
         """Pages of the pool that fit with `caches` KV caches' states, at most `most` full contexts; None without a pool."""
         if self.is_lazy:
             return None
-        fitting = (self.budget_bytes - caches * self.own_bytes(context_tokens)) // (self.token_bytes * PAGE_TOKENS)
+        fitting = (self.budget_bytes - caches * self.slot_bytes) // (self.token_bytes * PAGE_TOKENS)
         return min(fitting, most * page_count(context_tokens + MARGIN_POSITIONS, PAGE_TOKENS))
 
 

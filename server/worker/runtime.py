@@ -207,7 +207,7 @@ def start_models(
     folder = cost_folder(settings)
     finding = folder and folder / f"{machine_key(runner)}-rows.json"
     for each, pages in ((runner, plan.pages), (draft, draft_plan.pages)):
-        if isinstance(each, ModelRunner) and each.in_pages:
+        if each is not None and each.in_pages:
             each.pages = pages
     backend.start(runner, settings.model.path, plan.context_tokens, settings.model.invariant, finding, tokenizer)
     if isinstance(draft, ModelRunner):
@@ -242,8 +242,7 @@ def memory_figures(
 
     The longest context is the model's unless `model_tokens` is given. On a CPU, `stores` bytes are reserved.
     """
-    whole = [draft] if draft is not None and draft.is_head and runner.in_pages else []
-    models = [runner] if draft is None or whole else [runner, draft]
+    models = [runner] if draft is None else [runner, draft]
     shapes = [part for model in models for part in model.cache_shape.parts]
     found = []
     for name, device in device_names(runner).items():
@@ -254,7 +253,6 @@ def memory_figures(
                 token_bytes=sum(shape.bytes_for(1) for shape in shared),
                 model_tokens=model_tokens or runner.model_tokens,
                 slot_bytes=sum(shape.slot_bytes for shape in shared),
-                whole_token_bytes=sum(head.cache_shape.bytes_for(1) for head in whole if str(head.device) == name),
                 device=name,
                 is_lazy=not runner.in_pages,
                 windowed=[(each.window, each.windowed_bytes_for(1)) for each in shared if each.window and each.releases],

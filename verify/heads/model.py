@@ -2,67 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from outrider.drafters.interface import MAX_NODES
+from outrider.verify.heads.cache import HeadCache
 from outrider.verify.heads.networks import Head
 from outrider.verify.model.attention.shape_probe import ShapeProbe
 from outrider.verify.model.attention.torch_attention import TorchAttention
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import MARGIN_POSITIONS
-from outrider.verify.model.cache.paging import Rows
 from outrider.verify.model.cache.shape import CacheShape
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.cpu.choose import can_pack, pack_layers
-from outrider.verify.model.hidden.ring import StateRing
+from outrider.verify.model.cpu.trace import has_experts
+from outrider.verify.model.gpu.devices import Crossings
+from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, unplanned_pages
+from outrider.verify.model.segment import Segment, keep_hidden
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.model.transfer import to_device
+
+if TYPE_CHECKING:
+    from outrider.verify.model.gpu.graphs import GraphedForward
 
 # The head's own states cover the rows that are being drafted and as many rows before them.
 OWN_POSITIONS = 2 * (MAX_NODES + 1)
 
 
-class HeadCache(TensorCache):
-    """The head's keys and values of a text, from `first` on, and its own states (`hidden`) of the last rows."""
-
-    def __init__(self, shape: CacheShape, positions: int) -> None:
-        super().__init__(shape, positions)
-        self.source: StateRing | None = None  # the target's states of the text
-        self.first = 0  # rows before it are absent: the target's states that they read were not kept
-        self.exact = 0  # rows before it read the target's states; later ones the head's own
-
-    def skip(self, length: int) -> None:
-        """Takes `length` positions to be committed, without their rows."""
-        self.length = self.first = self.exact = length
-
-    @property
-    def visible(self) -> int:
-        """The committed rows that attention sees: those from `first` on."""
-        return self.length - self.first
-
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, known: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `TensorCache.write`, without absent rows."""
-        keys, values = super().write(layer, key, value, known)
-        return keys[:, self.first :], values[:, self.first :]
-
-    def truncate(self, length: int) -> None:
-        """Drops all positions from `length` on."""
-        super().truncate(length)
-        self.first, self.exact = min(self.first, self.length), min(self.exact, self.length)
-
-    def fork(self, source: Rows, length: int) -> None:
-        """As `TensorCache.fork`."""
-        super().fork(source, length)
-        assert isinstance(source, HeadCache)
-        self.first, self.exact = min(source.first, self.length), min(source.exact, self.length)
-
-
 class HeadModel:
-    """A head on its target's device. Has the part of TorchRunner's interface that `outrider.verify.draft_model` uses."""
+    """A head on its target's device. Has the part of TorchRunner's interface that `outrider.verify.draft_model` uses.
 
-    is_head = True
+    On a GPU, its caches are in pages, and few rows are computed by captured graphs, as its target's are.
+    """
+
+    pages: int | None = None  # as in `ModelRunner`
 
     def __init__(self, head: Head, target: TorchRunner, pack: bool = True) -> None:
         """Makes the target, which has not started, keep the hidden states that the head reads. `pack` as in LoadOptions."""
@@ -71,9 +45,10 @@ class HeadModel:
             parameter.data = parameter.data.to(target.model.dtype)
         if pack and can_pack(target.model):
             pack_layers(module, target.findings)
-        self.head = head
+        self.head, self._target = head, target.model
         self.device, self.vocabulary = target.device, target.vocabulary
         self.context_tokens = target.context_tokens
+        self.in_pages = target.in_pages
         self._products = target.products
         self._embed = target.model.get_input_embeddings()
         lm_head = cast(Any, target.model.get_output_embeddings())
@@ -82,36 +57,72 @@ class HeadModel:
         probe, token = ShapeProbe(), torch.zeros(1, dtype=torch.int64)
         with torch.inference_mode():
             self._advance(token, token, self._fused(torch.zeros(1, self._width)), probe)
+        self._group_sizes = probe.group_sizes
+        self._pool: PagePool | None = None
+        self._graphed: GraphedForward | None = None
         self.cache_shape = CacheShape(
             probe.layers, target.model.dtype, self.device, hidden_width=head.size, hidden_positions=OWN_POSITIONS
         )
 
     def start(self, context_tokens: int) -> None:
-        """Sets the context length: the target's."""
+        """Sets the context length: the target's. Raises ModelError if the kernels do not fit the GPU."""
         self.context_tokens = context_tokens
+        if not self.in_pages:
+            return
+        from outrider.verify.model.gpu.graphs import GraphedForward, can_capture_experts  # Triton is only needed on a GPU
+
+        check_pages(self.cache_shape, self._group_sizes)
+        self._pool = PagePool(self.cache_shape, self.pages or unplanned_pages(self.cache_shape, self._positions))
+        head = cast(torch.nn.Module, self.head)
+        crossings = Crossings(head, self.device)
+        (groups,) = self._group_sizes
+        self._graphed = GraphedForward(self._captured, self._pool, self._positions, groups, tap=self, crossings=crossings)
+        self._inputs = torch.zeros(self._graphed.max_rows, self.head.size, dtype=self._embed.weight.dtype, device=self.device)
+        if self.device.type == "cuda" and (not has_experts(head) or can_capture_experts(self._target)):
+            self._graphed.capture()
+
+    @property
+    def _positions(self) -> int:
+        return self.context_tokens + MARGIN_POSITIONS
 
     def new_cache(self) -> HeadCache:
         """An empty cache for a full context."""
-        return HeadCache(self.cache_shape, self.context_tokens + MARGIN_POSITIONS)
+        if self._pool is not None:
+            return HeadCache(PagedCache(self._pool, self._positions))
+        return HeadCache(TensorCache(self.cache_shape, self._positions))
 
     @torch.inference_mode()
-    def forward(self, cache: TensorCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
-        """As `TorchRunner.forward`. Rows without known ones are committed tokens, which read the target's states.
+    def forward(self, cache: HeadCache, batch: ForwardBatch, logits: bool = True) -> torch.Tensor:
+        """As `ModelRunner.forward`. Rows without known ones are committed tokens, which read the target's states.
 
         Other rows read the head's own state of the row above them.
         """
-        assert isinstance(cache, HeadCache) and cache.hidden is not None
-        start, known = cache.length, batch.known
-        if known:
-            states = cache.hidden.take(start + parents(batch))
-        else:
-            end = start + len(batch) - 1
-            kept = torch.zeros(end - start + 1, self._width) if cache.source is None else cache.source.read(start - 1, end)
-            states = self._fused(kept)
-        tokens, positions = torch.from_numpy(batch.tokens[known:]), torch.from_numpy(batch.positions(start))
-        own = self._advance(tokens, positions, states, TorchAttention(cache, batch, self._products))
-        cache.hidden.write(start + known, own)
+        segment = Segment(cache.rows, batch, logits, shift=-cache.first)
+        cache.reserve(len(batch))
+        states = self._states_before(cache, batch)
+        if self._graphed is not None and len(states) <= self._graphed.max_rows:
+            self._inputs[: len(states)] = states
+            return self._graphed([segment])
+        tokens, positions = torch.from_numpy(batch.tokens[batch.known :]), torch.from_numpy(batch.positions(cache.length))
+        own = self._advance(tokens, positions, states, TorchAttention(cache.rows, batch, self._products))
+        keep_hidden(own, [segment])
         return self.head.logits(own[None] if logits else own[None, -1:], self._lm_head)[0]
+
+    def _states_before(self, cache: HeadCache, batch: ForwardBatch) -> torch.Tensor:
+        """The state that each row reads, [N, size]."""
+        if batch.known:
+            assert cache.rows.hidden is not None
+            return cache.rows.hidden.take(cache.rows.length + parents(batch))
+        start, end = cache.length, cache.length + len(batch) - 1
+        if cache.source is None:
+            return self._fused(torch.zeros(len(batch), self._width))
+        cache.source.wait()
+        return self._fused(cache.source.read(start - 1, end))
+
+    def _captured(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Any, *, recurrence: Any) -> torch.Tensor:
+        """The logits of rows that read the states in `_inputs`. Implements `outrider.verify.model.gpu.graphs.Forward`."""
+        self.states = self._advance(tokens, positions, self._inputs[: len(tokens)], attention)
+        return self.head.logits(self.states[None], self._lm_head)[0]
 
     def _fused(self, states: torch.Tensor) -> torch.Tensor:
         return self.head.fuse(to_device(states, self.device).to(self._embed.weight.dtype)[None])[0]

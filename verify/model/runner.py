@@ -41,7 +41,6 @@ class ModelRunner(ABC):
     takes_trees = True  # whether drafts may have branches
     can_save = True  # whether rows of sessions can be saved
     pictures: PictureReader | None = None  # places pictures in texts; None = the model reads text only
-    is_head = False  # whether it reads another model's hidden states
     in_pages = False  # whether caches are pages of a pool that they share
 
     @abstractmethod

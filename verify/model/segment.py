@@ -82,15 +82,11 @@ def is_chunk(segment: Segment) -> bool:
     return not segment.logits or segment.rows > MAX_NODES + 1
 
 
-def keep_hidden(states: torch.Tensor, segments: Sequence[Segment], whole: bool = False) -> None:
-    """Keeps the states of a forward's rows, [N, width], in the caches of its segments.
-
-    With `whole`, the forward has also computed the known rows.
-    """
+def keep_hidden(states: torch.Tensor, segments: Sequence[Segment]) -> None:
+    """Keeps the states of a forward's rows, [N, width], in the caches of its segments."""
     start = 0
-    for cache, batch, *_ in segments:
-        known = 0 if whole else batch.known
-        end = start + len(batch) - known
-        if cache.hidden is not None:
-            cache.hidden.write(cache.length + known, states[start : end - batch.padding])
+    for each in segments:
+        end, hidden = start + each.rows, each.cache.hidden
+        if hidden is not None:
+            hidden.write(each.cache.length + each.batch.known, states[start : end - each.batch.padding])
         start = end

@@ -87,7 +87,7 @@ class TorchRunner(ModelRunner):
         self._injector = KwargInjector()
         self._tap: HiddenTap | None = None
         self.pictures = reader_of(model)
-        self._crossings = Crossings(model)
+        self._crossings = Crossings(model, model.device)
         self._attention_probe = ShapeProbe()
         self.cache_shape = replace(self._probe(self._attention_probe), dtype=dtype, coded=STORED[kv_dtype])
         if self.in_pages:

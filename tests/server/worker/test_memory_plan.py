@@ -132,7 +132,6 @@ wished = st.none() | st.integers(1, 12)
         st.integers(1, 1 << 20),
         st.integers(16, 1 << 18),
         slot_bytes=st.just(0) | st.integers(1, 1 << 32),
-        whole_token_bytes=st.just(0) | st.integers(1, 1 << 16),
     ),
     st.builds(MemoryWishes, st.none() | st.integers(16, 1 << 18), wished, wished, st.integers(0, 100)),
 )
@@ -147,22 +146,10 @@ def test_a_plan_fits_and_respects_the_settings(figures: MemoryFigures, wishes: M
     assert plan.context_tokens >= min(MIN_CONTEXT_TOKENS, wishes.context_tokens or figures.model_tokens)
     assert plan.slots == wishes.slots or (wishes.slots is None and plan.slots >= 1)
     assert plan.pages is not None
-    own = plan.streams * figures.own_bytes(plan.context_tokens)
-    assert plan.pages * figures.token_bytes * PAGE_TOKENS + own <= figures.budget_bytes
+    assert plan.pages * figures.token_bytes * PAGE_TOKENS + plan.streams * figures.slot_bytes <= figures.budget_bytes
     assert plan.pages * PAGE_TOKENS >= plan.slots * (plan.context_tokens + MARGIN_POSITIONS)
     assert plan.slots <= plan.streams <= max(plan.slots, wishes.caches)
-    assert plan.streams == max(plan.slots, wishes.caches) or figures.own_bytes(1)
-
-
-def test_the_caches_of_a_draft_head_are_planned_whole() -> None:
-    """A head of Llama-3.1-8B: 131,072 positions of 4 kB are 537 MB for each session, on 80 GB beside 16 GB of weights."""
-    figures = MemoryFigures(63 << 30, 131_072, 131_072, whole_token_bytes=4096)
-    plan = plan_memory(figures, MemoryWishes(sessions=32))
-    whole = plan.streams * 4096 * (plan.context_tokens + MARGIN_POSITIONS)
-    assert plan.pages is not None
-    assert plan.context_tokens == 131_072 and 8 < plan.streams < 40 + DEFAULT_MAX_ACTIVE
-    assert whole + plan.pages * PAGE_TOKENS * figures.token_bytes <= figures.budget_bytes
-    assert plan_memory(replace(figures, whole_token_bytes=0), MemoryWishes(sessions=32)).streams == 32 + DEFAULT_MAX_ACTIVE
+    assert plan.streams == max(plan.slots, wishes.caches) or figures.slot_bytes
 
 
 def test_layers_with_a_window_are_planned_with_the_rows_that_are_left() -> None:

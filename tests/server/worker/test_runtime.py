@@ -49,7 +49,7 @@ def test_the_figures_are_those_of_the_models_on_the_targets_device(tiny_runner: 
     assert pair.token_bytes == 2 * alone.token_bytes
     assert (alone.model_tokens, alone.is_lazy) == (128, True)
     elsewhere = replace(tiny_runner.cache_shape, device=torch.device("cuda", 1))
-    (target,) = memory_figures(tiny_runner, cast(Any, SimpleNamespace(cache_shape=elsewhere, is_head=False)))
+    (target,) = memory_figures(tiny_runner, cast(Any, SimpleNamespace(cache_shape=elsewhere)))
     assert target.token_bytes == alone.token_bytes
 
 
@@ -58,7 +58,7 @@ def test_each_device_has_figures_of_its_own(tiny_runner: TorchRunner, monkeypatc
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     layer = LayerShape(2, 8, 8)
     shape = CacheShape((layer,) * 3, torch.float32, first, hidden_width=4, homes=(first, second, second))
-    draft = cast(Any, SimpleNamespace(cache_shape=CacheShape((layer,), torch.float32, second, hidden_width=2), is_head=False))
+    draft = cast(Any, SimpleNamespace(cache_shape=CacheShape((layer,), torch.float32, second, hidden_width=2)))
     target = cast(Any, SimpleNamespace(cache_shape=shape, model_tokens=4096, in_pages=True))
     monkeypatch.setattr(runtime, "free_bytes", lambda device: 10**6 * (device.index + 1))
     figures = memory_figures(target, draft)

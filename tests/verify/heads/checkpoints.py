@@ -113,7 +113,9 @@ def load_pair(folder: Path, kind: str, family: str = "qwen3_5", traced: bool = F
         save_target(path, family if is_mtp else "llama")
     target = load_weights(LoadOptions(str(path), dtype="float32", device="cpu", trace=traced))
     savers: dict[str, Callable[[Path], Path]] = {"eagle": save_eagle, "eagle3": save_eagle3}
+    torch.manual_seed(0)  # a head in the same folder has the same weights
     place = "mtp" if is_mtp else str(savers[kind](folder / kind))
     head = cast(HeadModel, load_head(place, target))
     target.start(target.context_tokens)
+    head.start(target.context_tokens)
     return target, head

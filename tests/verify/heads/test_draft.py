@@ -17,9 +17,10 @@ from outrider.drafters.options import NEED_A_MODEL, DrafterName
 from outrider.drafters.registry import Resources, clone, make
 from outrider.verify.decode import decode
 from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.heads.cache import HeadCache
 from outrider.verify.heads.draft import HeadRunner
 from outrider.verify.heads.loading import load_head
-from outrider.verify.heads.model import HeadCache, HeadModel
+from outrider.verify.heads.model import HeadModel
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import load_weights
 from outrider.verify.model.torch_runner import TorchRunner

@@ -30,7 +30,7 @@ class TorchAttention:
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         keys, values = self._cache.write(layer.index, key, value, self._batch.known)
-        unread = self._cache.visible - self.reach(layer.window)
+        unread = self._cache.length - self.reach(layer.window)
         keys, values = keys[:, unread:], values[:, unread:]
         in_blocks = can_flash(layer, keys, key, value)
         if not in_blocks:
@@ -54,7 +54,7 @@ class TorchAttention:
 
     def reach(self, window: int | None) -> int:
         """The number of committed rows that a layer with this window reads, the last ones."""
-        return self._cache.visible if window is None else min(self._cache.visible, window - 1)
+        return self._cache.length if window is None else min(self._cache.length, window - 1)
 
     def mask(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
         """Additive mask [groups * (N - known), reach + N] with dtype and device of `like`; None if nothing is masked."""

@@ -65,11 +65,6 @@ class TensorCache(KVCache):
         assert self._uniform is not None
         return self._uniform
 
-    @property
-    def visible(self) -> int:
-        """The committed rows that attention sees, the last ones: all."""
-        return self.length
-
     def missing_pages(self, rows: int) -> int:
         """Pages to take before `rows` more rows can be written: none, since the slot has its memory."""
         return 0

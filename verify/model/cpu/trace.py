@@ -260,7 +260,7 @@ def attention_masks(
     return found
 
 
-def has_experts(model: PreTrainedModel) -> bool:
+def has_experts(model: torch.nn.Module) -> bool:
     """Whether the model has MoE layers. MoE routing is data-dependent, so it cannot be traced."""
     return any("expert" in name for name, _ in model.named_modules())
 

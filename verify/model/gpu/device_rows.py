@@ -34,7 +34,7 @@ class Piece(NamedTuple):
     first: int  # the number of rows of text before the first row
     tokens: NDArray[np.int64]  # [N]
     depths: NDArray[np.int64]  # [N]
-    ancestors: NDArray[np.bool_]  # [N, N], a row itself included; a row's ancestors precede it
+    ancestors: NDArray[np.bool_]  # [N, K + N], after K rows that are known; a row itself included, and ancestors precede it
     shift: int = 0  # as in `Segment`
 
 
@@ -77,9 +77,10 @@ class DeviceRows:
         for index, piece in enumerate(pieces):
             pages, length, depths = piece.cache.table, piece.first, piece.depths
             end = start + len(depths)
-            places = np.array(piece.cache.places(length, length + len(depths)))
+            rows, known_and_rows = piece.ancestors.shape
+            places = np.array(piece.cache.places(length, length + known_and_rows))
             paths = places[piece.ancestors.nonzero()[1]]  # row by row, and in a row by depth
-            fields[:4, start:end] = piece.tokens, depths + (length - piece.shift), places, depths
+            fields[:4, start:end] = piece.tokens, depths + (length - piece.shift), places[-rows:], depths
             fields[4:7, start:end] = [[length], [splits[index]], [used]]
             fields[7, start:end] = used + len(pages) + (depths + 1).cumsum() - depths - 1
             streams[:, index] = start, len(depths), length, used
@@ -91,13 +92,12 @@ class DeviceRows:
 
 
 def pieces_of(cache: PagedCache, batch: ForwardBatch, shift: int = 0) -> Iterator[Piece]:
-    """The rows of one stream: a tree as it is, a chain cut where blocks of text end. Known rows are computed again."""
-    length = cache.length
+    """The rows of one stream that are not known: a tree as it is, a chain cut where blocks of text end."""
+    length, start = cache.length, batch.known
     if batch.ancestors is not None:
         assert len(batch) <= MAX_NODES + 1, "the tables have room for the paths of trees of this size"
-        yield Piece(cache, length, batch.tokens, batch.depths, batch.ancestors, shift)
+        yield Piece(cache, length, batch.tokens[start:], batch.depths[start:], batch.ancestors[start:], shift)
         return
-    start = 0
     while start < len(batch):
         tokens = batch.tokens[start : start + 1 + depth_left(length + start)]
         yield Piece(cache, length + start, tokens, np.arange(len(tokens)), np.tri(len(tokens), dtype=np.bool_), shift)

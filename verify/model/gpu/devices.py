@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -91,14 +91,14 @@ class Crossings:
     What a forward hands to several layers, such as rotary embeddings, is copied to each device once.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        """Takes the model's devices from its weights; without others than one, there is nothing to do."""
-        self.first = model.device
+    def __init__(self, model: torch.nn.Module, first: torch.device) -> None:
+        """Takes the other devices from the model's weights; without any, there is nothing to do."""
+        self.first = first
         self.recorder: Recorder | None = None
         self._copies: dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}  # of this forward
         if len({tensor.device for tensor in model.parameters()}) == 1:
             return
-        layers = decoder_layers(model)
+        layers = decoder_layers(cast(PreTrainedModel, model))
         for layer in layers:
             layer.register_forward_pre_hook(partial(self._enter, next(layer.parameters()).device), with_kwargs=True)
         layers[-1].register_forward_hook(self._leave)

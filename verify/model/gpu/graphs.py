@@ -11,6 +11,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Protocol, cast
 
 import torch
@@ -30,7 +31,6 @@ from outrider.verify.model.gpu.staged_graph import Capture, CudaCapture, StagedG
 from outrider.verify.model.gpu.text_work import TextWork
 from outrider.verify.model.gpu.triton_attention import KernelAttention
 from outrider.verify.model.gpu.triton_recurrence import KernelRecurrence, enter
-from outrider.verify.model.hidden.tap import HiddenTap
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.recurrent.rows import Recurrence
 from outrider.verify.model.segment import Segment, keep_hidden
@@ -49,6 +49,14 @@ class Forward(Protocol):
         """Tokens and positions, int64 [N], to logits [N, V]."""
 
 
+class Tap(Protocol):
+    """What keeps hidden states, such as `HiddenTap`."""
+
+    @property
+    def states(self) -> torch.Tensor:
+        """Those of the last forward's rows, [N, width]."""
+
+
 class GraphedForward:
     """Forwards over the caches of one pool. Implements `outrider.verify.model.segment.ForwardBackend`."""
 
@@ -61,7 +69,7 @@ class GraphedForward:
         positions: int,
         groups: int,
         bounds: InvariantRange | None = None,
-        tap: HiddenTap | None = None,
+        tap: Tap | None = None,
         crossings: Crossings | None = None,
     ) -> None:
         """`positions` is the longest cache's; `groups` are the model's query heads per key head.
@@ -87,14 +95,18 @@ class GraphedForward:
     def __call__(self, segments: Sequence[Segment]) -> torch.Tensor:
         """The logits are valid until the next call. The caches have room for the rows.
 
-        Known rows are computed again: they cost almost nothing here. If they do not fit, the segments take turns.
+        With recurrent layers, known rows are computed again, because later ones follow from what they do to the states. If they
+        do not fit, the segments take turns.
         """
-        rows = sum(len(each.batch) for each in segments)
+        computed = (
+            segments if self._recurrent is None else [each._replace(batch=replace(each.batch, known=0)) for each in segments]
+        )
+        rows = sum(each.rows for each in computed)
         if rows > self.max_rows:
             assert len(segments) > 1, "a segment must not have more rows than max_rows"
             half = len(segments) // 2
             return torch.cat([self(part).clone() for part in (segments[:half], segments[half:])])
-        pieces = [piece for each in segments for piece in pieces_of(cast(PagedCache, each.cache), each.batch, each.shift)]
+        pieces = [piece for each in computed for piece in pieces_of(cast(PagedCache, each.cache), each.batch, each.shift)]
         count = self._counts[bisect_left(self._counts, rows)]
         with on_device(self._devices[0]):
             self._pool.settle()
@@ -107,8 +119,8 @@ class GraphedForward:
             else:
                 logits = self._run(count)
             if self._tap is not None:
-                keep_hidden(self._states[count] if count in self._graphs else self._tap.states, segments, whole=True)
-            return kept(logits, segments)
+                keep_hidden(self._states[count] if count in self._graphs else self._tap.states, computed)
+            return kept(logits, segments, [each.rows for each in computed])
 
     def _set(self, pieces: Sequence[Piece], count: int) -> None:
         """Uploads the inputs of a forward of `count` rows to all devices."""
@@ -123,7 +135,16 @@ class GraphedForward:
         return self._forward(tokens, positions, self._attention, recurrence=recurrence)
 
     def capture(self) -> None:
-        """Captures all graphs, the largest first so that the others reuse its memory."""
+        """Captures all graphs, the largest first so that the others reuse its memory. Raises ModelError."""
+        try:
+            self._capture()
+        except OutOfResources as error:
+            dtype = str(self._pool.shape.dtype).removeprefix("torch.")
+            raise ModelError(
+                f"The kernels do not fit this GPU in {dtype}; set model.dtype to bfloat16: {first_sentence(error)}"
+            ) from None
+
+    def _capture(self) -> None:
         log.info("capturing CUDA graphs; the first start of a model also compiles its kernels, which may take minutes")
         with on_device(self._devices[0]):
             self._set([], self.max_rows)
@@ -153,10 +174,6 @@ class GraphedForward:
         try:
             with nullcontext() if compile == "off" else compiled_layers(model):
                 self.capture()
-        except OutOfResources as error:
-            raise ModelError(
-                f"The kernels do not fit this GPU in {model.dtype}; set model.dtype to bfloat16: {first_sentence(error)}"
-            ) from None
         except CompileError as error:
             if compile == "on":
                 raise ModelError(
@@ -175,11 +192,11 @@ def can_capture_experts(model: PreTrainedModel) -> bool:
     return is_grouped and torch.cuda.get_device_capability(model.device) >= (9, 0)
 
 
-def kept(logits: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
-    """The segments' kept rows among the logits of all rows; a view if they are the first ones."""
+def kept(logits: torch.Tensor, segments: Sequence[Segment], rows: Sequence[int]) -> torch.Tensor:
+    """The segments' kept rows among the logits of all; a view if they are the first ones. `rows` are those of each segment."""
     parts, start, leading = [], 0, 0
-    for each in segments:
-        start += len(each.batch)
+    for each, computed in zip(segments, rows, strict=True):
+        start += computed
         parts.append(logits[start - each.kept : start])
         leading += each.kept
     return logits[:leading] if leading == start else torch.cat(parts)

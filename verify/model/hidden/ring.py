@@ -17,6 +17,7 @@ class StateRing:
         self.capacity = capacity
         self.first = self.end = 0
         self._rows = zeros((capacity, width), dtype, device)
+        self._moved: torch.cuda.Event | None = None  # a GPU has moved rows in another thread's stream
 
     def write(self, start: int, states: torch.Tensor) -> None:
         """Replaces the states from position `start` on with `states`, [N, width]. A gap before them drops all others."""
@@ -52,7 +53,15 @@ class StateRing:
         moved = torch.tensor(rows, dtype=torch.int64) + start
         if not torch.equal(kept, moved):
             self._rows[self._places(kept)] = self.take(moved)
+            if self._rows.device.type == "cuda":
+                self._moved = torch.cuda.Event()
+                self._moved.record(torch.cuda.current_stream(self._rows.device))
         self.truncate(start + len(rows))
+
+    def wait(self) -> None:
+        """Lets this thread's stream wait until the rows of the last commit are in place; the host does not wait."""
+        if self._moved is not None:
+            torch.cuda.current_stream(self._rows.device).wait_event(self._moved)
 
     def truncate(self, length: int) -> None:
         """Drops the states from position `length` on."""

@@ -88,6 +88,8 @@ def test_streams_of_any_length_share_a_forward(tiny_runner: TorchRunner) -> None
         batch = ForwardBatch.chain(torch.arange(11, 11 + rows))
         tiny_runner.forward(reference, batch)
         expected.append(tiny_runner.forward(reference, replace(batch, known=known), logits).clone())
+        if known:
+            graphs(Segment(cache, batch.part(0, known)))
         segments.append((Segment(cache, replace(batch, known=known), logits), reference))
     found = graphs(*(segment for segment, _ in segments)).split([1, 2, 1])
     for (segment, reference), logits, alone in zip(segments, found, expected, strict=True):
