@@ -43,6 +43,7 @@ class DraftRunner:
         self._thread = ThreadPoolExecutor(1, "outrider-draft", initializer=self._prepare_thread, initargs=(threads,))
         self._assigning = threading.Lock()  # held while caches are assigned to sessions
         self._running = threading.Lock()  # a runner computes one forward at a time
+        self._last: torch.cuda.Event | None = None  # the end of the last forward on a GPU, in any thread's stream
         self._gathering = Gathering(self._forward_all, self._forward)
 
     def _prepare_thread(self, threads: int) -> None:
@@ -120,6 +121,7 @@ class DraftRunner:
 
     def _forward(self, segment: Segment) -> torch.Tensor:
         with self._running:
+            self._follow_last()
             while True:
                 try:
                     return self._own(self.runner.forward(segment.cache, segment.batch, segment.logits))
@@ -131,15 +133,22 @@ class DraftRunner:
 
     def _forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         with self._running:
+            self._follow_last()
             return [self._own(logits) for logits in self.runner.forward_all(segments)]
 
     def _own(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits, which on a GPU the forward of another thread would overwrite."""
+        """The logits, which on a GPU the forward of another thread would overwrite. Does not wait for them."""
         if self.runner.device.type != "cuda":
             return logits
         logits = logits.clone()
-        self._synchronize_stream()
+        self._last = torch.cuda.Event()
+        self._last.record(torch.cuda.current_stream(self.runner.device))
         return logits
+
+    def _follow_last(self) -> None:
+        """Queues what follows behind the last forward: forwards share memory, and threads have streams of their own."""
+        if self._last is not None:
+            torch.cuda.current_stream(self.runner.device).wait_event(self._last)
 
     @property
     def is_own_thread(self) -> bool:

@@ -74,6 +74,19 @@ class Event:
         self._clock.wait("event", self._at)
 
 
+class Stream:
+    """As `torch.cuda.Stream`: the only one, whatever the thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def wait_event(self, event: Event) -> None:
+        """Nothing: the stream is in order."""
+
+    def synchronize(self) -> None:
+        self._clock.wait("synchronize")
+
+
 class Cuda(Reads):
     """Calls `cuda` what `Devices` calls `cpu:0`, and lets the host wait for what it reads."""
 
@@ -174,7 +187,7 @@ def emulated_cuda(forward_seconds: float = 0.0, rows: int = 8) -> Iterator[Clock
         patch.setattr(graphs, "ROWS", (rows,))
         patch.setattr(graphs, "CudaCapture", lambda _: Capture(devices, clock, forward_seconds))
         patch.setattr(torch.cuda, "Event", lambda: Event(clock))
-        patch.setattr(torch.cuda, "current_stream", lambda _: None)
+        patch.setattr(torch.cuda, "current_stream", lambda _: Stream(clock))
         patch.setattr(torch.cuda, "synchronize", lambda _: clock.wait("synchronize"))
         patch.setattr(time, "perf_counter", lambda: clock.now)
         with Cuda(devices, clock), Operations(devices):

@@ -11,6 +11,9 @@ import torch
 
 from bench.model.fake_cuda import Device, fake_cuda, fake_model
 from outrider.verify.errors import ModelError
+from outrider.verify.heads.loading import layer_config
+from outrider.verify.heads.model import HeadModel
+from outrider.verify.heads.networks import EagleHead
 from outrider.verify.model import quantization
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.gpu.devices import Placement
@@ -85,3 +88,17 @@ def test_nor_with_quantised_weights(
 def test_other_families_are_refused(name: str) -> None:
     with pytest.raises(ModelError, match=r"set model\.device to|name one in model\.device"):
         captured(name, DEVICES)
+
+
+def test_nor_of_a_draft_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_cuda() as device:
+        config = test_architectures.config_of("llama", NAME)
+        target = TorchRunner(fake_model(config, DEVICES[:1]), CONTEXT, compile="off", started=False)
+        with DEVICES[0]:
+            network = EagleHead(layer_config(config.to_dict(), {}))
+        monkeypatch.setattr(network, "to", lambda _: network)  # is there, and PyTorch cannot move what is fake
+        head = HeadModel(network, target, pack=False)
+        head.pages = 4
+        monkeypatch.setattr(GraphedForward, "capture", lambda graphed: graphed.capture_rows(ROWS[1], device.capture))
+        head.start(CONTEXT)
+    assert head._graphed is not None and head._graphed._graphs and not device.forbidden

@@ -9,8 +9,14 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from outrider.drafters.interface import DraftTree
+from outrider.drafters.interface import EMPTY, DraftTree
+from outrider.drafters.model.language_model import Candidates
 from outrider.drafters.registry import Resources, make
+from outrider.verify.draft_model.runner import DraftRunner
+from outrider.verify.heads.draft import HeadRunner
+from outrider.verify.heads.loading import layer_config
+from outrider.verify.heads.model import HeadModel
+from outrider.verify.heads.networks import EagleHead
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.round import run_round
@@ -104,3 +110,55 @@ def test_a_round_of_several_streams_waits_once(tiny_config: LlamaConfig) -> None
     assert all(len(answer) == 12 for answer in expected)
     with emulated_cuda() as clock:
         assert rounds(runner_on(CUDA, tiny_config), clock) == expected
+
+
+def levels(target: TorchRunner, shared: DraftRunner, params: SamplingParams, clock: Clock | None = None) -> list[Any]:
+    """The candidates of a draft's levels in two steps. On a GPU, checks that the host waits once for each after the prompt."""
+    verifier, session = Verifier(target, target.new_cache()), shared.session()
+    verifier.begin(PROMPT, params, max_tokens=40)
+    verifier.prefill()
+    session.begin(verifier.sequence, params)
+    found: list[Any] = []
+
+    def waits_once(candidates: Candidates) -> Candidates:
+        found.append(candidates.tokens.tolist())
+        if clock is not None and len(found) > 1:
+            assert clock.waits == ["event"]
+        if clock is not None:
+            clock.waits.clear()
+        return candidates
+
+    if clock is not None:
+        clock.waits.clear()
+    for _ in range(2):
+        root = waits_once(session.root(3)).tokens
+        waits_once(session.expand(root[0, :2].tolist(), [0, 0], 3))
+        verdict = verifier.verify(EMPTY)
+        verifier.commit(verdict)
+        session.advance(verdict.tokens)
+        if clock is not None:
+            clock.waits.clear()
+    return found
+
+
+def shared_draft(target: TorchRunner, kind: str, config: LlamaConfig) -> DraftRunner:
+    """A draft model that is the target, or a head for it."""
+    if kind == "model":
+        return DraftRunner(target, target.vocabulary)
+    torch.manual_seed(2)
+    head = HeadModel(EagleHead(layer_config(config.to_dict(), {})), target, pack=False)
+    head.pages, target._pool = 16, None
+    target.start(CONTEXT)  # again, with room for hidden states
+    head.start(CONTEXT)
+    return HeadRunner(head)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["model", "head"])
+@pytest.mark.parametrize("name", ["greedy", "temperature"])
+def test_a_level_of_a_draft_waits_once(tiny_config: LlamaConfig, name: str, kind: str) -> None:
+    target = runner_on(torch.device("cpu"), tiny_config)
+    expected = levels(target, shared_draft(target, kind, tiny_config), PARAMS[name])
+    with emulated_cuda() as clock:
+        target = runner_on(CUDA, tiny_config)
+        assert levels(target, shared_draft(target, kind, tiny_config), PARAMS[name], clock) == expected
