@@ -1,5 +1,8 @@
 #!/usr/bin/env bash
-# Builds the image and runs it on a Debian machine without a Docker engine: docker/build.sh
+# Builds the image and runs it on a Debian machine without a Docker engine: docker/build.sh [TORCH]
+#
+# TORCH is the Dockerfile's argument, cpu if it is left out. torch always comes from the index that this machine is configured for.
+# The image for GPUs is also started without one, and has to refuse in one sentence.
 #
 # buildah builds the unchanged Dockerfile in chroot isolation. The base image is not pulled; debootstrap makes a substitute under
 # the same name: Debian bookworm with Debian's Python of the same minor version. The script then runs the image's entry point as its
@@ -12,6 +15,7 @@ set -euo pipefail
 shopt -s nullglob
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+torch=${1:-cpu}
 folder=${OUTRIDER_IMAGE_FOLDER:-/var/tmp/outrider-image}
 log=$folder/build.log
 outer=""     # process id of the running server's parent
@@ -87,8 +91,8 @@ for path in paths:
 build() {
     local began volumes; began=$(now)
     mapfile -t volumes < <(pip_volumes)
-    # TORCH_INDEX is empty, so torch also comes from the index that this machine is configured for.
-    logged images build --format docker --pull-never --build-arg TORCH_INDEX= "${volumes[@]}" --tag outrider "$repository"
+    logged images build --format docker --pull-never --build-arg "TORCH=$torch" --build-arg TORCH_INDEX= "${volumes[@]}" \
+        --tag outrider "$repository"
     say "image: built in $(since "$began")"
 }
 
@@ -165,6 +169,14 @@ try_image() {
     refusal=$( (inside "${start_command[@]}") 2>&1) || code=$?
     say "without keys: exit code $code, \"$refusal\""
     [ "$code" = 2 ] || fail "without keys, the server should have refused to start."
+    if [ "$torch" != cpu ]; then
+        say "compiler for launchers of kernels: $( (inside gcc --version) | head -n 1)"
+        code=0
+        refusal=$( (inside outrider serve --auth.open true --model.device cuda) 2>&1) || code=$?
+        say "on a GPU, without one: exit code $code"
+        sed 's/^/    /' <<<"$refusal"
+        [ "$code" != 0 ] || fail "without a GPU, the server should have refused to start on one."
+    fi
 
     port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
     key=sk-$(head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n')
