@@ -7,6 +7,7 @@ reserved before it starts, for all of its streams or for none.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -71,6 +72,7 @@ class PagePool:
             self.layers += tensor.unbind(1)
         # Places of rows, and where they are to be, by the id of the cache, which may be gone by then: forks share its pages.
         self._moves: dict[int, list[tuple[int, int]]] = {}
+        self._moving = threading.Lock()  # sessions are saved by a thread that reads their rows
         self._holders = [0] * pages  # caches that hold the page
         self._free = list(range(pages))[::-1]
 
@@ -102,18 +104,20 @@ class PagePool:
         """Moves rows of a cache, from place to place, before the pool is read or written the next time."""
         if id(cache) in self._moves:  # some of its rows may have to be moved twice
             self.settle()
-        self._moves[id(cache)] = moves
+        with self._moving:
+            self._moves[id(cache)] = moves
 
     def settle(self) -> None:
         """Moves rows as it was asked to, those of all caches at once. Call it before the pool is read or written."""
-        if not self._moves:
-            return
-        index = torch.tensor([move for moves in self._moves.values() for move in moves]).T
-        self._moves = {}
-        places = torch.stack([index // self.page_tokens, index % self.page_tokens])
-        for _, tensor in self.parts:
-            (source, target), (source_row, target_row) = to_device(places, tensor.device)
-            tensor[target, :, :, :, target_row] = tensor[source, :, :, :, source_row]
+        with self._moving:  # until the moves are in the device's queue
+            if not self._moves:
+                return
+            index = torch.tensor([move for moves in self._moves.values() for move in moves]).T
+            self._moves = {}
+            places = torch.stack([index // self.page_tokens, index % self.page_tokens])
+            for _, tensor in self.parts:
+                (source, target), (source_row, target_row) = to_device(places, tensor.device)
+                tensor[target, :, :, :, target_row] = tensor[source, :, :, :, source_row]
 
     def hold(self, pages: Iterable[int]) -> None:
         """Adds a holder to each page."""
