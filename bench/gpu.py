@@ -35,6 +35,7 @@ TESTS = (
     "tests/verify/model/gpu/test_triton_recurrence.py",
     "tests/verify/model/gpu/test_triton_sampling.py",
     "tests/verify/model/gpu/test_graphs.py",
+    "tests/verify/model/gpu/test_heads.py",
     "tests/verify/model/gpu/test_paged_cache.py",
     "tests/verify/model/gpu/test_pooled_runner.py",
     "tests/verify/model/gpu/test_recurrent_runner.py",

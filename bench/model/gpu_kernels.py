@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from bench.model.overhead import SETTINGS
 from bench.model.shapes import random_runner
 from outrider.verify.measurement import timed_forward
-from outrider.verify.model.torch_runner import TorchRunner
+from outrider.verify.sampling.device import choices
+from outrider.verify.sampling_params import SamplingParams
 
 CONTEXTS, NODES = (64, 4096), (0, 16, 63)
 ROUNDS = 21  # timed without the profiler; the first one warms up
@@ -19,25 +24,36 @@ STEPS, SHOWN, NAME = 4, 12, 60  # profiled; kernels with the longest times; char
 
 
 def kernels_of_steps(shape: str) -> dict[str, Any]:
-    """Of forwards of this shape in bfloat16: milliseconds in all and in kernels, launches, and each kernel's share of both."""
+    """The figures of forwards of this shape in bfloat16, and of choices."""
     runner = random_runner(shape, torch.bfloat16, "cuda", max(CONTEXTS) + 256)
-    figures = {
-        f"{nodes} nodes after {context} tokens": _kernels_of_step(runner, context, nodes)
-        for context in CONTEXTS
-        for nodes in NODES
-    }
-    del runner
+    figures = dict[str, Any]()
+    for context in CONTEXTS:
+        cache = runner.new_cache()
+        cache.fill(context)
+        for nodes in NODES:
+            figures[f"{nodes} nodes after {context} tokens"] = kernels_of(partial(timed_forward, runner, cache, nodes))
+    logits = 4.0 * torch.randn(max(NODES) + 1, runner.vocabulary, device="cuda").bfloat16()
+    for name, (params, _) in SETTINGS.items():
+        for rows in (nodes + 1 for nodes in NODES):
+            figures[f"{rows} tokens, {name}"] = kernels_of(partial(timed_choices, logits[:rows], params))
+    del runner, cache
     torch.cuda.empty_cache()
     return figures
 
 
-def _kernels_of_step(runner: TorchRunner, context: int, nodes: int) -> dict[str, Any]:
-    cache = runner.new_cache()
-    cache.fill(context)
-    times = [timed_forward(runner, cache, nodes) for _ in range(ROUNDS)]
+def timed_choices(logits: torch.Tensor, params: SamplingParams) -> float:
+    """Seconds until the host has a token of each row."""
+    started = time.perf_counter()
+    choices(logits, params, range(len(logits)), []).arrays()
+    return time.perf_counter() - started
+
+
+def kernels_of(step: Callable[[], float]) -> dict[str, Any]:
+    """Milliseconds in all and in kernels, launches, and each kernel's share of both, of a step that returns its seconds."""
+    times = [step() for _ in range(ROUNDS)]
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         for _ in range(STEPS):
-            timed_forward(runner, cache, nodes)
+            step()
     microseconds, launches = defaultdict[str, float](float), defaultdict[str, int](int)
     for event in found.events() or ():
         if event.device_type.name == "CUDA":
