@@ -22,7 +22,7 @@ from outrider.drafters.sequence import Reader, Sequence
 from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.kv_cache import KVCache
 from outrider.verify.model.transfer import Download
-from outrider.verify.sampling.device import DeviceSampler, warp_logits
+from outrider.verify.sampling.device import DeviceSampler, draw, warp_logits
 from outrider.verify.sampling.largest import likeliest
 from outrider.verify.sampling.rows import in_place
 from outrider.verify.sampling_params import SamplingParams
@@ -228,12 +228,15 @@ class SessionDraft:
         if self._params.greedy:
             ids, probabilities = likeliest(in_place(logits), count)
             return Candidates(*((ids, probabilities) if isinstance(ids, np.ndarray) else Download(ids, probabilities).arrays()))
-        weights = warp_logits(logits.float(), self._params)
-        tokens = self._sampler.scores(weights, self._noise_positions(depths)).topk(count, -1).indices
-        probability = weights.softmax(-1)
-        found = [tokens.int(), probability.gather(-1, tokens)]
-        if self._params.rule == "rejection":
-            found.append(torch.nn.functional.pad(probability, (0, self._shared.vocabulary - probability.shape[-1])))
+        positions = self._noise_positions(depths)
+        if self._params.rule == "rejection":  # which needs the whole distribution
+            weights = warp_logits(logits.float(), self._params)
+            tokens = self._sampler.scores(weights, positions).topk(count, -1).indices
+            probability = weights.softmax(-1)
+            whole = torch.nn.functional.pad(probability, (0, self._shared.vocabulary - probability.shape[-1]))
+            found = [tokens.int(), probability.gather(-1, tokens), whole]
+        else:
+            found = [*draw(logits, self._params, positions, self._sampler, count)]
         return Candidates(*Download(*found).arrays())
 
     def _noise_positions(self, depths: Collection[int]) -> list[int]:

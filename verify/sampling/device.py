@@ -199,6 +199,23 @@ def choices(logits: torch.Tensor, params: SamplingParams, positions: Sequence[in
     return Download(chosen, probability[:, 0], *extra)
 
 
+def draw(
+    logits: torch.Tensor, params: SamplingParams, positions: Sequence[int], sampler: DeviceSampler, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each row of logits [M, V], the `count` tokens of the best scores, and their probabilities, [M, count].
+
+    So they are sampled without replacement. `sampler` is the request's.
+    """
+    if logits.device.type == "cuda":
+        from outrider.verify.model.gpu import triton_sampling  # Triton is only needed on a GPU
+
+        if count <= triton_sampling.MOST_DRAWS:
+            return triton_sampling.draw(logits, params, positions, count)
+    weights = warp_logits(logits.float(), params)
+    tokens = sampler.scores(weights, positions).topk(count, -1).indices
+    return tokens.int(), weights.softmax(-1).gather(-1, tokens)
+
+
 def distribution(logits: torch.Tensor, params: SamplingParams) -> NDArray[np.float64]:
     """As `outrider.verify.sampling.sampler.distribution`; waits for the device."""
     found: NDArray[np.float64] = warp_logits(logits[None], params)[0].double().softmax(-1).cpu().numpy()

@@ -5,7 +5,7 @@ programs of all blocks first collect those (`weigh` and `keep`), and then one pr
 
 - Top-k and top-p keep a row's largest logits. The blocks' programs sum how many tokens, and which mass, lie within each of some
   distances from the largest logit. Those within the first distance that suffices are collected.
-- Without filters, the token of the best score is a block's best, up to rounding.
+- Without filters, the tokens of the best scores are among each block's best, up to rounding.
 
 If there is no room for so many, the program reads the whole row instead. Its filters keep the logits up to a border: the tokens
 above it, and of those at it the first ones. It is found bit by bit, by sums over the tokens.
@@ -147,14 +147,15 @@ def weigh(
     values,  # float32 [M, blocks, most], of `ranking_kernels.likeliest_of_block`
     masses,  # int64 [M, blocks, LEVELS]
     vocabulary,
+    draws: tl.constexpr,  # tokens of each row
     most: tl.constexpr,
     most_blocks: tl.constexpr,  # a power of two
     block: tl.constexpr,
 ):
-    """Mass and number of one block's tokens within each distance, if the row has filters."""
+    """Mass and number of one block's tokens within each distance, if the row has filters, or several tokens are drawn."""
     row, number, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    if _has_filters(settings, row):
-        temperature = _fraction(settings, TEMPERATURE, row).to(tl.float32)
+    temperature = _fraction(settings, TEMPERATURE, row).to(tl.float32)
+    if _has_filters(settings, row) | ((draws > 1) & (temperature > 0.0)):
         largest = _largest(values, row, blocks, most, most_blocks)
         found, token = read_logits(logits + row.to(tl.int64) * row_stride, number * block, vocabulary, block)
         weights = tl.div_rn(found - largest, temperature)
@@ -191,12 +192,13 @@ def keep(
     ids,  # int32 [M, room]
     vocabulary,
     room,  # SLOTS for each block at least
+    draws: tl.constexpr,
     most: tl.constexpr, most_blocks: tl.constexpr, low_bits: tl.constexpr, block: tl.constexpr, slots: tl.constexpr,
 ):  # fmt: skip
     """Collects the tokens of one block of one row that can be chosen, by their ids.
 
-    Without filters, each block has `slots`, and -inf behind its tokens. There are more of them only if as many scores are as
-    good as equal, which does not happen.
+    Without filters, each block has `slots`, more than `draws`, and -inf behind its tokens. There are more tokens only if as
+    many scores are as good as equal, which does not happen.
     """
     row, number, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     temperature = _fraction(settings, TEMPERATURE, row).to(tl.float32)
@@ -211,7 +213,11 @@ def keep(
             allowed = (weights >= _fraction(settings, LEAST_WEIGHT, row).to(tl.float32)) & (weights > -float("inf"))
             scores = weights + _rough_noise(_random_bits(_setting(settings, KEY, row), token))
             scores = tl.where(allowed, scores, LOWEST)
-            can_be_chosen = allowed & (scores >= tl.max(scores, 0) - SCORE_ROUNDING)
+            least, left = tl.max(scores, 0), scores
+            for _drawn in range(draws - 1):
+                left = tl.where(left >= least, LOWEST, left)
+                least = tl.max(left, 0)
+            can_be_chosen = allowed & (scores >= least - SCORE_ROUNDING)
             empty = tl.full([slots], -float("inf"), tl.float32).to(kept.dtype.element_ty)
             tl.store(kept + row * room + first + tl.arange(0, slots), empty)
             tl.debug_barrier()  # all slots are empty before some are filled
@@ -224,11 +230,14 @@ def keep(
 
 @triton.jit
 def _draw(
-    row, count, ids, has_ids, key, border, ties, largest, temperature, least_weight,
+    row, count, ids, has_ids, key, border, ties, largest, temperature, least_weight, last_score, last_token,
     low_bits: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """The token with the best score among those before `border`, the first `ties` at it, and of at least a weight."""
-    best, choice = tl.full([], LOWEST, tl.float32), tl.full([], 0, tl.int32)
+    """The best score among the tokens before `border`, the first `ties` at it, and of at least a weight; the token; its weight.
+
+    Only tokens count that follow the last one by their scores, and at equal ones by their ids.
+    """
+    best, choice, weight = tl.full([], LOWEST, tl.float32), tl.full([], 0, tl.int32), tl.full([], LOWEST, tl.float32)
     passed = tl.full([], 0, tl.int64)  # tokens at the border
     for begin in range(0, count, block):
         logits, at = read_logits(row, begin, count, block)
@@ -245,10 +254,13 @@ def _draw(
             uniform = (bits.to(tl.float64) + 0.5) * 2.0**-53
             noise = (-tl.log(-tl.log(uniform))).to(tl.float32)
             scores = tl.where(kept, weights + noise, -float("inf"))
+            follows = (scores < last_score) | ((scores == last_score) & (token > last_token))
+            scores = tl.where(follows, scores, -float("inf"))
             score = tl.max(scores, 0)
             if score > best:
                 best, choice = score, tl.min(tl.where(scores == score, token, 0x7FFFFFFF), 0)
-    return choice
+                weight = tl.max(tl.where((scores == score) & (token == choice), weights, LOWEST), 0)
+    return best, choice, weight
 
 
 @triton.jit
@@ -281,30 +293,41 @@ def _filters(
 @triton.jit
 def choose(
     logits, row_stride, settings, values, masses, kept, ids,  # as of `keep`
-    chosen,  # int32 [M]; rows of temperature 0 are left as they are
+    chosen,  # int32 [M, draws]; rows of temperature 0 are left as they are
+    probabilities,  # float32 [M, draws], if several tokens are drawn; min-p excludes none from their sum
     vocabulary,
     room,
     blocks,
+    draws: tl.constexpr,
     most: tl.constexpr, most_blocks: tl.constexpr, low_bits: tl.constexpr, block: tl.constexpr, slots: tl.constexpr,
 ):  # fmt: skip
-    """The token of one row."""
+    """The tokens of one row, that of the best score first."""
     index = tl.program_id(0)
     temperature = _fraction(settings, TEMPERATURE, index).to(tl.float32)
     if temperature > 0.0:
         largest = _largest(values, index, blocks, most, most_blocks)
         border, ties = tl.full([], 1, tl.int64) << 32, tl.full([], 0, tl.int64)  # after all keys
         row, count, fits = kept + index.to(tl.int64) * room, blocks * slots, True
-        if _has_filters(settings, index):
+        number, mass = tl.full([], 0, tl.int64), tl.full([], 1, tl.int64)
+        if _has_filters(settings, index) | (draws > 1):
             _, number, _, mass = _level(index, settings, masses, blocks, 0, most_blocks)
+        if _has_filters(settings, index):
             fits = number <= room
             if fits:
                 count = number.to(tl.int32)
             else:
                 row, count = logits + index.to(tl.int64) * row_stride, vocabulary
             border, ties = _filters(row, count, settings, index, mass, largest, temperature, low_bits, block)
+            if draws > 1:
+                mass = _mass_before(row, count, border, largest, temperature, False, low_bits, block)
+                mass += ties * _tie_mass(row, count, border, largest, temperature, low_bits, block)
         least_weight = _fraction(settings, LEAST_WEIGHT, index).to(tl.float32)
-        choice = _draw(
-            row, count, ids + index * room, fits, _setting(settings, KEY, index), border, ties, largest, temperature,
-            least_weight, low_bits, block,
-        )  # fmt: skip
-        tl.store(chosen + index, choice)
+        score, choice = tl.full([], float("inf"), tl.float32), tl.full([], -1, tl.int32)
+        for drawn in range(draws):
+            score, choice, weight = _draw(
+                row, count, ids + index * room, fits, _setting(settings, KEY, index), border, ties, largest, temperature,
+                least_weight, score, choice, low_bits, block,
+            )  # fmt: skip
+            tl.store(chosen + index * draws + drawn, choice)
+            if draws > 1:
+                tl.store(probabilities + index * draws + drawn, tl.exp(weight) * MASS_SCALE / mass.to(tl.float32))

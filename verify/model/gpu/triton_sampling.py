@@ -19,6 +19,8 @@ from outrider.verify.sampling_params import SamplingParams
 BLOCK, CHOICE_BLOCK = 4096, 2048
 # The tokens of a block among which one is chosen without filters; with them, all blocks have this room together.
 SLOTS, LEAST_ROOM = 32, 4096
+# More tokens of a row would leave no slots for scores that are as good as equal.
+MOST_DRAWS = SLOTS // 2
 WARPS = 4
 CHOICE_WARPS = 8
 # The low bits of a float32 that are zero if it was converted from another type.
@@ -74,29 +76,39 @@ def _(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 @torch.library.custom_op("outrider::choose_tokens", mutates_args=())
-def choose_tokens(logits: torch.Tensor, values: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-    """The token of each row of logits [M, V], int32 [M]; anything for a row of temperature 0.
+def choose_tokens(
+    logits: torch.Tensor, values: torch.Tensor, settings: torch.Tensor, draws: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens of each row of logits [M, V], int32 [M, draws], and if there are several, their probabilities, float32.
 
-    `values` are of `likeliest_tokens`; `settings` are int64 [5, M], as the kernels read them.
+    Of a row of temperature 0, anything. `values` are of `likeliest_tokens`; `settings` are int64 [5, M], of `settings_of`.
     """
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    chosen = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+    chosen, probabilities = (
+        torch.empty(len(logits), draws, dtype=dtype, device=logits.device) for dtype in (torch.int32, torch.float32)
+    )
     with on_device(logits.device):
-        found = kept_tokens(logits, values, settings)
+        found = kept_tokens(logits, values, settings, draws)
         sampling_kernels.choose[len(logits),](
-            **found, chosen=chosen, blocks=values.shape[1], block=CHOICE_BLOCK, num_warps=CHOICE_WARPS
+            **found,
+            chosen=chosen,
+            probabilities=probabilities,
+            blocks=values.shape[1],
+            block=CHOICE_BLOCK,
+            num_warps=CHOICE_WARPS,
         )
-    return chosen
+    return chosen, probabilities
 
 
-def kept_tokens(logits: torch.Tensor, values: torch.Tensor, settings: torch.Tensor) -> dict[str, Any]:
+def kept_tokens(logits: torch.Tensor, values: torch.Tensor, settings: torch.Tensor, draws: int) -> dict[str, Any]:
     """Launches the kernels that collect the tokens that can be chosen; returns what the last one reads."""
     grid = len(logits), values.shape[1]  # rows and blocks
     room = max(LEAST_ROOM, grid[1] * SLOTS)
     masses = torch.empty(*grid, sampling_kernels.LEVELS.value, dtype=torch.int64, device=logits.device)
     kept, ids = (torch.empty(len(logits), room, dtype=dtype, device=logits.device) for dtype in (logits.dtype, torch.int32))
     shared = {"logits": logits, "row_stride": logits.stride(0), "settings": settings, "values": values, "masses": masses}
-    shared |= {"vocabulary": logits.shape[1], "most": values.shape[2], "most_blocks": triton.next_power_of_2(values.shape[1])}
+    shared |= {"vocabulary": logits.shape[1], "draws": draws, "most": values.shape[2]}
+    shared |= {"most_blocks": triton.next_power_of_2(values.shape[1])}
     sampling_kernels.weigh[grid](**shared, block=BLOCK, num_warps=WARPS)
     shared |= {"kept": kept, "ids": ids, "room": room, "low_bits": LOW_BITS[logits.dtype], "slots": SLOTS}
     sampling_kernels.keep[grid](**shared, block=BLOCK, num_warps=CHOICE_WARPS)
@@ -104,8 +116,9 @@ def kept_tokens(logits: torch.Tensor, values: torch.Tensor, settings: torch.Tens
 
 
 @choose_tokens.register_fake
-def _(logits: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-    return logits.new_empty(len(logits), dtype=torch.int32)
+def _(logits: torch.Tensor, _: torch.Tensor, __: torch.Tensor, draws: int) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = len(logits), draws
+    return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape, dtype=torch.float32)
 
 
 def likeliest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -118,8 +131,20 @@ def choose(logits: torch.Tensor, values: torch.Tensor, sampled: Sequence[Sampled
 
     Other rows get any. `values` are those of `likeliest`.
     """
-    on_device = to_device(settings_of(len(logits), sampled), logits.device)
-    return cast(torch.Tensor, choose_tokens(logits, values, on_device))
+    settings = to_device(settings_of(len(logits), sampled), logits.device)
+    return cast(torch.Tensor, choose_tokens(logits, values, settings, 1)[0][:, 0])
+
+
+def draw(
+    logits: torch.Tensor, params: SamplingParams, positions: Sequence[int], draws: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each row of logits [M, V], tokens that are sampled without replacement, int32 [M, draws], and their probabilities.
+
+    They are the tokens of the best scores; the probabilities, float32, are those before min-p.
+    """
+    values = likeliest(logits, 1)[2]
+    settings = to_device(settings_of(len(logits), [Sampled(0, params, positions)]), logits.device)
+    return cast(tuple[torch.Tensor, torch.Tensor], choose_tokens(logits, values, settings, draws))
 
 
 def settings_of(rows: int, sampled: Sequence[Sampled]) -> torch.Tensor:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.verify.model.gpu import sampling_kernels, triton_sampling
-from outrider.verify.sampling.device import DeviceSampler, Ranking, joined
+from outrider.verify.sampling.device import DeviceSampler, Ranking, joined, warp_logits
 from outrider.verify.sampling.largest import likeliest
 from outrider.verify.sampling.rows import in_place
 from outrider.verify.sampling.sampler import choose as choose_on_host
@@ -82,7 +82,7 @@ def test_few_tokens_are_left_to_choose_among(params: SamplingParams) -> None:
     logits[:, 50:2000:100] += 8.0
     values = triton_sampling.likeliest(logits, 1)[2]
     settings = triton_sampling.settings_of(3, [triton_sampling.Sampled(0, params, [1, 2, 3])]).to(DEVICE)
-    found = triton_sampling.kept_tokens(logits, values, settings)
+    found = triton_sampling.kept_tokens(logits, values, settings, 1)
     counts = (found["masses"] >> sampling_kernels.COUNT_SHIFT.value).sum(1)
     assert (counts[:, :5].amax(1) < 1000).all() and (counts[:, -1] == 9000).all() and (counts.diff() >= 0).all()
     check(logits.cpu(), params)
@@ -93,6 +93,34 @@ def test_more_tokens_than_there_is_room_for(top_k: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(triton_sampling, "LEAST_ROOM", 64)
     for seed in range(3):
         check(logits_of(4100, 0.0, torch.bfloat16, seed), SamplingParams(seed=seed, top_k=top_k, top_p=0.9))
+
+
+@settings(max_examples=12)
+@given(
+    size=st.sampled_from([40, 4100, 9000]),
+    step=st.sampled_from([0.0, 2.0]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    params=st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0.3, 1.0, 1.7]),
+        top_p=st.sampled_from([0.52, 0.93, 1.0]),
+        top_k=st.sampled_from([0, 11, 40]),
+        seed=st.integers(0, (1 << 64) - 1),
+    ),
+    count=st.sampled_from([2, 8]),
+)
+def test_several_tokens_of_each_row(size: int, step: float, dtype: torch.dtype, params: SamplingParams, count: int) -> None:
+    """Those with the best scores, and what the filters leave of their probabilities."""
+    logits, positions = logits_of(size, step, dtype, params.seed % 97), [4, 4, 9]
+    tokens, probabilities = (each.cpu() for each in triton_sampling.draw(logits.to(DEVICE), params, positions, count))
+    weights = warp_logits(logits, params)
+    scores = DeviceSampler(params).scores(weights, positions)
+    expected = scores.sort(dim=-1, descending=True, stable=True)
+    finite = expected.values[:, :count] > -torch.inf
+    assert torch.equal(tokens[finite], expected.indices[:, :count][finite].int())
+    shares = weights.softmax(-1).gather(-1, tokens.long().clamp(0, size - 1))
+    assert torch.allclose(probabilities[finite], shares[finite], atol=1e-5)
+    assert not probabilities[~finite].any()
 
 
 def test_streams_are_sampled_together() -> None:

@@ -97,11 +97,11 @@ def likeliest(capability: int, dtype: torch.dtype) -> list[Variant]:
     ]
 
 
-def sampling(capability: int, dtype: torch.dtype) -> list[Variant]:
+def sampling(capability: int, dtype: torch.dtype, draws: int = 1) -> list[Variant]:
     """The kernels that choose tokens."""
-    kinds = dict.fromkeys(("logits", "kept"), f"*{TYPES[dtype]}") | {"values": "*fp32"}
+    kinds = dict.fromkeys(("logits", "kept"), f"*{TYPES[dtype]}") | dict.fromkeys(("values", "probabilities"), "*fp32")
     kinds |= dict.fromkeys(("ids", "chosen"), "*i32") | dict.fromkeys(("settings", "masses"), "*i64")
-    sizes = {"most": 1, "most_blocks": 32}
+    sizes = {"draws": draws, "most": 1, "most_blocks": 32}
     slots = {"low_bits": LOW_BITS[dtype], "slots": SLOTS}
     return [
         Variant(capability, "sampling_kernels", "weigh", kinds, {**sizes, "block": BLOCK}, WARPS),
@@ -160,6 +160,7 @@ def test_recurrent_layers_launch(capability: int, key_dim: int, value_dim: int, 
 @pytest.mark.parametrize("dtype", TYPES, ids=TYPES.values())
 def test_choosing_tokens_spills_little(capability: int, dtype: torch.dtype) -> None:
     checked([*likeliest(capability, dtype), *sampling(capability, dtype)], FEW_BYTES)
+    checked(sampling(capability, dtype, draws=8), FEW_BYTES)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
