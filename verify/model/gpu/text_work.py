@@ -41,16 +41,16 @@ class TextWork:
     def __init__(self, shape: CacheShape, groups: int, positions: int, devices: Sequence[torch.device]) -> None:
         """`groups` are the query heads per key head; `positions` is the longest context."""
         self._groups, self._split, self._parts = groups, SPLIT_KEYS, max(1, split_count(positions, SPLIT_KEYS))
-        self._sizes = shape.head_dim, shape.dtype, shape.stored_dtype.itemsize, min(map(capability, devices))
+        self._capability = min(map(capability, devices))
+        self._sizes = shape.head_dim, shape.dtype, shape.stored_dtype.itemsize, self._capability
 
     @property
-    def splits(self) -> dict[str, int]:
-        """Positions of the first splits, and the number of splits of the longest context."""
-        return {"split": self._split, "parts": self._parts}
+    def sizes(self) -> dict[str, int]:
+        """Positions of the first splits, the number of splits of the longest context, and the GPUs' least compute capability.
 
-    def blocks(self, rows: int) -> tuple[int, int]:
-        """Rows of a tile, times query heads per key head, and keys of a block in forwards of this number of rows."""
-        return attend_blocks(rows * self._groups, *self._sizes)
+        The kernels' blocks follow from these and from a forward's rows.
+        """
+        return {"split": self._split, "parts": self._parts, "capability": self._capability}
 
     def most(self, rows: int) -> int:
         """The most numbers that a list has for up to `rows` rows."""
@@ -65,7 +65,7 @@ class TextWork:
 
         `streams` is [4, S], the first four fields; pages are counted from the list's end.
         """
-        tiles = -(-streams[1] * self._groups // self.blocks(rows)[0])
+        tiles = -(-streams[1] * self._groups // attend_blocks(rows * self._groups, *self._sizes)[0])
         pieces = tiles * splits
         number = int(pieces.sum())
         stream = np.repeat(np.arange(len(tiles)), pieces)

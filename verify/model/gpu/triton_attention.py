@@ -17,7 +17,7 @@ from outrider.verify.model.attention.interface import Layer
 from outrider.verify.model.gpu import kernels
 from outrider.verify.model.gpu.device_rows import DeviceRows
 from outrider.verify.model.gpu.paged_cache import PagePool
-from outrider.verify.model.gpu.text_work import MIN_BLOCK_ROWS, SPLITS_PER_SIZE
+from outrider.verify.model.gpu.text_work import MIN_BLOCK_ROWS, SPLITS_PER_SIZE, attend_blocks
 from outrider.verify.model.invariant_range import BLOCK
 from outrider.verify.model.transfer import on_device
 
@@ -38,8 +38,7 @@ def tree_attention(
     layer: int,
     split: int,  # positions of the first splits
     parts: int,  # the splits of the longest context
-    block_rows: int,
-    block_keys: int,
+    capability: int,  # the least of the model's GPUs
     scaling: float,
     window: int,  # 0 = none
     softcap: float,  # 0 = none
@@ -64,7 +63,7 @@ def tree_attention(
     scores = {"scaling": scaling, "softcap": softcap or 1.0, "capped": softcap > 0.0, "window": window}
     with on_device(query.device):
         kernels.write[kv_heads, count](**keys, **values, **page, **inputs)
-        return _attend(query, kv_heads, sinks, block_rows, block_keys, tables=tables, **page, **shared, **scores)
+        return _attend(query, kv_heads, sinks, capability, tables=tables, **page, **shared, **scores)
 
 
 @tree_attention.register_fake
@@ -76,12 +75,12 @@ def _padded(head_dim: int) -> int:
     return int(max(16, triton.next_power_of_2(head_dim)))
 
 
-def _attend(
-    query: torch.Tensor, kv_heads: int, sinks: torch.Tensor | None, block_rows: int, block_keys: int, **inputs: Any
-) -> torch.Tensor:
+def _attend(query: torch.Tensor, kv_heads: int, sinks: torch.Tensor | None, capability: int, **inputs: Any) -> torch.Tensor:
     """Launches `kernels.attend_text` and `kernels.attend_own`; returns the attention, shaped as the query."""
     heads, count, head_dim = query.shape
     groups = heads // kv_heads
+    # Here and not before, because torch.compile would make code of its own for the rows of each size of blocks.
+    block_rows, block_keys = attend_blocks(count * groups, head_dim, query.dtype, inputs["pool"].itemsize, capability)
     parts_out = torch.empty(count, heads, inputs["parts"], head_dim, dtype=torch.float32, device=query.device)
     lse = torch.empty(count, heads, inputs["parts"], dtype=torch.float32, device=query.device)
     out = rows_first(query)
@@ -120,19 +119,16 @@ class KernelAttention:
             part.tensor.device: (part.first, {"pool": part.tensor, "rows": own.rows, "tables": own.tables})
             for part, own in zip(pool.parts, rows, strict=True)
         }
-        self._work = rows[0].work
+        self._sizes = rows[0].work.sizes
 
     def attend(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        block_rows, block_keys = self._work.blocks(query.shape[1])
         first, tensors = self._by_device[query.device]
         out = tree_attention(
             query=query,
             key=key,
             value=value,
             **tensors,
-            **self._work.splits,
-            block_rows=block_rows,
-            block_keys=block_keys,
+            **self._sizes,
             layer=layer.index - first,
             scaling=layer.scaling,
             window=layer.window or 0,

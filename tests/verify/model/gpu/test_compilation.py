@@ -41,14 +41,14 @@ def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixtu
 
     graphs = Graphed(runner, capture=False)
     before = [module.forward for module in runner.model.modules()]
-    for size in (4, 2, 1):
+    for size in (12, 4, 2, 1):  # attention has larger blocks for the first one
         batch = ForwardBatch.chain(torch.arange(3, 3 + size))
         reference, cache = graphs.filled()
         expected = runner.forward(reference, batch)
         with compiled_layers(runner.model, count):
             assert torch.allclose(graphs(Segment(cache, batch)), expected, atol=1e-4)
-    # The first layer and the others for any number of rows, and one row; and the last norm for any number, and one.
-    assert len(compiled) == 3 + 2
+    # The layers for any number of rows, and for one; and the last norm for any number, and for one.
+    assert len(compiled) == 2 + 2
     assert [module.forward for module in runner.model.modules()] == before
 
 
