@@ -83,9 +83,7 @@ class Round:
         self._launched_at = time.perf_counter()
         self._launch_seconds = self._launched_at - started
         if (logits := self._forward()) is not None:
-            rows = dict(zip(self._parts, logits, strict=True))
-            with decided_together(logits):
-                self._ends = self._each(rows, lambda stream: self._end(stream, self._parts[stream], rows[stream]))
+            self._ends = self._decided(logits)
 
     def finish(self) -> list[Outcome]:
         """Waits for the forward and commits what it computed. Returns each stream's outcome. Raises `lost_device`."""
@@ -137,6 +135,17 @@ class Round:
         except Exception:
             return None  # one stream's rows may be the reason
         return copies(logits) if self._clone_logits else logits
+
+    def _decided(self, logits: Sequence[Logits]) -> dict[Stream, Callable[[float], Step]] | None:
+        """What ends each part, all decided together; None if that failed, for which one stream's rows may be the reason."""
+        rows = dict(zip(self._parts, logits, strict=True))
+        try:
+            with decided_together(logits):
+                return self._each(rows, lambda stream: self._end(stream, self._parts[stream], rows[stream]))
+        except lost_device():
+            raise
+        except Exception:
+            return None
 
     def _compute_alone(self, stream: Stream, part: Part) -> None:
         """Commits a part after a forward of its own, whose error ends this stream only."""

@@ -6,8 +6,9 @@ import math
 import statistics
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 from weakref import ReferenceType, ref
 
@@ -120,8 +121,7 @@ class DraftRunner:
         return self._gathering.forward(segment) if self._gathering.is_working else self._forward(segment)
 
     def _forward(self, segment: Segment) -> torch.Tensor:
-        with self._running:
-            self._follow_last()
+        with self._running, self._in_order():
             while True:
                 try:
                     return self._own(self.runner.forward(segment.cache, segment.batch, segment.logits))
@@ -132,23 +132,27 @@ class DraftRunner:
                     oldest.truncate(0)  # its session reads the text again
 
     def _forward_all(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        with self._running:
-            self._follow_last()
+        with self._running, self._in_order():
             return [self._own(logits) for logits in self.runner.forward_all(segments)]
 
     def _own(self, logits: torch.Tensor) -> torch.Tensor:
         """The logits, which on a GPU the forward of another thread would overwrite. Does not wait for them."""
-        if self.runner.device.type != "cuda":
-            return logits
-        logits = logits.clone()
-        self._last = torch.cuda.Event()
-        self._last.record(torch.cuda.current_stream(self.runner.device))
-        return logits
+        return logits.clone() if self.runner.device.type == "cuda" else logits
 
-    def _follow_last(self) -> None:
-        """Queues what follows behind the last forward: forwards share memory, and threads have streams of their own."""
+    @contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """Queues a forward behind the last one: on a GPU, forwards share memory, and threads have streams of their own."""
+        if self.runner.device.type != "cuda":
+            yield
+            return
+        stream = torch.cuda.current_stream(self.runner.device)
         if self._last is not None:
-            torch.cuda.current_stream(self.runner.device).wait_event(self._last)
+            stream.wait_event(self._last)
+        try:
+            yield
+        finally:
+            self._last = torch.cuda.Event()
+            self._last.record(stream)
 
     @property
     def is_own_thread(self) -> bool:

@@ -169,6 +169,8 @@ class SessionDraft:
             cache.truncate(cache.length - 1)  # the last token becomes row 0
         self._committed = cache.length if intact else -1
         self._move_root(path)
+        if self._rows and cache.missing_pages(len(self._rows)):  # their pages were dropped, and another session may take them
+            self._drop_rows()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         return self._shared.submit(work)

@@ -19,6 +19,9 @@ from outrider.verify.model.cpu.choose import can_pack, pack_layers
 from outrider.verify.model.cpu.trace import has_experts
 from outrider.verify.model.gpu.devices import Crossings
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool, check_pages, unplanned_pages
+from outrider.verify.model.gpu.row_counts import RANGE_ROWS
+from outrider.verify.model.invariant_range import InvariantRange
+from outrider.verify.model.loading import fix_rope
 from outrider.verify.model.segment import Segment, keep_hidden
 from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.model.transfer import to_device
@@ -48,6 +51,7 @@ class HeadModel:
         self.head, self._target = head, target.model
         self.device, self.vocabulary = target.device, target.vocabulary
         self.context_tokens = target.context_tokens
+        fix_rope(module, self.device, self.context_tokens)
         self.in_pages = target.in_pages
         self._products = target.products
         self._embed = target.model.get_input_embeddings()
@@ -74,9 +78,9 @@ class HeadModel:
         check_pages(self.cache_shape, self._group_sizes)
         self._pool = PagePool(self.cache_shape, self.pages or unplanned_pages(self.cache_shape, self._positions))
         head = cast(torch.nn.Module, self.head)
-        crossings = Crossings(head, self.device)
+        crossings, few = Crossings(head, self.device), InvariantRange(1, RANGE_ROWS, 1)
         (groups,) = self._group_sizes
-        self._graphed = GraphedForward(self._captured, self._pool, self._positions, groups, tap=self, crossings=crossings)
+        self._graphed = GraphedForward(self._captured, self._pool, self._positions, groups, few, self, crossings)
         self._inputs = torch.zeros(self._graphed.max_rows, self.head.size, dtype=self._embed.weight.dtype, device=self.device)
         if self.device.type == "cuda" and (not has_experts(head) or can_capture_experts(self._target)):
             self._graphed.capture()

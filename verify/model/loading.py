@@ -179,17 +179,22 @@ def load_adapter(runner: ModelRunner, path: str) -> Adapter:
 
 
 def prepare(model: PreTrainedModel, context_tokens: int | None) -> None:
+    """Fixes RoPE frequencies for the context that is served."""
+    limit = context_limit(model)
+    fix_rope(model, model.device, min(limit, context_tokens or limit))
+
+
+def fix_rope(model: torch.nn.Module, device: torch.device, length: int) -> None:
     """Fixes RoPE frequencies that depend on the forward's length, so that a token's keys do not depend on the draft.
 
-    The dynamic and longrope scalings choose frequencies by the longest position of a forward; they are fixed at those of a
-    full context.
+    The dynamic and longrope scalings choose frequencies by the longest position of a forward, for which the host would wait on
+    a GPU; they are fixed at those of a full context, `length`.
     """
-    limit = context_limit(model)
-    length = min(limit, context_tokens or limit)
+    module: Any
     for module in model.modules():
         rope_type = getattr(module, "rope_type", None)
         if isinstance(rope_type, str) and (rope_type == "longrope" or "dynamic" in rope_type):
-            frequencies, module.attention_scaling = ROPE_INIT_FUNCTIONS[rope_type](module.config, model.device, seq_len=length)
+            frequencies, module.attention_scaling = ROPE_INIT_FUNCTIONS[rope_type](module.config, device, seq_len=length)
             module.inv_freq = frequencies
             module.rope_type = "default"
 

@@ -79,12 +79,12 @@ class Download:
 @contextmanager
 def one_copy() -> Iterator[None]:
     """Downloads that are made inside, by this thread and of one device, share a copy, which is queued at the end."""
-    _thread.copy = _Copy()
+    copy = _thread.copy = _Copy()
     try:
         yield
     finally:
-        copy, _thread.copy = _thread.copy, None
-        copy.start()
+        _thread.copy = None
+    copy.start()
 
 
 _thread = threading.local()

@@ -322,8 +322,8 @@ def ranked_together(parts: Sequence[torch.Tensor]) -> Iterator[None]:
         yield
     finally:
         _thread.ranking = None
-        if ranking is not None:
-            ranking.end()
+    if ranking is not None:
+        ranking.end()
 
 
 _thread = threading.local()

@@ -18,8 +18,12 @@ def read_logits(row, begin, vocabulary, block: tl.constexpr):
 
 @triton.jit
 def keys_of(logits, low_bits: tl.constexpr):
-    """Whole numbers that order logits, the largest first, int64. The low bits of a narrower type add nothing."""
+    """Whole numbers that order logits, the largest first, int64. The low bits of a narrower type add nothing.
+
+    What is not a number comes first, whatever its sign, so that what is behind a row's end is never chosen.
+    """
     bits = (logits + 0.0).to(tl.int32, bitcast=True)  # -0.0 becomes 0.0
+    bits = tl.where(logits == logits, bits, 0x7FC00000)
     return (0x7FFFFFFF - (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)) >> low_bits
 
 

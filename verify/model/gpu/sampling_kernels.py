@@ -51,8 +51,9 @@ def _largest(values, row, blocks, most: tl.constexpr, most_blocks: tl.constexpr)
 
 @triton.jit
 def _masses(logits, largest, temperature):
-    """The probabilities of tokens as int64, up to a common factor."""
-    return (tl.exp(tl.div_rn(logits - largest, temperature)) * MASS_SCALE).to(tl.int64)
+    """The probabilities of tokens as int64, up to a common factor; none of a logit that is not finite."""
+    weights = tl.div_rn(logits - largest, temperature)
+    return tl.where(weights <= 0.0, tl.exp(weights) * MASS_SCALE, 0.0).to(tl.int64)
 
 
 @triton.jit
@@ -223,7 +224,7 @@ def keep(
             tl.debug_barrier()  # all slots are empty before some are filled
         place = first + tl.cumsum(can_be_chosen.to(tl.int32), 0) - 1
         last = tl.where(_has_filters(settings, row), room, first + slots)
-        fits = can_be_chosen & (place < last)
+        fits = can_be_chosen & (place >= 0) & (place < last)
         tl.store(kept + row * room + place, found.to(kept.dtype.element_ty), fits)
         tl.store(ids + row * room + place, token, fits)
 
@@ -312,7 +313,7 @@ def choose(
         if _has_filters(settings, index) | (draws > 1):
             _, number, _, mass = _level(index, settings, masses, blocks, 0, most_blocks)
         if _has_filters(settings, index):
-            fits = number <= room
+            fits = (number >= 0) & (number <= room)
             if fits:
                 count = number.to(tl.int32)
             else:

@@ -41,12 +41,13 @@ class TextWork:
     def __init__(self, shape: CacheShape, groups: int, positions: int, devices: Sequence[torch.device]) -> None:
         """`groups` are the query heads per key head; `positions` is the longest context."""
         self._groups, self._split, self._parts = groups, SPLIT_KEYS, max(1, split_count(positions, SPLIT_KEYS))
-        self._capability = min(map(capability, devices))
+        found = {capability(device) for device in devices}
+        self._capability = found.pop() if len(found) == 1 else 0  # blocks that fit into each of several kinds
         self._sizes = shape.head_dim, shape.dtype, shape.stored_dtype.itemsize, self._capability
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Positions of the first splits, the number of splits of the longest context, and the GPUs' least compute capability.
+        """Positions of the first splits, the number of splits of the longest context, and the GPUs' compute capability.
 
         The kernels' blocks follow from these and from a forward's rows.
         """

@@ -38,7 +38,7 @@ def tree_attention(
     layer: int,
     split: int,  # positions of the first splits
     parts: int,  # the splits of the longest context
-    capability: int,  # the least of the model's GPUs
+    capability: int,  # of the model's GPUs; 0 = several
     scaling: float,
     window: int,  # 0 = none
     softcap: float,  # 0 = none

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.drafters.interface import MAX_NODES
+from outrider.drafters.sequence import Sequence
+from outrider.verify.draft_model.runner import DraftRunner
 from outrider.verify.errors import ModelError
 from outrider.verify.model import invariance
 from outrider.verify.model.batch import ForwardBatch
@@ -19,7 +22,7 @@ from outrider.verify.model.invariance import ProbeResult, holds, start
 from outrider.verify.model.invariant_range import InvariantRange
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
-from tests.verify.model.gpu.conftest import DEVICE
+from tests.verify.model.gpu.conftest import DEVICE, PAGE
 
 CONTEXT = 128
 
@@ -127,3 +130,22 @@ def test_a_range_is_found_and_its_cost_measured(
     found = invariance.find(runner, CONTEXT)
     assert found.bounds is not None and found.bounds.high >= RANGE_ROWS
     assert holds(runner, ((66, 4),))
+
+
+@pytest.mark.parametrize(("length", "kept"), [(PAGE - 1, 0), (20, 3)])
+def test_a_draft_model_keeps_the_rows_whose_pages_it_has(
+    make: Callable[[torch.dtype], TorchRunner], length: int, kept: int
+) -> None:
+    """Below an accepted token, a tree goes on only if no other session can take its rows' pages."""
+    runner, text = make(torch.float32), Sequence()
+    runner.pages = 4
+    runner.start(CONTEXT)
+    shared = DraftRunner(runner, runner.vocabulary)
+    session = shared.session()
+    text.begin((np.arange(length) % 90).astype(np.int32))
+    session.begin(text)
+    first = session.root(1).tokens[0, 0]
+    for row, token in enumerate((first, 7, 8)):
+        session.expand([int(token)], [row], 1)
+    session.advance(np.array([first], np.int32))
+    assert len(session._rows) == kept

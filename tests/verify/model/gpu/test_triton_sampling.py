@@ -123,6 +123,28 @@ def test_several_tokens_of_each_row(size: int, step: float, dtype: torch.dtype, 
     assert not probabilities[~finite].any()
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
+@pytest.mark.parametrize("value", [torch.inf, torch.nan, -torch.nan])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(seed=1, top_k=40), SamplingParams(seed=1, top_p=0.9), SamplingParams(seed=1)]
+)
+def test_a_row_that_is_not_finite_changes_no_other(value: float, params: SamplingParams) -> None:
+    rows = logits_of(9000, 0.0, torch.float32, 5, rows=4).to(DEVICE)
+    expected = Ranking(rows).sampled(rows, params, range(4))
+    broken = rows.clone()
+    broken[3, 5] = value
+    ranking = Ranking(broken)
+    assert torch.equal(ranking.sampled(broken, params, range(4))[:3], expected[:3])
+    assert not ranking.of(broken, 1)[1][3].isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("value", [-torch.inf, torch.nan, -torch.nan])
+def test_what_is_behind_a_row_is_not_among_the_likeliest(value: float) -> None:
+    logits = torch.full((2, 9000), value, device=DEVICE)
+    assert triton_sampling.likeliest(logits, 8)[0].max() < 9000
+
+
 def test_streams_are_sampled_together() -> None:
     """Whatever their requests ask for; rows that are not sampled are not read."""
     rows = logits_of(300, 0.0, torch.float32, 5, rows=9).to(DEVICE)

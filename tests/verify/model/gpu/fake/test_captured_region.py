@@ -90,12 +90,15 @@ def test_other_families_are_refused(name: str) -> None:
         captured(name, DEVICES)
 
 
-def test_nor_of_a_draft_head(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rope", ["default", "dynamic"])
+def test_nor_of_a_draft_head(rope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if its rotary angles depend on the forward's length in transformers."""
     with fake_cuda() as device:
         config = test_architectures.config_of("llama", NAME)
         target = TorchRunner(fake_model(config, DEVICES[:1]), CONTEXT, compile="off", started=False)
         with DEVICES[0]:
-            network = EagleHead(layer_config(config.to_dict(), {}))
+            parameters = {"rope_type": rope, "rope_theta": 1e4, "factor": 2.0}
+            network = EagleHead(layer_config(config.to_dict() | {"rope_parameters": parameters}, {}))
         monkeypatch.setattr(network, "to", lambda _: network)  # is there, and PyTorch cannot move what is fake
         head = HeadModel(network, target, pack=False)
         head.pages = 4
