@@ -174,7 +174,7 @@ try_image() {
         code=0
         refusal=$( (inside outrider serve --auth.open true --model.device cuda) 2>&1) || code=$?
         say "on a GPU, without one: exit code $code"
-        sed 's/^/    /' <<<"$refusal"
+        printf '%s\n' "$refusal" | sed 's/^/    /'
         [ "$code" != 0 ] || fail "without a GPU, the server should have refused to start on one."
     fi
 

@@ -73,7 +73,7 @@ class CudaCapture:
 
     @contextmanager
     def __call__(self, device: torch.device) -> Iterator[Callable[[], Any]]:
-        """As `Capture`."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pools[device], stream=self._streams[device]):
+        """As `Capture`. What other threads ask of the device meanwhile does not end the capture."""
+        graph, thread = torch.cuda.CUDAGraph(), "thread_local"
+        with torch.cuda.graph(graph, self._pools[device], self._streams[device], capture_error_mode=thread):
             yield graph.replay

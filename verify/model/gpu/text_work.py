@@ -91,13 +91,13 @@ def split_count(positions: int, size: int) -> int:
 def attend_blocks(rows: int, head_dim: int, dtype: torch.dtype, stored_bytes: int, capability: int) -> tuple[int, int]:
     """Rows and keys of the blocks of a split, if a stream has up to `rows` rows times query heads per key head.
 
-    The number of rows does not change their bits. There are two, so that few variants of the kernel are compiled.
-    `stored_bytes` is the size of a number in the cache.
+    The number of rows does not change their bits. There are three, so that few variants of the kernel are compiled; with few
+    rows, a smaller block spreads them over more programs. `stored_bytes` is the size of a number in the cache.
     """
     is_roomy = capability == HOPPER and stored_bytes > 1
     blocks = FLOAT32_BLOCKS if dtype == torch.float32 else HOPPER_BLOCKS if is_roomy else BLOCKS
     most, keys = blocks[min((most for most in blocks if most >= head_dim), default=max(blocks))]
-    return MIN_BLOCK_ROWS if rows <= MIN_BLOCK_ROWS else most, keys
+    return MIN_BLOCK_ROWS if rows <= MIN_BLOCK_ROWS else min(most, 32) if rows <= 64 else most, keys
 
 
 def capability(device: torch.device) -> int:

@@ -17,6 +17,7 @@ from outrider.verify.model.torch_runner import TorchRunner
 from outrider.verify.sampling_params import SamplingParams
 from outrider.verify.verifier import Verifier
 from tests.verify.heads.checkpoints import load_pair
+from tests.verify.model.gpu.conftest import DEVICE
 
 GREEDY = SamplingParams(temperature=0)
 KEPT_STATES = 24
@@ -54,7 +55,7 @@ def test_a_head_in_pages_drafts_the_same(kind: str, tokens: int, tmp_path: Path,
     """Also after a text whose first states were not kept."""
     expected, reference = drafts(load_pair(tmp_path, kind), tokens)
     monkeypatch.setattr(TorchRunner, "in_pages", True)
-    found, cache = drafts(load_pair(tmp_path, kind), tokens)
+    found, cache = drafts(load_pair(tmp_path, kind, device=DEVICE.type), tokens)
     assert found == expected
     assert isinstance(cache.rows, PagedCache)
     assert (cache.first, cache.length) == (reference.first, reference.length)
