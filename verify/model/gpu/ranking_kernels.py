@@ -18,12 +18,8 @@ def read_logits(row, begin, vocabulary, block: tl.constexpr):
 
 @triton.jit
 def keys_of(logits, low_bits: tl.constexpr):
-    """Whole numbers that order logits, the largest first, int64. The low bits of a narrower type add nothing.
-
-    What is not a number comes first, whatever its sign, so that what is behind a row's end is never chosen.
-    """
+    """Whole numbers that order logits, the largest first, int64. The low bits of a narrower type add nothing."""
     bits = (logits + 0.0).to(tl.int32, bitcast=True)  # -0.0 becomes 0.0
-    bits = tl.where(logits == logits, bits, 0x7FC00000)
     return (0x7FFFFFFF - (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)) >> low_bits
 
 
@@ -75,7 +71,8 @@ def likeliest_of_block(
     mass = tl.sum(tl.exp(found - tl.where(base == -float("inf"), 0.0, base)), 0)
     tl.store(masses + place, mass)
     tl.store(values + place * most + tl.arange(0, most), largest)
-    tl.store(ids + place * most + tl.arange(0, most), number * block + chosen)
+    # Behind a row's end is -inf, which precedes NaN with a sign.
+    tl.store(ids + place * most + tl.arange(0, most), tl.minimum(number * block + chosen, vocabulary - 1))
 
 
 @triton.jit
@@ -101,6 +98,6 @@ def likeliest(
     bases = tl.load(values + (row * blocks + number) * most, number < blocks, -float("inf"))
     mass = tl.sum(tl.load(masses + row * blocks + number, number < blocks, 0.0) * tl.exp(bases - base), 0)
     place = tl.arange(0, most)
-    found = tl.load(ids + row * blocks * most + places, place < count, 0)
+    found = tl.load(ids + row * blocks * most + places, (place < count) & (places < blocks * most), 0)
     tl.store(chosen + row * count + place, found, place < count)
     tl.store(probabilities + row * count + place, tl.exp(largest - base) / mass, place < count)

@@ -55,7 +55,7 @@ def likeliest_tokens(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, to
             row_stride=logits.stride(0),
             vocabulary=vocabulary,
             block=BLOCK,
-            num_warps=WARPS,
+            num_warps=CHOICE_WARPS,
             **found,
         )
         ranking_kernels.likeliest[rows,](

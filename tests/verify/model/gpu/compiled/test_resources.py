@@ -92,7 +92,7 @@ def likeliest(capability: int, dtype: torch.dtype) -> list[Variant]:
     kinds |= dict.fromkeys(("ids", "chosen"), "*i32")
     sizes = {"count": 8, "most": 8, "low_bits": LOW_BITS[dtype]}
     return [
-        Variant(capability, "ranking_kernels", "likeliest_of_block", kinds, {**sizes, "block": BLOCK}, WARPS),
+        Variant(capability, "ranking_kernels", "likeliest_of_block", kinds, {**sizes, "block": BLOCK}, CHOICE_WARPS),
         Variant(capability, "ranking_kernels", "likeliest", kinds, {**sizes, "most_blocks": 32}),
     ]
 
