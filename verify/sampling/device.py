@@ -7,7 +7,6 @@ sample with it on a CPU, too.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from outrider.drafters.noise import position_key
 from outrider.verify.model.transfer import Download, one_copy, to_device
 from outrider.verify.sampling.precision import MASS_SCALE, check_finite
+from outrider.verify.sampling.ranking import joined, ranked_together, ranking_of
 from outrider.verify.sampling_params import SamplingParams
 
 # This many noise values are computed at once. More would not fit into a CPU's cache.
@@ -231,71 +231,6 @@ def logprobs(logits: torch.Tensor, tokens: NDArray[np.int32], count: int) -> lis
     return Download(chosen, ids.int(), top).arrays()
 
 
-class Ranking:
-    """Rows on a GPU, ranked together as soon as some of them are asked for; their tokens are sampled together at the end."""
-
-    def __init__(self, rows: torch.Tensor, is_shared: bool = False) -> None:
-        """`rows` are logits [M, V]. If it `is_shared`, tokens are sampled by `sample`, else at once."""
-        self._rows, self._is_shared = rows, is_shared
-        self._found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-        self._chosen: torch.Tensor | None = None  # int32 [M]
-        self._sampled: list[tuple[int, SamplingParams, Sequence[int]]] = []
-
-    def has(self, logits: torch.Tensor) -> bool:
-        """Whether these logits are among the rows."""
-        return logits is self._rows or first_row(logits, self._rows) is not None
-
-    def of(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `likeliest`, of some of the rows."""
-        first = self._first(logits)
-        ids, probabilities = (each[first : first + len(logits), :count] for each in self._ranked(count)[:2])
-        return ids, probabilities
-
-    def sampled(self, logits: torch.Tensor, params: SamplingParams, positions: Sequence[int]) -> torch.Tensor:
-        """The tokens of some of the rows, int32 [M], as `DeviceSampler.sample`. If shared, memory that `sample` writes to."""
-        first = self._first(logits)
-        self._sampled.append((first, params, positions))
-        if not self._is_shared:
-            return self.sample()
-        if self._chosen is None:
-            self._chosen = torch.empty(len(self._rows), dtype=torch.int32, device=self._rows.device)
-        return self._chosen[first : first + len(logits)]
-
-    def sample(self) -> torch.Tensor:
-        """Chooses the tokens that have been asked for, int32 by row."""
-        from outrider.verify.model.gpu import triton_sampling
-
-        sampled = [triton_sampling.Sampled(*each) for each in self._sampled]
-        found = triton_sampling.choose(self._rows, self._ranked(1)[2], sampled)
-        return found if self._chosen is None else self._chosen.copy_(found)
-
-    def end(self) -> None:
-        """Samples what is missing."""
-        if self._sampled:
-            self.sample()
-
-    def _ranked(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The rows' likeliest tokens, `count` at least if there are as many."""
-        from outrider.verify.model.gpu import triton_sampling
-
-        count = min(count, self._rows.shape[1])
-        if self._found is None or self._found[0].shape[1] < count:
-            self._found = triton_sampling.likeliest(self._rows, count)
-        return self._found
-
-    def _first(self, logits: torch.Tensor) -> int:
-        """Which row these logits begin with."""
-        first = 0 if logits is self._rows else first_row(logits, self._rows)
-        assert first is not None
-        return first
-
-
-def ranking_of(logits: torch.Tensor) -> Ranking:
-    """The ranking that this thread shares, if it has these rows, else one of their own."""
-    shared: Ranking | None = getattr(_thread, "ranking", None)
-    return shared if shared is not None and shared.has(logits) else Ranking(logits)
-
-
 def copies(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """As in `outrider.verify.sampling.rows`."""
     rows = joined(parts)
@@ -307,48 +242,3 @@ def decided_together(parts: Sequence[torch.Tensor]) -> Iterator[None]:
     """As in `outrider.verify.sampling.rows`."""
     with one_copy(), ranked_together(parts):
         yield
-
-
-@contextmanager
-def ranked_together(parts: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Inside, this thread ranks logits [M, V] of several streams together, if they follow each other in a GPU's memory.
-
-    Their tokens are sampled at the end.
-    """
-    filled = [part for part in parts if len(part)]
-    rows = joined(filled) if filled and filled[0].device.type == "cuda" else None
-    ranking = _thread.ranking = None if rows is None else Ranking(rows, is_shared=True)
-    try:
-        yield
-    finally:
-        _thread.ranking = None
-    if ranking is not None:
-        ranking.end()
-
-
-_thread = threading.local()
-
-
-def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Views [M, V] that follow each other in one tensor as one view; None if they do not."""
-    first = parts[0]
-    rows = first.as_strided((sum(map(len, parts)), first.shape[1]), first.stride()) if is_one_storage(parts) else None
-    start = 0
-    for part in parts:
-        if rows is None or first_row(part, rows) != start:
-            return None
-        start += len(part)
-    return rows
-
-
-def is_one_storage(parts: Sequence[torch.Tensor]) -> bool:
-    """Whether the tensors have their memory in common."""
-    return len({part.untyped_storage().data_ptr() for part in parts}) == 1
-
-
-def first_row(part: torch.Tensor, rows: torch.Tensor) -> int | None:
-    """Where a view [N, V] of rows [M, V] begins; None if it is not one."""
-    if part.dtype != rows.dtype or part.stride() != rows.stride() or not is_one_storage([part, rows]):
-        return None
-    first, rest = divmod(int(part.storage_offset()) - int(rows.storage_offset()), rows.stride(0))
-    return None if rest or not 0 <= first <= len(rows) - len(part) else first

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.verify.model.gpu import sampling_kernels, triton_sampling
-from outrider.verify.sampling.device import DeviceSampler, Ranking, joined, warp_logits
+from outrider.verify.sampling.device import DeviceSampler, warp_logits
 from outrider.verify.sampling.largest import likeliest
+from outrider.verify.sampling.ranking import Ranking, joined
 from outrider.verify.sampling.rows import in_place
 from outrider.verify.sampling.sampler import choose as choose_on_host
 from outrider.verify.sampling_params import SamplingParams
