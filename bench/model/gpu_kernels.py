@@ -35,7 +35,8 @@ def kernels_of_steps(shape: str) -> dict[str, Any]:
     logits = 4.0 * torch.randn(max(NODES) + 1, runner.vocabulary, device="cuda").bfloat16()
     for name, (params, _) in SETTINGS.items():
         for rows in (nodes + 1 for nodes in NODES):
-            figures[f"{rows} tokens, {name}"] = kernels_of(partial(timed_choices, logits[:rows], params))
+            label = f"{rows} tokens, {name.partition(',')[0]}"  # without feedback and penalties
+            figures[label] = kernels_of(partial(timed_choices, logits[:rows], params))
     del runner, cache
     torch.cuda.empty_cache()
     return figures
