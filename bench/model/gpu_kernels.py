@@ -33,10 +33,9 @@ def kernels_of_steps(shape: str) -> dict[str, Any]:
         for nodes in NODES:
             figures[f"{nodes} nodes after {context} tokens"] = kernels_of(partial(timed_forward, runner, cache, nodes))
     logits = 4.0 * torch.randn(max(NODES) + 1, runner.vocabulary, device="cuda").bfloat16()
-    for name, (params, _) in SETTINGS.items():
+    for name, params in ((name.partition(",")[0], params) for name, (params, _) in SETTINGS.items()):  # without penalties
         for rows in (nodes + 1 for nodes in NODES):
-            label = f"{rows} tokens, {name.partition(',')[0]}"  # without feedback and penalties
-            figures[label] = kernels_of(partial(timed_choices, logits[:rows], params))
+            figures[f"{rows} tokens, {name}"] = kernels_of(partial(timed_choices, logits[:rows], params))
     del runner, cache
     torch.cuda.empty_cache()
     return figures
