@@ -1,12 +1,13 @@
-"""torch.compile for the layers of a model, with options of `torch._dynamo`, which is private.
+"""torch.compile for the layers of a model, with options of `torch._dynamo` and `torch.fx.experimental`, which are private.
 
 They are the base class of the compiler's errors and two settings. `_no_split_modules`, which names the classes of layers, is
 private to transformers. Tested with PyTorch 2.13 and transformers 5.23. `tests/verify/model/gpu/test_compilation.py` fails if
 a name is missing.
 
-Without the error's class, every exception of the first forward has to count as a failed compilation. Without the settings,
-each layer is compiled on its own, or falls back to Python after a few; `model.compile: off` serves any model, without fused
-kernels. Without the layers' names, the whole model is compiled at once, which takes longer.
+Without the error's class, every exception of the first forward has to count as a failed compilation. Without the limit, layers
+of many kinds fall back to Python; `model.compile: off` serves any model, without fused kernels. Without the other setting, a
+number of rows that equals another size gets code of its own. Without the layers' names, the whole model is compiled at once,
+which takes longer.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from typing import Any
 
 import torch
 import torch._dynamo
+import torch.fx.experimental._config
 from transformers import PreTrainedModel
 
 from outrider.verify.model.recurrent.mixers import Mixer
 
 # The limit of variants of a layer (by kind of layer and number of rows) that torch.compile may make.
 RECOMPILE_LIMIT = 64
-# Without `allow_unspec_int_on_nn_module`, torch.compile would specialise each layer on its index.
-SETTINGS = {"allow_unspec_int_on_nn_module": True, "recompile_limit": RECOMPILE_LIMIT}
+# The integers of modules that are no constants in the code, so that the code for one layer serves the others. Sizes are
+# constants, since kernels divide by them for each number that they compute.
+DYNAMIC_SOURCES = r".*\.(cache_layer|layer_idx|layer_id|layer_number)"
 
 CompileError = torch._dynamo.exc.TorchDynamoException
 
@@ -42,19 +45,25 @@ def compiled_layers(model: PreTrainedModel, backend: Any = "inductor") -> Iterat
     """Runs the model's layers through torch.compile inside the context; fused kernels make a captured step faster.
 
     Compiles layer by layer: the layers of a model are alike, so the code for one serves the others and any number of rows but
-    one. The numbers are `dynamic` from the first on, since code of its own for one of them may compute rows with other bits.
+    one. That number is `dynamic` from the first forward on, since code of its own may compute rows with other bits.
     Recurrent parts of layers, which count their calls, are left out. The first forward raises CompileError if the model cannot
     be compiled.
     """
     mixers = [module for module in model.modules() if isinstance(module.forward, Mixer)]
     forwards = [module.forward for module in mixers]
     layers = layers_of(model) or [model]
+    compiler: Any = torch.compiler.config  # `patch` is not in their types
+    symbols: Any = torch.fx.experimental._config
     for module, forward in zip(mixers, forwards, strict=True):
         module.forward = torch.compiler.disable(forward)
     for layer in layers:
         layer.forward = torch.compile(layer.forward, backend=backend, dynamic=True)
     try:
-        with torch._dynamo.config.patch(SETTINGS):
+        with (
+            torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT),
+            compiler.patch(dynamic_sources=DYNAMIC_SOURCES),
+            symbols.patch(use_duck_shape=False),
+        ):
             yield
     finally:
         for layer in layers:

@@ -54,6 +54,8 @@ class MergedPart(torch.nn.Module):
         """The layer's output: a view of the product if these rows were the first layer's, too, else of another one."""
         [merged] = self._merged
         parts = merged.parts if merged.rows is rows else merged.product(rows).split(merged.sizes, -1)
+        if self._number == len(merged.sizes) - 1:
+            merged.rows, merged.parts = None, ()  # so that the next layer's product may have their memory
         return cast(torch.Tensor, parts[self._number])
 
 

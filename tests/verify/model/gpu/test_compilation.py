@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+import torch.fx.experimental._config as symbols
+from torch.fx.experimental.symbolic_shapes import free_symbols
 from transformers import PreTrainedModel
 
 from outrider.verify.model.attention.interface import NAME
 from outrider.verify.model.batch import ForwardBatch
-from outrider.verify.model.gpu.compilation import SETTINGS, CompileError, compiled_layers
+from outrider.verify.model.gpu.compilation import CompileError, compiled_layers
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.verify.model.gpu.conftest import DEVICE
@@ -21,27 +23,30 @@ from tests.verify.model.test_architectures import make
 
 
 def test_the_private_names_are_there() -> None:
-    for name in SETTINGS:
+    for module, name in ((torch._dynamo.config, "recompile_limit"), (symbols, "use_duck_shape")):
         here = f"PyTorch {torch.__version__}; compilation.py says what would be lost."
-        assert hasattr(torch._dynamo.config, name), f"There is no torch._dynamo.config.{name} in {here}"
+        assert hasattr(module, name), f"There is no {module.__name__}.{name} in {here}"
     assert hasattr(PreTrainedModel, "_no_split_modules"), "transformers' models do not name their layers; see compilation.py."
     assert issubclass(CompileError, Exception)
 
 
 @pytest.mark.slow
 def test_layers_are_compiled_once_for_all_of_them(caplog: pytest.LogCaptureFixture) -> None:
-    """Code compiled for a few layers and numbers of rows serves all, with unchanged results."""
+    """Code compiled for a few layers and numbers of rows serves all, with unchanged results. All other sizes are constants."""
     caplog.set_level(logging.WARNING, "torch.__trace")  # verbose
     runner = TorchRunner(make("llama", NAME).to(DEVICE), started=False)
     compiled: list[torch.fx.GraphModule] = []
 
     def count(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
         compiled.append(graph)
+        values = [node.meta.get("example_value") for node in graph.graph.nodes if node.op.startswith("call")]
+        sizes = {symbol for value in values if isinstance(value, torch.Tensor) for symbol in free_symbols(value.shape)}
+        assert len(sizes) <= 1  # the number of rows
         return graph
 
     graphs = Graphed(runner, capture=False)
     before = [module.forward for module in runner.model.modules()]
-    for size in (12, 4, 2, 1):  # attention has larger blocks for the first one
+    for size in (64, 4, 2, 1):  # attention has larger blocks for the first one, which is also the size of a page
         batch = ForwardBatch.chain(torch.arange(3, 3 + size))
         reference, cache = graphs.filled()
         expected = runner.forward(reference, batch)

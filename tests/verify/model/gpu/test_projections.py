@@ -89,6 +89,7 @@ def test_a_part_of_other_rows_is_of_another_product() -> None:
     assert torch.allclose(merged(rows), first(rows), atol=1e-6)
     assert torch.allclose(part(others), second(others), atol=1e-6)
     assert torch.allclose(part(rows), second(rows), atol=1e-6)
+    assert merged.rows is None and not merged.parts  # nothing keeps their memory
 
 
 @pytest.mark.slow
