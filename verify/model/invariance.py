@@ -33,7 +33,7 @@ from outrider.verify.model.torch_runner import TorchRunner
 
 # auto = where it costs at most MAX_COST; on = refuses to start where it cannot hold.
 # The version of saved findings. It changes with the attention and the products.
-VERSION = 7
+VERSION = 8
 # The share of a step's time that invariance may cost.
 MAX_COST = 0.05
 PROBED_ROWS = (*range(1, 18), 24, 31, 32, 33, 34, 40, 47, 48, 49, 63, 64, 65, 66, 128, 256, 257, PROMPT_ROWS)

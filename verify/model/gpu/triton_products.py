@@ -21,12 +21,28 @@ from outrider.verify.model.transfer import on_device
 TYPES = (torch.bfloat16, torch.float16)
 # The tile size of the tensor cores, and the most rows of one tile: with more, registers do not suffice.
 LEAST_ROWS, MOST_ROWS = 16, 128
-# With fewer programs, too few multiprocessors of a large GPU read weights.
-PROGRAMS = 96
-# A layer with at least WIDE_TILES tiles of WIDE_OUTPUTS is computed in these: the rows are then read less often.
-WIDE_OUTPUTS, WIDE_TILES = 128, 128
-OUTPUTS, INPUTS = 64, 128
-MOST_STAGES = 4
+# The outputs of a tile, if registers suffice, and the most rows with which they do on any GPU.
+OUTPUTS, FEW_ROWS = (64, 128, 256), 80
+# The inputs that a program multiplies at once, and the most blocks of them that it reads ahead.
+INPUTS, MOST_STAGES = 128, 4
+# With fewer programs of SPLIT_OUTPUTS, too few multiprocessors of a large GPU read weights.
+PROGRAMS, SPLIT_OUTPUTS = 96, 128
+
+
+class Gpu(NamedTuple):
+    """What the sizes of tiles depend on."""
+
+    multiprocessors: int
+    shared_bytes: int  # of a program, without what the compiler adds
+    capability: int  # such as 90
+
+    def holds(self, rows: int, bits: int) -> bool:
+        """Whether registers suffice for tiles of the most outputs with so many rows.
+
+        Products on Hopper and Blackwell take inputs from shared memory, which leaves registers. Weights of 4 bits need more.
+        """
+        is_roomy = self.capability // 10 in (9, 10)
+        return is_roomy and rows <= FEW_ROWS if bits == 4 else is_roomy or rows <= FEW_ROWS
 
 
 class Tile(NamedTuple):
@@ -39,20 +55,33 @@ class Tile(NamedTuple):
     warps: int
 
     @staticmethod
-    def of(count: int, outputs: int, bits: int = 16, itemsize: int = 2) -> Tile:
-        """The fastest that was found for this number of rows, on an H200 with 16 bits. `itemsize` is that of the rows."""
+    def of(count: int, outputs: int, splits: int, gpu: Gpu, bits: int = 16, itemsize: int = 2) -> Tile:
+        """The tile for this number of rows. `itemsize` is that of the rows.
+
+        Weights come from memory once, but the rows are read by the programs of all outputs. With many of both, what limits the
+        product is what a multiprocessor reads from the cache (about 55 GB/s of an H200's), so the busiest one has to read the
+        least. With few rows, many small programs wait less for memory.
+        """
         rows, more_rows = min(MOST_ROWS, max(LEAST_ROWS, triton.next_power_of_2(count))), 0
         if 0 < count - rows // 2 <= LEAST_ROWS < rows // 2:
             rows, more_rows = rows // 2, LEAST_ROWS
         elif 0 < count - MOST_ROWS <= LEAST_ROWS:
             more_rows = LEAST_ROWS
-        is_wide = rows > LEAST_ROWS and outputs >= WIDE_OUTPUTS * WIDE_TILES
-        inputs = INPUTS // 2 if is_wide or rows == MOST_ROWS else INPUTS
+        of_tile = rows + more_rows
+
+        def busiest(size: int) -> int:
+            """The bytes of one input that the busiest multiprocessor reads, if tiles have `size` outputs."""
+            programs = splits * triton.cdiv(outputs, size) * triton.cdiv(count, of_tile)
+            return int(triton.cdiv(programs, gpu.multiprocessors) * (size * bits // 8 + min(count, of_tile) * itemsize))
+
+        sizes = OUTPUTS if itemsize == 2 and gpu.holds(of_tile, bits) else OUTPUTS[:2]
+        size = OUTPUTS[0] if rows == LEAST_ROWS else min(sizes, key=busiest)
+        inputs = INPUTS // 2 if size > OUTPUTS[0] or rows == MOST_ROWS else INPUTS
         if bits == 4:
             inputs = INPUTS  # whole blocks of bytes, which are multiplied in halves
         elif itemsize > 2:
             inputs = INPUTS // 2  # products of float32 are three of TF32, each over a whole block
-        return Tile(rows, more_rows, WIDE_OUTPUTS if is_wide else OUTPUTS, inputs, 8 if is_wide else 4)
+        return Tile(rows, more_rows, size, inputs, 4 if size == OUTPUTS[0] else 8)
 
     def block_bytes(self, bits: int = 16, itemsize: int = 2) -> int:
         """Bytes of shared memory for one block of inputs. `itemsize` is that of the rows."""
@@ -64,18 +93,22 @@ class Tile(NamedTuple):
 
 
 @cache
-def shared_bytes(device: torch.device) -> int:
-    """The shared memory of a program, without what the compiler adds."""
+def gpu_of(device: torch.device) -> Gpu:
+    """The GPU's figures; an H200's without one."""
     if device.type != "cuda":
-        return MOST_STAGES << 20
+        return Gpu(132, 226 << 10, 90)
     properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin) - 1024
+    return Gpu(
+        properties.multi_processor_count,
+        properties.shared_memory_per_block_optin - 1024,
+        10 * properties.major + properties.minor,
+    )
 
 
 def splits_of(inputs: int, outputs: int) -> int:
     """Into how many parts a layer's inputs are cut; this depends on nothing else, because it decides the order of sums."""
     splits = 1
-    while triton.cdiv(outputs, OUTPUTS) * splits < PROGRAMS and 2 * splits * INPUTS <= inputs:
+    while triton.cdiv(outputs, SPLIT_OUTPUTS) * splits < PROGRAMS and 2 * splits * INPUTS <= inputs:
         splits *= 2
     return splits
 
@@ -93,7 +126,8 @@ def _multiply(
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
     count, inputs = flat.shape
     outputs = len(weight)
-    splits, tile = splits_of(inputs, outputs), Tile.of(count, outputs, bits, rows.itemsize)
+    splits, gpu = splits_of(inputs, outputs), gpu_of(rows.device)
+    tile = Tile.of(count, outputs, splits, gpu, bits, rows.itemsize)
     out = torch.empty(*rows.shape[:-1], outputs, dtype=rows.dtype, device=rows.device)
     partial = torch.empty(splits * count * outputs if splits > 1 else 0, dtype=torch.float32, device=rows.device)
     grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(count, tile.rows + tile.more_rows), splits)
@@ -121,7 +155,7 @@ def _multiply(
             splits=splits,
             split_inputs=INPUTS * triton.cdiv(triton.cdiv(inputs, INPUTS), splits),
             num_warps=tile.warps,
-            num_stages=tile.stages(shared_bytes(rows.device), tile.block_bytes(bits, rows.itemsize)),
+            num_stages=tile.stages(gpu.shared_bytes, tile.block_bytes(bits, rows.itemsize)),
         )
     return out
 
@@ -165,7 +199,7 @@ def counters(outputs: int, device: torch.device) -> torch.Tensor:
 
     A layer has its own, since another layer's product may run at the same time, as a draft model's does beside the target's.
     """
-    return torch.zeros(triton.cdiv(outputs, OUTPUTS) * triton.cdiv(ROWS[-1], MOST_ROWS), dtype=torch.int32, device=device)
+    return torch.zeros(triton.cdiv(outputs, OUTPUTS[0]) * triton.cdiv(ROWS[-1], MOST_ROWS), dtype=torch.int32, device=device)
 
 
 class KernelLinear(torch.nn.Linear):

@@ -10,9 +10,11 @@ import torch
 from outrider.verify.model.gpu import triton_products
 from outrider.verify.model.gpu.projections import use_kernels
 from outrider.verify.model.gpu.row_counts import ROWS
-from outrider.verify.model.gpu.triton_products import KernelLinear, Tile, splits_of, use_kernel
+from outrider.verify.model.gpu.triton_products import Gpu, KernelLinear, Tile, splits_of, use_kernel
 from tests.verify.model.gpu.conftest import DEVICE
 from tests.verify.model.test_architectures import make
+
+A100, H100, ADA = Gpu(108, 162 << 10, 80), Gpu(132, 226 << 10, 90), Gpu(128, 98 << 10, 89)
 
 
 def layer(inputs: int, outputs: int, bias: bool = False, dtype: torch.dtype = torch.bfloat16) -> KernelLinear:
@@ -42,9 +44,9 @@ def test_products_are_pytorchs(inputs: int, outputs: int, bias: bool, dtype: tor
         assert (found - expected).norm() < 1e-2 * expected.norm()
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(320, 400), pytest.param(64, 16_500, marks=pytest.mark.slow)])
-def test_a_row_has_the_same_bits_in_any_number_of_rows(inputs: int, outputs: int) -> None:
-    """Half of the inputs cancel the others, so another order of the sums shows."""
+@pytest.mark.parametrize(("inputs", "outputs"), [(320, 400), pytest.param(64, 17_000, marks=pytest.mark.slow)])
+def test_a_row_has_the_same_bits_in_any_number_of_rows(inputs: int, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And in tiles of any size. Half of the inputs cancel the others, so another order of the sums shows."""
     linear = layer(inputs, outputs)
     with torch.no_grad():
         linear.weight[:, inputs // 2 :] = -linear.weight[:, : inputs // 2].flip(1)
@@ -54,6 +56,11 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(inputs: int, outputs: int
     for count in (*ROWS[:-1], 3, 20, 200):
         assert torch.equal(linear(rows[:count]), whole[:count]), count
         assert torch.equal(linear(rows[:count].flip(0)), whole[:count].flip(0)), count
+    small = triton_products.gpu_of(DEVICE)._replace(multiprocessors=1)
+    assert [Tile.of(count, outputs, 1, small).outputs for count in (16, 72)] == [64, 256]
+    monkeypatch.setattr(triton_products, "gpu_of", lambda _: small)
+    for count in (16, 72, 256):
+        assert torch.equal(linear(rows[:count]), whole[:count]), count
     assert not linear.arrived.any()
 
 
@@ -78,27 +85,40 @@ def test_more_rows_than_the_layer_has_counters_for() -> None:
     assert torch.equal(linear(given)[:9], linear(given[:9]))
 
 
+def tile_of(count: int, inputs: int, outputs: int, gpu: Gpu = H100, bits: int = 16, itemsize: int = 2) -> Tile:
+    return Tile.of(count, outputs, splits_of(inputs, outputs), gpu, bits, itemsize)
+
+
 def test_a_tile_is_hardly_larger_than_the_rows() -> None:
-    covered = {count: Tile.of(count, 4096) for count in (1, 16, 17, 64, 65, 72, 100, 129, 136, 200, 256)}
+    covered = {count: tile_of(count, 4096, 4096) for count in (1, 16, 17, 64, 65, 72, 100, 129, 136, 200, 256)}
     assert {count: (tile.rows, tile.more_rows) for count, tile in covered.items()} == {
         1: (16, 0), 16: (16, 0), 17: (32, 0), 64: (64, 0), 65: (64, 16), 72: (64, 16), 100: (128, 0), 129: (128, 16),
         136: (128, 16), 200: (128, 0), 256: (128, 0),
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("bits", "most"), [(16, 2.2), (8, 3.0), (4, 4.5)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(4096, 6144), (4096, 4096), (4096, 28_672), (14_336, 4096), (4096, 128_256)])
+def test_multiprocessors_read_little_from_the_cache(inputs: int, outputs: int, bits: int, most: float) -> None:
+    """Of weights and 72 rows, the busiest one of an H100 reads at most so many times its share of the weights."""
+    tile, splits = tile_of(72, inputs, outputs, bits=bits), splits_of(inputs, outputs)
+    programs = -(-splits * -(-outputs // tile.outputs) // H100.multiprocessors)
+    read = programs * (tile.outputs * bits / 8 + 72 * 2) * inputs / splits
+    assert read <= most * inputs * outputs * bits / 8 / H100.multiprocessors
+
+
 def test_float32_has_blocks_of_one_size() -> None:
     """Three products of TF32, each over a whole block, make one of float32."""
     for bits in (8, 4):
-        tiles = [Tile.of(count, outputs, bits, 4) for count, outputs in product(ROWS, (4096, 1 << 17))]
+        tiles = [tile_of(count, 4096, outputs, H100, bits, 4) for count, outputs in product(ROWS, (4096, 1 << 17))]
         assert len({tile.inputs for tile in tiles}) == 1
 
 
 def test_blocks_fit_the_shared_memory() -> None:
-    for shared in (99 << 10, 163 << 10, 227 << 10):
-        for count, outputs, bits in product(ROWS, (4096, 1 << 17), (16, 8, 4)):
-            tile = Tile.of(count, outputs, bits)
-            size = tile.block_bytes(bits)
-            assert size * tile.stages(shared, size) <= shared
+    for gpu, count, outputs, bits in product((A100, H100, ADA), ROWS, (4096, 1 << 17), (16, 8, 4)):
+        tile = tile_of(count, 4096, outputs, gpu, bits)
+        size = tile.block_bytes(bits)
+        assert size * tile.stages(gpu.shared_bytes, size) <= gpu.shared_bytes
 
 
 def test_which_layers_of_a_model_are_computed_by_it() -> None:
@@ -112,4 +132,4 @@ def test_which_layers_of_a_model_are_computed_by_it() -> None:
     assert torch.equal(
         model.lm_head.weight, expected["lm_head.weight" if "lm_head.weight" in expected else "model.embed_tokens.weight"]
     )
-    assert model.lm_head.arrived.numel() >= -(-model.lm_head.out_features // triton_products.OUTPUTS)
+    assert model.lm_head.arrived.numel() >= -(-model.lm_head.out_features // triton_products.OUTPUTS[0])

@@ -13,7 +13,7 @@ import torch
 
 from outrider.verify.model.gpu.text_work import SPLIT_KEYS, SPLITS_PER_SIZE, attend_blocks, split_count
 from outrider.verify.model.gpu.triton_attention import OWN_STAGES
-from outrider.verify.model.gpu.triton_products import Tile, splits_of
+from outrider.verify.model.gpu.triton_products import Gpu, Tile, splits_of
 from outrider.verify.model.gpu.triton_sampling import BLOCK, CHOICE_BLOCK, CHOICE_WARPS, LOW_BITS, SLOTS, WARPS
 from tests.verify.model.gpu.compiled.compiling import GFX942, LOCAL_BYTES, SHARED_BYTES, Usage, Variant, usages
 
@@ -53,18 +53,20 @@ def products(capability: int, dtype: torch.dtype, bits: int = 16) -> list[Varian
     kinds = dict.fromkeys(("rows", "weight", "bias", "out"), f"*{TYPES[dtype]}") | {"partial": "*fp32", "arrived": "*i32"}
     kinds |= {"scales": "*fp16", "minimums": "*fp16"} | ({} if bits == 16 else {"weight": "*i8" if bits == 8 else "*u8"})
     variants = []
+    gpu = Gpu(132, SHARED_BYTES.get(capability, LOCAL_BYTES), capability)
     for count, outputs in ((1, 4096), (64, 4096), (136, 4096), (72, 128_256), (136, 128_256), (256, 128_256)):
-        tile = Tile.of(count, outputs, bits)
+        splits = splits_of(4096, outputs)
+        tile = Tile.of(count, outputs, splits, gpu, bits)
         sizes = {"block_rows": tile.rows, "more_rows": tile.more_rows, "block_outputs": tile.outputs}
         sizes |= {
             "inputs": 4096,
             "bits": bits,
             "block_inputs": tile.inputs,
-            "splits": splits_of(4096, outputs),
-            "split_inputs": 4096,
+            "splits": splits,
+            "split_inputs": 4096 // splits,
             "has_bias": True,
         }
-        stages = tile.stages(SHARED_BYTES.get(capability, LOCAL_BYTES), tile.block_bytes(bits))
+        stages = tile.stages(gpu.shared_bytes, tile.block_bytes(bits))
         variants.append(Variant(capability, "product_kernels", "multiply", kinds, sizes, tile.warps, stages))
     return variants
 
