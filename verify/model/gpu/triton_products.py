@@ -59,29 +59,33 @@ class Tile(NamedTuple):
         """The tile for this number of rows. `itemsize` is that of the rows.
 
         Weights come from memory once, but the rows are read by the programs of all outputs. With many of both, what limits the
-        product is what a multiprocessor reads from the cache (about 55 GB/s of an H200's), so the busiest one has to read the
-        least. With few rows, many small programs wait less for memory.
+        product is what a multiprocessor reads from the cache, so the busiest one has to read the least. With few rows, many
+        small programs wait less for memory.
         """
         rows, more_rows = min(MOST_ROWS, max(LEAST_ROWS, triton.next_power_of_2(count))), 0
         if 0 < count - rows // 2 <= LEAST_ROWS < rows // 2:
             rows, more_rows = rows // 2, LEAST_ROWS
         elif 0 < count - MOST_ROWS <= LEAST_ROWS:
             more_rows = LEAST_ROWS
-        of_tile = rows + more_rows
 
-        def busiest(size: int) -> int:
-            """The bytes of one input that the busiest multiprocessor reads, if tiles have `size` outputs."""
-            programs = splits * triton.cdiv(outputs, size) * triton.cdiv(count, of_tile)
-            return int(triton.cdiv(programs, gpu.multiprocessors) * (size * bits // 8 + min(count, of_tile) * itemsize))
+        def tile(size: int) -> Tile:
+            inputs = INPUTS // 2 if size > OUTPUTS[0] or rows == MOST_ROWS else INPUTS
+            if bits == 4:
+                inputs = INPUTS  # whole blocks of bytes, which are multiplied in halves
+            elif itemsize > 2:
+                inputs = INPUTS // 2  # products of float32 are three of TF32, each over a whole block
+            return Tile(rows, more_rows, size, inputs, 4 if size == OUTPUTS[0] else 8)
 
-        sizes = OUTPUTS if itemsize == 2 and gpu.holds(of_tile, bits) else OUTPUTS[:2]
-        size = OUTPUTS[0] if rows == LEAST_ROWS else min(sizes, key=busiest)
-        inputs = INPUTS // 2 if size > OUTPUTS[0] or rows == MOST_ROWS else INPUTS
-        if bits == 4:
-            inputs = INPUTS  # whole blocks of bytes, which are multiplied in halves
-        elif itemsize > 2:
-            inputs = INPUTS // 2  # products of float32 are three of TF32, each over a whole block
-        return Tile(rows, more_rows, size, inputs, 4 if size == OUTPUTS[0] else 8)
+        if rows == LEAST_ROWS:
+            return tile(OUTPUTS[0])
+        sizes = OUTPUTS if itemsize == 2 and gpu.holds(rows + more_rows, bits) else OUTPUTS[:2]
+        return min(map(tile, sizes), key=lambda each: each.busiest_bytes(count, outputs, splits, gpu, bits, itemsize))
+
+    def busiest_bytes(self, count: int, outputs: int, splits: int, gpu: Gpu, bits: int = 16, itemsize: int = 2) -> int:
+        """The bytes of each of a program's inputs, weights and rows, that the busiest multiprocessor reads."""
+        rows = self.rows + self.more_rows
+        programs = splits * -(-outputs // self.outputs) * -(-count // rows)
+        return -(-programs // gpu.multiprocessors) * (self.outputs * bits // 8 + min(count, rows) * itemsize)
 
     def block_bytes(self, bits: int = 16, itemsize: int = 2) -> int:
         """Bytes of shared memory for one block of inputs. `itemsize` is that of the rows."""

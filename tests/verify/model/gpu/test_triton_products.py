@@ -102,8 +102,7 @@ def test_a_tile_is_hardly_larger_than_the_rows() -> None:
 def test_multiprocessors_read_little_from_the_cache(inputs: int, outputs: int, bits: int, most: float) -> None:
     """Of weights and 72 rows, the busiest one of an H100 reads at most so many times its share of the weights."""
     tile, splits = tile_of(72, inputs, outputs, bits=bits), splits_of(inputs, outputs)
-    programs = -(-splits * -(-outputs // tile.outputs) // H100.multiprocessors)
-    read = programs * (tile.outputs * bits / 8 + 72 * 2) * inputs / splits
+    read = tile.busiest_bytes(72, outputs, splits, H100, bits) * inputs / splits
     assert read <= most * inputs * outputs * bits / 8 / H100.multiprocessors
 
 
