@@ -67,8 +67,8 @@ class Assumptions:
     readable: float = 0.90  # of the data sheet's bandwidth: what a sum over a large tensor reads
     kernel: float = 0.86  # of the readable bandwidth: what one kernel reads
     # Products of 64 and of 72 rows over those of one row, the rows that are read and the parts that are written included.
-    rows_64: float = 1.11
-    rows_72: float = 1.20
+    rows_64: float = 1.08
+    rows_72: float = 1.09
     cached: float = 0.5  # of what one kernel writes and the next one reads: the cache has it until then
     launch_seconds: float = 1.3e-6  # from one kernel of a graph to the next
     packing_seconds: float = 0.1e-3  # the inputs of a forward, on the host
