@@ -10,8 +10,9 @@ What is summed together depends on a row's position alone:
   ones, then its ancestors'. A draft must end with that block for its rows to be summed as if they were committed text. The
   same program adds the row's splits by their log-sum-exp (`attend_own`).
 
-Scores are products of keys by rows rather than of rows by keys. So a tile may have few rows, and their number changes neither
-the instructions nor the order in which a row's numbers are summed. For the same reason, products sum a row's weights, too.
+Products sum a row's weights, too, so that neither the number of rows of a tile nor their layout changes the order in which a
+row's numbers are summed. Of the text, rows are the left matrix, so a row's scores are in few threads, and its weights stay in
+registers for the product with the values. Of a row's own block, keys are the left matrix, since they are more than its heads.
 
 A fixed number of programs takes the splits in turns, so that one captured graph serves every mix of streams and lengths. With
 few rows, a program mostly waits for memory, so what it reads first depends on one read before it at most.
@@ -47,26 +48,33 @@ def _split_start(split, split_keys: tl.constexpr, splits_per_size: tl.constexpr)
 
 
 @triton.jit
-def _scores(q, k, scaling, softcap, capped: tl.constexpr):
-    """Scaled scores of keys by rows, float32; soft-capped if `capped`."""
-    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scaling
+def _scores(left, right, scaling, softcap, capped: tl.constexpr):
+    """Scaled scores of queries and keys, float32 [left, right]; soft-capped if `capped`."""
+    scores = tl.dot(left, tl.trans(right), input_precision=PRECISION) * scaling
     if capped:
         scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))  # tanh(x) = 1 - 2 / (exp(2x) + 1)
     return scores
 
 
 @triton.jit
-def _add_block(scores, v, largest, totals, summed):
-    """Updates an online softmax with a block of keys: running maximum, [rows]; the sum of weights, which each of the TOTALS
-    rows of `totals` has; weighted sum of values, [padded_dim, rows].
+def _add_block(scores, v, largest, totals, summed, axis: tl.constexpr):
+    """Updates an online softmax with a block of keys, which are the scores' `axis`.
+
+    Running maximum, [rows]; the sum of weights, TOTALS times for each row; weighted sum of values. Both are [rows, ...] if keys
+    are axis 1, and transposed if they are axis 0.
     """
-    maximum = tl.maximum(largest, tl.max(scores, 0))
+    maximum = tl.maximum(largest, tl.max(scores, axis))
     base = tl.where(maximum == -float("inf"), 0.0, maximum)  # rows that attend to nothing so far
-    weights = tl.exp(scores - base[None, :]).to(v.dtype)
-    rescale = tl.exp(largest - base)[None, :]
-    ones = tl.full([TOTALS, scores.shape[0]], 1.0, tl.float32).to(v.dtype)
-    totals = totals * rescale + tl.dot(ones, weights, input_precision=PRECISION)
-    summed = summed * rescale + tl.dot(tl.trans(v), weights, input_precision=PRECISION)
+    weights = tl.exp(scores - tl.expand_dims(base, axis)).to(v.dtype)
+    rescale = tl.expand_dims(tl.exp(largest - base), axis)
+    if axis == 1:
+        ones = tl.full([scores.shape[1], TOTALS], 1.0, tl.float32).to(v.dtype)
+        totals = tl.dot(weights, ones, totals * rescale, input_precision=PRECISION)
+        summed = tl.dot(weights, v, summed * rescale, input_precision=PRECISION)
+    else:
+        ones = tl.full([TOTALS, scores.shape[0]], 1.0, tl.float32).to(v.dtype)
+        totals = totals * rescale + tl.dot(ones, weights, input_precision=PRECISION)
+        summed = summed * rescale + tl.dot(tl.trans(v), weights, input_precision=PRECISION)
     return maximum, totals, summed
 
 
@@ -93,8 +101,8 @@ def _attend_split(
         query + (query_heads * query_head + row * query_row)[:, None] + dim[None, :], real[:, None] & in_head[None, :], 0.0
     )
     largest = tl.full([block_rows], -float("inf"), tl.float32)
-    totals = tl.zeros([TOTALS, block_rows], tl.float32)
-    summed = tl.zeros([padded_dim, block_rows], tl.float32)
+    totals = tl.zeros([block_rows, TOTALS], tl.float32)
+    summed = tl.zeros([block_rows, padded_dim], tl.float32)
     start = _split_start(split, split_keys, splits_per_size)
     end = tl.minimum(_split_start(split + 1, split_keys, splits_per_size), length // block * block)
     if window > 0:
@@ -110,14 +118,14 @@ def _attend_split(
         scores = _scores(q, k, scaling, softcap, capped)
         if window > 0:
             at = begin + in_block
-            scores = tl.where(at[:, None] > position[None, :] - window, scores, -float("inf"))
-        largest, totals, summed = _add_block(scores, v, largest, totals, summed)
-    total = tl.max(totals, 0)
+            scores = tl.where(at[None, :] > position[:, None] - window, scores, -float("inf"))
+        largest, totals, summed = _add_block(scores, v, largest, totals, summed, 1)
+    total = tl.max(totals, 1)
     attends = total != 0.0  # NaN goes on to the row's output
     divisor = tl.where(attends, total, 1.0)
     place = (row * tl.num_programs(0) * groups + query_heads) * parts + split
-    target = parts_out + place.to(tl.int64)[None, :] * head_dim + dim[:, None]
-    tl.store(target, summed / divisor[None, :], (real & attends)[None, :] & in_head[:, None])
+    target = parts_out + place.to(tl.int64)[:, None] * head_dim + dim[None, :]
+    tl.store(target, summed / divisor[:, None], (real & attends)[:, None] & in_head[None, :])
     tl.store(lse + place, tl.where(attends, largest + tl.log(divisor), -float("inf")), real)
 
 
@@ -183,8 +191,8 @@ def _attend_path(
         key = (found // page_tokens).to(tl.int64) * page_stride + found % page_tokens * row_width(layer, head_dim)
         k = load_rows(layer, key, allowed, dim, in_head, q.dtype, head_dim)
         v = load_rows(layer + value_offset, key, allowed, dim, in_head, q.dtype, head_dim)
-        scores = tl.where(allowed[:, None], _scores(q, k, scaling, softcap, capped), -float("inf"))
-        largest, totals, summed = _add_block(scores, v, largest, totals, summed)
+        scores = tl.where(allowed[:, None], _scores(k, q, scaling, softcap, capped), -float("inf"))
+        largest, totals, summed = _add_block(scores, v, largest, totals, summed, 0)
     return largest, totals, summed
 
 

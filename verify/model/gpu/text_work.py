@@ -23,8 +23,10 @@ SPLITS_PER_SIZE = 16
 # memory of each GPU (float32 with 256 fits into few).
 BLOCKS = {128: (32, BLOCK), 256: (32, 32)}
 FLOAT32_BLOCKS = {64: (32, 32), 128: (16, 32), 256: (16, 16)}
-# With more rows, keys are read less often. A product on Hopper takes its inputs from shared memory, which leaves registers.
+# With more rows, keys are read less often. A product on Hopper takes its inputs from shared memory, which leaves registers, but
+# only from 64 rows on: with fewer, it has other instructions, which may sum in another order. So one row has a block of 64.
 HOPPER, HOPPER_BLOCKS = 90, {128: (64, BLOCK), 256: (32, 32)}
+HOPPER_ROWS = 64
 # The tile size of the tensor cores.
 MIN_BLOCK_ROWS = 16
 # The fields of a piece of work, in the order in which kernels read them.
@@ -91,13 +93,13 @@ def split_count(positions: int, size: int) -> int:
 def attend_blocks(rows: int, head_dim: int, dtype: torch.dtype, stored_bytes: int, capability: int) -> tuple[int, int]:
     """Rows and keys of the blocks of a split, if a stream has up to `rows` rows times query heads per key head.
 
-    The number of rows does not change their bits. There are three, so that few variants of the kernel are compiled; with few
-    rows, a smaller block spreads them over more programs. `stored_bytes` is the size of a number in the cache.
+    The number of rows does not change their bits. With few, a smaller block reads and computes less. `stored_bytes` is the
+    size of a number in the cache.
     """
     is_roomy = capability == HOPPER and stored_bytes > 1
     blocks = FLOAT32_BLOCKS if dtype == torch.float32 else HOPPER_BLOCKS if is_roomy else BLOCKS
     most, keys = blocks[min((most for most in blocks if most >= head_dim), default=max(blocks))]
-    return MIN_BLOCK_ROWS if rows <= MIN_BLOCK_ROWS else min(most, 32) if rows <= 64 else most, keys
+    return most if most == HOPPER_ROWS else MIN_BLOCK_ROWS if rows <= MIN_BLOCK_ROWS else most, keys
 
 
 def capability(device: torch.device) -> int:
