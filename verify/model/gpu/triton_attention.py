@@ -25,6 +25,8 @@ from outrider.verify.model.transfer import on_device
 PROGRAMS = 512
 # The warps of a program. A row's own block is mostly one block of keys, so nothing is read ahead.
 WARPS, OWN_STAGES = 4, 1
+# The most registers of a row's own block, if they suffice: so the programs of 64 rows and 8 key heads run at once on an H100.
+OWN_REGISTERS = 128
 
 
 @torch.library.custom_op("outrider::tree_attention", mutates_args=())  # undeclared, or torch.compile could copy the pool
@@ -101,8 +103,14 @@ def _attend(query: torch.Tensor, kv_heads: int, sinks: torch.Tensor | None, capa
         own_keys=block_keys,
         num_warps=WARPS,
         num_stages=OWN_STAGES,
+        maxnreg=own_registers(head_dim, query.dtype, inputs["pool"].itemsize),
     )
     return out
+
+
+def own_registers(head_dim: int, dtype: torch.dtype, stored_bytes: int) -> int | None:
+    """The most registers of `kernels.attend_own`; None = any number. `stored_bytes` is the size of a number in the cache."""
+    return OWN_REGISTERS if head_dim <= 128 and dtype.itemsize == stored_bytes == 2 else None
 
 
 def rows_first(query: torch.Tensor) -> torch.Tensor:

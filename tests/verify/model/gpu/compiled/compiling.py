@@ -37,6 +37,7 @@ class Variant:
     constants: Mapping[str, Any]
     warps: int = 4
     stages: int = 3
+    registers: int | None = None  # the most of a thread
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,9 @@ def usage(variant: Variant) -> Usage:
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if is_aligned(name, kinds[name])},
     )
-    options = {"num_warps": variant.warps} | ({} if on_amd else {"num_stages": variant.stages})
+    options: dict[str, int | None] = {"num_warps": variant.warps}
+    if not on_amd:
+        options |= {"num_stages": variant.stages, "maxnreg": variant.registers}
     if on_amd:
         compiled = triton.compile(source, target=GPUTarget("hip", "gfx942", 64), options=options)
         code = compiled.asm["amdgcn"]
