@@ -58,14 +58,13 @@ def tree_attention(
         "page_tokens": pool.shape[4],
     }
     inputs = {"rows": rows, "size": rows.shape[1], "head_dim": head_dim, "padded_dim": _padded(head_dim)}
-    keys = {"key": key, "key_head": key.stride(0), "key_row": key.stride(1)}
-    values = {"value": value, "value_head": value.stride(0), "value_row": value.stride(1)}
+    new = {"key": key, "key_head": key.stride(0), "key_row": key.stride(1), "count": count}
+    new |= {"value": value, "value_head": value.stride(0), "value_row": value.stride(1)}
     splits = {"split_keys": split, "splits_per_size": SPLITS_PER_SIZE, "parts": parts}
     shared: dict[str, Any] = {"block": BLOCK, **splits, **inputs}
     scores = {"scaling": scaling, "softcap": softcap or 1.0, "capped": softcap > 0.0, "window": window}
     with on_device(query.device):
-        kernels.write[kv_heads, count](**keys, **values, **page, **inputs)
-        return _attend(query, kv_heads, sinks, capability, tables=tables, **page, **shared, **scores)
+        return _attend(query, new, kv_heads, sinks, capability, tables=tables, **page, **shared, **scores)
 
 
 @tree_attention.register_fake
@@ -77,8 +76,13 @@ def _padded(head_dim: int) -> int:
     return int(max(16, triton.next_power_of_2(head_dim)))
 
 
-def _attend(query: torch.Tensor, kv_heads: int, sinks: torch.Tensor | None, capability: int, **inputs: Any) -> torch.Tensor:
-    """Launches `kernels.attend_text` and `kernels.attend_own`; returns the attention, shaped as the query."""
+def _attend(
+    query: torch.Tensor, new: dict[str, Any], kv_heads: int, sinks: torch.Tensor | None, capability: int, **inputs: Any
+) -> torch.Tensor:
+    """Launches `kernels.attend_text` and `kernels.attend_own`; returns the attention, shaped as the query.
+
+    `new` is what the first one writes.
+    """
     heads, count, head_dim = query.shape
     groups = heads // kv_heads
     # Here and not before, because torch.compile would make code of its own for the rows of each size of blocks.
@@ -89,6 +93,7 @@ def _attend(query: torch.Tensor, kv_heads: int, sinks: torch.Tensor | None, capa
     queries = {"query": query, "query_head": query.stride(0), "query_row": query.stride(1)}
     shared = {**queries, "parts_out": parts_out, "lse": lse, "groups": groups, **inputs}
     kernels.attend_text[kv_heads, max(1, PROGRAMS // kv_heads)](
+        **new,
         **shared,
         block_rows=block_rows,
         block_keys=block_keys,

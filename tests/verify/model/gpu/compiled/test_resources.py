@@ -46,7 +46,6 @@ def attention(
     return [
         Variant(capability, "kernels", "attend_text", kinds, {**scores, **sizes, **splits, **text}),
         Variant(capability, "kernels", "attend_own", kinds, {**scores, **sizes, **splits, **own}, 4, OWN_STAGES, registers),
-        Variant(capability, "kernels", "write", kinds, sizes),
     ]
 
 
