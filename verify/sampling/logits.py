@@ -122,11 +122,12 @@ class TokenCounts:
         return len(self._ids)
 
     def add(self, tokens: Ints) -> None:
-        """Counts tokens of the answer, int32 [A]."""
-        new = np.unique(tokens[self._entry[tokens] < 0]).astype(np.int64)
-        self._entry[new] = np.arange(len(new)) + len(self)
-        self._ids, self._counts = self._with(new)
-        np.add.at(self._counts, self._entry[tokens], 1.0)
+        """Counts tokens of the answer, int32 [A], one by one: they are few."""
+        for token in tokens.tolist():
+            if self._entry[token] < 0:
+                self._entry[token] = len(self)
+                self._ids, self._counts = self._with(np.array([token]))
+            self._counts[self._entry[token]] += 1.0
 
     def along(self, tree: DraftTree, rows: slice, arrays: Arrays) -> tuple[Any, Any]:
         """Ids, int64 [T + new], and their occurrences in the answer and on the path of each of M rows, float32 [M, T + new].
