@@ -45,7 +45,7 @@ class TextWork:
         self._groups, self._split, self._parts = groups, SPLIT_KEYS, max(1, split_count(positions, SPLIT_KEYS))
         found = {capability(device) for device in devices}
         self._capability = found.pop() if len(found) == 1 else 0  # blocks that fit into each of several kinds
-        self._sizes = shape.head_dim, shape.dtype, shape.stored_dtype.itemsize, self._capability
+        self._sizes = shape.head_dim, shape.dtype, self._capability
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -90,14 +90,12 @@ def split_count(positions: int, size: int) -> int:
     return count
 
 
-def attend_blocks(rows: int, head_dim: int, dtype: torch.dtype, stored_bytes: int, capability: int) -> tuple[int, int]:
+def attend_blocks(rows: int, head_dim: int, dtype: torch.dtype, capability: int) -> tuple[int, int]:
     """Rows and keys of the blocks of a split, if a stream has up to `rows` rows times query heads per key head.
 
-    The number of rows does not change their bits. With few, a smaller block reads and computes less. `stored_bytes` is the
-    size of a number in the cache.
+    The number of rows does not change their bits. With few, a smaller block reads and computes less.
     """
-    is_roomy = capability == HOPPER and stored_bytes > 1
-    blocks = FLOAT32_BLOCKS if dtype == torch.float32 else HOPPER_BLOCKS if is_roomy else BLOCKS
+    blocks = FLOAT32_BLOCKS if dtype == torch.float32 else HOPPER_BLOCKS if capability == HOPPER else BLOCKS
     most, keys = blocks[min((most for most in blocks if most >= head_dim), default=max(blocks))]
     return most if most == HOPPER_ROWS else MIN_BLOCK_ROWS if rows <= MIN_BLOCK_ROWS else most, keys
 

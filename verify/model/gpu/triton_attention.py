@@ -86,7 +86,7 @@ def _attend(
     heads, count, head_dim = query.shape
     groups = heads // kv_heads
     # Here and not before, because torch.compile would make code of its own for the rows of each size of blocks.
-    block_rows, block_keys = attend_blocks(count * groups, head_dim, query.dtype, inputs["pool"].itemsize, capability)
+    block_rows, block_keys = attend_blocks(count * groups, head_dim, query.dtype, capability)
     parts_out = torch.empty(count, heads, inputs["parts"], head_dim, dtype=torch.float32, device=query.device)
     lse = torch.empty(count, heads, inputs["parts"], dtype=torch.float32, device=query.device)
     out = rows_first(query)

@@ -38,9 +38,8 @@ def attention(
     parts = split_count(131_072, SPLIT_KEYS)
     splits = {"block": 64, "split_keys": SPLIT_KEYS, "splits_per_size": SPLITS_PER_SIZE, "parts": parts}
     scores = {"groups": GROUPS, "window": window, "capped": window > 0}
-    stored_bytes = 1 if CACHES[cache] else dtype.itemsize
-    blocks = attend_blocks(GROUPS * rows, head_dim, dtype, stored_bytes, capability)
-    registers = own_registers(head_dim, dtype, stored_bytes)
+    blocks = attend_blocks(GROUPS * rows, head_dim, dtype, capability)
+    registers = own_registers(head_dim, dtype, 1 if CACHES[cache] else dtype.itemsize)
     text = {"block_rows": blocks[0], "block_keys": blocks[1]}
     own = {"own_rows": 16, "own_keys": blocks[1], "has_sinks": window > 0}
     return [
