@@ -36,7 +36,7 @@ from outrider.verify.sampling_params import SamplingParams
 
 PRODUCTS = {"linear", "matmul", "mm", "addmm", "bmm", "_grouped_mm", "grouped_mm"}
 # The kernels behind one operation of ours.
-KERNELS = {"tree_attention": 2, "recurrent_scan": 2, "recurrent_convolution": 1, "likeliest_tokens": 2, "choose_tokens": 3}
+KERNELS = {"tree_attention": 3, "recurrent_scan": 2, "recurrent_convolution": 1, "likeliest_tokens": 2, "choose_tokens": 3}
 # These, too, are kernels of their own in code that torch.compile fuses.
 UNFUSED = {"sort", "topk", "histc", "cumsum"}
 # Operations that read as much of their first tensor as they return.

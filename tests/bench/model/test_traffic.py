@@ -46,7 +46,7 @@ def test_attention_moves_the_text_the_row_and_its_parts(plain: Counts) -> None:
     parts = 2  # splits of 256 positions
     rows = 2 * (HIDDEN + 2 * KV_HEADS * HEAD_DIM)
     assert plain.bytes["attention"] == 2 * TEXT + LAYERS * (2 * rows + 2 * HEADS * parts * (HEAD_DIM + 1) * 4)
-    assert plain.launches["attention"] == 2 * LAYERS
+    assert plain.launches["attention"] == 3 * LAYERS
 
 
 def test_a_layer_has_six_fused_kernels(plain: Counts) -> None:

@@ -5,14 +5,14 @@ What is summed together depends on a row's position alone:
 - The whole blocks of text before the stream's new rows, shared by all of them, are cut into splits at fixed positions: the
   first `splits_per_size` have `split_keys` positions each, the next as many have twice as many each, and so on. So texts of
   any length are spread over many programs. A program computes one split for a tile of rows, with an online softmax over its
-  blocks (`attend_text`). The host lists which (`outrider.verify.model.gpu.text_work`). The same kernel writes the new rows.
+  blocks (`attend_text`). The host lists which (`outrider.verify.model.gpu.text_work`).
 - The block that the new rows are in is computed for each row alone, from its own keys in the order of its text: committed
   ones, then its ancestors'. A draft must end with that block for its rows to be summed as if they were committed text. The
   same program adds the row's splits by their log-sum-exp (`attend_own`).
 
 Products sum a row's weights, too, so that neither the number of rows of a tile nor their layout changes the order in which a
-row's numbers are summed. Of the text, rows are the left matrix, so a row's scores are in few threads, and its weights stay in
-registers for the product with the values. Of a row's own block, keys are the left matrix, since they are more than its heads.
+row's numbers are summed. Of the text, rows are the left matrix: on Hopper, few threads have a row's scores then, and weights
+stay in registers for the product with the values. Of a row's own block, keys are the left matrix: they are more than its heads.
 
 A fixed number of programs takes the splits in turns, so that one captured graph serves every mix of streams and lengths. With
 few rows, a program mostly waits for memory, so what it reads first depends on one read before it at most.
@@ -130,32 +130,10 @@ def _attend_split(
 
 
 @triton.jit
-def _write_row(
-    key, key_head, key_row, value, value_head, value_row, layer, page_stride, value_offset, rows, head, row,
-    head_dim: tl.constexpr, padded_dim: tl.constexpr, size: tl.constexpr, page_tokens: tl.constexpr,
-):  # fmt: skip
-    """Writes the key and value of one row and head to the row's place; a row that pads the forward has none."""
-    place = tl.load(rows + PLACE * size + row)
-    if place >= 0:
-        dim = tl.arange(0, padded_dim)
-        target = layer + (place // page_tokens) * page_stride + (place % page_tokens) * row_width(layer, head_dim)
-        of_key, of_value = key + head * key_head + row * key_row, value + head * value_head + row * value_row
-        store_row(target, tl.load(of_key + dim, dim < head_dim), dim, head_dim)
-        store_row(target + value_offset, tl.load(of_value + dim, dim < head_dim), dim, head_dim)
-
-
-@triton.jit(do_not_specialize=["count"])
 def attend_text(
-    key,  # [kv_heads, N, D], of the new rows
-    key_head,  # stride between heads
-    key_row,  # stride between rows
-    value,
-    value_head,
-    value_row,
-    count,  # N
     query,  # [heads, N, D]
-    query_head,
-    query_row,
+    query_head,  # stride between heads
+    query_row,  # stride between rows
     pool,  # [pages, layers, 2, kv_heads, page_tokens, stored width]; uint8 for the bits of float8_e4m3fn
     page_stride,
     layer_offset,  # of the layer in a page
@@ -181,15 +159,10 @@ def attend_text(
     parts: tl.constexpr,
     page_tokens: tl.constexpr,
 ):
-    """Writes the new rows, and computes the splits of all streams. The programs of a key head take both in turns."""
-    head, programs = tl.program_id(0), tl.num_programs(1)
+    """The splits of all streams; the programs of a key head take them in turns."""
+    head = tl.program_id(0)
     layer = pool + layer_offset + head.to(tl.int64) * head_stride
-    for row in range(programs - 1 - tl.program_id(1), count, programs):  # the last programs have the least to read
-        _write_row(
-            key, key_head, key_row, value, value_head, value_row, layer, page_stride, value_offset, rows, head, row,
-            head_dim, padded_dim, size, page_tokens,
-        )  # fmt: skip
-    for number in range(tl.program_id(1), tl.load(tables).to(tl.int32), programs):
+    for number in range(tl.program_id(1), tl.load(tables).to(tl.int32), tl.num_programs(1)):
         _attend_split(
             query, query_head, query_row, layer, page_stride, value_offset, rows, tables, parts_out, lse, scaling, softcap,
             head, tables + 1 + number * WORK_FIELDS,
@@ -313,3 +286,37 @@ def attend_own(
         summed = summed / total[None, :]
     target = out + place.to(tl.int64)[None, :] * head_dim + dim[:, None]
     tl.store(target, summed.to(out.dtype.element_ty), real[None, :] & in_head[:, None])
+
+
+@triton.jit
+def write(
+    key,  # [kv_heads, N, D]
+    key_head,  # stride between heads
+    key_row,  # stride between rows
+    value,
+    value_head,
+    value_row,
+    pool,  # this and all below as in `attend_text`
+    page_stride,
+    layer_offset,
+    head_stride,
+    value_offset,
+    rows,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    size: tl.constexpr,
+    page_tokens: tl.constexpr,
+):
+    """Writes the keys and values of one row and head to the row's place.
+
+    A kernel of its own, because a text may end with rows of the same forward: `device_rows.pieces_of` cuts long chains.
+    """
+    head, row = tl.program_id(0), tl.program_id(1)
+    place = tl.load(rows + PLACE * size + row)
+    if place >= 0:
+        dim = tl.arange(0, padded_dim)
+        layer = pool + layer_offset + head.to(tl.int64) * head_stride
+        target = layer + (place // page_tokens) * page_stride + (place % page_tokens) * row_width(pool, head_dim)
+        of_key, of_value = key + head * key_head + row * key_row, value + head * value_head + row * value_row
+        store_row(target, tl.load(of_key + dim, dim < head_dim), dim, head_dim)
+        store_row(target + value_offset, tl.load(of_value + dim, dim < head_dim), dim, head_dim)

@@ -101,6 +101,7 @@ def attend_blocks(rows: int, head_dim: int, dtype: torch.dtype, capability: int)
 
 
 def capability(device: torch.device) -> int:
-    """The GPU's compute capability, such as 90; 0 without one."""
-    major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    """The compute capability of NVIDIA's GPU, such as 90; 0 without one."""
+    is_amd = torch.version.hip is not None  # whose numbers mean other things
+    major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" and not is_amd else (0, 0)
     return 10 * major + minor

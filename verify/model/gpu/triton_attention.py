@@ -17,7 +17,7 @@ from outrider.verify.model.attention.interface import Layer
 from outrider.verify.model.gpu import kernels
 from outrider.verify.model.gpu.device_rows import DeviceRows
 from outrider.verify.model.gpu.paged_cache import PagePool
-from outrider.verify.model.gpu.text_work import MIN_BLOCK_ROWS, SPLITS_PER_SIZE, attend_blocks
+from outrider.verify.model.gpu.text_work import HOPPER, MIN_BLOCK_ROWS, SPLITS_PER_SIZE, attend_blocks
 from outrider.verify.model.invariant_range import BLOCK
 from outrider.verify.model.transfer import on_device
 
@@ -25,7 +25,7 @@ from outrider.verify.model.transfer import on_device
 PROGRAMS = 512
 # The warps of a program. A row's own block is mostly one block of keys, so nothing is read ahead.
 WARPS, OWN_STAGES = 4, 1
-# The most registers of a row's own block, if they suffice: so the programs of 64 rows and 8 key heads run at once on an H100.
+# With so few registers of a row's own block, the programs of 64 rows and 8 key heads run at once on an H100.
 OWN_REGISTERS = 128
 
 
@@ -58,13 +58,14 @@ def tree_attention(
         "page_tokens": pool.shape[4],
     }
     inputs = {"rows": rows, "size": rows.shape[1], "head_dim": head_dim, "padded_dim": _padded(head_dim)}
-    new = {"key": key, "key_head": key.stride(0), "key_row": key.stride(1), "count": count}
-    new |= {"value": value, "value_head": value.stride(0), "value_row": value.stride(1)}
+    keys = {"key": key, "key_head": key.stride(0), "key_row": key.stride(1)}
+    values = {"value": value, "value_head": value.stride(0), "value_row": value.stride(1)}
     splits = {"split_keys": split, "splits_per_size": SPLITS_PER_SIZE, "parts": parts}
     shared: dict[str, Any] = {"block": BLOCK, **splits, **inputs}
     scores = {"scaling": scaling, "softcap": softcap or 1.0, "capped": softcap > 0.0, "window": window}
     with on_device(query.device):
-        return _attend(query, new, kv_heads, sinks, capability, tables=tables, **page, **shared, **scores)
+        kernels.write[kv_heads, count](**keys, **values, **page, **inputs)
+        return _attend(query, kv_heads, sinks, capability, tables=tables, **page, **shared, **scores)
 
 
 @tree_attention.register_fake
@@ -76,24 +77,18 @@ def _padded(head_dim: int) -> int:
     return int(max(16, triton.next_power_of_2(head_dim)))
 
 
-def _attend(
-    query: torch.Tensor, new: dict[str, Any], kv_heads: int, sinks: torch.Tensor | None, capability: int, **inputs: Any
-) -> torch.Tensor:
-    """Launches `kernels.attend_text` and `kernels.attend_own`; returns the attention, shaped as the query.
-
-    `new` is what the first one writes.
-    """
+def _attend(query: torch.Tensor, kv_heads: int, sinks: torch.Tensor | None, capability: int, **inputs: Any) -> torch.Tensor:
+    """Launches `kernels.attend_text` and `kernels.attend_own`; returns the attention, shaped as the query."""
     heads, count, head_dim = query.shape
     groups = heads // kv_heads
     # Here and not before, because torch.compile would make code of its own for the rows of each size of blocks.
     block_rows, block_keys = attend_blocks(count * groups, head_dim, query.dtype, capability)
     parts_out = torch.empty(count, heads, inputs["parts"], head_dim, dtype=torch.float32, device=query.device)
     lse = torch.empty(count, heads, inputs["parts"], dtype=torch.float32, device=query.device)
-    out = rows_first(query)
+    out, own_rows = rows_first(query), max(MIN_BLOCK_ROWS, triton.next_power_of_2(groups))
     queries = {"query": query, "query_head": query.stride(0), "query_row": query.stride(1)}
     shared = {**queries, "parts_out": parts_out, "lse": lse, "groups": groups, **inputs}
     kernels.attend_text[kv_heads, max(1, PROGRAMS // kv_heads)](
-        **new,
         **shared,
         block_rows=block_rows,
         block_keys=block_keys,
@@ -104,18 +99,22 @@ def _attend(
         sinks=query if sinks is None else sinks,
         out=out,
         has_sinks=sinks is not None,
-        own_rows=max(MIN_BLOCK_ROWS, triton.next_power_of_2(groups)),
+        own_rows=own_rows,
         own_keys=block_keys,
         num_warps=WARPS,
         num_stages=OWN_STAGES,
-        maxnreg=own_registers(head_dim, query.dtype, inputs["pool"].itemsize),
+        **own_limits(own_rows, head_dim, query.dtype, inputs["pool"].itemsize, capability),
     )
     return out
 
 
-def own_registers(head_dim: int, dtype: torch.dtype, stored_bytes: int) -> int | None:
-    """The most registers of `kernels.attend_own`; None = any number. `stored_bytes` is the size of a number in the cache."""
-    return OWN_REGISTERS if head_dim <= 128 and dtype.itemsize == stored_bytes == 2 else None
+def own_limits(rows: int, head_dim: int, dtype: torch.dtype, stored_bytes: int, capability: int) -> dict[str, int]:
+    """The option that limits the registers of `kernels.attend_own`, where it has slightly more: compilers of AMD refuse it.
+
+    Elsewhere, it has fewer, and would take what it may, or many more. `stored_bytes` is the size of a number in the cache.
+    """
+    slightly = capability == HOPPER and rows == MIN_BLOCK_ROWS and 64 < head_dim <= 128
+    return {"maxnreg": OWN_REGISTERS} if slightly and dtype.itemsize == stored_bytes == 2 else {}
 
 
 def rows_first(query: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ import triton
 
 from outrider.verify.model.gpu import product_kernels as kernels
 from outrider.verify.model.gpu.row_counts import ROWS
+from outrider.verify.model.gpu.text_work import capability
 from outrider.verify.model.transfer import on_device
 
 TYPES = (torch.bfloat16, torch.float16)
@@ -23,6 +24,8 @@ TYPES = (torch.bfloat16, torch.float16)
 LEAST_ROWS, MOST_ROWS = 16, 128
 # The outputs of a tile, if registers suffice, and the most rows with which they do on any GPU.
 OUTPUTS, FEW_ROWS = (64, 128, 256), 80
+# The compute capabilities of Hopper, and of Blackwell for data centres.
+ROOMY = (90, 100, 103)
 # The inputs that a program multiplies at once, and the most blocks of them that it reads ahead.
 INPUTS, MOST_STAGES = 128, 4
 # With fewer programs of SPLIT_OUTPUTS, too few multiprocessors of a large GPU read weights.
@@ -34,15 +37,15 @@ class Gpu(NamedTuple):
 
     multiprocessors: int
     shared_bytes: int  # of a program, without what the compiler adds
-    capability: int  # such as 90
+    capability: int  # as `outrider.verify.model.gpu.text_work.capability`
 
     def holds(self, rows: int, bits: int) -> bool:
         """Whether registers suffice for tiles of the most outputs with so many rows.
 
         Products on Hopper and Blackwell take inputs from shared memory, which leaves registers. Weights of 4 bits need more.
         """
-        is_roomy = self.capability // 10 in (9, 10)
-        return is_roomy and rows <= FEW_ROWS if bits == 4 else is_roomy or rows <= FEW_ROWS
+        is_roomy = self.capability in ROOMY
+        return is_roomy and rows <= FEW_ROWS if bits == 4 else rows <= (MOST_ROWS if is_roomy else FEW_ROWS)
 
 
 class Tile(NamedTuple):
@@ -102,11 +105,7 @@ def gpu_of(device: torch.device) -> Gpu:
     if device.type != "cuda":
         return Gpu(132, 226 << 10, 90)
     properties: Any = torch.cuda.get_device_properties(device)
-    return Gpu(
-        properties.multi_processor_count,
-        properties.shared_memory_per_block_optin - 1024,
-        10 * properties.major + properties.minor,
-    )
+    return Gpu(properties.multi_processor_count, properties.shared_memory_per_block_optin - 1024, capability(device))
 
 
 def splits_of(inputs: int, outputs: int) -> int:

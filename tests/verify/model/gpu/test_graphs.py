@@ -20,7 +20,7 @@ from outrider.verify.model.batch import ForwardBatch
 from outrider.verify.model.cache.tensor_cache import TensorCache
 from outrider.verify.model.gpu.graphs import GraphedForward
 from outrider.verify.model.gpu.paged_cache import PagedCache, PagePool
-from outrider.verify.model.invariant_range import InvariantRange
+from outrider.verify.model.invariant_range import BLOCK, InvariantRange
 from outrider.verify.model.segment import Segment
 from outrider.verify.model.torch_runner import TorchRunner
 from tests.trees import trees
@@ -77,6 +77,13 @@ def test_rows_are_padded_to_the_next_captured_number(tiny_runner: TorchRunner, n
     tree = chain(np.arange(nodes, dtype=np.int32) % tiny_runner.vocabulary, np.ones(nodes, np.float32), Source.NONE)
     expected, found = Graphed(tiny_runner).both(ForwardBatch.tree(1, tree))
     assert found.shape == (nodes + 1, tiny_runner.vocabulary)
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_rows_behind_the_end_of_a_block_attend_to_those_before_it(tiny_runner: TorchRunner) -> None:
+    """The text of one piece of a chain is another one of the same forward, so all rows are written before any attends."""
+    batch = ForwardBatch.chain(torch.arange(3, 3 + BLOCK - len(PREFIX) + 1))
+    expected, found = Graphed(tiny_runner).both(batch)
     assert torch.allclose(found, expected, atol=1e-4)
 
 

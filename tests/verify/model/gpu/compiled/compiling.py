@@ -20,8 +20,8 @@ from typing import Any
 
 # Bytes of shared memory that a program may have, by compute capability.
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-# AMD's MI300, the bytes of its local memory, and its matrix instructions.
-GFX942, LOCAL_BYTES, MATRIX_INSTRUCTIONS = 942, 64 << 10, r"\bv_mfma_"
+# AMD's MI300, which has no compute capability; the bytes of its local memory, and its matrix instructions.
+GFX942, LOCAL_BYTES, MATRIX_INSTRUCTIONS = 0, 64 << 10, r"\bv_mfma_"
 # Matrix instructions of Ampere to Ada and Blackwell for workstations, of Hopper, and of Blackwell for data centres.
 TENSOR_CORE_INSTRUCTIONS = r"\b(?:HMMA|HGMMA|UTC\w*MMA)"
 
@@ -30,7 +30,7 @@ TENSOR_CORE_INSTRUCTIONS = r"\b(?:HMMA|HGMMA|UTC\w*MMA)"
 class Variant:
     """A kernel of `outrider.verify.model.gpu` with types and sizes."""
 
-    capability: int  # such as 90 for sm_90, or GFX942
+    capability: int  # such as 90 for sm_90; 0 = GFX942
     module: str
     kernel: str
     kinds: Mapping[str, str]  # types of arguments that are not i32

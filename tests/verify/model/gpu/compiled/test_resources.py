@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from outrider.verify.model.gpu.text_work import SPLIT_KEYS, SPLITS_PER_SIZE, attend_blocks, split_count
-from outrider.verify.model.gpu.triton_attention import OWN_STAGES, own_registers
+from outrider.verify.model.gpu.triton_attention import OWN_STAGES, own_limits
 from outrider.verify.model.gpu.triton_products import Gpu, Tile, splits_of
 from outrider.verify.model.gpu.triton_sampling import BLOCK, CHOICE_BLOCK, CHOICE_WARPS, LOW_BITS, SLOTS, WARPS
 from tests.verify.model.gpu.compiled.compiling import GFX942, LOCAL_BYTES, SHARED_BYTES, Usage, Variant, usages
@@ -39,12 +39,13 @@ def attention(
     splits = {"block": 64, "split_keys": SPLIT_KEYS, "splits_per_size": SPLITS_PER_SIZE, "parts": parts}
     scores = {"groups": GROUPS, "window": window, "capped": window > 0}
     blocks = attend_blocks(GROUPS * rows, head_dim, dtype, capability)
-    registers = own_registers(head_dim, dtype, 1 if CACHES[cache] else dtype.itemsize)
+    registers = own_limits(16, head_dim, dtype, 1 if CACHES[cache] else dtype.itemsize, capability).get("maxnreg")
     text = {"block_rows": blocks[0], "block_keys": blocks[1]}
     own = {"own_rows": 16, "own_keys": blocks[1], "has_sinks": window > 0}
     return [
         Variant(capability, "kernels", "attend_text", kinds, {**scores, **sizes, **splits, **text}),
         Variant(capability, "kernels", "attend_own", kinds, {**scores, **sizes, **splits, **own}, 4, OWN_STAGES, registers),
+        Variant(capability, "kernels", "write", kinds, sizes),
     ]
 
 
