@@ -109,9 +109,10 @@ def _attend(query: torch.Tensor, kv_heads: int, sinks: torch.Tensor | None, capa
 
 
 def own_limits(rows: int, head_dim: int, dtype: torch.dtype, stored_bytes: int, capability: int) -> dict[str, int]:
-    """The option that limits the registers of `kernels.attend_own`, where it has slightly more: compilers of AMD refuse it.
+    """The option that limits the registers of `kernels.attend_own`, for Hopper and heads of 128, where it has slightly more.
 
-    Elsewhere, it has fewer, and would take what it may, or many more. `stored_bytes` is the size of a number in the cache.
+    Elsewhere, it would spill or use more than it does, and AMD's compiler refuses the option. `stored_bytes` is the size of a
+    number in the cache.
     """
     slightly = capability == HOPPER and rows == MIN_BLOCK_ROWS and 64 < head_dim <= 128
     return {"maxnreg": OWN_REGISTERS} if slightly and dtype.itemsize == stored_bytes == 2 else {}
