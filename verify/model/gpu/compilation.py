@@ -5,9 +5,9 @@ private to transformers. Tested with PyTorch 2.13 and transformers 5.23. `tests/
 a name is missing.
 
 Without the error's class, every exception of the first forward has to count as a failed compilation. Without the limit, layers
-of many kinds fall back to Python; `model.compile: off` serves any model, without fused kernels. Without the other setting, a
-number of rows that equals another size gets code of its own. Without the layers' names, the whole model is compiled at once,
-which takes longer.
+of many kinds fall back to Python; `model.compile: off` serves any model, without fused kernels. Without `use_duck_shape`,
+torch.compile assumes that equal sizes stay equal, so a number of rows that equals another size is compiled separately. Without
+the layers' names, the whole model is compiled at once, which takes longer.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from outrider.verify.model.recurrent.mixers import Mixer
 
 # The limit of variants of a layer (by kind of layer and number of rows) that torch.compile may make.
 RECOMPILE_LIMIT = 64
-# The integers of modules that are no constants in the code, so that the code for one layer serves the others. Sizes are
-# constants, since kernels divide by them for each number that they compute.
+# The integer attributes of modules that are variables in compiled code, so that one layer's code is reused for the others. All
+# other integers, such as sizes, are constants, because kernels are slow if they divide by variables.
 DYNAMIC_SOURCES = r".*\.(cache_layer|layer_idx|layer_id|layer_number)"
 
 CompileError = torch._dynamo.exc.TorchDynamoException

@@ -10,9 +10,9 @@ What is summed together depends on a row's position alone:
   ones, then its ancestors'. A draft must end with that block for its rows to be summed as if they were committed text. The
   same program adds the row's splits by their log-sum-exp (`attend_own`).
 
-Products sum a row's weights, too, so that neither the number of rows of a tile nor their layout changes the order in which a
-row's numbers are summed. Of the text, rows are the left matrix: on Hopper, few threads have a row's scores then, and weights
-stay in registers for the product with the values. Of a row's own block, keys are the left matrix: they are more than its heads.
+Softmax weights are summed by a matrix product, too, so that the order of a row's sums depends neither on the number of rows of
+a tile nor on their layout. In `attend_text`, queries are the left operand: on Hopper, the scores of a row are then in the
+registers of few threads. In `attend_own`, keys are the left operand, because a row has more keys than query heads.
 
 A fixed number of programs takes the splits in turns, so that one captured graph serves every mix of streams and lengths. With
 few rows, a program mostly waits for memory, so what it reads first depends on one read before it at most.
@@ -60,8 +60,8 @@ def _scores(left, right, scaling, softcap, capped: tl.constexpr):
 def _add_block(scores, v, largest, totals, summed, axis: tl.constexpr):
     """Updates an online softmax with a block of keys, which are the scores' `axis`.
 
-    Running maximum, [rows]; the sum of weights, TOTALS times for each row; weighted sum of values. Both are [rows, ...] if keys
-    are axis 1, and transposed if they are axis 0.
+    The softmax is the running maximum, [rows]; the sum of weights, [rows, TOTALS] with equal columns; and the weighted sum of
+    values, [rows, padded_dim]. The sums are transposed if `axis` is 0.
     """
     maximum = tl.maximum(largest, tl.max(scores, axis))
     base = tl.where(maximum == -float("inf"), 0.0, maximum)  # rows that attend to nothing so far
@@ -309,7 +309,8 @@ def write(
 ):
     """Writes the keys and values of one row and head to the row's place.
 
-    A kernel of its own, because a text may end with rows of the same forward: `device_rows.pieces_of` cuts long chains.
+    It is a separate kernel because `attend_text` may read rows of the same forward: `device_rows.pieces_of` cuts long chains
+    into pieces, and the text of a piece ends with the piece before.
     """
     head, row = tl.program_id(0), tl.program_id(1)
     place = tl.load(rows + PLACE * size + row)

@@ -23,8 +23,8 @@ SPLITS_PER_SIZE = 16
 # memory of each GPU (float32 with 256 fits into few).
 BLOCKS = {128: (32, BLOCK), 256: (32, 32)}
 FLOAT32_BLOCKS = {64: (32, 32), 128: (16, 32), 256: (16, 16)}
-# With more rows, keys are read less often. A product on Hopper takes its inputs from shared memory, which leaves registers, but
-# only from 64 rows on: with fewer, it has other instructions, which may sum in another order. So one row has a block of 64.
+# With more rows, keys are read less often. Hopper's WGMMA instructions read their inputs from shared memory, so blocks of 64
+# rows fit into the registers. Smaller blocks use other instructions, which may sum in another order: even one row has 64.
 HOPPER, HOPPER_BLOCKS = 90, {128: (64, BLOCK), 256: (32, 32)}
 HOPPER_ROWS = 64
 # The tile size of the tensor cores.
@@ -93,7 +93,7 @@ def split_count(positions: int, size: int) -> int:
 def attend_blocks(rows: int, head_dim: int, dtype: torch.dtype, capability: int) -> tuple[int, int]:
     """Rows and keys of the blocks of a split, if a stream has up to `rows` rows times query heads per key head.
 
-    The number of rows does not change their bits. With few, a smaller block reads and computes less.
+    The size of a block does not change a row's bits. With few rows, a smaller block does less work.
     """
     blocks = FLOAT32_BLOCKS if dtype == torch.float32 else HOPPER_BLOCKS if capability == HOPPER else BLOCKS
     most, keys = blocks[min((most for most in blocks if most >= head_dim), default=max(blocks))]

@@ -25,7 +25,7 @@ from outrider.verify.model.transfer import on_device
 PROGRAMS = 512
 # The warps of a program. A row's own block is mostly one block of keys, so nothing is read ahead.
 WARPS, OWN_STAGES = 4, 1
-# With so few registers of a row's own block, the programs of 64 rows and 8 key heads run at once on an H100.
+# Registers of a thread of `attend_own`; with at most 128, all programs for 64 rows and 8 key heads run at once on an H100.
 OWN_REGISTERS = 128
 
 
@@ -109,10 +109,10 @@ def _attend(query: torch.Tensor, kv_heads: int, sinks: torch.Tensor | None, capa
 
 
 def own_limits(rows: int, head_dim: int, dtype: torch.dtype, stored_bytes: int, capability: int) -> dict[str, int]:
-    """The option that limits the registers of `kernels.attend_own`, for Hopper and heads of 128, where it has slightly more.
+    """Launch options that limit the registers of `kernels.attend_own` to OWN_REGISTERS.
 
-    Elsewhere, it would spill or use more than it does, and AMD's compiler refuses the option. `stored_bytes` is the size of a
-    number in the cache.
+    Only on Hopper with heads of up to 128, where the kernel would use slightly more. Elsewhere, the limit would gain nothing or
+    cause spills, and AMD's compiler rejects the option. `stored_bytes` is the size of a number in the cache.
     """
     slightly = capability == HOPPER and rows == MIN_BLOCK_ROWS and 64 < head_dim <= 128
     return {"maxnreg": OWN_REGISTERS} if slightly and dtype.itemsize == stored_bytes == 2 else {}

@@ -22,13 +22,13 @@ from outrider.verify.model.transfer import on_device
 TYPES = (torch.bfloat16, torch.float16)
 # The tile size of the tensor cores, and the most rows of one tile: with more, registers do not suffice.
 LEAST_ROWS, MOST_ROWS = 16, 128
-# The outputs of a tile, if registers suffice, and the most rows with which they do on any GPU.
+# The numbers of outputs of a tile, and the most rows with which a tile of the largest one fits into the registers of any GPU.
 OUTPUTS, FEW_ROWS = (64, 128, 256), 80
 # The compute capabilities of Hopper, and of Blackwell for data centres.
 ROOMY = (90, 100, 103)
 # The inputs that a program multiplies at once, and the most blocks of them that it reads ahead.
 INPUTS, MOST_STAGES = 128, 4
-# With fewer programs of SPLIT_OUTPUTS, too few multiprocessors of a large GPU read weights.
+# Inputs are split until a layer has PROGRAMS programs of SPLIT_OUTPUTS outputs, which keep a large GPU busy.
 PROGRAMS, SPLIT_OUTPUTS = 96, 128
 
 
@@ -39,10 +39,11 @@ class Gpu(NamedTuple):
     shared_bytes: int  # of a program, without what the compiler adds
     capability: int  # as `outrider.verify.model.gpu.text_work.capability`
 
-    def holds(self, rows: int, bits: int) -> bool:
-        """Whether registers suffice for tiles of the most outputs with so many rows.
+    def fits(self, rows: int, bits: int) -> bool:
+        """Whether a tile of 256 outputs and `rows` rows fits into the registers, for weights of `bits` bits.
 
-        Products on Hopper and Blackwell take inputs from shared memory, which leaves registers. Weights of 4 bits need more.
+        Tensor cores of Hopper and Blackwell read their inputs from shared memory, so fewer registers are needed there.
+        Unpacking weights of 4 bits needs additional registers.
         """
         is_roomy = self.capability in ROOMY
         return is_roomy and rows <= FEW_ROWS if bits == 4 else rows <= (MOST_ROWS if is_roomy else FEW_ROWS)
@@ -59,11 +60,11 @@ class Tile(NamedTuple):
 
     @staticmethod
     def of(count: int, outputs: int, splits: int, gpu: Gpu, bits: int = 16, itemsize: int = 2) -> Tile:
-        """The tile for this number of rows. `itemsize` is that of the rows.
+        """The tile for a product of `count` rows. `itemsize` is the size in bytes of an element of the rows.
 
-        Weights come from memory once, but the rows are read by the programs of all outputs. With many of both, what limits the
-        product is what a multiprocessor reads from the cache, so the busiest one has to read the least. With few rows, many
-        small programs wait less for memory.
+        Weights are read from memory once, but each tile reads the rows again, from the L2 cache. With many rows, this traffic
+        limits the product, so the tile is chosen for which the busiest multiprocessor reads the fewest bytes. With few rows,
+        many small programs hide the latency of memory better.
         """
         rows, more_rows = min(MOST_ROWS, max(LEAST_ROWS, triton.next_power_of_2(count))), 0
         if 0 < count - rows // 2 <= LEAST_ROWS < rows // 2:
@@ -81,11 +82,11 @@ class Tile(NamedTuple):
 
         if rows == LEAST_ROWS:
             return tile(OUTPUTS[0])
-        sizes = OUTPUTS if itemsize == 2 and gpu.holds(rows + more_rows, bits) else OUTPUTS[:2]
+        sizes = OUTPUTS if itemsize == 2 and gpu.fits(rows + more_rows, bits) else OUTPUTS[:2]
         return min(map(tile, sizes), key=lambda each: each.busiest_bytes(count, outputs, splits, gpu, bits, itemsize))
 
     def busiest_bytes(self, count: int, outputs: int, splits: int, gpu: Gpu, bits: int = 16, itemsize: int = 2) -> int:
-        """The bytes of each of a program's inputs, weights and rows, that the busiest multiprocessor reads."""
+        """The bytes, of weights and rows, that the busiest multiprocessor reads for each input feature of a program."""
         rows = self.rows + self.more_rows
         programs = splits * -(-outputs // self.outputs) * -(-count // rows)
         return -(-programs // gpu.multiprocessors) * (self.outputs * bits // 8 + min(count, rows) * itemsize)

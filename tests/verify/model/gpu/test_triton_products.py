@@ -100,7 +100,7 @@ def test_a_tile_is_hardly_larger_than_the_rows() -> None:
 @pytest.mark.parametrize(("bits", "most"), [(16, 2.2), (8, 3.0), (4, 4.5)])
 @pytest.mark.parametrize(("inputs", "outputs"), [(4096, 6144), (4096, 4096), (4096, 28_672), (14_336, 4096), (4096, 128_256)])
 def test_multiprocessors_read_little_from_the_cache(inputs: int, outputs: int, bits: int, most: float) -> None:
-    """Of weights and 72 rows, the busiest one of an H100 reads at most so many times its share of the weights."""
+    """With 72 rows, the busiest multiprocessor reads at most `most` times an equal share of the weights."""
     tile, splits = tile_of(72, inputs, outputs, bits=bits), splits_of(inputs, outputs)
     read = tile.busiest_bytes(72, outputs, splits, H100, bits) * inputs / splits
     assert read <= most * inputs * outputs * bits / 8 / H100.multiprocessors
