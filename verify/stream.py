@@ -195,13 +195,12 @@ class Stream:
         verdict = replace(verdict, seconds=forward_seconds + verified - started)
         verdict = verdict.cut(self._sequence.admits(verdict.tokens))
         self._verifier.commit(verdict)
-        if self._grammar is not None:
-            self._grammar.commit(verdict.tokens)
+        ended = self._grammar is not None and self._grammar.commit(verdict.tokens)
         self._drafter.observe(verdict)
         self.budget.record(part.draft.tree, part.choice, verdict.tokens, part.draft.seconds)
         return Step(
             verdict.tokens.tolist(),
-            self._sequence.finish,
+            "stop" if ended else self._sequence.finish,
             part.tree,
             part.choice,
             verdict.logprobs,

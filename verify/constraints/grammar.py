@@ -1,15 +1,17 @@
 """Structured output with llguidance: the tokens that a grammar allows at each node of a draft tree.
 
-A node's mask is the one plain decoding would have there, so constrained answers do not depend on drafts. Tokens that the
-grammar forces become a draft. Knows nothing about logits.
+A node's mask is the one plain decoding would have there, so constrained answers do not depend on drafts: each node has a copy
+of its parent's matcher, because a matcher of llguidance that has been rolled back can compute the masks of another text. Tokens
+that the grammar forces become a draft. Knows nothing about logits.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import llguidance.hf
 import numpy as np
@@ -20,6 +22,8 @@ from transformers import PreTrainedTokenizerBase
 from outrider.drafters.interface import DraftTree, Ints, Source, chain
 from outrider.verify.constraints.limits import LIMITS, first_line
 
+log = logging.getLogger("outrider.worker")
+
 MAX_CACHED_GRAMMARS = 64
 # The masks of one step's nodes may take this processor time. An ordinary mask takes less than a millisecond.
 MASKS_SECONDS = 0.02
@@ -27,8 +31,16 @@ MASKS_SECONDS = 0.02
 SLOW_ROOTS = 8
 
 
+# llguidance stops a matcher for these reasons if the grammar is too expensive.
+TOO_COMPLEX = frozenset({"LexerTooComplex", "ParserTooComplex"})
+
+
 class GrammarError(ValueError):
-    """The grammar cannot be compiled or followed; the message says why."""
+    """The grammar cannot be compiled, or is too expensive to follow; the message says why."""
+
+
+class MatcherError(RuntimeError):
+    """The matcher has failed on a text that it allows, which is no fault of the client."""
 
 
 class GrammarCompiler:
@@ -42,8 +54,8 @@ class GrammarCompiler:
         self._wrapped: Any = None  # created on first use: a large vocabulary takes a second
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
-    def compile(self, grammar: str) -> Grammar:
-        """A matcher at the start of `grammar` (llguidance's serialised form). Raises GrammarError."""
+    def compile(self, grammar: str, open_ended: bool = False) -> Grammar:
+        """The grammar (in llguidance's serialised form) of a new answer; `open_ended` as in `Grammar`. Raises GrammarError."""
         matcher = self._compiled.get(grammar)
         if matcher is None:
             if self._wrapped is None:
@@ -55,7 +67,7 @@ class GrammarCompiler:
             if len(self._compiled) > MAX_CACHED_GRAMMARS:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
-        return Grammar(matcher.deep_copy(), self._vocabulary, self._stop_ids)
+        return Grammar(matcher, self._vocabulary, self._stop_ids, open_ended)
 
     def _wrap(self) -> Any:
         if hasattr(self._tokenizer, "token_bytes"):
@@ -81,21 +93,29 @@ class _TokenBytes:
 
 
 class Grammar:
-    """The matcher state of one answer."""
+    """The matcher state of one answer. Implements `Constraint`."""
 
     def __init__(
         self,
-        matcher: LLMatcher,
+        start: LLMatcher,
         vocabulary: int,
         stop_ids: Collection[int],
+        open_ended: bool = False,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`clock` measures processor time, so that other programs make no grammar slow."""
+        """`start` is a matcher before the first token; it stays as it is. `clock` measures processor time, so that other
+        programs make no grammar slow.
+
+        With `open_ended`, any token is allowed where the grammar may end; one that the grammar does not allow ends the answer.
+        """
         self._clock = clock
         self._slow_roots = 0  # consecutive steps in which the root's mask was slow
-        self._matcher = matcher
+        self._start = start
+        self._matcher = start.deep_copy()
+        self._text: list[int] = []  # committed tokens without stop tokens
         self._vocabulary = vocabulary
         self._stop_ids = frozenset(stop_ids)
+        self._open_ended = open_ended
 
     def visit(self, draft: DraftTree, depth: int) -> tuple[DraftTree, NDArray[np.bool_]]:
         """The nodes of `draft` that the grammar allows, or a chain of up to `depth` forced tokens; and masks [N+1, V].
@@ -107,27 +127,71 @@ class Grammar:
         forced = self._matcher.compute_ff_tokens()[:depth]
         if forced:
             draft = chain(np.array(forced, np.int32), np.ones(len(forced), np.float32), Source.GRAMMAR)
-        masks = [self._mask()]
+        matchers = [self._matcher]
+        masks = [self._root_mask()]
         self._judge_root(self._clock() - started)
         allowed = np.zeros(len(draft), np.bool_)
-        row_of = {-1: 0}  # allowed node to its row in `masks`
-        consumed = 0  # tokens that the matcher is ahead of the committed text; nodes are in depth-first order
+        row_of = {-1: 0}  # allowed node to its row in `matchers` and `masks`
         for node, (parent, token) in enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)):
             if parent not in row_of or not masks[row_of[parent]][token] or token in self._stop_ids:
                 continue  # verifying a stop token gains nothing, since no token follows it
             if self._clock() - started > MASKS_SECONDS:
                 break
-            parent_depth = int(draft.depths[node]) - 1
-            if consumed > parent_depth:
-                self._matcher.rollback(consumed - parent_depth)
-            consumed = parent_depth + 1
-            self._matcher.consume_token(token)
+            matcher = matchers[row_of[parent]].deep_copy()
+            if not matcher.consume_token(token) or (mask := self._mask(matcher)) is None:
+                continue  # the root of a later step fails here, or does not
             row_of[node] = len(masks)
-            masks.append(self._mask())
+            matchers.append(matcher)
+            masks.append(mask)
             allowed[node] = True
-        if consumed:
-            self._matcher.rollback(consumed)
-        return draft.keep(allowed), np.stack(masks)
+        return draft.keep(allowed), self._opened(np.stack(masks), matchers)
+
+    def commit(self, tokens: Ints) -> bool:
+        """Advances by emitted tokens, int32 [A]; stop tokens are skipped. Returns whether the last one ends an open answer.
+
+        Raises GrammarError and MatcherError.
+        """
+        text = [token for token in tokens.tolist() if token not in self._stop_ids]
+        last = text.pop() if self._open_ended and text else None
+        self._advance(text)
+        if last is None:
+            return False
+        if self._matcher.is_accepting() and not self._matcher.validate_tokens([last]):
+            return True
+        self._advance([last])
+        return False
+
+    def _advance(self, text: list[int]) -> None:
+        """Commits tokens. A matcher that fails is replaced once. Raises GrammarError and MatcherError."""
+        self._text += text
+        if not self._matcher.consume_tokens(text):
+            self._restart()
+
+    def _restart(self) -> None:
+        """Replaces the matcher by one that has read the committed text. Raises GrammarError and MatcherError."""
+        if self._matcher.stop_reason() in TOO_COMPLEX:
+            self._fail()
+        log.warning("the matcher of a grammar has failed, and is replaced")
+        self._matcher = self._start.deep_copy()
+        if not self._matcher.consume_tokens(self._text):
+            self._fail()
+
+    def _root_mask(self) -> NDArray[np.bool_]:
+        """The mask after the committed text. Raises GrammarError and MatcherError."""
+        mask = self._mask(self._matcher)
+        if mask is None:
+            self._restart()
+            mask = self._mask(self._matcher)
+        if mask is None:
+            self._fail()
+        return mask
+
+    def _fail(self) -> NoReturn:
+        """Raises GrammarError if the grammar is too expensive, else MatcherError."""
+        if self._matcher.stop_reason() in TOO_COMPLEX:
+            reason = first_line(self._matcher.get_error())
+            raise GrammarError(f"The grammar is too expensive to evaluate; simplify it: {reason}")
+        raise MatcherError("the matcher of a grammar refuses a text that it has allowed")
 
     def _judge_root(self, seconds: float) -> None:
         """Counts slow masks of roots. Raises GrammarError."""
@@ -135,17 +199,16 @@ class Grammar:
         if self._slow_roots >= SLOW_ROOTS:
             raise GrammarError("The grammar is too expensive to evaluate; simplify it: each token takes too long")
 
-    def commit(self, tokens: Ints) -> None:
-        """Advances by emitted tokens, int32 [A]; stop tokens are skipped. Raises GrammarError if the grammar forbids one."""
-        text = [token for token in tokens.tolist() if token not in self._stop_ids]
-        if not self._matcher.consume_tokens(text):
-            raise GrammarError(f"The answer violates its grammar: {first_line(self._matcher.get_error())}")
-
-    def _mask(self) -> NDArray[np.bool_]:
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():
-            raise GrammarError(
-                f"The grammar is too expensive to evaluate; simplify it: {first_line(self._matcher.get_error())}"
-            )
+    def _mask(self, matcher: LLMatcher) -> NDArray[np.bool_] | None:
+        """The tokens that a matcher allows, bool [V]; None if it fails."""
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        if matcher.is_error():
+            return None
         mask = np.unpackbits(bits, count=min(8 * len(bits), self._vocabulary), bitorder="little").astype(np.bool_)
         return np.pad(mask, (0, self._vocabulary - len(mask)))
+
+    def _opened(self, masks: NDArray[np.bool_], matchers: Sequence[LLMatcher]) -> NDArray[np.bool_]:
+        """The masks [N+1, V], which allow all tokens where an open answer may end."""
+        if self._open_ended:
+            masks[[matcher.is_accepting() for matcher in matchers]] = True
+        return masks

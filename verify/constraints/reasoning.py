@@ -26,8 +26,8 @@ class Constraint(Protocol):
         None instead of masks if all tokens are allowed everywhere.
         """
 
-    def commit(self, tokens: Ints) -> None:
-        """Advances by emitted tokens, int32 [A]."""
+    def commit(self, tokens: Ints) -> bool:
+        """Advances by emitted tokens, int32 [A]. Returns whether the last one ends the answer, as a stop token does."""
 
 
 class ReasoningBudget:
@@ -53,11 +53,10 @@ class ReasoningBudget:
                 allowed[row, self._limit.closing] = True
         return tree, allowed
 
-    def commit(self, tokens: Ints) -> None:
-        if self._other is not None:
-            self._other.commit(tokens)
+    def commit(self, tokens: Ints) -> bool:
         for token in tokens.tolist():
             self._state = self._next(self._state, token)
+        return self._other is not None and self._other.commit(tokens)
 
     def _next(self, state: int, token: int) -> int:
         """The state after a token."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from llguidance import LLMatcher
 from transformers import AutoTokenizer
 
@@ -18,7 +21,14 @@ from outrider.drafters.lookahead import LookaheadDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.options import LookaheadOptions
 from outrider.drafters.registry import Resources, make
-from outrider.verify.constraints.grammar import MASKS_SECONDS, MAX_CACHED_GRAMMARS, SLOW_ROOTS, GrammarCompiler, GrammarError
+from outrider.verify.constraints.grammar import (
+    MASKS_SECONDS,
+    MAX_CACHED_GRAMMARS,
+    SLOW_ROOTS,
+    GrammarCompiler,
+    GrammarError,
+    MatcherError,
+)
 from outrider.verify.decode import decode, step
 from outrider.verify.model.load_options import LoadOptions
 from outrider.verify.model.loading import load_model
@@ -85,11 +95,60 @@ def test_a_stop_token_is_allowed_where_the_grammar_may_end_and_never_drafted() -
     assert not len(tree)
 
 
-def test_a_violated_or_invalid_grammar_is_an_error() -> None:
-    with pytest.raises(GrammarError):
-        COMPILER.compile(LETTERS).commit(np.array(ids("z"), np.int32))
+def test_an_invalid_grammar_is_the_clients_error_and_a_violated_one_is_not() -> None:
     with pytest.raises(GrammarError, match="compiled"):
         COMPILER.compile("nonsense")
+    with pytest.raises(MatcherError):
+        COMPILER.compile(LETTERS).commit(np.array(ids("z"), np.int32))
+
+
+def test_a_matcher_that_fails_is_replaced() -> None:
+    grammar = COMPILER.compile(LETTERS)
+    grammar.commit(np.array(ids("a"), np.int32))
+    expected = grammar.visit(EMPTY, 0)[1]
+    grammar._matcher.consume_token(ids("z")[0])
+    assert grammar._matcher.is_error()
+    assert np.array_equal(grammar.visit(EMPTY, 0)[1], expected)
+    grammar._matcher.consume_token(ids("z")[0])
+    grammar.commit(np.array(ids("b"), np.int32))
+    assert not grammar.visit(EMPTY, 0)[1][0][ids("z")[0]]
+
+
+JSON = LLMatcher.grammar_from_json_schema({"type": "object"}, overrides={"whitespace_flexible": False})
+# Tokens that begin and end texts, keys, objects and arrays.
+PUNCTUATION = [token for token in range(SIZE) if set(TOKENIZER.decode([token])) & set('{}[]",:')]
+
+
+@settings(max_examples=100)
+@given(st.lists(trees(vocabulary=len(PUNCTUATION), nodes=12), min_size=8), st.randoms(use_true_random=False))
+def test_masks_do_not_depend_on_the_drafts_before(drafts: list[DraftTree], random: Random) -> None:
+    """Drafts of nested JSON, most of which the text leaves: after each, the masks are those of a matcher that saw none."""
+    grammar, text = COMPILER.compile(JSON), list[int]()
+    for draft in drafts:
+        tree, masks = grammar.visit(replace(draft, tokens=np.array(PUNCTUATION, np.int32)[draft.tokens]), 64)
+        for row, mask in enumerate(masks, start=-1):
+            alone = COMPILER.compile(JSON)
+            alone.commit(np.array(text + (tree.path(row) if row >= 0 else []), np.int32))
+            assert np.array_equal(mask, alone.visit(EMPTY, 0)[1][0])
+        choices = [token for token in PUNCTUATION if masks[0][token]] or np.flatnonzero(masks[0]).tolist()
+        if (token := random.choice(choices)) == STOP:
+            break
+        grammar.commit(np.array([token], np.int32))
+        text.append(token)
+
+
+def test_an_open_answer_ends_where_the_grammar_may_end_and_the_model_leaves_it() -> None:
+    grammar = COMPILER.compile(LLMatcher.grammar_from_regex("[ad]b(,[ad]b)*"), open_ended=True)
+    [a], [b], [z], [comma] = ids("a"), ids("b"), ids("z"), ids(",")
+    tree, masks = grammar.visit(chain(np.array([a, b, z], np.int32), np.ones(3, np.float32), Source.TRIGRAM), 8)
+    assert tree.tokens.tolist() == [a, b]
+    assert not masks[0][z] and not masks[1][z]
+    assert masks[2].all()
+    assert not grammar.commit(np.array([a, b], np.int32))
+    assert not grammar.commit(np.array([comma], np.int32))
+    assert not grammar.visit(EMPTY, 8)[1][0][z]
+    assert not grammar.commit(np.array([a], np.int32))
+    assert grammar.commit(np.array([b, z], np.int32))
 
 
 def test_the_cache_is_bounded() -> None:

@@ -79,8 +79,9 @@ class Only:
         masks[:, self.token] = True
         return draft, masks
 
-    def commit(self, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
+    def commit(self, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]) -> bool:
         self.committed += tokens.tolist()
+        return False
 
 
 def test_a_grammar_that_knows_no_reasoning_is_obeyed() -> None:
